@@ -1,0 +1,46 @@
+# Plain targets; each works on a fresh machine with Python 3.11 or later and its venv module.
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+
+.PHONY: run serve test test-all check format bench demo-model docs clean
+
+$(STAMP): pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install -q --upgrade -c constraints.txt -e '.[dev,postgres]'
+	touch $(STAMP)
+
+run: $(STAMP) ## serve the demo model with its SAE attached on port 8000
+	$(BIN)/python -m steerserve demo
+
+serve: $(STAMP) ## serve with the settings of the environment
+	$(BIN)/python -m steerserve serve
+
+test: $(STAMP) ## the test suite
+	$(BIN)/python -m pytest -m 'not slow and not gpu'
+
+test-all: $(STAMP) ## the test suite with its slow part
+	$(BIN)/python -m pytest -m 'not gpu'
+
+check: $(STAMP) ## lint, format and types
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+format: $(STAMP) ## put the code in its form
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+bench: $(STAMP) ## measure; writes benchmarks/results/
+	$(BIN)/python -m benchmarks.run
+
+demo-model: $(STAMP) ## rebuild the demo model and its SAEs from their seeds (under an hour on 2 cores)
+	$(BIN)/python -m steerserve.demo.build
+
+docs: $(STAMP) ## rewrite the generated tables in docs/
+	$(BIN)/python -m docs.generate
+
+clean: ## remove the environment and caches
+	rm -rf $(VENV) .mypy_cache .ruff_cache

@@ -1,0 +1,41 @@
+"""The management envelope {success, data, error}, and the base of its request bodies."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+from pydantic import BaseModel, ConfigDict
+from starlette.responses import Response
+
+from steerserve.errors import Refusal
+
+_encode = msgspec.json.Encoder().encode
+
+
+class RequestBody(BaseModel):
+    """A request body: types are not converted; unknown fields are left alone."""
+
+    model_config = ConfigDict(strict=True, extra="ignore")
+
+
+class Envelope(BaseModel):
+    """What every `/api` route answers."""
+
+    success: bool
+    data: Any | None
+    error: dict[str, Any] | None
+
+
+def success(data: Any, status: int = 200) -> Response:
+    body = _encode({"success": True, "data": data, "error": None})
+    return Response(body, status, media_type="application/json")
+
+
+def failure(refusal: Refusal) -> Response:
+    details = dict(refusal.details)
+    if refusal.param is not None:
+        details.setdefault("param", refusal.param)
+    error = {"code": refusal.code, "message": refusal.message, "details": details}
+    body = _encode({"success": False, "data": None, "error": error})
+    return Response(body, refusal.row.api, media_type="application/json")

@@ -1,0 +1,96 @@
+"""/api/saes/steering: the live values of the attached SAE. Every route answers the state."""
+
+from __future__ import annotations
+
+import re
+from typing import Annotated
+
+from fastapi import APIRouter
+from pydantic import Field
+from starlette.responses import Response
+
+from steerserve.api.envelope import Envelope, RequestBody, success
+from steerserve.control.steering import Steering
+from steerserve.errors import Refusal
+from steerserve.rules.steering import BATCH_MAXIMUM, MAXIMUM, MINIMUM
+
+Value = Annotated[float, Field(ge=MINIMUM, le=MAXIMUM, allow_inf_nan=False)]
+_INDEX = re.compile(r"-?(?:0|[1-9]\d{0,17})")
+
+
+class OneFeature(RequestBody):
+    """One feature and its value."""
+
+    feature_idx: int
+    value: Value
+
+
+class ManyFeatures(RequestBody):
+    """Feature index -> value, merged into what is set."""
+
+    steering: Annotated[dict[str, Value], Field(max_length=BATCH_MAXIMUM)]
+
+
+def router(steering: Steering) -> APIRouter:
+    routes = APIRouter(prefix="/api/saes/steering", tags=["steering"])
+
+    def state() -> Response:
+        enabled, values = steering.state()
+        return success(
+            {"enabled": enabled, "values": {str(i): v for i, v in sorted(values.items())}}
+        )
+
+    @routes.get("", response_model=Envelope)
+    async def get_steering() -> Response:
+        return state()
+
+    @routes.post("", response_model=Envelope)
+    async def set_feature(body: OneFeature) -> Response:
+        await steering.set_values({body.feature_idx: body.value})
+        return state()
+
+    @routes.post("/batch", response_model=Envelope)
+    async def set_features(body: ManyFeatures) -> Response:
+        await steering.set_values(indices(body.steering))
+        return state()
+
+    @routes.post("/enable", response_model=Envelope)
+    async def enable(enabled: bool = True) -> Response:
+        """`enabled=false` disables, as older clients ask for it."""
+        await (steering.enable() if enabled else steering.disable())
+        return state()
+
+    @routes.post("/disable", response_model=Envelope)
+    async def disable() -> Response:
+        await steering.disable()
+        return state()
+
+    @routes.delete("/{index}", response_model=Envelope)
+    async def remove_feature(index: int) -> Response:
+        await steering.remove(index)
+        return state()
+
+    @routes.delete("", response_model=Envelope)
+    async def clear() -> Response:
+        await steering.clear()
+        return state()
+
+    return routes
+
+
+def indices(values: dict[str, float]) -> dict[int, float]:
+    """The map with integer keys.
+
+    Raises:
+        Refusal: VALIDATION_ERROR naming the keys that are no integers.
+    """
+    bad = [key for key in values if not _INDEX.fullmatch(key)]
+    if bad:
+        raise Refusal(
+            "VALIDATION_ERROR",
+            f"feature indices must be integers: {', '.join(bad[:10])}",
+            errors=[
+                {"loc": ["body", "steering", key], "msg": "not an integer"} for key in bad[:10]
+            ],
+        )
+    return {int(key): value for key, value in values.items()}

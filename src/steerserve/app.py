@@ -1,0 +1,247 @@
+"""The composition root: builds every object once, wires it, and is the ASGI application."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
+from typing import Any
+
+import structlog
+from fastapi import FastAPI
+from fastapi.exceptions import RequestValidationError
+from socketio import ASGIApp
+from starlette.exceptions import HTTPException
+from starlette.middleware.cors import CORSMiddleware
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.types import ASGIApp as Application
+from starlette.types import Receive, Scope, Send
+
+from steerserve import __version__, log
+from steerserve.api import envelope
+from steerserve.api import health as health_routes
+from steerserve.api import models as model_routes
+from steerserve.api import saes as sae_routes
+from steerserve.api import steering as steering_routes
+from steerserve.control import demo, retry
+from steerserve.control.attachments import Attachments
+from steerserve.control.bus import Bus
+from steerserve.control.catalog import Registry
+from steerserve.control.conductor import Conductor
+from steerserve.control.generate import Generation
+from steerserve.control.queue import Queue
+from steerserve.control.steering import Steering
+from steerserve.control.vitals import Vitals
+from steerserve.engine.client import Launcher
+from steerserve.errors import Refusal
+from steerserve.guards import Guards
+from steerserve.live import Live
+from steerserve.settings import Settings
+from steerserve.store.catalog import Catalog
+from steerserve.store.db import Database
+from steerserve.v1 import chat as chat_routes
+from steerserve.v1 import completions as completion_routes
+from steerserve.v1 import models as v1_model_routes
+from steerserve.v1 import render
+
+logger = structlog.get_logger(__name__)
+
+
+class Service:
+    """The whole service as one ASGI application.
+
+    Args:
+        settings: read from the environment unless given.
+    """
+
+    def __init__(self, settings: Settings | None = None) -> None:
+        self.settings = settings or Settings()
+        log.configure(self.settings.log_level, self.settings.log_format)
+        self.bus = Bus()
+        self.launcher = Launcher(self.settings.log_level, self.settings.log_format)
+        self.database = Database(self.settings.database_url)
+        self.catalog = Catalog(self.database)
+        self.conductor = Conductor(self.settings, self.catalog, self.launcher, self.bus)
+        self.attachments = Attachments(self.conductor, self.bus)
+        self.steering = Steering(self.conductor, self.bus)
+        self.conductor.forget = self.steering.forget
+        self.queue = Queue(
+            self.settings.max_concurrent_requests,
+            self.settings.max_pending_requests,
+            self.settings.queue_duration_window,
+        )
+        self.generation = Generation(self.settings, self.catalog, self.conductor, self.queue)
+        self.registry = Registry(self.catalog, self.conductor, self.launcher)
+        self.vitals = Vitals(self.database, self.conductor, self.queue, self.generation)
+        self.live = Live(self.bus, self.settings)
+        self.api = self._routes()
+        self._app = self._guarded()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await self._app(scope, receive, send)
+
+    async def drain(self) -> None:
+        """Refuse newcomers and wait for the requests in flight, at most GRACEFUL_SHUTDOWN_TIMEOUT; what is left is
+        ended with an error event."""
+        self.generation.is_closing = True
+        logger.info("draining", in_flight=self.generation.active)
+        deadline = asyncio.get_running_loop().time() + self.settings.graceful_shutdown_timeout
+        while self.generation.active and asyncio.get_running_loop().time() < deadline:
+            await asyncio.sleep(0.02)
+        await self.conductor.close()
+
+    # ------------------------------------------------------------- inside
+
+    def _routes(self) -> FastAPI:
+        app = FastAPI(
+            title="steerserve",
+            version=__version__,
+            lifespan=self._lifespan,
+            redirect_slashes=False,
+            docs_url=None,
+            redoc_url=None,
+        )
+        door = render.Door(
+            self.generation,
+            self.settings.ignored_fields_header_max_bytes,
+            lambda refusal: retry.seconds(self.settings, refusal, refusal.row.v1),
+        )
+        app.include_router(chat_routes.router(self.settings, door))
+        app.include_router(completion_routes.router(self.settings, door))
+        app.include_router(v1_model_routes.router(self.generation))
+        app.include_router(model_routes.router(self.registry, self.conductor))
+        app.include_router(steering_routes.router(self.steering))
+        app.include_router(
+            sae_routes.router(self.registry, self.conductor, self.attachments, self.steering)
+        )
+        app.include_router(health_routes.router(self.vitals))
+        app.add_exception_handler(Refusal, self._on_refusal)
+        app.add_exception_handler(RequestValidationError, self._on_invalid)
+        app.add_exception_handler(HTTPException, self._on_http)
+        app.add_exception_handler(Exception, self._on_bug)
+        return app
+
+    def _guarded(self) -> Application:
+        inner: Application = ASGIApp(self.live.server, other_asgi_app=self.api)
+        if self.settings.cors_origins:
+            inner = CORSMiddleware(
+                inner,
+                allow_origins=self.settings.cors_origins,
+                allow_methods=["*"],
+                allow_headers=["*"],
+                expose_headers=["*"],
+            )
+        return Guards(inner, self.settings, self.answer)
+
+    @asynccontextmanager
+    async def _lifespan(self, _: FastAPI) -> AsyncIterator[None]:
+        await self.database.open()
+        starting = asyncio.create_task(self._start())
+        try:
+            yield
+        finally:
+            starting.cancel()
+            with suppress(asyncio.CancelledError):
+                await starting
+            await self.conductor.close()
+            await self.database.close()
+
+    async def _start(self) -> None:
+        """What begins with the service: the demo, a model to load, or only a warm fork server."""
+        try:
+            if self.settings.demo:
+                _announce(
+                    await demo.start(
+                        self.registry,
+                        self.conductor,
+                        self.attachments,
+                        self.settings.steerserve_home,
+                    ),
+                    self.settings,
+                )
+            elif self.settings.auto_load_model:
+                async with self.conductor.use(
+                    await self.generation.resolve(self.settings.auto_load_model)
+                ):
+                    pass
+            else:
+                await (await self.launcher.launch()).stop()
+        except Refusal as refusal:
+            logger.error("start_failed", code=refusal.code, reason=refusal.message)
+        except Exception:
+            logger.exception("start_failed")
+
+    # ------------------------------------------------------------- refusals
+
+    def answer(self, path: str, refusal: Refusal) -> Response:
+        """A refusal as the door of the path answers it."""
+        row = refusal.row
+        if path.startswith("/v1"):
+            response = Response(render.error_bytes(refusal), row.v1, media_type="application/json")
+            if row.final:
+                response.headers["x-should-retry"] = "false"
+        else:
+            response = envelope.failure(refusal)
+        after = retry.seconds(self.settings, refusal, response.status_code)
+        if after is not None:
+            response.headers["Retry-After"] = str(after)
+        return response
+
+    async def _on_refusal(self, request: Request, error: Exception) -> Response:
+        assert isinstance(error, Refusal)
+        return self.answer(request.url.path, error)
+
+    async def _on_invalid(self, request: Request, error: Exception) -> Response:
+        assert isinstance(error, RequestValidationError)
+        problems: list[dict[str, Any]] = [
+            {"loc": list(p["loc"]), "msg": p["msg"], "type": p["type"]} for p in error.errors()[:20]
+        ]
+        first = problems[0]
+        where = ".".join(str(part) for part in first["loc"])
+        refusal = Refusal("VALIDATION_ERROR", f"{where}: {first['msg']}", errors=problems)
+        return self.answer(request.url.path, refusal)
+
+    async def _on_http(self, request: Request, error: Exception) -> Response:
+        assert isinstance(error, HTTPException)
+        code = {404: "NOT_FOUND", 405: "METHOD_NOT_ALLOWED"}.get(
+            error.status_code, "VALIDATION_ERROR"
+        )
+        message = {
+            "NOT_FOUND": f"no route {request.url.path!r}",
+            "METHOD_NOT_ALLOWED": f"{request.method} is not allowed here",
+        }.get(code, str(error.detail))
+        response = self.answer(request.url.path, Refusal(code, message))
+        response.headers.update(error.headers or {})
+        return response
+
+    async def _on_bug(self, request: Request, _: Exception) -> Response:
+        refusal = Refusal("INTERNAL_ERROR", "an error inside the service; its log says more")
+        return self.answer(request.url.path, refusal)
+
+
+def _announce(ready: demo.Ready, settings: Settings) -> None:
+    """Tell the person at the terminal what to try."""
+    base = f"http://{settings.host}:{settings.port}"
+    body = json.dumps({"feature_idx": ready.feature_idx, "value": ready.strength})
+    message = {"role": "user", "content": "Tell me a story."}
+    ask = json.dumps({"model": ready.model_name, "messages": [message]})
+    send = "-H 'content-type: application/json' -d"
+    print(
+        f"""
+steerserve {__version__} is ready at {base}  (Ctrl-C stops it)
+
+  The demo model {ready.model_name!r} is loaded; SAE {ready.sae_id} is attached at layer {ready.layer}.
+
+  Ask for a story:
+    curl -s {base}/v1/chat/completions {send} '{ask}'
+  Turn the sea feature up, ask again, and read where the story goes:
+    curl -s {base}/api/saes/steering {send} '{body}'
+  Turn it off:
+    curl -s -X DELETE {base}/api/saes/steering
+""",
+        file=sys.stdout,
+        flush=True,
+    )

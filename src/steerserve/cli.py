@@ -1,0 +1,77 @@
+"""The command line: serve, demo, doctor, openapi. It parses arguments and starts; nothing else."""
+
+from __future__ import annotations
+
+import json
+import os
+from typing import Annotated
+
+import typer
+from pydantic import ValidationError
+from uvicorn.importer import import_from_string
+
+from steerserve import __version__, doctor, serve
+from steerserve.settings import Settings
+
+main = typer.Typer(
+    help="A model server in which a sparse autoencoder is a first-class dial.",
+    no_args_is_help=True,
+    add_completion=False,
+)
+
+Host = Annotated[str | None, typer.Option(help="Address to listen on (HOST).")]
+Port = Annotated[int | None, typer.Option(help="Port to listen on (PORT).")]
+
+
+@main.command("serve")
+def serve_command(host: Host = None, port: Port = None) -> None:
+    """Serve, with the settings of the environment and .env."""
+    _serve(host, port)
+
+
+@main.command("demo")
+def demo_command(host: Host = None, port: Port = None) -> None:
+    """Serve with the bundled demo model loaded and an SAE attached."""
+    os.environ["DEMO"] = "true"
+    _serve(host, port)
+
+
+@main.command("doctor")
+def doctor_command() -> None:
+    """Say in plain words what this machine can do."""
+    typer.echo(doctor.report(_settings()))
+
+
+@main.command("openapi")
+def openapi_command() -> None:
+    """Print the API description as JSON."""
+    service = import_from_string(serve.APPLICATION)(_settings())
+    typer.echo(json.dumps(service.api.openapi(), indent=2))
+
+
+@main.callback(invoke_without_command=True)
+def root(
+    version: Annotated[bool, typer.Option("--version", help="Print the version.")] = False,
+) -> None:
+    if version:
+        typer.echo(f"steerserve {__version__}")
+        raise typer.Exit
+
+
+def _serve(host: str | None, port: int | None) -> None:
+    # the application reads the environment itself, so what was given here goes there
+    if host is not None:
+        os.environ["HOST"] = host
+    if port is not None:
+        os.environ["PORT"] = str(port)
+    raise typer.Exit(serve.run(_settings()))
+
+
+def _settings() -> Settings:
+    try:
+        return Settings()
+    except ValidationError as error:
+        for problem in error.errors(include_input=False):
+            name = ".".join(str(part) for part in problem["loc"]).upper()
+            typer.echo(f"setting {name}: {problem['msg']}", err=True)
+        raise typer.Exit(2) from None

@@ -1,0 +1,83 @@
+"""Typed events inside the control plane. Owners publish; a subscriber that fails is logged and skipped."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import structlog
+
+log = structlog.get_logger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class LoadProgress:
+    model_id: int
+    stage: str
+    progress: float
+
+
+@dataclass(frozen=True, slots=True)
+class LoadComplete:
+    model_id: int
+    memory_used_mb: int
+
+
+@dataclass(frozen=True, slots=True)
+class LoadError:
+    model_id: int
+    code: str
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
+class UnloadComplete:
+    model_id: int
+
+
+@dataclass(frozen=True, slots=True)
+class SaeAttached:
+    sae_id: str
+    layer: int
+    memory_mb: int
+
+
+@dataclass(frozen=True, slots=True)
+class SaeDetached:
+    sae_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class SteeringUpdate:
+    enabled: bool
+    values: dict[str, float]
+
+
+Event = (
+    LoadProgress
+    | LoadComplete
+    | LoadError
+    | UnloadComplete
+    | SaeAttached
+    | SaeDetached
+    | SteeringUpdate
+)
+Subscriber = Callable[[Any], None]
+
+
+class Bus:
+    """Delivers each event to every subscriber, in order, at once."""
+
+    def __init__(self) -> None:
+        self._subscribers: list[Subscriber] = []
+
+    def subscribe(self, subscriber: Subscriber) -> None:
+        self._subscribers.append(subscriber)
+
+    def publish(self, event: Event) -> None:
+        for subscriber in self._subscribers:
+            try:
+                subscriber(event)
+            except Exception:
+                log.exception("subscriber_failed", published=type(event).__name__)

@@ -1,0 +1,361 @@
+"""The resident model: who is loaded and locked, and every load and unload.
+
+Single writer: each decision is made without waiting, by asking `rules/residency`; slow work runs as a child task that
+writes its outcome back in one step. A request that uses the model holds it, and an unload waits for those who hold.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from typing import Any
+
+import structlog
+from sqlalchemy.exc import SQLAlchemyError
+
+from steerserve.control.bus import (
+    Bus,
+    LoadComplete,
+    LoadError,
+    LoadProgress,
+    SaeDetached,
+    UnloadComplete,
+)
+from steerserve.control.resident import Attachment, Resident
+from steerserve.engine.client import Launcher
+from steerserve.engine.messages import Progress
+from steerserve.errors import Refusal
+from steerserve.hub import local
+from steerserve.rules import residency
+from steerserve.rules.residency import Phase, Step, View
+from steerserve.settings import Settings
+from steerserve.store.catalog import Catalog, ModelRow, utc_now
+
+log = structlog.get_logger(__name__)
+
+Forget = Callable[[list[str]], Awaitable[None]]
+
+
+class Conductor:
+    """Owner of the resident slot."""
+
+    def __init__(self, settings: Settings, catalog: Catalog, launcher: Launcher, bus: Bus) -> None:
+        self._settings = settings
+        self._catalog = catalog
+        self._launcher = launcher
+        self._bus = bus
+        self._resident: Resident | None = None
+        self._next: Resident | None = None
+        # held by whoever edits the attachments; an unload takes it before it ends the engine
+        self.editing = asyncio.Lock()
+        self._open = asyncio.Event()
+        self._open.set()
+        self._tasks: set[asyncio.Task[None]] = set()
+        self.forget: Forget = _forget_nothing
+        self.load_count = 0
+        self.unload_count = 0
+
+    # ------------------------------------------------------------- reading
+
+    @property
+    def resident(self) -> Resident | None:
+        """The model in the slot, in whatever phase."""
+        return self._resident
+
+    def loaded(self) -> Resident:
+        """The resident model once it serves.
+
+        Raises:
+            Refusal: MODEL_NOT_LOADED.
+        """
+        if self._resident is None or self._resident.phase is not Phase.LOADED:
+            raise Refusal("MODEL_NOT_LOADED", "no model is loaded")
+        return self._resident
+
+    def first_attachment(self) -> Attachment:
+        """The SAE that the plain steering routes act on.
+
+        Raises:
+            Refusal: SAE_NOT_ATTACHED.
+        """
+        attachments = self.attachments()
+        if not attachments:
+            raise Refusal("SAE_NOT_ATTACHED", "no SAE is attached")
+        return attachments[0]
+
+    def attachments(self) -> list[Attachment]:
+        return list(self._resident.attachments.values()) if self._resident else []
+
+    def view(self) -> View:
+        if self._resident is None:
+            return View()
+        row = self._resident.row
+        return View(self._resident.phase, row.id, row.name, self._resident.is_locked)
+
+    # ------------------------------------------------------------- using the model
+
+    @asynccontextmanager
+    async def use(self, row: ModelRow) -> AsyncIterator[Resident]:
+        """The named model, loaded if need be, and kept until the block ends.
+
+        Raises:
+            Refusal: what `rules/residency.may_serve` or the load refuses.
+        """
+        await self._open.wait()
+        if residency.may_serve(self.view(), row.id) is Step.LOAD:
+            await self._check_loadable(row)
+            # the world may have moved on during the check
+            if residency.may_serve(self.view(), row.id) is Step.LOAD:
+                self._begin_load(row)
+        # a load begun here may first have to unload: then the slot still shows the model that leaves
+        resident = self._coming(row.id)
+        resident.hold()
+        try:
+            await asyncio.shield(resident.ready)
+            yield resident
+        finally:
+            resident.let_go()
+
+    async def load(self, row: ModelRow) -> Resident:
+        """Accept a load of the management surface; `ready` of the answer is done when it is over.
+
+        Raises:
+            Refusal: before anything is touched.
+        """
+        residency.may_load(self.view(), row.id)
+        await self._check_loadable(row)
+        residency.may_load(self.view(), row.id)
+        return self._begin_load(row)
+
+    async def unload(self, model_id: int) -> None:
+        """Unload the resident model; returns when its memory is back.
+
+        Raises:
+            Refusal: MODEL_BUSY, MODEL_NOT_LOADED.
+        """
+        residency.may_unload(self.view(), model_id)
+        resident = self._resident
+        assert resident is not None
+        resident.phase = Phase.UNLOADING
+        await asyncio.shield(self._spawn(self._leave(resident)))
+
+    def lock(self, model_id: int) -> None:
+        """Raises:
+        Refusal: MODEL_LOCKED, MODEL_NOT_LOADED.
+        """
+        residency.may_lock(self.view(), model_id)
+        assert self._resident is not None
+        self._resident.is_locked = True
+
+    def unlock(self, model_id: int) -> None:
+        """Unlock the model; one that is not locked stays so."""
+        if self._resident is not None and self._resident.row.id == model_id:
+            self._resident.is_locked = False
+
+    async def close(self) -> None:
+        """End the engine, whatever it does; no process is left behind."""
+        resident = self._resident
+        for task in self._tasks:
+            task.cancel()
+        if self._tasks:
+            await asyncio.wait(self._tasks)
+        if resident is not None and resident.engine is not None:
+            resident.phase = Phase.UNLOADING
+            await resident.engine.stop(Refusal("SHUTTING_DOWN", "the service is shutting down"))
+            await self._note_model(resident, status="ready")
+
+    # ------------------------------------------------------------- loading
+
+    def _coming(self, model_id: int) -> Resident:
+        """The resident of this id, or the one that follows the resident being unloaded."""
+        for candidate in (self._next, self._resident):
+            if candidate is not None and candidate.row.id == model_id:
+                return candidate
+        raise residency.busy(self.view())
+
+    async def _check_loadable(self, row: ModelRow) -> None:
+        """Everything that can refuse a load before the resident model is touched."""
+        if row.status == "downloading":
+            raise Refusal("MODEL_BUSY", "the model is still being downloaded", status=row.status)
+        if row.quantization != "FP16":
+            raise Refusal(
+                "UNSUPPORTED_QUANTIZATION",
+                f"{row.quantization} cannot be applied by this engine; register the model as FP16",
+                quantization=row.quantization,
+            )
+        await asyncio.to_thread(lambda: local.read_model(local.resolve(row.local_path or "")))
+
+    def _begin_load(self, row: ModelRow) -> Resident:
+        coming = Resident(row)
+        # nobody may be waiting for it: its failure is in the record and in an event
+        coming.ready.add_done_callback(lambda done: done.cancelled() or done.exception())
+        leaving = self._resident
+        if leaving is None:
+            self._resident = coming
+        else:
+            leaving.phase = Phase.UNLOADING
+            self._next = coming
+        self._spawn(self._swap(leaving, coming))
+        return coming
+
+    async def _swap(self, leaving: Resident | None, coming: Resident) -> None:
+        try:
+            await self._note_model(coming, status="loading", error_message=None)
+            if leaving is not None:
+                await self._leave(leaving)
+            await self._fill(coming)
+        except asyncio.CancelledError:
+            coming.ready.cancel()
+            if coming.engine is not None:
+                await coming.engine.stop()
+            await self._note_model(coming, status="ready")
+            raise
+        except Exception as error:
+            log.exception("load_failed", model=coming.row.name)
+            await self._fail(coming, _as_refusal(error))
+
+    async def _fill(self, coming: Resident) -> None:
+        """Start an engine and load the model into it."""
+        try:
+            coming.engine = await self._launcher.launch()
+            async with asyncio.timeout(self._settings.load_timeout):
+                facts = await coming.engine.load(
+                    lambda p: self._report(coming, p),
+                    path=coming.row.local_path or "",
+                    quantization=coming.row.quantization,
+                    trust_remote_code=coming.row.trust_remote_code,
+                    threads=self._settings.torch_threads,
+                    kv_cache_mb=self._settings.kv_cache_mb,
+                    min_context=self._settings.transformers_min_context,
+                )
+        except (Refusal, TimeoutError) as error:
+            await self._fail(coming, _as_refusal(error))
+            return
+        coming.facts = facts
+        coming.loaded_at = utc_now()
+        await self._note_model(
+            coming,
+            status="loaded",
+            error_message=None,
+            architecture=facts.architecture,
+            num_parameters=facts.parameters,
+            dtype=facts.dtype,
+        )
+        if coming.engine.ended.done():
+            await self._fail(coming, Refusal("MODEL_LOAD_FAILED", coming.engine.ended.result()))
+            return
+        coming.phase = Phase.LOADED
+        self.load_count += 1
+        coming.engine.ended.add_done_callback(lambda _: self._on_engine_end(coming))
+        coming.ready.set_result(None)
+        log.info("model_loaded", model=coming.row.name, memory_mb=facts.memory_mb)
+        self._bus.publish(LoadProgress(coming.row.id, "complete", 100.0))
+        self._bus.publish(LoadComplete(coming.row.id, facts.memory_mb))
+
+    async def _fail(self, coming: Resident, refusal: Refusal) -> None:
+        """The load is over and nothing is resident."""
+        if coming.engine is not None:
+            await coming.engine.stop()
+        await self._note_model(coming, status="error", error_message=refusal.message)
+        if self._resident is coming:
+            self._resident = None
+        if self._next is coming:
+            self._next = None
+        if not coming.ready.done():
+            coming.ready.set_exception(refusal)
+        log.warning("model_load_failed", model=coming.row.name, reason=refusal.message)
+        self._bus.publish(LoadError(coming.row.id, refusal.code, refusal.message))
+
+    def _report(self, coming: Resident, progress: Progress) -> None:
+        self._bus.publish(LoadProgress(coming.row.id, progress.stage, progress.percent))
+
+    async def _leave(self, leaving: Resident) -> None:
+        """Wait for those who hold the model, then end its engine."""
+        await self._until_unused(leaving, "unload")
+        async with self.editing:
+            if leaving.engine is not None:
+                await leaving.engine.stop(
+                    Refusal("MODEL_BUSY", "the model was unloaded", unloading=True)
+                )
+            await self._vacate(leaving, error_message=None)
+
+    async def _vacate(self, leaving: Resident, *, error_message: str | None) -> None:
+        """The model is gone: its SAEs, their steering and its lock with it; then the slot is free for the next."""
+        gone = list(leaving.attachments.values())
+        leaving.attachments.clear()
+        await self.forget([attached.key for attached in gone])
+        for attached in gone:
+            await self.note_sae(attached.sae_id, "cached")
+            self._bus.publish(SaeDetached(attached.sae_id))
+        await self._note_model(leaving, status="ready", error_message=error_message)
+        self._resident, self._next = self._next, None
+        self.unload_count += 1
+        self._bus.publish(UnloadComplete(leaving.row.id))
+
+    async def _until_unused(self, resident: Resident, what: str) -> None:
+        """Wait for those who hold the model, at most GRACEFUL_UNLOAD_TIMEOUT."""
+        if not resident.users:
+            return
+        try:
+            async with asyncio.timeout(self._settings.graceful_unload_timeout):
+                await resident.unused.wait()
+        except TimeoutError:
+            log.warning(f"{what}_before_requests_ended", requests=resident.users)
+
+    @asynccontextmanager
+    async def drained(self, resident: Resident) -> AsyncIterator[None]:
+        """While open, no request uses the model; newcomers wait, those in flight are given their time."""
+        self._open.clear()
+        try:
+            await self._until_unused(resident, "detach")
+            yield
+        finally:
+            self._open.set()
+
+    def _on_engine_end(self, resident: Resident) -> None:
+        """The engine of a loaded model ended by itself: the model is ready again, with the reason."""
+        if resident is not self._resident or resident.phase is not Phase.LOADED:
+            return
+        assert resident.engine is not None
+        reason = resident.engine.ended.result()
+        resident.phase = Phase.UNLOADING
+        log.error("engine_ended", model=resident.row.name, reason=reason)
+        self._spawn(self._vacate(resident, error_message=reason))
+
+    def _spawn(self, work: Awaitable[None]) -> asyncio.Task[None]:
+        task = asyncio.ensure_future(work)
+        assert isinstance(task, asyncio.Task)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task
+
+    # ------------------------------------------------------------- the record of it
+
+    async def _note_model(self, resident: Resident, **values: Any) -> None:
+        """Write to the model's row. What happened in memory stands even if the database cannot take it: statuses
+        are repaired at the next start."""
+        try:
+            resident.row = await self._catalog.change_model(resident.row.id, **values)
+        except (Refusal, SQLAlchemyError) as error:
+            log.error("status_not_recorded", model=resident.row.name, reason=str(error))
+
+    async def note_sae(self, sae_id: str, status: str) -> None:
+        try:
+            await self._catalog.change_sae(sae_id, status=status)
+        except (Refusal, SQLAlchemyError) as error:
+            log.error("status_not_recorded", sae=sae_id, reason=str(error))
+
+
+async def _forget_nothing(_keys: list[str]) -> None:
+    """Until the composition root says who keeps steering values."""
+
+
+def _as_refusal(error: Exception) -> Refusal:
+    if isinstance(error, Refusal):
+        if error.code == "ENGINE_UNAVAILABLE":
+            return Refusal("MODEL_LOAD_FAILED", error.message)
+        return error
+    if isinstance(error, TimeoutError):
+        return Refusal("MODEL_LOAD_FAILED", "the load took longer than LOAD_TIMEOUT")
+    return Refusal("MODEL_LOAD_FAILED", "the load failed inside the service")

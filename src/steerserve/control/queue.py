@@ -1,0 +1,97 @@
+"""Slots of the running batch, the waiting room before them, and the estimate of the wait."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import statistics
+import time
+from collections import deque
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+
+from steerserve.errors import Refusal
+
+LEAST_MEASURED = 3
+"""Durations needed before a wait is estimated."""
+
+
+@dataclass(frozen=True, slots=True)
+class Counts:
+    """The queue at one moment. `pending` counts those waiting and those holding a slot."""
+
+    pending: int
+    holding: int
+    max_concurrent: int
+    max_pending: int
+    estimated_wait_seconds: float | None
+
+    @property
+    def waiting(self) -> int:
+        return self.pending - self.holding
+
+
+class Queue:
+    """First come, first served. A request enters the room, does what it must before it runs, then takes a slot."""
+
+    def __init__(
+        self,
+        max_concurrent: int,
+        max_pending: int,
+        window: int,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._max_concurrent = max_concurrent
+        self._max_pending = max_pending
+        self._slots = asyncio.Semaphore(max_concurrent)
+        self._durations: deque[float] = deque(maxlen=window)
+        self._pending = 0
+        self._holding = 0
+        self._clock = clock
+
+    def counts(self) -> Counts:
+        return Counts(
+            self._pending, self._holding, self._max_concurrent, self._max_pending, self._estimate()
+        )
+
+    @asynccontextmanager
+    async def room(self) -> AsyncIterator[None]:
+        """A place in the room.
+
+        Raises:
+            Refusal: QUEUE_FULL with the estimate.
+        """
+        if self._pending >= self._max_concurrent + self._max_pending:
+            estimate = self._estimate()
+            raise Refusal(
+                "QUEUE_FULL",
+                f"{self._pending} requests are running or waiting; try again later",
+                queue_pending=self._pending,
+                estimated_wait_seconds=None if estimate is None else math.ceil(estimate),
+            )
+        self._pending += 1
+        try:
+            yield
+        finally:
+            self._pending -= 1
+
+    @asynccontextmanager
+    async def slot(self) -> AsyncIterator[None]:
+        """A slot, for one who has a place in the room; waits for it."""
+        async with self._slots:
+            self._holding += 1
+            since = self._clock()
+            try:
+                yield
+            finally:
+                self._holding -= 1
+                self._durations.append(self._clock() - since)
+
+    def _estimate(self) -> float | None:
+        """Median of the last durations x requests before a newcomer / slots; None with too few durations."""
+        if len(self._durations) < LEAST_MEASURED:
+            return None
+        waiting = self._pending - self._holding
+        before = waiting + self._holding
+        return statistics.median(self._durations) * before / self._max_concurrent

@@ -1,0 +1,64 @@
+"""The model in the one slot, and the SAEs attached to it, as values that the conductor writes."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass, field
+from datetime import datetime
+
+from steerserve.engine.client import Engine
+from steerserve.engine.messages import Loaded
+from steerserve.errors import Refusal
+from steerserve.rules.residency import Phase
+from steerserve.store.catalog import ModelRow
+
+
+@dataclass(frozen=True, slots=True)
+class Attachment:
+    """One attached SAE."""
+
+    key: str
+    sae_id: str
+    layer: int
+    d_sae: int
+    memory_mb: int
+    layer_module_path: str
+    warnings: tuple[str, ...]
+    check: dict[str, float]
+
+
+@dataclass(slots=True)
+class Resident:
+    """A model in the one slot, from the moment its load is accepted."""
+
+    row: ModelRow
+    phase: Phase = Phase.LOADING
+    engine: Engine | None = None
+    facts: Loaded | None = None
+    loaded_at: datetime | None = None
+    is_locked: bool = False
+    attachments: dict[str, Attachment] = field(default_factory=dict)
+    users: int = 0
+    unused: asyncio.Event = field(default_factory=asyncio.Event)
+    ready: asyncio.Future[None] = field(
+        default_factory=lambda: asyncio.get_running_loop().create_future()
+    )
+
+    def hold(self) -> None:
+        self.users += 1
+        self.unused.clear()
+
+    def let_go(self) -> None:
+        self.users -= 1
+        if not self.users:
+            self.unused.set()
+
+    def running(self) -> tuple[Engine, Loaded]:
+        """The engine and facts of a loaded model.
+
+        Raises:
+            Refusal: MODEL_NOT_LOADED.
+        """
+        if self.phase is not Phase.LOADED or self.engine is None or self.facts is None:
+            raise Refusal("MODEL_NOT_LOADED", "no model is loaded")
+        return self.engine, self.facts

@@ -1,0 +1,118 @@
+"""What this machine can do, in plain words: cards, dtypes, memory, disk, engines, hub."""
+
+from __future__ import annotations
+
+import platform
+import shutil
+import urllib.error
+import urllib.request
+from collections.abc import Callable
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+import psutil
+import pynvml
+
+from steerserve import __version__
+from steerserve.settings import Settings
+
+GIB = 1 << 30
+HUB_PATIENCE = 3.0
+
+
+def report(settings: Settings) -> str:
+    """One line a fact."""
+    facts: list[tuple[str, Callable[[], str]]] = [
+        ("steerserve", lambda: f"{__version__}, Python {platform.python_version()}"),
+        ("cards", cards),
+        ("processor", processor),
+        ("memory", memory),
+        ("disk", lambda: disk(settings.steerserve_home)),
+        ("engines", engines),
+        ("hub", lambda: hub(settings.hf_endpoint)),
+        ("listens on", lambda: listens_on(settings)),
+    ]
+    return "\n".join(f"{name:>11}: {say()}" for name, say in facts)
+
+
+def cards() -> str:
+    """The NVIDIA cards, through the driver's own library; no context is made on any."""
+    try:
+        pynvml.nvmlInit()
+    except pynvml.NVMLError as error:
+        return f"none found ({error}); models run on the processor, every feature works there"
+    try:
+        found = []
+        for index in range(pynvml.nvmlDeviceGetCount()):
+            card = pynvml.nvmlDeviceGetHandleByIndex(index)
+            held = pynvml.nvmlDeviceGetMemoryInfo(card)
+            name = pynvml.nvmlDeviceGetName(card)
+            found.append(
+                f"{index}: {name}, {held.free / GIB:.1f} of {held.total / GIB:.1f} GiB free"
+            )
+        return "; ".join(found) or "none found"
+    finally:
+        pynvml.nvmlShutdown()
+
+
+def processor() -> str:
+    """Cores, and whether the processor has instructions for bfloat16."""
+    cores = psutil.cpu_count(logical=False) or psutil.cpu_count()
+    flags = _cpu_flags()
+    if "amx_bf16" in flags:
+        speed = "bfloat16 in hardware (AMX), batches of many rows cost little more than one"
+    elif "avx512_bf16" in flags:
+        speed = "bfloat16 in hardware (AVX-512)"
+    else:
+        speed = (
+            "no bfloat16 instructions found: float32 checkpoints may run faster than bfloat16 ones"
+        )
+    return f"{cores} cores, {speed}"
+
+
+def memory() -> str:
+    state = psutil.virtual_memory()
+    return f"{state.available / GIB:.1f} of {state.total / GIB:.1f} GiB free"
+
+
+def disk(home: Path) -> str:
+    there = next(p for p in (home, *home.parents) if p.exists())
+    return f"{shutil.disk_usage(there).free / GIB:.1f} GiB free for {home}"
+
+
+def engines() -> str:
+    found = []
+    for package in ("torch", "transformers"):
+        try:
+            found.append(f"{package} {version(package)}")
+        except PackageNotFoundError:
+            found.append(f"{package} is missing")
+    return f"checkpoints through {', '.join(found)}"
+
+
+def hub(endpoint: str) -> str:
+    try:
+        with urllib.request.urlopen(endpoint, timeout=HUB_PATIENCE) as answer:
+            return f"{endpoint} answers ({answer.status})"
+    except (urllib.error.URLError, OSError, ValueError) as error:
+        reason = getattr(error, "reason", error)
+        return f"{endpoint} cannot be reached ({reason}); models on this machine work without it"
+
+
+def listens_on(settings: Settings) -> str:
+    who = (
+        "this machine only"
+        if settings.is_loopback
+        else "every machine that reaches it, without a login"
+    )
+    return f"{settings.host}:{settings.port}, for {who}"
+
+
+def _cpu_flags() -> set[str]:
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return set()
+    return set(
+        next((line.split(":", 1)[1].split() for line in lines if line.startswith("flags")), [])
+    )

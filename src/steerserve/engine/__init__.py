@@ -1,0 +1,1 @@
+"""Floor 2: the engine process, seen from the control plane."""

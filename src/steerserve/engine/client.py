@@ -1,0 +1,220 @@
+"""An engine process, seen from the control plane: commands, answers, one stream per request, and its end."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections.abc import AsyncGenerator, Callable
+from multiprocessing.context import ForkServerContext, ForkServerProcess
+from typing import Any
+
+import structlog
+
+from steerserve.engine import messages as m
+from steerserve.engine import process
+from steerserve.errors import Refusal
+
+log = structlog.get_logger(__name__)
+STOP_PATIENCE = 5.0
+"""Seconds an engine told to stop may take before it is killed."""
+
+Report = Callable[[m.Progress], None]
+
+
+class Launcher:
+    """Starts engines; owns the fork server's context and the log settings they get."""
+
+    def __init__(self, log_level: str, log_format: str) -> None:
+        self._context: ForkServerContext = process.context()
+        self._log = (log_level, log_format)
+
+    async def launch(self) -> Engine:
+        child, link = await asyncio.to_thread(process.start, self._context, *self._log)
+        reader, writer = await asyncio.open_connection(sock=link, limit=1 << 24)
+        return Engine(child, reader, writer)
+
+
+class Engine:
+    """One running engine process. It holds at most one model; ending it gives all its memory back.
+
+    `ended` is done when the process is gone, with the reason as a sentence.
+    """
+
+    def __init__(
+        self, child: ForkServerProcess, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+    ) -> None:
+        self._child = child
+        self._reader = reader
+        self._writer = writer
+        self._ids = itertools.count(1)
+        self._answers: dict[int, asyncio.Future[m.Event]] = {}
+        self._reports: dict[int, Report] = {}
+        self._streams: dict[int, asyncio.Queue[m.Event | m.Piece]] = {}
+        self.applied: dict[str, int] = {}
+        self.ended: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+        self._parting: Refusal | None = None
+        self._reading = asyncio.create_task(self._read(), name="engine-reader")
+
+    @property
+    def pid(self) -> int | None:
+        return self._child.pid
+
+    # ------------------------------------------------------------- commands
+
+    async def load(self, report: Report, **fields: Any) -> m.Loaded:
+        """Raises:
+        Refusal: what the engine refused, or ENGINE_UNAVAILABLE when it ended.
+        """
+        answer = await self._ask(lambda i: m.Load(id=i, **fields), report)
+        assert isinstance(answer, m.Loaded)
+        return answer
+
+    async def inspect(self, path: str) -> m.Inspected:
+        answer = await self._ask(lambda i: m.Inspect(i, path))
+        assert isinstance(answer, m.Inspected)
+        return answer
+
+    async def attach(self, key: str, path: str, layer: int) -> m.Attached:
+        answer = await self._ask(lambda i: m.Attach(i, key, path, layer))
+        assert isinstance(answer, m.Attached)
+        self.applied[key] = 0
+        return answer
+
+    async def detach(self, key: str) -> None:
+        await self._ask(lambda i: m.Detach(i, key))
+        self.applied.pop(key, None)
+
+    async def steer(self, epoch: int, enabled: bool, values: dict[str, dict[int, float]]) -> None:
+        """Returns when the next forward pass uses these values."""
+        await self._ask(lambda i: m.Steer(i, epoch, enabled, values))
+
+    async def generate(
+        self, prompts: list[m.Text | m.Chat], n: int, sampling: m.Sampling, plan: m.Plan
+    ) -> AsyncGenerator[m.Started | m.Piece, None]:
+        """The events of one request: Started, then its pieces until each choice has its `finish`.
+
+        Closing the iterator early cancels the request in the engine.
+
+        Raises:
+            Refusal: what the engine refused, or ENGINE_UNAVAILABLE when it ended.
+        """
+        number = next(self._ids)
+        events: asyncio.Queue[m.Event | m.Piece] = asyncio.Queue()
+        self._streams[number] = events
+        unfinished = len(prompts) * n
+        try:
+            await self._send(m.Generate(number, prompts, n, sampling, plan))
+            while unfinished:
+                event = await events.get()
+                if isinstance(event, m.Refused):
+                    unfinished = 0
+                    raise _refusal(event)
+                if isinstance(event, m.Piece) and event.finish:
+                    unfinished -= 1
+                assert isinstance(event, m.Started | m.Piece)
+                yield event
+        finally:
+            self._streams.pop(number, None)
+            if unfinished and not self.ended.done():
+                self._writer.write(m.frame(m.Cancel(number)))
+
+    async def stop(self, parting: Refusal | None = None) -> None:
+        """End the process: politely, then by force. Safe to call when it has ended already.
+
+        `parting` is what requests still in flight are refused with.
+        """
+        self._parting = parting
+        if not self.ended.done():
+            self._writer.write(m.frame(m.Stop()))
+            await asyncio.wait([self.ended], timeout=STOP_PATIENCE)
+        if not self.ended.done():
+            self._child.kill()
+        await self.ended
+
+    # ------------------------------------------------------------- inside
+
+    async def _ask(self, make: Callable[[int], m.Command], report: Report | None = None) -> m.Event:
+        number = next(self._ids)
+        answer: asyncio.Future[m.Event] = asyncio.get_running_loop().create_future()
+        self._answers[number] = answer
+        if report:
+            self._reports[number] = report
+        try:
+            await self._send(make(number))
+            event = await answer
+        finally:
+            self._answers.pop(number, None)
+            self._reports.pop(number, None)
+        if isinstance(event, m.Refused):
+            raise _refusal(event)
+        return event
+
+    async def _send(self, command: m.Command) -> None:
+        if self.ended.done():
+            raise _gone(self.ended.result())
+        self._writer.write(m.frame(command))
+        try:
+            await self._writer.drain()
+        except ConnectionError:
+            raise _gone(await self.ended) from None
+
+    async def _read(self) -> None:
+        try:
+            while True:
+                header = await self._reader.readexactly(m.LENGTH.size)
+                body = await self._reader.readexactly(m.LENGTH.unpack(header)[0])
+                self._dispatch(m.decode_event(body))
+        except (asyncio.IncompleteReadError, ConnectionError):
+            pass
+        finally:
+            self._writer.close()
+            if self._child.is_alive():
+                # its socket closed, so it is ending or stuck: either way it is of no more use
+                await asyncio.to_thread(self._child.join, STOP_PATIENCE)
+                self._child.kill()
+            await asyncio.to_thread(self._child.join)
+            self._end(_reason(self._child.exitcode))
+
+    def _dispatch(self, event: m.Event) -> None:
+        match event:
+            case m.Stepped():
+                for key, count in event.applied.items():
+                    if key in self.applied:
+                        self.applied[key] = count
+                for piece in event.pieces:
+                    if piece.id in self._streams:
+                        self._streams[piece.id].put_nowait(piece)
+            case m.Progress():
+                if event.id in self._reports:
+                    self._reports[event.id](event)
+            case _ if event.id in self._streams:
+                self._streams[event.id].put_nowait(event)
+            case _ if event.id in self._answers and not self._answers[event.id].done():
+                self._answers[event.id].set_result(event)
+
+    def _end(self, reason: str) -> None:
+        self.ended.set_result(reason)
+        gone = self._parting or _gone(reason)
+        for number, answer in self._answers.items():
+            if not answer.done():
+                answer.set_result(m.Refused(number, gone.code, gone.message, None, gone.details))
+        for number, events in self._streams.items():
+            events.put_nowait(m.Refused(number, gone.code, gone.message, None, gone.details))
+
+
+def _reason(exit_code: int | None) -> str:
+    if exit_code is not None and exit_code < 0:
+        return f"the engine process was ended by signal {-exit_code}"
+    return (
+        "the engine process ended"
+        if not exit_code
+        else f"the engine process ended with code {exit_code}"
+    )
+
+
+def _gone(reason: str) -> Refusal:
+    return Refusal("ENGINE_UNAVAILABLE", f"{reason}; the model has to be loaded again")
+
+
+def _refusal(event: m.Refused) -> Refusal:
+    return Refusal(event.code, event.message, param=event.param, **event.details)

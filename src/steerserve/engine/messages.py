@@ -1,0 +1,250 @@
+"""The wire between the control plane and the engine: commands down, events up; the only types both processes share.
+
+Every command carries an `id` that its answer repeats. Frames are a 4-byte big-endian length and a MessagePack body.
+"""
+
+from __future__ import annotations
+
+import struct
+from typing import Any
+
+import msgspec
+
+
+class Message(msgspec.Struct, frozen=True, tag=True, array_like=True):
+    """Base of every message."""
+
+
+# ------------------------------------------------------------------ values
+
+
+class Text(Message, frozen=True):
+    """A prompt that goes to the model verbatim."""
+
+    text: str
+
+
+class Chat(Message, frozen=True):
+    """A conversation: role and content of each message, rendered by the model's own template."""
+
+    messages: list[dict[str, Any]]
+
+
+class Sampling(Message, frozen=True):
+    """How tokens are chosen. `repetition_penalty` 1 is none; `max_tokens` None takes the default."""
+
+    temperature: float = 1.0
+    top_p: float = 1.0
+    repetition_penalty: float = 1.0
+    max_tokens: int | None = None
+    default_max_tokens: int = 512
+    stops: list[str] = []
+    seed: int | None = None
+
+
+class Overlay(Message, frozen=True):
+    """Steering of one request in place of the live values, while the live epoch is still `epoch`."""
+
+    epoch: int
+    values: dict[str, dict[int, float]]
+
+
+class Suppressed(Message, frozen=True):
+    """No steering at all, whatever is live."""
+
+
+class Follow(Message, frozen=True):
+    """The live steering, forward pass by forward pass."""
+
+
+Plan = Follow | Overlay | Suppressed
+
+
+# ------------------------------------------------------------------ commands
+
+
+class Load(Message, frozen=True):
+    """Load a checkpoint folder; one per engine process. `kv_cache_mb` 0 derives it from free memory."""
+
+    id: int
+    path: str
+    quantization: str
+    trust_remote_code: bool
+    threads: int
+    kv_cache_mb: int
+    min_context: int
+
+
+class Inspect(Message, frozen=True):
+    """Read what an SAE folder holds, without a model."""
+
+    id: int
+    path: str
+
+
+class Attach(Message, frozen=True):
+    """Put an SAE at a layer under `key`; `check` runs the self-check on a short text."""
+
+    id: int
+    key: str
+    path: str
+    layer: int
+    check: bool = True
+
+
+class Detach(Message, frozen=True):
+    id: int
+    key: str
+
+
+class Steer(Message, frozen=True):
+    """Replace the live steering; acts from the next forward pass.
+
+    `values` maps the key of an attached SAE (`sae_id@layer`) to feature index -> value.
+    """
+
+    id: int
+    epoch: int
+    enabled: bool
+    values: dict[str, dict[int, float]]
+
+
+class Generate(Message, frozen=True):
+    """Complete each prompt `n` times; choice `prompt * n + i`."""
+
+    id: int
+    prompts: list[Text | Chat]
+    n: int
+    sampling: Sampling
+    plan: Plan
+
+
+class Cancel(Message, frozen=True):
+    """Forget request `id`; no event follows for it."""
+
+    id: int
+
+
+class Stop(Message, frozen=True):
+    """End the process."""
+
+    id: int = 0
+
+
+Command = Load | Inspect | Attach | Detach | Steer | Generate | Cancel | Stop
+
+
+# ------------------------------------------------------------------ events
+
+
+class Progress(Message, frozen=True):
+    """A load reached `stage`; `percent` 0 to 100."""
+
+    id: int
+    stage: str
+    percent: float
+
+
+class Loaded(Message, frozen=True):
+    """Facts of the loaded model. Sizes in tokens, features and MiB."""
+
+    id: int
+    architecture: str
+    parameters: int
+    dtype: str
+    device: str
+    memory_mb: int
+    context_length: int
+    layers: int
+    hidden_size: int
+    vocabulary: int
+    kv_tokens: int
+    kv_bytes_per_token: int
+    has_chat_template: bool
+    name_or_path: str
+
+
+class Inspected(Message, frozen=True):
+    """What an SAE checkpoint claims. `hook_name`, `model_name`, `layer`, `l0` are None where it says nothing."""
+
+    id: int
+    format: str
+    architecture: str
+    d_in: int
+    d_sae: int
+    dtype: str
+    site: str | None
+    hook_name: str | None
+    layer: int | None
+    model_name: str | None
+    l0: float | None
+    size_bytes: int
+
+
+class Attached(Message, frozen=True):
+    """`check` holds l0, fvu, residual_norm and decoder norms where the self-check ran."""
+
+    id: int
+    layer_module_path: str
+    memory_mb: int
+    d_in: int
+    d_sae: int
+    warnings: list[str]
+    check: dict[str, float]
+
+
+class Done(Message, frozen=True):
+    """A command without a result was carried out."""
+
+    id: int
+
+
+class Refused(Message, frozen=True):
+    """The command or request ended with a code of the error table."""
+
+    id: int
+    code: str
+    message: str
+    param: str | None = None
+    details: dict[str, Any] = {}
+
+
+class Started(Message, frozen=True):
+    """Every check that needs the model has passed; one entry per prompt."""
+
+    id: int
+    prompt_tokens: list[int]
+
+
+class Piece(Message, frozen=True):
+    """New text of one choice. `finish` is None, `stop` or `length`; `tokens` counts the choice's tokens so far."""
+
+    id: int
+    choice: int
+    text: str
+    tokens: int
+    finish: str | None = None
+
+
+class Stepped(Message, frozen=True):
+    """One turn of the running batch: its pieces, and what each attached SAE's hook has done since it was attached."""
+
+    pieces: list[Piece]
+    applied: dict[str, int]
+
+
+Event = Progress | Loaded | Inspected | Attached | Done | Refused | Started | Stepped
+
+
+# ------------------------------------------------------------------ frames
+
+LENGTH = struct.Struct(">I")
+_encode = msgspec.msgpack.Encoder().encode
+decode_command = msgspec.msgpack.Decoder(Command).decode
+decode_event = msgspec.msgpack.Decoder(Event).decode
+
+
+def frame(message: Command | Event) -> bytes:
+    """The message as bytes on the wire."""
+    body = _encode(message)
+    return LENGTH.pack(len(body)) + body

@@ -1,0 +1,37 @@
+"""Starting an engine process from a fork server that has only imported, so that a start takes a fraction of a second.
+
+The process gets one end of a socket pair; it ends when that closes.
+"""
+
+from __future__ import annotations
+
+import importlib
+import multiprocessing
+import socket
+from multiprocessing.context import ForkServerContext, ForkServerProcess
+
+PRELOAD = "steerserve.engine.worker.preload"
+
+
+def context() -> ForkServerContext:
+    """The fork server's context. Its server starts with the first process, and imports what engines need."""
+    found = multiprocessing.get_context("forkserver")
+    found.set_forkserver_preload([PRELOAD])
+    return found
+
+
+def start(
+    ctx: ForkServerContext, log_level: str, log_format: str
+) -> tuple[ForkServerProcess, socket.socket]:
+    """A started engine process and our end of its socket. Blocks while the fork server still imports."""
+    ours, theirs = socket.socketpair()
+    with theirs:
+        process = ctx.Process(target=_main, args=(theirs, log_level, log_format), daemon=True)
+        process.start()
+    ours.setblocking(False)
+    return process, ours
+
+
+def _main(link: socket.socket, log_level: str, log_format: str) -> None:
+    """Runs in the new process. The engine is imported by name: this module must never import the tensor library."""
+    importlib.import_module("steerserve.engine.worker.loop").main(link, log_level, log_format)

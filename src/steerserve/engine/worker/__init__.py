@@ -1,0 +1,1 @@
+"""The engine process: the only place that imports the tensor library."""

@@ -1,0 +1,111 @@
+"""Steering inside the forward pass: one hook per attached SAE, adding each row's own delta out of place.
+
+It owns the attached SAEs, the live steering and the count of passes each hook acted in. Compiled models skip hooks
+added later, so the model is never compiled.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils.hooks import RemovableHandle
+
+from steerserve.engine.messages import Follow, Overlay, Plan
+from steerserve.engine.worker.sae.canonical import Sae
+from steerserve.engine.worker.sae.sites import Site
+from steerserve.rules import steering
+
+_REMEMBERED = 256
+
+
+@dataclass(slots=True)
+class Attachment:
+    """One SAE at one site. `delta` [rows or 1, 1, d_in] is what the coming pass adds; None adds nothing."""
+
+    sae: Sae
+    site: Site
+    handle: RemovableHandle | None = None
+    delta: Tensor | None = None
+    applied: int = 0
+
+
+class Steering:
+    """The attached SAEs of the model, and what they add to each row."""
+
+    def __init__(self, dtype: torch.dtype, device: torch.device) -> None:
+        self._dtype = dtype
+        self._device = device
+        self._attachments: dict[str, Attachment] = {}
+        self._live = steering.Live()
+        self._vectors: OrderedDict[tuple[str, frozenset[tuple[int, float]]], Tensor] = OrderedDict()
+
+    @property
+    def applied(self) -> dict[str, int]:
+        """Per key, the forward passes since it was attached in which its delta was really added."""
+        return {key: attachment.applied for key, attachment in self._attachments.items()}
+
+    def attach(self, key: str, sae: Sae, site: Site) -> None:
+        attachment = Attachment(sae, site)
+        attachment.handle = site.hook(lambda hidden: self._add(attachment, hidden))
+        self._attachments[key] = attachment
+
+    def detach(self, key: str) -> None:
+        attachment = self._attachments.pop(key)
+        if attachment.handle:
+            attachment.handle.remove()
+        self._vectors.clear()
+
+    def set_live(self, live: steering.Live) -> None:
+        """Steer every following row by these values from the next pass on."""
+        self._live = live
+
+    @contextmanager
+    def of(self, plans: Sequence[Plan]) -> Iterator[None]:
+        """While open, a forward pass over these rows is steered row by row."""
+        try:
+            for key, attachment in self._attachments.items():
+                attachment.delta = self._delta(key, attachment, plans)
+            yield
+        finally:
+            for attachment in self._attachments.values():
+                attachment.delta = None
+
+    def _delta(self, key: str, attachment: Attachment, plans: Sequence[Plan]) -> Tensor | None:
+        vectors = [self._vector(key, attachment, plan) for plan in plans]
+        first = vectors[0]
+        if all(vector is first for vector in vectors):
+            return None if first is None else first[None, None]
+        zero = torch.zeros(attachment.sae.d_in, dtype=self._dtype, device=self._device)
+        return torch.stack([zero if vector is None else vector for vector in vectors])[:, None]
+
+    def _vector(self, key: str, attachment: Attachment, plan: Plan) -> Tensor | None:
+        """One row's delta [d_in]: the sum of value x decoder row, summed in float32. None when it adds nothing."""
+        if isinstance(plan, Follow):
+            values = steering.effective(self._live, None, 0, key)
+        elif isinstance(plan, Overlay):
+            values = steering.effective(self._live, plan.values, plan.epoch, key)
+        else:
+            return None
+        if not values:
+            return None
+        name = (key, frozenset(values.items()))
+        vector = self._vectors.get(name)
+        if vector is None:
+            vector = attachment.sae.direction(values).to(self._device, self._dtype)
+            self._vectors[name] = vector
+            if len(self._vectors) > _REMEMBERED:
+                self._vectors.popitem(last=False)
+        return vector
+
+    def _add(self, attachment: Attachment, hidden: Any) -> Tensor | None:
+        if attachment.delta is None:
+            return None
+        attachment.applied += 1
+        steered: Tensor = hidden + attachment.delta
+        return steered

@@ -1,0 +1,103 @@
+"""The KV cache of a group of rows: keys and values per layer, grown on demand, rows kept compact.
+
+It knows nothing of requests or sampling. A model sees it as its `past_key_values`.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+
+class SlotCache:
+    """Keys and values [rows, kv_heads, length, head_dim] per layer, in the dtype the model writes.
+
+    Active rows lie in [0, B). Before each forward pass `begin_prefill` or `begin_decode` says where it writes.
+    Tensors appear with the first pass, because only the model knows its heads.
+    """
+
+    is_compileable = False
+
+    def __init__(self) -> None:
+        self.rows = 0
+        self.length = 0
+        self._keys: dict[int, Tensor] = {}
+        self._values: dict[int, Tensor] = {}
+        self._row = 0
+        self._start = 0
+        self._decode: tuple[int, Tensor, Tensor, int] | None = None
+
+    def resize(self, rows: int, length: int, keep: int = 0) -> None:
+        """Hold exactly `rows` rows of `length` tokens; the first `keep` rows keep what fits."""
+        self.rows, self.length = rows, length
+        for held in (self._keys, self._values):
+            for layer, old in held.items():
+                new = old.new_zeros(rows, old.shape[1], length, old.shape[3])
+                kept = min(length, old.shape[2])
+                new[:keep, :, :kept] = old[:keep, :, :kept]
+                held[layer] = new
+
+    @property
+    def bytes_per_token(self) -> int:
+        """Bytes that one token of one row takes over all layers."""
+        tensors = [*self._keys.values(), *self._values.values()]
+        return sum(t.shape[1] * t.shape[3] * t.element_size() for t in tensors)
+
+    def release(self) -> None:
+        """Give the memory back; the cache is empty."""
+        self.rows = self.length = 0
+        self._keys.clear()
+        self._values.clear()
+
+    def begin_prefill(self, row: int, start: int) -> None:
+        """The next pass writes rows from `row` on, at positions from `start` on."""
+        self._row, self._start, self._decode = row, start, None
+
+    def begin_decode(self, positions: Tensor, length: int) -> None:
+        """The next pass writes one token per row at `positions` [B], and reads `length` tokens of each."""
+        count = positions.shape[0]
+        self._decode = (count, torch.arange(count, device=positions.device), positions, length)
+
+    def move(self, source: int, target: int, length: int) -> None:
+        """Copy the first `length` tokens of one row over another."""
+        for held in (self._keys, self._values):
+            for tensor in held.values():
+                tensor[target, :, :length] = tensor[source, :, :length]
+
+    # ------------------------------------------------------------- what the model calls
+
+    def update(
+        self, keys: Tensor, values: Tensor, layer_idx: int, *_: Any, **__: Any
+    ) -> tuple[Tensor, Tensor]:
+        """Write this pass's keys and values [b, kv_heads, T, head_dim]; return what attention reads."""
+        if layer_idx not in self._keys:
+            self._keys[layer_idx] = keys.new_zeros(
+                self.rows, keys.shape[1], self.length, keys.shape[3]
+            )
+            self._values[layer_idx] = values.new_zeros(
+                self.rows, values.shape[1], self.length, values.shape[3]
+            )
+        held_keys, held_values = self._keys[layer_idx], self._values[layer_idx]
+        if self._decode is not None:
+            count, rows, positions, length = self._decode
+            held_keys[rows, :, positions] = keys[:, :, 0]
+            held_values[rows, :, positions] = values[:, :, 0]
+            return held_keys[:count, :, :length], held_values[:count, :, :length]
+        first, last = self._row, self._row + keys.shape[0]
+        end = self._start + keys.shape[2]
+        held_keys[first:last, :, self._start : end] = keys
+        held_values[first:last, :, self._start : end] = values
+        if self._start == 0:
+            return keys, values
+        return held_keys[first:last, :, :end], held_values[first:last, :, :end]
+
+    def get_seq_length(self, layer_idx: int = 0) -> int:
+        return 0 if self._decode is not None else self._start
+
+    def get_query_offset(self, layer_idx: int = 0) -> int:
+        return self.get_seq_length(layer_idx)
+
+    def get_mask_sizes(self, query_length: int, layer_idx: int = 0) -> tuple[int, int]:
+        return self.get_seq_length(layer_idx) + query_length, 0

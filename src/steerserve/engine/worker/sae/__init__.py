@@ -1,0 +1,1 @@
+"""Sparse autoencoders: file formats, canonical form, hook sites."""

@@ -1,0 +1,190 @@
+"""The table of error codes, and the exceptions that carry them.
+
+One row per code says how both doors answer: the status under `/api`, the status, `code` and `type` under `/v1`, what
+`Retry-After` is made of, and whether a stock client may repeat the call. Nothing else in the project knows a status.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any
+
+
+class Retry(StrEnum):
+    """What the `Retry-After` of a 503 is computed from."""
+
+    NONE = "none"
+    QUEUE = "queue"
+    LOAD = "load"
+    NOT_LOADED = "not_loaded"
+    MEMORY = "memory"
+    HUB = "hub"
+    READINESS = "readiness"
+    FALLBACK = "fallback"
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """How one code is answered. `v1_code` is the code of the compatible surface; `final` marks a refusal that
+    repeating cannot change, so that `x-should-retry: false` is sent with it."""
+
+    code: str
+    api: int
+    v1: int
+    meaning: str
+    retry: Retry = Retry.NONE
+    final: bool = False
+    v1_name: str | None = None
+    v1_type: str = "invalid_request_error"
+
+    @property
+    def v1_code(self) -> str:
+        return self.v1_name or self.code.lower()
+
+
+_ROWS = (
+    # models and leases
+    Row("MODEL_NOT_FOUND", 404, 404, "no model has this id or name"),
+    Row(
+        "MODEL_ALREADY_EXISTS", 409, 409, "this checkpoint is already registered at this precision"
+    ),
+    Row("MODEL_LOAD_FAILED", 500, 500, "the model could not be loaded"),
+    Row(
+        "MODEL_NOT_LOADED",
+        400,
+        503,
+        "the operation needs a loaded model",
+        Retry.NOT_LOADED,
+    ),
+    Row("MODEL_ALREADY_LOADED", 400, 400, "the model is already loaded"),
+    Row(
+        "MODEL_BUSY",
+        409,
+        503,
+        "a load or an unload is running, or the model is in use",
+        Retry.LOAD,
+        v1_type="server_error",
+    ),
+    Row("MODEL_LOCKED", 409, 409, "a model is locked against replacement", final=True),
+    Row("MODEL_LEASED", 409, 409, "another holder leases the resident model", final=True),
+    Row("MODEL_NOT_RESIDENT", 409, 409, "the named model is not resident", final=True),
+    Row("LEASE_NOT_FOUND", 404, 404, "unknown lease; a restart ends every lease"),
+    Row("LEASE_EXPIRED", 409, 409, "the lease has ended", final=True),
+    Row("INVALID_LEASE_REQUEST", 400, 400, "a lease field is missing or out of bounds"),
+    Row("MODEL_LOADING", 503, 503, "the named model is being loaded", Retry.LOAD),
+    Row(
+        "AMBIGUOUS_MODEL_NAME",
+        400,
+        400,
+        "the name fits several models",
+        v1_name="AMBIGUOUS_MODEL_NAME",
+    ),
+    # resources
+    Row("INSUFFICIENT_MEMORY", 507, 503, "the memory does not suffice", Retry.MEMORY),
+    Row("INSUFFICIENT_DISK", 507, 507, "the disk does not suffice"),
+    Row("UNSUPPORTED_QUANTIZATION", 400, 400, "the engine cannot apply this quantization"),
+    Row("GPU_NOT_FOUND", 404, 404, "the named card is not visible"),
+    Row("SPLIT_NOT_HONOURED", 409, 409, "a card would get nothing of the model", final=True),
+    Row(
+        "INVALID_GGUF_TENSOR_SPLIT",
+        500,
+        500,
+        "GGUF_TENSOR_SPLIT does not fit the cards",
+        final=True,
+    ),
+    # downloads
+    Row("DOWNLOAD_FAILED", 502, 502, "the download failed"),
+    Row("DOWNLOAD_CANCELLED", 499, 499, "the download was cancelled"),
+    Row("REPO_NOT_FOUND", 404, 404, "the repository does not exist"),
+    Row("GATED_MODEL_NO_TOKEN", 401, 401, "the repository is gated and no token was given"),
+    Row("INVALID_HUB_TOKEN", 401, 401, "the hub rejected the token"),
+    Row("INVALID_LOCAL_PATH", 400, 400, "the local path is missing, malformed or protected"),
+    Row("HUB_UNAVAILABLE", 503, 503, "the model hub cannot be reached", Retry.HUB),
+    # SAEs and steering
+    Row("SAE_NOT_FOUND", 404, 404, "no SAE has this id"),
+    Row("SAE_NOT_ATTACHED", 400, 400, "the operation needs an attached SAE"),
+    Row("SAE_ALREADY_ATTACHED", 409, 409, "the SAE is attached"),
+    Row("SAE_INCOMPATIBLE", 400, 400, "the SAE does not fit the loaded model"),
+    Row("SAE_LOAD_FAILED", 500, 500, "the SAE's weights could not be loaded"),
+    Row("INVALID_FEATURE_INDEX", 400, 400, "a feature index is outside [0, d_sae)"),
+    Row("SAE_SET_INCOMPLETE", 422, 422, "a member layer has no unique attached SAE"),
+    Row(
+        "VALIDATION_ERROR",
+        422,
+        400,
+        "the request does not match its schema",
+        v1_name="invalid_parameter",
+    ),
+    Row("SAE_ACTIVATIONS_REFUSED", 400, 400, "the activations asked for cannot be given"),
+    # profiles, clusters, circuits
+    Row("PROFILE_NOT_FOUND", 404, 404, "no profile has this id or name"),
+    Row("PROFILE_ALREADY_EXISTS", 409, 409, "a profile has this name"),
+    Row("PROFILE_INCOMPATIBLE", 400, 400, "the profile cannot apply to the attached SAE"),
+    Row("IS_CLUSTER_DOCUMENT", 200, 400, "a cluster document belongs to /api/clusters/import"),
+    Row("UNKNOWN_KIND", 200, 400, "the document's kind is unknown"),
+    Row("PAYLOAD_TOO_LARGE", 413, 413, "the request body is too large"),
+    Row("NO_ACTIVE_CLUSTER", 200, 400, "no cluster is active"),
+    Row("CIRCUIT_NOT_FOUND", 404, 404, "no circuit has this id"),
+    Row("UNVALIDATED_CIRCUIT", 200, 400, "the circuit's evidence is below rung 2"),
+    Row("CIRCUIT_LAYER_CONTENTION", 200, 400, "another circuit serves these layers"),
+    Row("NO_ACTIVE_CIRCUIT", 200, 400, "no circuit is active"),
+    Row("AMBIGUOUS_ACTIVE_CIRCUIT", 200, 400, "several circuits are active"),
+    Row("CIRCUIT_SENSING_EVENT_NOT_FOUND", 404, 404, "no such circuit sensing event"),
+    Row("SENSING_EVENT_NOT_FOUND", 404, 404, "no such sensing event"),
+    Row("BREAKER_NOT_FOUND", 404, 404, "no circuit breaker has this name"),
+    # general and /v1
+    Row("CONTEXT_LENGTH_EXCEEDED", 400, 400, "prompt and completion exceed the context"),
+    Row("QUEUE_FULL", 503, 503, "the request queue is full", Retry.QUEUE),
+    Row("FIELD_NOT_HONOURED", 400, 400, "the field cannot be honoured on this route"),
+    Row("UNUSED_FIELDS_REFUSED", 400, 400, "strict mode: the request has unused fields"),
+    Row("RESPONSE_FORMAT_UNSUPPORTED", 400, 400, "the response_format cannot be honoured"),
+    Row("NO_CHAT_TEMPLATE", 400, 400, "the model has no chat template"),
+    Row("CONSTRAINED_OUTPUT_INVALID", 500, 500, "the constrained output is invalid", final=True),
+    Row("INVALID_SCORING_REQUEST", 400, 400, "the scoring request is invalid"),
+    Row("NON_FINITE_LOGITS", 500, 500, "the model produced NaN or infinite logits"),
+    Row("INVALID_PARAMETER", 400, 400, "a parameter is invalid"),
+    Row("NOT_FOUND", 404, 404, "no such route"),
+    Row("METHOD_NOT_ALLOWED", 405, 405, "the route does not take this method"),
+    Row("FORBIDDEN_ORIGIN", 403, 403, "the request comes from a foreign web page"),
+    Row(
+        "ENGINE_UNAVAILABLE",
+        503,
+        503,
+        "the engine ended during the request",
+        Retry.FALLBACK,
+        v1_type="server_error",
+    ),
+    Row("NOT_READY", 503, 503, "the service is not ready", Retry.READINESS),
+    Row(
+        "SHUTTING_DOWN",
+        503,
+        503,
+        "the service is shutting down",
+        Retry.FALLBACK,
+        v1_type="server_error",
+    ),
+    Row("INTERNAL_ERROR", 500, 500, "an error inside the service", v1_type="server_error"),
+)
+
+TABLE: dict[str, Row] = {row.code: row for row in _ROWS}
+
+
+class Refusal(Exception):
+    """A typed refusal: a code of the table, a sentence for people, and the details for programs.
+
+    `param` names the offending request field where there is one.
+    """
+
+    def __init__(
+        self, code: str, message: str, *, param: str | None = None, **details: Any
+    ) -> None:
+        super().__init__(message)
+        self.row = TABLE[code]
+        self.message = message
+        self.param = param
+        self.details = details
+
+    @property
+    def code(self) -> str:
+        return self.row.code

@@ -1,0 +1,1 @@
+"""Floor 2: where checkpoints come from."""

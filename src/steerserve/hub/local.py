@@ -1,0 +1,143 @@
+"""Checkpoint folders on this machine: which may be named, and what they hold, read without loading anything."""
+
+from __future__ import annotations
+
+import json
+import struct
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from steerserve.errors import Refusal
+from steerserve.rules.paths import is_protected
+
+MIB = 1 << 20
+_HEADER_MAXIMUM = 100_000_000
+_JSON_MAXIMUM = 50_000_000
+_INDEX = "model.safetensors.index.json"
+
+
+@dataclass(frozen=True, slots=True)
+class Folder:
+    """A model checkpoint folder. Bytes of all its files; `parameters` None where no header tells them."""
+
+    path: Path
+    architecture: str | None
+    dtype: str | None
+    parameters: int | None
+    size_bytes: int
+
+
+def resolve(named: str) -> Path:
+    """The folder a client names, links resolved.
+
+    Raises:
+        Refusal: INVALID_LOCAL_PATH when it is not absolute, not there, not a folder, or a system folder.
+    """
+    if "\x00" in named or not named.startswith("/"):
+        raise _bad_path("the path must be absolute", named)
+    try:
+        path = Path(named).resolve(strict=True)
+    except (OSError, RuntimeError):
+        raise _bad_path("the path does not exist", named) from None
+    if is_protected(path):
+        raise _bad_path("the path is in a protected system folder", named)
+    if not path.is_dir():
+        raise _bad_path("the path is not a folder", named)
+    return path
+
+
+def read_model(path: Path) -> Folder:
+    """What a model folder holds.
+
+    Raises:
+        Refusal: INVALID_LOCAL_PATH when it is not a checkpoint or its index names files outside it.
+    """
+    config = _json(path / "config.json", path)
+    architectures = config.get("architectures")
+    weights = weight_files(path)
+    total = sum(f.stat().st_size for f in path.iterdir() if f.is_file())
+    tensors = [_tensor_counts(f) for f in weights if f.suffix == ".safetensors"]
+    dtype = config.get("dtype", config.get("torch_dtype"))
+    return Folder(
+        path=path,
+        architecture=str(architectures[0])
+        if isinstance(architectures, list) and architectures
+        else None,
+        dtype=str(dtype) if dtype else None,
+        parameters=sum(tensors) if tensors else None,
+        size_bytes=total,
+    )
+
+
+def weight_files(path: Path) -> list[Path]:
+    """The files with weights, each a plain file directly in the folder.
+
+    Raises:
+        Refusal: INVALID_LOCAL_PATH.
+    """
+    names = sorted(f.name for f in path.glob("*.safetensors"))
+    if (path / _INDEX).exists():
+        listed = _json(path / _INDEX, path).get("weight_map")
+        if not isinstance(listed, dict) or not all(isinstance(n, str) for n in listed.values()):
+            raise _bad_path(f"{_INDEX} has no weight_map", str(path))
+        names = sorted(set(listed.values()))
+    names = names or sorted(f.name for f in path.glob("pytorch_model*.bin"))
+    if not names:
+        raise _bad_path("the folder has no model weights", str(path))
+    files = []
+    for name in names:
+        file = path / name
+        if Path(name).name != name or not file.is_file():
+            raise _bad_path(
+                f"the weights name {name!r}, which is not a file of the folder", str(path)
+            )
+        files.append(file)
+    return files
+
+
+def _json(file: Path, folder: Path) -> dict[str, Any]:
+    try:
+        if file.stat().st_size > _JSON_MAXIMUM:
+            raise _bad_path(f"{file.name} is too large", str(folder))
+        value = json.loads(file.read_bytes())
+    except OSError:
+        raise _bad_path(f"the folder has no readable {file.name}", str(folder)) from None
+    except (ValueError, RecursionError):
+        raise _bad_path(f"{file.name} is not valid JSON", str(folder)) from None
+    if not isinstance(value, dict):
+        raise _bad_path(f"{file.name} is not a JSON object", str(folder))
+    return value
+
+
+def _tensor_counts(file: Path) -> int:
+    """Elements of a safetensors file, from its header alone (8-byte length, JSON)."""
+    with file.open("rb") as opened:
+        prefix = opened.read(8)
+        size = struct.unpack("<Q", prefix)[0] if len(prefix) == 8 else 0
+        if not 0 < size <= min(_HEADER_MAXIMUM, file.stat().st_size):
+            raise _bad_path(
+                f"{file.name} is not a safetensors file, or is cut short", str(file.parent)
+            )
+        raw = opened.read(size)
+    try:
+        header = json.loads(raw)
+        entries = [entry for name, entry in header.items() if name != "__metadata__"]
+        end = max((entry["data_offsets"][1] for entry in entries), default=0)
+        count = sum(_product(entry["shape"]) for entry in entries)
+    except (ValueError, RecursionError, KeyError, TypeError, AttributeError, IndexError):
+        raise _bad_path(f"{file.name} has a damaged header", str(file.parent)) from None
+    if 8 + size + end > file.stat().st_size:
+        raise _bad_path(f"{file.name} is cut short", str(file.parent))
+    return count
+
+
+def _product(shape: list[int]) -> int:
+    count = 1
+    for size in shape:
+        count *= int(size)
+    return count
+
+
+def _bad_path(why: str, named: str) -> Refusal:
+    return Refusal("INVALID_LOCAL_PATH", why, local_path=named[:500])

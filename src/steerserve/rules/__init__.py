@@ -1,0 +1,1 @@
+"""Floor 1: pure decisions and values. No input or output, no clock, no tensors."""

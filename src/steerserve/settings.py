@@ -1,0 +1,179 @@
+"""Every setting of the service: name, default, bounds and one sentence. Read once, from the environment and `.env`.
+
+Data lives under one folder (`STEERSERVE_HOME`); the caches and the database derive from it unless set.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Literal
+
+import platformdirs
+from pydantic import Field, field_validator, model_validator
+from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
+
+Seconds = Annotated[int, Field(ge=1, le=3600)]
+Count = Annotated[int, Field(ge=1)]
+
+
+class Settings(BaseSettings):
+    """The service's settings. Environment variables carry the field's name in capitals."""
+
+    model_config = SettingsConfigDict(env_file=".env", extra="ignore", validate_default=True)
+
+    steerserve_home: Path = Field(
+        default_factory=lambda: Path(platformdirs.user_data_dir("steerserve")),
+        description="Folder of all data: database, model cache, SAE cache.",
+    )
+    model_cache_dir: Path = Field(
+        default=Path(),
+        description="Folder of model checkpoints; by default `models` in STEERSERVE_HOME.",
+    )
+    sae_cache_dir: Path = Field(
+        default=Path(),
+        description="Folder of SAE checkpoints; by default `saes` in STEERSERVE_HOME.",
+    )
+    database_url: str = Field(
+        default="",
+        description="SQLAlchemy URL of the database; by default a SQLite file in STEERSERVE_HOME. "
+        "PostgreSQL: postgresql+asyncpg://user:password@host/name.",
+    )
+    host: str = Field(
+        default="127.0.0.1",
+        description="Address to listen on. The service has no login: set 0.0.0.0 only on a trusted network.",
+    )
+    port: int = Field(default=8000, ge=1, le=65535, description="Port to listen on.")
+    cors_origins: Annotated[list[str], NoDecode] = Field(
+        default=[],
+        description="Web origins that may call the service from a browser, separated by commas; `*` allows all.",
+    )
+    allowed_hosts: Annotated[list[str], NoDecode] = Field(
+        default=[],
+        description="Further host names accepted in the Host header while HOST is a loopback address.",
+    )
+    log_level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = Field(
+        default="INFO", description="Least severe level that is logged."
+    )
+    log_format: Literal["console", "json"] = Field(
+        default="console",
+        description="`console` for people, `json` for machines: one object per line.",
+    )
+    demo: bool = Field(
+        default=False,
+        description="Register the bundled demo model and its SAEs at start, load the model and attach an SAE.",
+    )
+    auto_load_model: str | None = Field(
+        default=None, description="Name of a registered model that is loaded at start."
+    )
+    hf_endpoint: str = Field(
+        default="https://huggingface.co", description="Address of the model hub."
+    )
+    torch_threads: int = Field(
+        default=0,
+        ge=0,
+        description="Threads of the engine's tensor library; 0 takes the physical cores.",
+    )
+
+    max_concurrent_requests: Count = Field(
+        default=8, description="Generation requests that hold a slot of the running batch at once."
+    )
+    max_pending_requests: int = Field(
+        default=64,
+        ge=0,
+        description="Requests that may wait for a slot; the next is refused with 503.",
+    )
+    queue_duration_window: Count = Field(
+        default=50,
+        description="Slot-holding durations that the estimate of the wait is taken from.",
+    )
+    graceful_unload_timeout: float = Field(
+        default=30.0,
+        ge=0,
+        description="Seconds an unload waits for requests in flight before it ends them.",
+    )
+    graceful_shutdown_timeout: float = Field(
+        default=30.0,
+        ge=0,
+        description="Seconds a stop (SIGTERM, Ctrl-C) waits for requests in flight.",
+    )
+    load_timeout: float = Field(
+        default=1800.0,
+        gt=0,
+        description="Seconds a model load may take before its engine is ended.",
+    )
+    default_max_tokens: Count = Field(
+        default=512,
+        description="Completion tokens when a request names none, lowered to what the context leaves.",
+    )
+    transformers_min_context: Count = Field(
+        default=4096,
+        description="Context in tokens that must fit beside the weights for a load to be accepted, "
+        "lowered to the model's own maximum.",
+    )
+    kv_cache_mb: int = Field(
+        default=0,
+        ge=0,
+        description="Memory for the KV cache in MiB; 0 takes a third of what is free after the load.",
+    )
+
+    max_body_bytes: Count = Field(default=8_000_000, description="Largest request body in bytes.")
+    max_messages: Count = Field(default=2000, description="Messages in one chat request.")
+    max_prompts: Count = Field(default=128, description="Prompts in one text completion request.")
+    max_choices: Count = Field(default=16, description="Largest `n` of a request.")
+    max_stop_strings: Count = Field(default=16, description="Stop strings in one request.")
+    ignored_fields_header_max_bytes: Annotated[int, Field(ge=64, le=8192)] = Field(
+        default=1024, description="Cap of the X-Service-Ignored-Fields header in bytes."
+    )
+
+    retry_after_queue_default_s: Seconds = Field(
+        default=5, description="Retry-After of a full queue without an estimate."
+    )
+    retry_after_max_s: Seconds = Field(
+        default=60, description="Largest Retry-After of a full queue."
+    )
+    retry_after_load_s: Seconds = Field(default=15, description="Retry-After while a model loads.")
+    retry_after_unload_s: Seconds = Field(
+        default=5, description="Retry-After while a model unloads."
+    )
+    retry_after_not_loaded_s: Seconds = Field(
+        default=30, description="Retry-After when no model is loaded."
+    )
+    retry_after_memory_s: Seconds = Field(
+        default=30, description="Retry-After when memory does not suffice."
+    )
+    retry_after_readiness_s: Seconds = Field(
+        default=5, description="Retry-After while the service is not ready."
+    )
+    retry_after_fallback_s: Seconds = Field(default=10, description="Retry-After of any other 503.")
+
+    multisae_vram_envelope_mb: Count = Field(
+        default=4096,
+        description="Total SAE memory in MiB above which a warning is shown; never a refusal.",
+    )
+
+    @field_validator("cors_origins", "allowed_hosts", mode="before")
+    @classmethod
+    def _split(cls, value: object) -> object:
+        if isinstance(value, str):
+            return [part.strip() for part in value.split(",") if part.strip()]
+        return value
+
+    @model_validator(mode="after")
+    def _derive(self) -> Settings:
+        self.steerserve_home = self.steerserve_home.expanduser().absolute()
+        if self.model_cache_dir == Path():
+            self.model_cache_dir = self.steerserve_home / "models"
+        if self.sae_cache_dir == Path():
+            self.sae_cache_dir = self.steerserve_home / "saes"
+        if not self.database_url:
+            self.database_url = f"sqlite+aiosqlite:///{self.steerserve_home / 'steerserve.db'}"
+        return self
+
+    @property
+    def is_loopback(self) -> bool:
+        """Whether the service is reachable from this machine only."""
+        return self.host in ("localhost", "::1") or self.host.startswith("127.")
+
+
+SECRETS: frozenset[str] = frozenset({"database_url"})
+"""Settings whose values may carry a password and are therefore never printed."""

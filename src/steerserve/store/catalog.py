@@ -1,0 +1,177 @@
+"""Registered models and SAEs: the rows, as frozen records."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, fields
+from datetime import UTC, datetime
+from typing import Any, TypeVar, cast
+
+from sqlalchemy import Table, delete, insert, select, update
+from sqlalchemy.engine import RowMapping
+from sqlalchemy.exc import IntegrityError
+
+from steerserve.errors import Refusal
+from steerserve.store.db import Database
+from steerserve.store.tables import models, saes
+
+Clock = Callable[[], datetime]
+LARGEST_ID = 2**31 - 1
+Record = TypeVar("Record")
+
+
+@dataclass(frozen=True, slots=True)
+class ModelRow:
+    """One registered model."""
+
+    id: int
+    name: str
+    source: str
+    repo_id: str | None
+    revision: str | None
+    local_path: str | None
+    quantization: str
+    trust_remote_code: bool
+    num_parameters: int | None
+    architecture: str | None
+    dtype: str | None
+    disk_size_mb: int
+    estimated_memory_mb: int
+    supports_embeddings: bool
+    status: str
+    error_message: str | None
+    created_at: datetime
+    updated_at: datetime
+
+
+@dataclass(frozen=True, slots=True)
+class SaeRow:
+    """One registered SAE."""
+
+    id: str
+    repository_id: str | None
+    revision: str | None
+    local_path: str | None
+    name: str
+    format: str
+    architecture: str
+    d_in: int
+    d_sae: int
+    dtype: str
+    hook_name: str | None
+    site: str | None
+    trained_on: str | None
+    trained_layer: int | None
+    average_l0: float | None
+    file_size_bytes: int | None
+    status: str
+    error_message: str | None
+    created_at: datetime
+    updated_at: datetime
+
+
+def utc_now() -> datetime:
+    return datetime.now(UTC)
+
+
+class Catalog:
+    """Reads and writes of both tables."""
+
+    def __init__(self, database: Database, now: Clock = utc_now) -> None:
+        self._database = database
+        self._now = now
+
+    # ------------------------------------------------------------- models
+
+    async def models(self) -> list[ModelRow]:
+        async with self._database.read() as connection:
+            rows = await connection.execute(select(models).order_by(models.c.id))
+            return [_record(ModelRow, row) for row in rows.mappings()]
+
+    async def model(self, model_id: int) -> ModelRow:
+        """Raises:
+        Refusal: MODEL_NOT_FOUND.
+        """
+        row = None
+        if 0 < model_id <= LARGEST_ID:
+            async with self._database.read() as connection:
+                row = await _one(connection, models, model_id)
+        if row is None:
+            raise Refusal("MODEL_NOT_FOUND", f"no model has the id {model_id}", model_id=model_id)
+        return _record(ModelRow, row)
+
+    async def add_model(self, **values: Any) -> ModelRow:
+        """Raises:
+        Refusal: MODEL_ALREADY_EXISTS.
+        """
+        now = self._now()
+        try:
+            async with self._database.write() as connection:
+                made = await connection.execute(
+                    insert(models).values(**values, created_at=now, updated_at=now)
+                )
+        except IntegrityError as error:
+            raise Refusal(
+                "MODEL_ALREADY_EXISTS",
+                f"{values['name']!r} is already registered at {values['quantization']}",
+                quantization=values["quantization"],
+            ) from error
+        assert made.inserted_primary_key is not None
+        return await self.model(made.inserted_primary_key[0])
+
+    async def change_model(self, model_id: int, **values: Any) -> ModelRow:
+        async with self._database.write() as connection:
+            await connection.execute(
+                update(models)
+                .where(models.c.id == model_id)
+                .values(**values, updated_at=self._now())
+            )
+        return await self.model(model_id)
+
+    async def remove_model(self, model_id: int) -> None:
+        async with self._database.write() as connection:
+            await connection.execute(delete(models).where(models.c.id == model_id))
+
+    # ------------------------------------------------------------- SAEs
+
+    async def saes(self) -> list[SaeRow]:
+        async with self._database.read() as connection:
+            rows = await connection.execute(select(saes).order_by(saes.c.created_at, saes.c.id))
+            return [_record(SaeRow, row) for row in rows.mappings()]
+
+    async def sae(self, sae_id: str) -> SaeRow:
+        """Raises:
+        Refusal: SAE_NOT_FOUND.
+        """
+        async with self._database.read() as connection:
+            row = await _one(connection, saes, sae_id)
+        if row is None:
+            raise Refusal("SAE_NOT_FOUND", f"no SAE has the id {sae_id!r}", sae_id=sae_id)
+        return _record(SaeRow, row)
+
+    async def add_sae(self, **values: Any) -> SaeRow:
+        now = self._now()
+        async with self._database.write() as connection:
+            await connection.execute(insert(saes).values(**values, created_at=now, updated_at=now))
+        return await self.sae(values["id"])
+
+    async def change_sae(self, sae_id: str, **values: Any) -> SaeRow:
+        async with self._database.write() as connection:
+            await connection.execute(
+                update(saes).where(saes.c.id == sae_id).values(**values, updated_at=self._now())
+            )
+        return await self.sae(sae_id)
+
+    async def remove_sae(self, sae_id: str) -> None:
+        async with self._database.write() as connection:
+            await connection.execute(delete(saes).where(saes.c.id == sae_id))
+
+
+async def _one(connection: Any, table: Table, row_id: int | str) -> RowMapping | None:
+    found = await connection.execute(select(table).where(table.c.id == row_id))
+    row: RowMapping | None = found.mappings().first()
+    return row
+
+
+def _record(kind: type[Record], row: RowMapping) -> Record:
+    return kind(**{field.name: row[field.name] for field in fields(cast(Any, kind))})

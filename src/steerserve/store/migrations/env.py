@@ -1,0 +1,15 @@
+"""Alembic's entry: migrations run on the connection that the service hands over."""
+
+from alembic import context
+
+from steerserve.store.tables import metadata
+
+connection = context.config.attributes["connection"]
+context.configure(
+    connection=connection,
+    target_metadata=metadata,
+    render_as_batch=True,
+    transaction_per_migration=True,
+)
+with context.begin_transaction():
+    context.run_migrations()

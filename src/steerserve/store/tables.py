@@ -1,0 +1,88 @@
+"""Every table. Times are UTC; what is live (residency, locks, steering values) is not stored."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import Any
+
+from sqlalchemy import (
+    BigInteger,
+    Boolean,
+    Column,
+    DateTime,
+    Float,
+    Integer,
+    MetaData,
+    String,
+    Table,
+    Text,
+    UniqueConstraint,
+)
+from sqlalchemy.engine import Dialect
+from sqlalchemy.types import TypeDecorator
+
+
+class UtcDateTime(TypeDecorator[datetime]):
+    """A UTC time. SQLite keeps no zone, so it is dropped on the way in and put back on the way out."""
+
+    impl = DateTime(timezone=True)
+    cache_ok = True
+
+    def process_bind_param(self, value: datetime | None, dialect: Dialect) -> Any:
+        return value.astimezone(UTC) if value is not None else None
+
+    def process_result_value(self, value: Any, dialect: Dialect) -> datetime | None:
+        return value.replace(tzinfo=value.tzinfo or UTC) if value is not None else None
+
+
+metadata = MetaData()
+
+models = Table(
+    "models",
+    metadata,
+    Column("id", Integer, primary_key=True, autoincrement=True),
+    Column("name", String(255), nullable=False, index=True),
+    Column("source", String(20), nullable=False),
+    Column("repo_id", String(255)),
+    Column("revision", String(100)),
+    Column("local_path", String(4096)),
+    Column("quantization", String(10), nullable=False),
+    Column("trust_remote_code", Boolean, nullable=False, default=False),
+    Column("num_parameters", BigInteger),
+    Column("architecture", String(255)),
+    Column("dtype", String(20)),
+    Column("disk_size_mb", Integer, nullable=False, default=0),
+    Column("estimated_memory_mb", Integer, nullable=False, default=0),
+    Column("supports_embeddings", Boolean, nullable=False, default=True),
+    Column("status", String(20), nullable=False),
+    Column("error_message", Text),
+    Column("created_at", UtcDateTime, nullable=False),
+    Column("updated_at", UtcDateTime, nullable=False),
+    UniqueConstraint("local_path", "quantization", name="uq_models_local_path"),
+    sqlite_autoincrement=True,
+)
+
+saes = Table(
+    "saes",
+    metadata,
+    Column("id", String(50), primary_key=True),
+    Column("repository_id", String(255)),
+    Column("revision", String(100)),
+    Column("local_path", String(4096), unique=True),
+    Column("name", String(255), nullable=False),
+    Column("format", String(50), nullable=False),
+    Column("architecture", String(50), nullable=False),
+    Column("d_in", Integer, nullable=False),
+    Column("d_sae", Integer, nullable=False),
+    Column("dtype", String(20), nullable=False),
+    Column("hook_name", String(255)),
+    Column("site", String(50)),
+    Column("trained_on", String(255)),
+    Column("trained_layer", Integer),
+    Column("average_l0", Float),
+    Column("file_size_bytes", BigInteger),
+    Column("status", String(20), nullable=False),
+    Column("error_message", Text),
+    Column("created_at", UtcDateTime, nullable=False),
+    Column("updated_at", UtcDateTime, nullable=False),
+)

@@ -1,0 +1,41 @@
+"""A client that goes away while its answer is being made: the work is cancelled."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine
+from typing import Any, TypeVar
+
+from starlette.requests import Request
+
+Result = TypeVar("Result")
+
+
+class Disconnected(Exception):
+    """Nobody is waiting for the answer."""
+
+
+async def unless_disconnected(request: Request, work: Coroutine[Any, Any, Result]) -> Result:
+    """The work's result; it is cancelled when the client goes away first. The request's body must have been read.
+
+    Raises:
+        Disconnected: the client went away.
+    """
+    working = asyncio.create_task(work)
+    watching = asyncio.create_task(_gone(request))
+    try:
+        await asyncio.wait({working, watching}, return_when=asyncio.FIRST_COMPLETED)
+        if not working.done():
+            raise Disconnected
+        return working.result()
+    finally:
+        for task in (working, watching):
+            task.cancel()
+        await asyncio.wait({working, watching})
+        if working.done() and not working.cancelled():
+            working.exception()
+
+
+async def _gone(request: Request) -> None:
+    while (await request.receive())["type"] != "http.disconnect":
+        pass

@@ -1,0 +1,49 @@
+"""Fixtures: one service with the demo model for the whole run, and ways to start others."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import Any, Protocol
+
+import pytest
+
+from steerserve import demo
+from tests.service import Running, add_sae, load_demo, running
+
+
+class Start(Protocol):
+    def __call__(self, **settings: Any) -> AbstractContextManager[Running]: ...
+
+
+@pytest.fixture(scope="session")
+def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
+    """A service with the demo model loaded and its SAEs registered. Tests leave it as they found it."""
+    with running(tmp_path_factory.mktemp("home")) as live:
+        load_demo(live)
+        for sae in demo.saes():
+            add_sae(live, sae)
+        yield live
+
+
+@pytest.fixture
+def steered(shared: Running) -> Iterator[Running]:
+    """The shared service with the first demo SAE attached; detached afterwards."""
+    sae = demo.saes()[0]
+    sae_id = add_sae(shared, sae)
+    shared.data("POST", f"/api/saes/{sae_id}/attach", {"layer": sae.layer})
+    yield shared
+    attached = shared.data("GET", "/api/saes/attachment")["sae_id"]
+    if attached is not None:
+        shared.data("POST", f"/api/saes/{attached}/detach")
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Start:
+    """Starts a service of the test's own: `with start(setting=value) as live`."""
+
+    def make(**settings: Any) -> AbstractContextManager[Running]:
+        return running(settings.pop("steerserve_home", tmp_path / "home"), **settings)
+
+    return make

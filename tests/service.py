@@ -1,0 +1,150 @@
+"""A running service for tests: the real application behind a real socket, with a data folder of its own."""
+
+from __future__ import annotations
+
+import json
+import socket
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+import uvicorn
+
+from steerserve import demo
+from steerserve.app import Service
+from steerserve.settings import Settings
+
+JSON = {"content-type": "application/json"}
+
+
+class Running:
+    """A service on a loopback port, seen by its client."""
+
+    def __init__(self, service: Service, url: str, home: Path) -> None:
+        self.service = service
+        self.url = url
+        self.home = home
+        self.http = httpx.Client(base_url=url, timeout=60)
+
+    # ------------------------------------------------------------- shorthands that fail loudly
+
+    def data(self, method: str, path: str, body: Any = None, status: int = 200) -> Any:
+        """The `data` of a management answer that must succeed."""
+        answer = self.http.request(method, path, json=body)
+        assert answer.status_code == status, answer.text
+        whole = answer.json()
+        assert set(whole) == {"success", "data", "error"}
+        assert whole["success"] is True
+        assert whole["error"] is None
+        return whole["data"]
+
+    def error(self, method: str, path: str, body: Any = None) -> tuple[int, str, dict[str, Any]]:
+        """Status, code and details of a management answer that must be refused."""
+        answer = self.http.request(method, path, json=body)
+        whole = answer.json()
+        assert set(whole) == {"success", "data", "error"}
+        assert whole["success"] is False
+        assert whole["data"] is None
+        assert answer.status_code != 503 or int(answer.headers["retry-after"]) >= 1
+        error = whole["error"]
+        return answer.status_code, error["code"], error["details"]
+
+    def v1_error(self, path: str, body: Any, **headers: str) -> tuple[int, dict[str, Any]]:
+        """Status and error object of a `/v1` answer that must be refused."""
+        content = body if isinstance(body, bytes) else json.dumps(body).encode()
+        answer = self.http.post(path, content=content, headers=JSON | headers)
+        assert answer.status_code >= 400, answer.text
+        assert answer.status_code != 503 or int(answer.headers["retry-after"]) >= 1
+        error = answer.json()["error"]
+        assert {"message", "type", "code"} <= set(error)
+        return answer.status_code, error
+
+    def complete(self, prompt: Any, **fields: Any) -> dict[str, Any]:
+        body = {"model": demo.MODEL_NAME, "prompt": prompt, **fields}
+        answer = self.http.post("/v1/completions", json=body)
+        assert answer.status_code == 200, answer.text
+        return answer.json()
+
+    def chat(self, text: str, **fields: Any) -> dict[str, Any]:
+        body = {"model": demo.MODEL_NAME, "messages": [{"role": "user", "content": text}], **fields}
+        answer = self.http.post("/v1/chat/completions", json=body)
+        assert answer.status_code == 200, answer.text
+        return answer.json()
+
+    def stream(self, path: str, body: dict[str, Any]) -> list[Any]:
+        """The events of a stream as objects; the last is the string `[DONE]`."""
+        with self.http.stream("POST", path, json={**body, "stream": True}) as answer:
+            assert answer.status_code == 200, answer.read()
+            assert answer.headers["content-type"].startswith("text/event-stream")
+            return [_event(line) for line in answer.iter_lines() if line]
+
+
+def _event(line: str) -> Any:
+    assert line.startswith("data: "), line
+    text = line.removeprefix("data: ")
+    return text if text == "[DONE]" else json.loads(text)
+
+
+@contextmanager
+def running(home: Path, **settings: Any) -> Iterator[Running]:
+    """A service over the data folder `home`, listening until the block ends."""
+    listening = socket.socket()
+    listening.bind(("127.0.0.1", 0))
+    port = listening.getsockname()[1]
+    service = Service(
+        Settings(_env_file=None, steerserve_home=home, port=port, **settings)  # type: ignore[call-arg]
+    )
+    config = uvicorn.Config(service, log_config=None, lifespan="on", timeout_graceful_shutdown=2)
+    server = uvicorn.Server(config)
+    thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]}, daemon=True)
+    started = _Started(server)
+    thread.start()
+    started.wait()
+    live = Running(service, f"http://127.0.0.1:{port}", home)
+    try:
+        yield live
+    finally:
+        live.http.close()
+        server.should_exit = True
+        thread.join(20)
+        listening.close()
+        assert not thread.is_alive(), "the service did not stop"
+
+
+class _Started:
+    """Waits for the moment a server has started."""
+
+    def __init__(self, server: uvicorn.Server) -> None:
+        self._event = threading.Event()
+        startup = server.startup
+
+        async def announced(sockets: Any = None) -> None:
+            await startup(sockets)
+            self._event.set()
+
+        server.startup = announced  # type: ignore[method-assign]
+
+    def wait(self) -> None:
+        assert self._event.wait(30), "the service did not start"
+
+
+def add_demo(live: Running) -> int:
+    """Register the demo model; its id."""
+    body = {"source": "local", "local_path": str(demo.MODEL_DIR), "custom_name": demo.MODEL_NAME}
+    return int(live.data("POST", "/api/models", body, 202)["id"])
+
+
+def load_demo(live: Running) -> int:
+    """Register and load the demo model; its id."""
+    model_id = add_demo(live)
+    live.data("POST", f"/api/models/{model_id}/load?wait=true")
+    return model_id
+
+
+def add_sae(live: Running, sae: demo.DemoSae) -> str:
+    """Register a demo SAE; its id."""
+    body = {"local_path": str(sae.path)}
+    return str(live.data("POST", "/api/saes/download", body, 202)["sae_id"])
