@@ -47,6 +47,9 @@ from steerserve.v1 import completions as completion_routes
 from steerserve.v1 import models as v1_model_routes
 from steerserve.v1 import render
 
+_CODES = {404: "NOT_FOUND", 405: "METHOD_NOT_ALLOWED", 413: "PAYLOAD_TOO_LARGE"}
+"""Codes of what the framework itself refuses."""
+
 logger = structlog.get_logger(__name__)
 
 
@@ -206,12 +209,11 @@ class Service:
 
     async def _on_http(self, request: Request, error: Exception) -> Response:
         assert isinstance(error, HTTPException)
-        code = {404: "NOT_FOUND", 405: "METHOD_NOT_ALLOWED"}.get(
-            error.status_code, "VALIDATION_ERROR"
-        )
+        code = _CODES.get(error.status_code, "VALIDATION_ERROR")
         message = {
             "NOT_FOUND": f"no route {request.url.path!r}",
             "METHOD_NOT_ALLOWED": f"{request.method} is not allowed here",
+            "PAYLOAD_TOO_LARGE": f"the body is larger than {self.settings.max_body_bytes} bytes",
         }.get(code, str(error.detail))
         response = self.answer(request.url.path, Refusal(code, message))
         response.headers.update(error.headers or {})

@@ -9,6 +9,7 @@ from collections.abc import Callable
 
 import structlog
 from starlette.datastructures import Headers, MutableHeaders
+from starlette.exceptions import HTTPException
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -41,11 +42,8 @@ class Guards:
         refusal = self._foreign(scope, headers) or self._too_large(headers)
         if refusal is None:
             limited = _Limited(receive, self._settings.max_body_bytes)
-            try:
-                await self._app(scope, limited, self._with_retry_after(scope, send))
-                return
-            except _TooLarge:
-                refusal = _too_large(self._settings.max_body_bytes)
+            await self._app(scope, limited, self._with_retry_after(scope, send))
+            return
         if scope["type"] == "websocket":
             await send({"type": "websocket.close", "code": 1008, "reason": refusal.message})
             return
@@ -87,12 +85,8 @@ class Guards:
         return checked
 
 
-class _TooLarge(Exception):
-    """The body grew past the limit while it was read."""
-
-
 class _Limited:
-    """A `receive` that counts the body's bytes."""
+    """A `receive` that counts the body's bytes. Past the limit it raises what every reader of a body lets through."""
 
     def __init__(self, receive: Receive, limit: int) -> None:
         self._receive = receive
@@ -103,7 +97,7 @@ class _Limited:
         if message["type"] == "http.request":
             self._left -= len(message.get("body", b""))
             if self._left < 0:
-                raise _TooLarge
+                raise HTTPException(413)
         return message
 
 

@@ -2,16 +2,256 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+from tokenizers import Tokenizer
+
 from steerserve import demo
 from tests.service import Running
 
+MODEL = demo.MODEL_NAME
 
-def test_a_stream_joins_to_the_blocking_answer(shared: Running) -> None:
-    body = {"model": demo.MODEL_NAME, "prompt": "One day", "max_tokens": 40, "seed": 11}
+
+@pytest.fixture(scope="module")
+def tokenizer() -> Tokenizer:
+    return Tokenizer.from_file(str(demo.MODEL_DIR / "tokenizer.json"))
+
+
+def text_of(answer: dict) -> str:
+    return answer["choices"][0]["text"]
+
+
+def test_a_text_stream_joins_to_the_blocking_answer(shared: Running) -> None:
+    body = {"model": MODEL, "prompt": "One day", "max_tokens": 40, "seed": 11}
     events = shared.stream("/v1/completions", body)
     assert events[-1] == "[DONE]"
     joined = "".join(c["text"] for e in events[:-1] for c in e["choices"])
     whole = shared.complete("One day", max_tokens=40, seed=11)
-    assert joined == whole["choices"][0]["text"]
+    assert joined == text_of(whole)
     assert events[-2]["choices"][0]["finish_reason"] == whole["choices"][0]["finish_reason"]
     assert events[-2]["usage"] == whole["usage"]
+    assert [e for e in events[:-2] if "usage" in e] == []
+    assert all(e["object"] == "text_completion" for e in events[:-1])
+
+
+def test_a_chat_stream_begins_with_the_role_and_joins_to_the_blocking_answer(
+    shared: Running,
+) -> None:
+    messages = [{"role": "user", "content": "Tell me a story."}]
+    body = {"model": MODEL, "messages": messages, "max_tokens": 30, "seed": 5}
+    events = shared.stream("/v1/chat/completions", body)
+    deltas = [e["choices"][0]["delta"] for e in events[:-1]]
+    assert deltas[0]["role"] == "assistant"
+    assert all("role" not in d for d in deltas[1:])
+    whole = shared.http.post("/v1/chat/completions", json=body).json()
+    message = whole["choices"][0]["message"]
+    assert "".join(d.get("content", "") for d in deltas) == message["content"]
+    assert message["role"] == "assistant"
+    assert whole["object"] == "chat.completion"
+    assert {e["id"] for e in events[:-1]} == {events[0]["id"]}
+    assert events[-2]["choices"][0]["finish_reason"] in ("stop", "length")
+
+
+def test_include_usage_adds_no_second_usage(shared: Running) -> None:
+    body = {
+        "model": MODEL,
+        "prompt": "One day",
+        "max_tokens": 4,
+        "stream_options": {"include_usage": True},
+    }
+    events = shared.stream("/v1/completions", body)
+    assert sum("usage" in e for e in events[:-1]) == 1
+
+
+def test_length_is_reported_exactly_at_max_tokens(shared: Running) -> None:
+    for limit in (1, 2, 7):
+        answer = shared.complete("One day", max_tokens=limit, seed=1)
+        assert answer["choices"][0]["finish_reason"] == "length"
+        assert answer["usage"]["completion_tokens"] == limit
+        usage = answer["usage"]
+        assert usage["total_tokens"] == usage["prompt_tokens"] + limit
+
+
+def test_a_story_ends_by_itself_with_stop(shared: Running) -> None:
+    answer = shared.chat("Tell me a story.", max_tokens=400, seed=2)
+    assert answer["choices"][0]["finish_reason"] == "stop"
+    assert answer["usage"]["completion_tokens"] < 400
+
+
+def test_max_completion_tokens_is_max_tokens(shared: Running) -> None:
+    answer = shared.complete("One day", max_completion_tokens=3)
+    assert answer["usage"]["completion_tokens"] == 3
+    both = shared.complete("One day", max_completion_tokens=3, max_tokens=3)
+    assert both["usage"]["completion_tokens"] == 3
+
+
+def test_each_prompt_of_a_list_yields_its_choice(shared: Running) -> None:
+    prompts = ["One day", "The sea", "In the kitchen"]
+    answer = shared.complete(prompts, max_tokens=8, temperature=0)
+    assert [c["index"] for c in answer["choices"]] == [0, 1, 2]
+    alone = [text_of(shared.complete(p, max_tokens=8, temperature=0)) for p in prompts]
+    assert [c["text"] for c in answer["choices"]] == alone
+    assert answer["usage"]["completion_tokens"] == 24
+
+
+def test_a_list_of_prompts_streams_every_choice_with_its_finish(shared: Running) -> None:
+    body = {"model": MODEL, "prompt": ["One day", "The sea"], "max_tokens": 5}
+    events = shared.stream("/v1/completions", body)
+    finishes = [
+        (c["index"], c["finish_reason"])
+        for e in events[:-1]
+        for c in e["choices"]
+        if c["finish_reason"]
+    ]
+    assert sorted(finishes) == [(0, "length"), (1, "length")]
+    assert "usage" in events[-2]
+
+
+def test_several_choices_of_a_seeded_chat_differ_and_the_first_is_the_single_one(
+    shared: Running,
+) -> None:
+    three = shared.chat("Tell me a story.", n=3, seed=9, max_tokens=30)
+    texts = [c["message"]["content"] for c in three["choices"]]
+    assert len(set(texts)) == 3
+    again = shared.chat("Tell me a story.", n=3, seed=9, max_tokens=30)
+    assert [c["message"]["content"] for c in again["choices"]] == texts
+
+
+def test_a_seed_gives_the_same_text_while_others_run(shared: Running) -> None:
+    alone = shared.complete("One day", max_tokens=40, seed=77)
+    with ThreadPoolExecutor(12) as pool:
+        others = [pool.submit(shared.complete, "The sea", max_tokens=60) for _ in range(20)]
+        again = [pool.submit(shared.complete, "One day", max_tokens=40, seed=77) for _ in range(3)]
+        for answer in again:
+            assert answer.result()["choices"] == alone["choices"]
+        for other in others:
+            other.result()
+
+
+def test_a_seed_is_echoed_with_its_scope_and_none_without(shared: Running) -> None:
+    body = {"model": MODEL, "prompt": "One day", "max_tokens": 2}
+    seeded = shared.http.post("/v1/completions", json={**body, "seed": 4294967295})
+    assert seeded.headers["x-service-seed"] == "4294967295;scope=request"
+    assert "x-service-seed" not in shared.http.post("/v1/completions", json=body).headers
+    greedy = shared.http.post("/v1/completions", json={**body, "seed": 0, "temperature": 0})
+    assert greedy.headers["x-service-seed"] == "0;scope=request"
+
+
+def test_two_seeds_give_two_texts(shared: Running) -> None:
+    texts = {text_of(shared.complete("One day", max_tokens=30, seed=s)) for s in (1, 2)}
+    assert len(texts) == 2
+
+
+def test_greedy_and_top_p_zero_agree(shared: Running) -> None:
+    greedy = shared.complete("One day", max_tokens=20, temperature=0)
+    narrow = shared.complete("One day", max_tokens=20, top_p=0)
+    assert text_of(greedy) == text_of(narrow)
+
+
+def test_a_stop_string_ends_the_text_before_it_and_never_leaks(shared: Running) -> None:
+    whole = text_of(shared.complete("One day", max_tokens=60, temperature=0))
+    stop = whole[20:24]
+    before = whole[: whole.index(stop)]
+    answer = shared.complete("One day", max_tokens=60, temperature=0, stop=[stop, "never seen"])
+    assert text_of(answer) == before
+    assert answer["choices"][0]["finish_reason"] == "stop"
+    body = {
+        "model": MODEL,
+        "prompt": "One day",
+        "max_tokens": 60,
+        "temperature": 0,
+        "stop": stop,
+    }
+    events = shared.stream("/v1/completions", body)
+    assert "".join(c["text"] for e in events[:-1] for c in e["choices"]) == before
+
+
+def test_penalties_change_a_greedy_text(shared: Running) -> None:
+    plain = text_of(shared.complete("One day", max_tokens=60, temperature=0))
+    penalised = text_of(
+        shared.complete("One day", max_tokens=60, temperature=0, frequency_penalty=2.0)
+    )
+    zero = text_of(
+        shared.complete(
+            "One day", max_tokens=60, temperature=0, frequency_penalty=0, presence_penalty=0
+        )
+    )
+    assert penalised != plain
+    assert zero == plain
+
+
+def test_the_prompt_of_a_chat_has_one_beginning_of_sequence(
+    shared: Running, tokenizer: Tokenizer
+) -> None:
+    answer = shared.chat("Tell me a story.", max_tokens=1)
+    bos = tokenizer.token_to_id("<s>")
+    text = shared.complete("One day", max_tokens=1)
+    ids = tokenizer.encode("One day", add_special_tokens=True).ids
+    assert ids.count(bos) == 1
+    assert text["usage"]["prompt_tokens"] == len(ids)
+    rendered = tokenizer.encode("Tell me a story.", add_special_tokens=False).ids
+    # one BOS, and the turn marks of the template; a second BOS would be one more
+    marks = answer["usage"]["prompt_tokens"] - len(rendered)
+    other = shared.chat("Tell me a story about the sea.", max_tokens=1)
+    longer = tokenizer.encode("Tell me a story about the sea.", add_special_tokens=False).ids
+    assert other["usage"]["prompt_tokens"] - len(longer) == marks
+
+
+def test_a_trailing_assistant_message_is_continued(shared: Running) -> None:
+    user = {"role": "user", "content": "Tell me a story."}
+    ask = {"model": MODEL, "messages": [user], "max_tokens": 24, "temperature": 0}
+    whole = shared.http.post("/v1/chat/completions", json=ask).json()
+    text = whole["choices"][0]["message"]["content"]
+    words = text.split(" ")
+    partial = " ".join(words[:5])
+    ask["messages"] = [user, {"role": "assistant", "content": partial}]
+    ask["max_tokens"] = 12
+    rest = shared.http.post("/v1/chat/completions", json=ask).json()
+    continued = rest["choices"][0]["message"]["content"]
+    assert text.startswith(partial + continued[: len(text) - len(partial)])
+    assert rest["usage"]["prompt_tokens"] > whole["usage"]["prompt_tokens"]
+
+
+def test_content_parts_are_read_as_one_text(shared: Running) -> None:
+    parts = [{"type": "text", "text": "Tell me "}, {"type": "text", "text": "a story."}]
+    whole = shared.chat("Tell me a story.", max_tokens=12, temperature=0)
+    body = {
+        "model": MODEL,
+        "messages": [{"role": "user", "content": parts}],
+        "max_tokens": 12,
+        "temperature": 0,
+    }
+    split = shared.http.post("/v1/chat/completions", json=body).json()
+    assert split["choices"] == whole["choices"]
+
+
+def test_the_fingerprint_names_model_dtype_and_engine(shared: Running) -> None:
+    answer = shared.complete("One day", max_tokens=1)
+    fingerprint = answer["system_fingerprint"]
+    assert fingerprint == f"service:{MODEL}@unrecorded:bfloat16/FP16:transformers"
+
+
+def test_emoji_and_other_scripts_survive_a_stream(shared: Running) -> None:
+    # greedy text after an emoji-heavy prompt is whatever it is, but it must be whole characters
+    body = {"model": MODEL, "prompt": "😀 日本語 é ", "max_tokens": 30, "temperature": 1.8}
+    events = shared.stream("/v1/completions", body)
+    joined = "".join(c["text"] for e in events[:-1] for c in e["choices"])
+    joined.encode("utf-8")
+    assert events[-1] == "[DONE]"
+
+
+def test_models_are_listed_by_name(shared: Running) -> None:
+    listed = shared.http.get("/v1/models").json()
+    assert listed["object"] == "list"
+    entry = next(e for e in listed["data"] if e["id"] == MODEL)
+    assert entry["object"] == "model"
+    assert isinstance(entry["created"], int)
+    assert set(entry) == {"id", "object", "created", "owned_by"}
+    assert shared.http.get(f"/v1/models/{MODEL}").json() == entry
+
+
+def test_every_answer_names_the_backend(shared: Running) -> None:
+    body = {"model": MODEL, "prompt": "One day", "max_tokens": 1}
+    answer = shared.http.post("/v1/completions", json=body)
+    assert answer.headers["x-service-backend"] == "serial"

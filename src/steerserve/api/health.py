@@ -6,7 +6,7 @@ from fastapi import APIRouter
 from starlette.responses import Response
 
 from steerserve import __version__
-from steerserve.api.envelope import Envelope, failure, success
+from steerserve.api.envelope import Envelope, success
 from steerserve.control.vitals import Vitals
 from steerserve.errors import Refusal
 
@@ -23,7 +23,7 @@ def router(vitals: Vitals) -> APIRouter:
         state = await vitals.readiness()
         if state["ready"]:
             return success(state)
-        return failure(Refusal("NOT_READY", "the service is not ready", **state))
+        raise Refusal("NOT_READY", "the service is not ready", **state)
 
     @routes.get("/detailed", response_model=Envelope)
     async def detailed() -> Response:

@@ -284,6 +284,7 @@ class Conductor:
         """The model is gone: its SAEs, their steering and its lock with it; then the slot is free for the next."""
         gone = list(leaving.attachments.values())
         leaving.attachments.clear()
+        leaving.is_locked = False
         await self.forget([attached.key for attached in gone])
         for attached in gone:
             await self.note_sae(attached.sae_id, "cached")

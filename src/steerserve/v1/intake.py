@@ -197,7 +197,7 @@ def _validated(kind: type[Body], raw: dict[str, Any]) -> Body:
         return kind.model_validate(raw)
     except ValidationError as error:
         problems = error.errors(include_url=False, include_input=False, include_context=False)
-        first = problems[0]
+        first = max(problems, key=lambda problem: len(problem["loc"]))
         where = _location(first["loc"])
         raise Refusal(
             "INVALID_PARAMETER",

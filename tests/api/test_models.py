@@ -1,0 +1,269 @@
+"""/api/models against a running service and real checkpoints."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+import socketio
+
+from steerserve import demo
+from tests.conftest import Start
+from tests.service import Running, add_demo, load_demo
+
+
+@pytest.fixture
+def broken(tmp_path: Path) -> Path:
+    """A checkpoint whose weights do not fit its configuration."""
+    folder = tmp_path / "broken"
+    shutil.copytree(demo.MODEL_DIR, folder)
+    config = json.loads((folder / "config.json").read_text())
+    config["num_hidden_layers"] = "many"
+    (folder / "config.json").write_text(json.dumps(config))
+    return folder
+
+
+def test_a_record_carries_the_specified_fields(shared: Running) -> None:
+    record = shared.data("GET", "/api/models")["models"][0]
+    specified = (
+        "id name source repo_id quantization params architecture disk_size_mb estimated_memory_mb "
+        "status locked device dtype loaded_at supports_embeddings"
+    ).split()
+    assert set(specified) <= set(record)
+    assert record["status"] == "loaded"
+    assert record["source"] == "local"
+    assert record["dtype"] == "bfloat16"
+    assert record["loaded_at"].endswith("Z")
+    assert shared.data("GET", f"/api/models/{record['id']}") == record
+
+
+def test_a_model_lives_from_registration_to_deletion(start: Start) -> None:
+    with start() as live:
+        model_id = add_demo(live)
+        assert live.data("GET", "/api/models")["total"] == 1
+        accepted = live.data("POST", f"/api/models/{model_id}/load", status=202)
+        assert accepted["status"] == "loading"
+        # a request for the model that is being loaded waits for it
+        assert live.complete("One day", max_tokens=2)["usage"]["completion_tokens"] == 2
+        assert live.data("GET", f"/api/models/{model_id}")["status"] == "loaded"
+        assert live.error("POST", f"/api/models/{model_id}/load")[:2] == (
+            400,
+            "MODEL_ALREADY_LOADED",
+        )
+        assert live.error("DELETE", f"/api/models/{model_id}")[:2] == (409, "MODEL_BUSY")
+        gone = live.data("POST", f"/api/models/{model_id}/unload")
+        assert (gone["status"], gone["loaded_at"], gone["device"]) == ("ready", None, None)
+        assert live.error("POST", f"/api/models/{model_id}/unload")[:2] == (
+            400,
+            "MODEL_NOT_LOADED",
+        )
+        live.data("DELETE", f"/api/models/{model_id}")
+        assert demo.MODEL_DIR.is_dir()
+        assert live.data("GET", "/api/models") == {
+            "models": [],
+            "total": 0,
+            "loaded_model_id": None,
+        }
+        assert live.error("GET", f"/api/models/{model_id}")[:2] == (404, "MODEL_NOT_FOUND")
+
+
+def test_naming_an_unloaded_model_loads_it_and_naming_another_swaps(
+    start: Start, tmp_path: Path
+) -> None:
+    other = tmp_path / "other"
+    shutil.copytree(demo.MODEL_DIR, other)
+    with start() as live:
+        first = add_demo(live)
+        second = live.data(
+            "POST", "/api/models", {"source": "local", "local_path": str(other)}, 202
+        )
+        assert live.complete("One day", max_tokens=1)["model"] == demo.MODEL_NAME
+        body = {"model": "other", "prompt": "One day", "max_tokens": 1}
+        answer = live.http.post("/v1/completions", json=body)
+        assert answer.json()["model"] == "other"
+        statuses = {m["id"]: m["status"] for m in live.data("GET", "/api/models")["models"]}
+        assert statuses == {first: "ready", second["id"]: "loaded"}
+
+
+def test_a_locked_model_is_not_swapped_out_but_can_be_unloaded(
+    start: Start, tmp_path: Path
+) -> None:
+    other = tmp_path / "other"
+    shutil.copytree(demo.MODEL_DIR, other)
+    with start() as live:
+        model_id = load_demo(live)
+        added = live.data("POST", "/api/models", {"source": "local", "local_path": str(other)}, 202)
+        assert live.error("POST", f"/api/models/{added['id']}/lock")[1] == "MODEL_NOT_LOADED"
+        assert live.data("POST", f"/api/models/{model_id}/lock")["locked"] is True
+        assert live.error("POST", f"/api/models/{added['id']}/lock")[:2] == (409, "MODEL_LOCKED")
+        answer = live.http.post("/v1/completions", json={"model": "other", "prompt": "x"})
+        assert (answer.status_code, answer.json()["error"]["code"]) == (409, "model_locked")
+        assert answer.headers["x-should-retry"] == "false"
+        assert [m["id"] for m in live.http.get("/v1/models").json()["data"]] == [demo.MODEL_NAME]
+        assert live.data("POST", f"/api/models/{model_id}/unload")["status"] == "ready"
+        assert len(live.http.get("/v1/models").json()["data"]) == 2
+
+
+def test_a_failed_load_leaves_the_reason_and_the_next_load_works(
+    start: Start, broken: Path
+) -> None:
+    with start() as live:
+        bad = live.data("POST", "/api/models", {"source": "local", "local_path": str(broken)}, 202)
+        status, code, _ = live.error("POST", f"/api/models/{bad['id']}/load?wait=true")
+        assert (status, code) == (500, "MODEL_LOAD_FAILED")
+        record = live.data("GET", f"/api/models/{bad['id']}")
+        assert record["status"] == "error"
+        assert record["error_message"]
+        status, error = live.v1_error("/v1/completions", {"model": "broken", "prompt": "x"})
+        assert (status, error["code"]) == (500, "model_load_failed")
+        load_demo(live)
+        assert live.complete("One day", max_tokens=1)["choices"]
+
+
+def test_a_quantization_the_engine_cannot_apply_is_refused_before_anything(start: Start) -> None:
+    with start() as live:
+        resident = load_demo(live)
+        body = {"source": "local", "local_path": str(demo.MODEL_DIR), "quantization": "Q2"}
+        added = live.data("POST", "/api/models", body, 202)
+        assert live.error("POST", f"/api/models/{added['id']}/load")[:2] == (
+            400,
+            "UNSUPPORTED_QUANTIZATION",
+        )
+        status, error = live.v1_error(
+            "/v1/completions", {"model": f"{added['name']}:Q2", "prompt": "x"}
+        )
+        assert (status, error["code"]) == (400, "unsupported_quantization")
+        assert live.data("GET", f"/api/models/{resident}")["status"] == "loaded"
+
+
+@pytest.mark.parametrize(
+    ("body", "status", "code"),
+    [
+        ({}, 422, "VALIDATION_ERROR"),
+        ({"source": "elsewhere"}, 422, "VALIDATION_ERROR"),
+        ({"source": "local"}, 422, "VALIDATION_ERROR"),
+        ({"source": "local", "local_path": 3}, 422, "VALIDATION_ERROR"),
+        ({"source": "local", "local_path": "relative/path"}, 400, "INVALID_LOCAL_PATH"),
+        ({"source": "local", "local_path": "/etc"}, 400, "INVALID_LOCAL_PATH"),
+        ({"source": "local", "local_path": "/proc/self/root/etc"}, 400, "INVALID_LOCAL_PATH"),
+        ({"source": "local", "local_path": "/no/such/folder"}, 400, "INVALID_LOCAL_PATH"),
+        ({"source": "local", "local_path": "/tmp\x00x"}, 400, "INVALID_LOCAL_PATH"),
+        ({"source": "local", "local_path": str(demo.DATA)}, 400, "INVALID_LOCAL_PATH"),
+        ({"source": "local", "local_path": "/tmp", "quantization": "Q5"}, 422, "VALIDATION_ERROR"),
+        (
+            {"source": "local", "local_path": str(demo.MODEL_DIR), "custom_name": "a\r\nb"},
+            422,
+            "VALIDATION_ERROR",
+        ),
+        (
+            {"source": "local", "local_path": str(demo.MODEL_DIR), "trust_remote_code": "true"},
+            422,
+            "VALIDATION_ERROR",
+        ),
+        ({"source": "local", "local_path": str(demo.MODEL_DIR)}, 409, "MODEL_ALREADY_EXISTS"),
+    ],
+)
+def test_a_bad_registration_is_refused(shared: Running, body: dict, status: int, code: str) -> None:
+    assert shared.error("POST", "/api/models", body)[:2] == (status, code)
+
+
+@pytest.mark.parametrize("path", ["/api/models/999", "/api/models/99999999999999999999"])
+def test_an_unknown_model_is_not_found(shared: Running, path: str) -> None:
+    for method, tail in (("GET", ""), ("DELETE", ""), ("POST", "/load"), ("POST", "/unload")):
+        assert shared.error(method, path + tail)[:2] == (404, "MODEL_NOT_FOUND")
+
+
+def test_broken_json_and_a_wrong_method_answer_in_the_envelope(shared: Running) -> None:
+    answer = shared.http.post(
+        "/api/models", content=b"{", headers={"content-type": "application/json"}
+    )
+    assert (answer.status_code, answer.json()["error"]["code"]) == (422, "VALIDATION_ERROR")
+    assert shared.error("PATCH", "/api/models")[:2] == (405, "METHOD_NOT_ALLOWED")
+    assert shared.error("GET", "/api/nothing")[:2] == (404, "NOT_FOUND")
+    assert shared.error("GET", "/api/models/seven")[:2] == (422, "VALIDATION_ERROR")
+
+
+def test_code_in_a_checkpoint_does_not_run_without_the_opt_in(start: Start, tmp_path: Path) -> None:
+    folder, marker = tmp_path / "remote", tmp_path / "ran"
+    shutil.copytree(demo.MODEL_DIR, folder)
+    config = json.loads((folder / "config.json").read_text())
+    config["model_type"] = "never-heard-of"
+    config["auto_map"] = {"AutoConfig": "code.C", "AutoModelForCausalLM": "code.M"}
+    (folder / "config.json").write_text(json.dumps(config))
+    (folder / "code.py").write_text(f"open({str(marker)!r}, 'w').close()\n")
+    with start() as live:
+        added = live.data(
+            "POST", "/api/models", {"source": "local", "local_path": str(folder)}, 202
+        )
+        assert live.error("POST", f"/api/models/{added['id']}/load?wait=true")[0] == 500
+        assert not marker.exists()
+
+
+def test_a_hostile_chat_template_runs_in_a_sandbox(start: Start, tmp_path: Path) -> None:
+    folder, marker = tmp_path / "hostile", tmp_path / "ran"
+    shutil.copytree(demo.MODEL_DIR, folder)
+    template = f"{{{{ lipsum.__globals__['os'].popen('touch {marker}').read() }}}}"
+    (folder / "chat_template.jinja").write_text(template)
+    with start() as live:
+        live.data("POST", "/api/models", {"source": "local", "local_path": str(folder)}, 202)
+        body = {"model": "hostile", "messages": [{"role": "user", "content": "x"}]}
+        status, error = live.v1_error("/v1/chat/completions", body)
+        assert (status, error["param"]) == (400, "messages")
+        assert not marker.exists()
+
+
+def test_pickled_weights_cannot_run_code(start: Start, tmp_path: Path) -> None:
+    folder, marker = tmp_path / "pickled", tmp_path / "ran"
+    shutil.copytree(demo.MODEL_DIR, folder)
+    (folder / "model.safetensors").unlink()
+    payload = f"cos\nsystem\n(S'touch {marker}'\ntR.".encode()
+    (folder / "pytorch_model.bin").write_bytes(payload)
+    with start() as live:
+        added = live.data(
+            "POST", "/api/models", {"source": "local", "local_path": str(folder)}, 202
+        )
+        assert live.error("POST", f"/api/models/{added['id']}/load?wait=true")[0] == 500
+        assert not marker.exists()
+
+
+def test_a_folder_changed_after_registration_is_checked_again(start: Start, tmp_path: Path) -> None:
+    folder = tmp_path / "moved"
+    shutil.copytree(demo.MODEL_DIR, folder)
+    with start() as live:
+        added = live.data(
+            "POST", "/api/models", {"source": "local", "local_path": str(folder)}, 202
+        )
+        shutil.rmtree(folder)
+        os.symlink("/etc", folder)
+        assert live.error("POST", f"/api/models/{added['id']}/load")[:2] == (
+            400,
+            "INVALID_LOCAL_PATH",
+        )
+
+
+async def test_events_tell_a_load_and_an_unload(start: Start) -> None:
+    with start() as live:
+        model_id = add_demo(live)
+        seen: list[tuple[str, dict]] = []
+        client = socketio.AsyncSimpleClient()
+        await client.connect(live.url, transports=["websocket"])
+        try:
+            live.data("POST", f"/api/models/{model_id}/load", status=202)
+            while not seen or seen[-1][0] != "model:load:complete":
+                seen.append(tuple(await client.receive(timeout=30)))
+            live.data("POST", f"/api/models/{model_id}/unload")
+            while seen[-1][0] != "model:unload:complete":
+                seen.append(tuple(await client.receive(timeout=30)))
+        finally:
+            await client.disconnect()
+    stages = [body["stage"] for name, body in seen if name == "model:load:progress"]
+    assert stages[0] == "loading_tokenizer"
+    assert stages[-1] == "complete"
+    complete = dict(seen)["model:load:complete"]
+    assert complete["modelId"] == complete["model_id"] == model_id
+    assert complete["memoryUsedMb"] > 0
+    percents = [body["progress"] for name, body in seen if name == "model:load:progress"]
+    assert percents == sorted(percents)

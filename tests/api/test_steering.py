@@ -1,0 +1,310 @@
+"""/api/saes and /api/saes/steering against a running service and the demo SAEs."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import socketio
+
+from steerserve import demo
+from tests.conftest import Start
+from tests.service import Running, add_sae, load_demo
+
+STEERING = "/api/saes/steering"
+FIRST, LAST = demo.saes()[0], demo.saes()[-1]
+D_SAE = json.loads((FIRST.path / "cfg.json").read_text())["d_sae"]
+
+
+def greedy(live: Running) -> str:
+    answer = live.complete("One day", max_tokens=24, temperature=0)
+    return str(answer["choices"][0]["text"])
+
+
+def set_one(live: Running, index: int, value: float) -> dict:
+    return live.data("POST", STEERING, {"feature_idx": index, "value": value})
+
+
+# ---------------------------------------------------------------- SAEs
+
+
+def test_an_sae_is_registered_once_from_its_folder(shared: Running) -> None:
+    first = add_sae(shared, FIRST)
+    assert first == add_sae(shared, FIRST)
+    assert first.startswith("sae_")
+    record = shared.data("GET", f"/api/saes/{first}")
+    assert record["d_sae"] == D_SAE
+    assert record["trained_layer"] == FIRST.layer
+    assert record["trained_on"] == demo.MODEL_NAME
+    assert record["status"] == "cached"
+    assert record["hook_name"] == f"blocks.{FIRST.layer}.hook_resid_post"
+    listed = shared.data("GET", "/api/saes")
+    assert record in listed["saes"]
+    assert listed["total"] == len(listed["saes"])
+    assert listed["attachment"]["is_attached"] is False
+
+
+@pytest.mark.parametrize(
+    ("body", "status", "code"),
+    [
+        ({}, 422, "VALIDATION_ERROR"),
+        ({"local_path": "x"}, 400, "INVALID_LOCAL_PATH"),
+        ({"local_path": "/etc"}, 400, "INVALID_LOCAL_PATH"),
+        ({"local_path": str(demo.MODEL_DIR)}, 500, "SAE_LOAD_FAILED"),
+    ],
+)
+def test_a_bad_registration_is_refused(shared: Running, body: dict, status: int, code: str) -> None:
+    assert shared.error("POST", "/api/saes/download", body)[:2] == (status, code)
+
+
+def test_attach_reports_where_it_hooked_and_locks_the_model(shared: Running) -> None:
+    sae_id = add_sae(shared, FIRST)
+    attached = shared.data("POST", f"/api/saes/{sae_id}/attach", {"layer": FIRST.layer})
+    try:
+        assert attached["status"] == "attached"
+        assert attached["layer_module_path"] == f"model.layers.{FIRST.layer}"
+        assert attached["warnings"] == []
+        assert attached["memory_usage_mb"] >= 1
+        model = shared.data("GET", "/api/models")["models"][0]
+        assert model["locked"] is True
+        again = shared.error("POST", f"/api/saes/{sae_id}/attach", {"layer": FIRST.layer})
+        assert again[:2] == (409, "SAE_ALREADY_ATTACHED")
+        assert shared.error("DELETE", f"/api/saes/{sae_id}")[:2] == (409, "SAE_ALREADY_ATTACHED")
+        status = shared.data("GET", "/api/saes/attachment")
+        assert (status["sae_id"], status["layer"]) == (sae_id, FIRST.layer)
+        assert shared.data("GET", f"/api/saes/{sae_id}")["status"] == "attached"
+    finally:
+        freed = shared.data("POST", f"/api/saes/{sae_id}/detach")
+    assert freed["status"] == "detached"
+    assert shared.data("GET", "/api/models")["models"][0]["locked"] is False
+    assert shared.error("POST", f"/api/saes/{sae_id}/detach")[:2] == (400, "SAE_NOT_ATTACHED")
+    assert shared.data("GET", f"/api/saes/{sae_id}")["status"] == "cached"
+
+
+def test_a_layer_mismatch_warns_and_a_missing_layer_is_incompatible(shared: Running) -> None:
+    sae_id = add_sae(shared, FIRST)
+    other = 0 if FIRST.layer else 1
+    path = f"/api/saes/{sae_id}/compatibility"
+    fits = shared.data("GET", f"{path}?layer={FIRST.layer}")
+    assert fits == {"compatible": True, "errors": [], "warnings": []}
+    differs = shared.data("GET", f"{path}?layer={other}")
+    assert differs["compatible"] is True
+    assert f"layer {FIRST.layer}" in differs["warnings"][0]
+    missing = shared.data("GET", f"{path}?layer=99")
+    assert missing["compatible"] is False
+    refused = shared.error("POST", f"/api/saes/{sae_id}/attach", {"layer": 99})
+    assert refused[:2] == (400, "SAE_INCOMPATIBLE")
+    assert shared.error("POST", f"/api/saes/{sae_id}/attach", {"layer": -1})[0] == 422
+    assert shared.error("GET", path)[:2] == (422, "VALIDATION_ERROR")
+
+
+def test_a_wrong_width_is_incompatible(shared: Running, tmp_path: Path) -> None:
+    safetensors = pytest.importorskip("safetensors.numpy")
+    numpy = pytest.importorskip("numpy")
+    config = json.loads((FIRST.path / "cfg.json").read_text()) | {"d_in": 8, "d_sae": 16, "k": 2}
+    folder = tmp_path / "narrow"
+    folder.mkdir()
+    (folder / "cfg.json").write_text(json.dumps(config))
+    tensors = {
+        "W_enc": numpy.ones((8, 16), "float32"),
+        "W_dec": numpy.ones((16, 8), "float32"),
+        "b_enc": numpy.zeros(16, "float32"),
+        "b_dec": numpy.zeros(8, "float32"),
+    }
+    safetensors.save_file(tensors, folder / "sae_weights.safetensors")
+    made = shared.data("POST", "/api/saes/download", {"local_path": str(folder)}, 202)
+    refused = shared.error("POST", f"/api/saes/{made['sae_id']}/attach", {"layer": 0})
+    assert refused[:2] == (400, "SAE_INCOMPATIBLE")
+    assert refused[2]["d_in"] == 8
+    shared.data("DELETE", f"/api/saes/{made['sae_id']}")
+    assert (folder / "cfg.json").exists()
+    assert shared.error("GET", f"/api/saes/{made['sae_id']}")[:2] == (404, "SAE_NOT_FOUND")
+
+
+def test_without_a_model_nothing_attaches(start: Start) -> None:
+    with start() as live:
+        sae_id = add_sae(live, FIRST)
+        refused = live.error("POST", f"/api/saes/{sae_id}/attach", {"layer": 0})
+        assert refused[:2] == (400, "MODEL_NOT_LOADED")
+        assert live.error("GET", f"/api/saes/{sae_id}/compatibility?layer=0")[1] == (
+            "MODEL_NOT_LOADED"
+        )
+
+
+def test_a_second_attach_replaces_the_first_and_says_what_it_cleared(steered: Running) -> None:
+    set_one(steered, 3, 10)
+    second = add_sae(steered, LAST)
+    attached = steered.data("POST", f"/api/saes/{second}/attach", {"layer": LAST.layer})
+    assert any("replaced" in warning for warning in attached["warnings"])
+    assert steered.data("GET", "/api/saes/attachment")["sae_id"] == second
+    assert steered.data("GET", STEERING) == {"enabled": False, "values": {}}
+
+
+def test_an_attach_that_fails_keeps_the_one_before(steered: Running) -> None:
+    before = set_one(steered, 3, 10)
+    sae_id = add_sae(steered, LAST)
+    assert steered.error("POST", f"/api/saes/{sae_id}/attach", {"layer": 99})[0] == 400
+    assert steered.data("GET", STEERING) == before
+
+
+def test_unloading_the_model_detaches_and_forgets(start: Start) -> None:
+    with start() as live:
+        model_id = load_demo(live)
+        sae_id = add_sae(live, FIRST)
+        live.data("POST", f"/api/saes/{sae_id}/attach", {"layer": FIRST.layer})
+        set_one(live, 3, 50)
+        live.data("POST", f"/api/models/{model_id}/unload")
+        assert live.data("GET", "/api/saes/attachment")["is_attached"] is False
+        assert live.data("GET", f"/api/saes/{sae_id}")["status"] == "cached"
+        plain = greedy(live)
+        live.data("POST", f"/api/saes/{sae_id}/attach", {"layer": FIRST.layer})
+        assert live.data("GET", STEERING) == {"enabled": False, "values": {}}
+        assert greedy(live) == plain
+
+
+# ---------------------------------------------------------------- steering
+
+
+def test_every_route_needs_an_attached_sae(shared: Running) -> None:
+    calls = [
+        ("GET", STEERING, None),
+        ("POST", STEERING, {"feature_idx": 1, "value": 1}),
+        ("POST", f"{STEERING}/batch", {"steering": {"1": 1}}),
+        ("POST", f"{STEERING}/enable", None),
+        ("POST", f"{STEERING}/disable", None),
+        ("DELETE", f"{STEERING}/1", None),
+        ("DELETE", STEERING, None),
+    ]
+    for method, path, body in calls:
+        assert shared.error(method, path, body)[:2] == (400, "SAE_NOT_ATTACHED"), path
+
+
+def test_setting_enables_disabling_keeps_removing_the_last_disables(steered: Running) -> None:
+    assert steered.data("GET", STEERING) == {"enabled": False, "values": {}}
+    assert set_one(steered, 5, 12.5) == {"enabled": True, "values": {"5": 12.5}}
+    assert steered.data("POST", f"{STEERING}/disable") == {"enabled": False, "values": {"5": 12.5}}
+    assert steered.data("POST", f"{STEERING}/enable")["enabled"] is True
+    batch = steered.data("POST", f"{STEERING}/batch", {"steering": {"6": -1, "7": 200}})
+    assert batch == {"enabled": True, "values": {"5": 12.5, "6": -1.0, "7": 200.0}}
+    assert steered.data("DELETE", f"{STEERING}/5")["values"] == {"6": -1.0, "7": 200.0}
+    assert steered.data("DELETE", f"{STEERING}/7")["enabled"] is True
+    assert steered.data("DELETE", f"{STEERING}/6") == {"enabled": False, "values": {}}
+    set_one(steered, 1, 1)
+    assert steered.data("DELETE", STEERING) == {"enabled": False, "values": {}}
+
+
+def test_a_bad_index_in_a_batch_changes_nothing(steered: Running) -> None:
+    before = set_one(steered, 5, 3)
+    status, code, details = steered.error(
+        "POST", f"{STEERING}/batch", {"steering": {"1": 1, str(D_SAE): 2}}
+    )
+    assert (status, code) == (400, "INVALID_FEATURE_INDEX")
+    assert details == {"feature_idx": D_SAE, "d_sae": D_SAE}
+    assert steered.data("GET", STEERING) == before
+
+
+@pytest.mark.parametrize("index", [-1, D_SAE, 2**40, 10**25])
+def test_an_index_outside_the_sae_is_refused(steered: Running, index: int) -> None:
+    body = {"feature_idx": index, "value": 1}
+    assert steered.error("POST", STEERING, body)[:2] == (400, "INVALID_FEATURE_INDEX")
+    if index < 2**40:
+        assert steered.error("DELETE", f"{STEERING}/{index}")[1] == "INVALID_FEATURE_INDEX"
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b'{"feature_idx": 1, "value": 200.001}',
+        b'{"feature_idx": 1, "value": -201}',
+        b'{"feature_idx": 1, "value": NaN}',
+        b'{"feature_idx": 1, "value": Infinity}',
+        b'{"feature_idx": 1, "value": 1e400}',
+        b'{"feature_idx": 1, "value": "3"}',
+        b'{"feature_idx": 1, "value": true}',
+        b'{"feature_idx": 1.5, "value": 1}',
+        b'{"feature_idx": "1", "value": 1}',
+        b'{"feature_idx": true, "value": 1}',
+        b'{"value": 1}',
+        b"{",
+        b"[]",
+    ],
+)
+def test_a_bad_value_is_a_validation_error_and_changes_nothing(
+    steered: Running, content: bytes
+) -> None:
+    answer = steered.http.post(
+        STEERING, content=content, headers={"content-type": "application/json"}
+    )
+    assert (answer.status_code, answer.json()["error"]["code"]) == (422, "VALIDATION_ERROR")
+    assert steered.data("GET", STEERING) == {"enabled": False, "values": {}}
+
+
+@pytest.mark.parametrize(
+    "values",
+    [{"x": 1}, {"1.0": 1}, {"": 1}, {" 1": 1}, {"1": 300}, {str(i): 1.0 for i in range(1001)}],
+)
+def test_a_bad_batch_is_a_validation_error(steered: Running, values: dict) -> None:
+    refused = steered.error("POST", f"{STEERING}/batch", {"steering": values})
+    assert refused[:2] == (422, "VALIDATION_ERROR")
+    assert steered.data("GET", STEERING)["values"] == {}
+
+
+def test_a_thousand_features_are_set_at_once(steered: Running) -> None:
+    values = {str(i): 0.01 for i in range(1000)}
+    assert len(steered.data("POST", f"{STEERING}/batch", {"steering": values})["values"]) == 1000
+
+
+def test_steering_changes_the_text_and_zero_and_disabled_do_not(steered: Running) -> None:
+    plain = greedy(steered)
+    set_one(steered, 5, 60)
+    pushed = greedy(steered)
+    assert pushed != plain
+    steered.data("POST", f"{STEERING}/disable")
+    assert greedy(steered) == plain
+    steered.data("POST", f"{STEERING}/enable")
+    assert greedy(steered) == pushed
+    set_one(steered, 5, 0)
+    assert greedy(steered) == plain
+
+
+def test_the_apply_count_counts_the_steered_passes_only(steered: Running) -> None:
+    def count() -> int:
+        return int(steered.data("GET", "/api/saes/attachment")["steering_apply_count"])
+
+    steered.complete("One day", max_tokens=5, seed=1)
+    assert count() == 0
+    set_one(steered, 5, 1)
+    steered.complete("One day", max_tokens=5, seed=1)
+    # one prefill pass gives the first token, each further token takes one
+    assert count() == 5
+    steered.data("POST", f"{STEERING}/disable")
+    steered.complete("One day", max_tokens=5, seed=1)
+    assert count() == 5
+
+
+def test_a_change_takes_effect_within_a_running_stream(steered: Running) -> None:
+    body = {"model": demo.MODEL_NAME, "prompt": "One day", "max_tokens": 600, "temperature": 0}
+    with steered.http.stream("POST", "/v1/completions", json=body | {"stream": True}) as answer:
+        lines = answer.iter_lines()
+        next(lines)
+        set_one(steered, 5, 1)
+        for _ in lines:
+            pass
+    assert steered.data("GET", "/api/saes/attachment")["steering_apply_count"] > 0
+
+
+async def test_steering_updates_are_told_over_the_socket(steered: Running) -> None:
+    client = socketio.AsyncSimpleClient()
+    await client.connect(steered.url, transports=["websocket"])
+    try:
+        set_one(steered, 5, 2)
+        name, body = await client.receive(timeout=20)
+        assert name == "steering:update"
+        assert body["values"] == {"5": 2.0}
+        assert body["activeCount"] == body["active_count"] == 1
+        steered.data("DELETE", STEERING)
+        _, body = await client.receive(timeout=20)
+        assert (body["enabled"], body["activeCount"]) == (False, 0)
+    finally:
+        await client.disconnect()

@@ -1,0 +1,49 @@
+"""The command line as a person uses it."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+
+def run(home: Path, *arguments: str, **settings: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "steerserve", *arguments],
+        env=os.environ | {"STEERSERVE_HOME": str(home)} | settings,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+
+
+def test_doctor_says_what_the_machine_can_do(tmp_path: Path) -> None:
+    ran = run(tmp_path, "doctor", HF_ENDPOINT="http://127.0.0.1:9")
+    assert ran.returncode == 0, ran.stderr
+    for fact in ("cards:", "processor:", "memory:", "disk:", "engines:", "hub:", "listens on:"):
+        assert fact in ran.stdout
+    assert "cannot be reached" in ran.stdout
+    assert not (tmp_path / "steerserve.db").exists()
+
+
+def test_openapi_describes_every_route_without_starting_anything(tmp_path: Path) -> None:
+    ran = run(tmp_path, "openapi")
+    assert ran.returncode == 0, ran.stderr
+    paths = json.loads(ran.stdout)["paths"]
+    assert {"/v1/chat/completions", "/api/models", "/api/saes/steering", "/api/health"} <= set(
+        paths
+    )
+    body = paths["/v1/chat/completions"]["post"]["requestBody"]["content"]["application/json"]
+    assert "messages" in body["schema"]["required"]
+
+
+def test_the_version_and_help_need_no_service(tmp_path: Path) -> None:
+    assert run(tmp_path, "--version").stdout.startswith("steerserve ")
+    assert "demo" in run(tmp_path, "--help").stdout
+
+
+def test_the_control_plane_never_imports_the_tensor_library() -> None:
+    code = "import sys, steerserve.app; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], timeout=60).returncode == 0
