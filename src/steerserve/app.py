@@ -158,10 +158,7 @@ class Service:
             if self.settings.demo:
                 _announce(
                     await demo.start(
-                        self.registry,
-                        self.conductor,
-                        self.attachments,
-                        self.settings.steerserve_home,
+                        self.registry, self.conductor, self.attachments, self.settings
                     ),
                     self.settings,
                 )

@@ -146,11 +146,6 @@ class Settings(BaseSettings):
     )
     retry_after_fallback_s: Seconds = Field(default=10, description="Retry-After of any other 503.")
 
-    multisae_vram_envelope_mb: Count = Field(
-        default=4096,
-        description="Total SAE memory in MiB above which a warning is shown; never a refusal.",
-    )
-
     @field_validator("cors_origins", "allowed_hosts", mode="before")
     @classmethod
     def _split(cls, value: object) -> object:

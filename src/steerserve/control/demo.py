@@ -11,6 +11,7 @@ from steerserve import __version__, demo
 from steerserve.control.attachments import Attachments
 from steerserve.control.catalog import Registry
 from steerserve.control.conductor import Conductor
+from steerserve.settings import Settings
 from steerserve.store.catalog import ModelRow
 
 
@@ -26,37 +27,39 @@ class Ready:
 
 
 async def start(
-    registry: Registry, conductor: Conductor, attachments: Attachments, home: Path
+    registry: Registry, conductor: Conductor, attachments: Attachments, settings: Settings
 ) -> Ready:
     """Make the demo ready.
 
     Raises:
         Refusal: what a load or an attach refuses.
     """
-    folder = await asyncio.to_thread(_copied, home / "demo")
-    row = await _registered(registry, folder / "model")
+    model, saes = (
+        folder / demo.MODEL_NAME for folder in (settings.model_cache_dir, settings.sae_cache_dir)
+    )
+    await asyncio.to_thread(_copy, demo.MODEL_DIR, model)
+    await asyncio.to_thread(_copy, demo.DATA / "saes", saes)
+    row = await _registered(registry, model)
     ids = {}
     for sae in demo.saes():
-        registered, _ = await registry.add_sae(str(folder / "saes" / sae.name))
-        ids[sae.name] = registered
+        ids[sae.name], _ = await registry.add_sae(str(saes / sae.name))
     async with conductor.use(row):
         proof = demo.proof()
         attached = await attachments.attach(ids[proof["sae"]], proof["layer"])
     return Ready(row.name, attached.sae_id, attached.layer, proof["feature_idx"], proof["strength"])
 
 
-def _copied(target: Path) -> Path:
-    """The demo's files under the data folder; copied anew for another version of the package."""
+def _copy(source: Path, target: Path) -> None:
+    """Copy a folder of the package into the data folder, whole or not at all; anew for another version."""
     stamp = target / "VERSION"
     if stamp.is_file() and stamp.read_text() == __version__:
-        return target
-    staging = target.with_name("demo.new")
+        return
+    staging = target.with_name(target.name + ".new")
     shutil.rmtree(staging, ignore_errors=True)
-    shutil.copytree(demo.DATA, staging)
+    shutil.copytree(source, staging)
     (staging / "VERSION").write_text(__version__)
     shutil.rmtree(target, ignore_errors=True)
     staging.rename(target)
-    return target
 
 
 async def _registered(registry: Registry, folder: Path) -> ModelRow:

@@ -1,0 +1,63 @@
+"""Run every measurement and keep the result: `python -m benchmarks.run [--out FILE]`."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import tempfile
+from datetime import UTC, datetime
+from pathlib import Path
+
+from benchmarks import engine, machine, models, service
+from steerserve import __version__
+
+RESULTS = Path(__file__).parent / "results"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument(
+        "--out", type=Path, help="where to write; by default benchmarks/results/<time>.json"
+    )
+    given = parser.parse_args()
+    started = datetime.now(UTC)
+    with tempfile.TemporaryDirectory() as folder:
+        scratch = Path(folder)
+        big = models.half_billion(scratch / "half-billion")
+        result = {
+            "version": __version__,
+            "started": started.isoformat(timespec="seconds"),
+            "machine": machine.describe(),
+            "service": asyncio.run(service.measure(scratch, big)),
+            "engine": engine.measure(big),
+        }
+    target = given.out or RESULTS / f"{started:%Y-%m-%dT%H%M}.json"
+    target.parent.mkdir(parents=True, exist_ok=True)
+    target.write_text(json.dumps(result, indent=2) + "\n")
+    print(summary(result))
+    print(f"\nwritten to {target}")
+
+
+def summary(result: dict) -> str:
+    """The ratios that the aims speak of."""
+    measured, served = result["engine"], result["service"]
+    decode = measured["decode_tokens_per_s"]
+    lines = [
+        f"decode, tokens/s: {decode['1']['median']:.1f} at 1 row, {decode['8']['median']:.1f} at 8, "
+        f"{decode['32']['median']:.1f} at 32",
+        f"32 rows over 1: {measured['rows_32_over_1']:.1f}",
+        f"1 row over transformers generate: {measured['one_row_over_generate']:.2f}",
+        f"1 row over the bandwidth limit: {measured['one_row_over_bandwidth_limit']:.2f}",
+        f"prefill over a plain forward pass: {measured['prefill_over_plain_forward']['median']:.2f}",
+        f"a steered step over a plain one: {measured['steering_step_ratio_8_rows']['median']:.4f}",
+        f"added per request: {served['added_seconds_per_request']['added_of_medians'] * 1e3:.2f} ms",
+        f"added per streamed token: "
+        f"{served['added_seconds_per_streamed_token']['added_of_medians'] * 1e3:.3f} ms",
+        f"liveness while loading, p99: {served['liveness_seconds_while_loading']['p99'] * 1e3:.1f} ms",
+    ]
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,157 @@
+"""What the service adds to the engine: per request, per streamed token; and liveness while a model loads."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+import statistics
+import sys
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+from benchmarks.machine import Spread
+from steerserve import demo
+from steerserve.engine import messages as m
+from steerserve.engine.client import Engine, Launcher
+
+REQUESTS = 300
+STREAMS = 30
+TOKENS = 200
+PROBE_EVERY = 0.01
+
+
+async def measure(scratch: Path, big: Path) -> dict[str, Any]:
+    """Times through the service and through the bare engine, in turn, on the demo model."""
+    async with _service(scratch / "home") as client:
+        await _load(client, demo.MODEL_DIR, demo.MODEL_NAME)
+        engine = await Launcher("WARNING", "console").launch()
+        try:
+            await engine.load(
+                lambda _: None,
+                path=str(demo.MODEL_DIR),
+                quantization="FP16",
+                trust_remote_code=False,
+                threads=0,
+                kv_cache_mb=256,
+                min_context=1024,
+            )
+            added_request = await _per_request(client, engine)
+            added_token = await _per_token(client, engine)
+        finally:
+            await engine.stop()
+        liveness = await _liveness(client, big)
+    return {
+        "model": demo.MODEL_NAME,
+        "added_seconds_per_request": added_request,
+        "added_seconds_per_streamed_token": added_token,
+        "liveness_seconds_while_loading": liveness,
+    }
+
+
+async def _per_request(client: httpx.AsyncClient, engine: Engine) -> dict[str, Any]:
+    body = {"model": demo.MODEL_NAME, "prompt": "One day", "max_tokens": 1}
+    through, bare = [], []
+    for turn in range(REQUESTS + 20):
+        since = time.perf_counter()
+        (await client.post("/v1/completions", json=body)).raise_for_status()
+        middle = time.perf_counter()
+        await _generate(engine, 1)
+        if turn >= 20:
+            through.append(middle - since)
+            bare.append(time.perf_counter() - middle)
+    return _difference(through, bare, 1)
+
+
+async def _per_token(client: httpx.AsyncClient, engine: Engine) -> dict[str, Any]:
+    body = {
+        "model": demo.MODEL_NAME,
+        "prompt": "One day",
+        "max_tokens": TOKENS,
+        "temperature": 2.0,
+        "stream": True,
+    }
+    through, bare = [], []
+    for turn in range(STREAMS + 2):
+        since = time.perf_counter()
+        pieces = 0
+        async with client.stream("POST", "/v1/completions", json=body) as answer:
+            async for line in answer.aiter_lines():
+                pieces += bool(line)
+        middle = time.perf_counter()
+        tokens = await _generate(engine, TOKENS)
+        if turn >= 2:
+            through.append((middle - since) / max(1, pieces - 2))
+            bare.append((time.perf_counter() - middle) / tokens)
+    return _difference(through, bare, 1)
+
+
+async def _generate(engine: Engine, tokens: int) -> int:
+    """The same request at the bare engine; its tokens."""
+    sampling = m.Sampling(temperature=2.0 if tokens > 1 else 1.0, max_tokens=tokens)
+    count = 0
+    async for event in engine.generate([m.Text("One day")], 1, sampling, m.Follow()):
+        count = event.tokens if isinstance(event, m.Piece) else count
+    return count
+
+
+async def _liveness(client: httpx.AsyncClient, big: Path) -> dict[str, Any]:
+    """Times of the liveness probe while a 0.5B-shaped model loads over the demo model."""
+    body = {"source": "local", "local_path": str(big), "custom_name": "big"}
+    added = (await client.post("/api/models", json=body)).json()["data"]
+    loading = asyncio.create_task(client.post(f"/api/models/{added['id']}/load?wait=true"))
+    found = []
+    while not loading.done():
+        since = time.perf_counter()
+        (await client.get("/api/health")).raise_for_status()
+        found.append(time.perf_counter() - since)
+        await asyncio.sleep(PROBE_EVERY)
+    (await loading).raise_for_status()
+    ranked = sorted(found)
+    return asdict(Spread.of(found)) | {"p99": ranked[int(len(ranked) * 0.99)]}
+
+
+def _difference(through: list[float], bare: list[float], per: int) -> dict[str, Any]:
+    """Medians of both and of their difference, pair by pair."""
+    added = [(a - b) / per for a, b in zip(through, bare, strict=True)]
+    return {
+        "service": asdict(Spread.of(through)),
+        "engine": asdict(Spread.of(bare)),
+        "added_median_of_pairs": statistics.median(added),
+        "added_of_medians": statistics.median(through) - statistics.median(bare),
+    }
+
+
+async def _load(client: httpx.AsyncClient, folder: Path, name: str) -> None:
+    body = {"source": "local", "local_path": str(folder), "custom_name": name}
+    added = (await client.post("/api/models", json=body)).json()["data"]
+    (await client.post(f"/api/models/{added['id']}/load?wait=true")).raise_for_status()
+
+
+@asynccontextmanager
+async def _service(home: Path) -> AsyncIterator[httpx.AsyncClient]:
+    """The service as a process of its own on a free port."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    environment = os.environ | {"STEERSERVE_HOME": str(home), "LOG_LEVEL": "WARNING"}
+    arguments = [sys.executable, "-m", "steerserve", "serve", "--port", str(port)]
+    process = await asyncio.create_subprocess_exec(*arguments, env=environment)
+    try:
+        async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", timeout=300) as client:
+            while True:
+                try:
+                    await client.get("/api/health")
+                    break
+                except httpx.ConnectError:
+                    await asyncio.sleep(0.1)
+            yield client
+    finally:
+        process.terminate()
+        await process.wait()
