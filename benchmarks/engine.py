@@ -90,9 +90,8 @@ class Bench:
         for row in range(rows):
             self._add(steered, 1, m.Overlay(1, {"bench": {row: 0.5, row + 1: 0.25}}))
         ratios = []
-        for _ in range(rows):
-            plain.step()
-            steered.step()
+        _prefill(plain)
+        _prefill(steered)
         for i in range(3 * STEPS):
             order = (plain, steered) if i % 2 else (steered, plain)
             seconds = {id(batch): self._timed(batch.step) for batch in order}
@@ -104,8 +103,7 @@ class Bench:
         """A batch whose rows are all prefilled."""
         batch = Batch(self.model, self.steering, KV_TOKENS)
         self._add(batch, rows, plan)
-        for _ in range(rows):
-            batch.step()
+        _prefill(batch)
         return batch
 
     def _add(self, batch: Batch, rows: int, plan: m.Plan, prompt: str = PROMPT) -> None:
@@ -120,6 +118,13 @@ class Bench:
         work()
         synchronise(self.model.device)
         return time.perf_counter() - since
+
+
+def _prefill(batch: Batch) -> None:
+    """Step until every row decodes."""
+    batch.step()
+    while batch._shared.joining or batch._shared.partial:
+        batch.step()
 
 
 def measure(folder: Path) -> dict[str, Any]:

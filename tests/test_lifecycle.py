@@ -211,6 +211,19 @@ def test_a_bad_setting_is_named(tmp_path: Path) -> None:
     assert "MAX_CONCURRENT_REQUESTS" in ran.stderr
 
 
+def test_a_second_service_on_the_same_data_folder_is_refused(tmp_path: Path) -> None:
+    with serving(tmp_path) as served:
+        second = subprocess.run(
+            [sys.executable, "-m", "steerserve", "serve", "--port", str(served.port)],
+            env=os.environ | {"STEERSERVE_HOME": str(tmp_path)},
+            capture_output=True,
+            text=True,
+            timeout=60,
+        )
+    assert second.returncode == 1
+    assert "another steerserve uses the data folder" in second.stderr
+
+
 # ---------------------------------------------------------------- the engine
 
 

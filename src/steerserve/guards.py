@@ -42,12 +42,13 @@ class Guards:
         refusal = self._foreign(scope, headers) or self._too_large(headers)
         if refusal is None:
             limited = _Limited(receive, self._settings.max_body_bytes)
-            await self._app(scope, limited, self._with_retry_after(scope, send))
+            await self._app(scope, limited, self._completed(scope, send))
             return
         if scope["type"] == "websocket":
             await send({"type": "websocket.close", "code": 1008, "reason": refusal.message})
             return
-        await self._answer(scope["path"], refusal)(scope, receive, send)
+        response = self._answer(scope["path"], refusal)
+        await response(scope, receive, self._completed(scope, send))
 
     def _foreign(self, scope: Scope, headers: Headers) -> Refusal | None:
         host = headers.get("host", "")
@@ -73,16 +74,20 @@ class Guards:
         limit = self._settings.max_body_bytes
         return _too_large(limit) if length.isdigit() and int(length) > limit else None
 
-    def _with_retry_after(self, scope: Scope, send: Send) -> Send:
-        async def checked(message: Message) -> None:
-            if message["type"] == "http.response.start" and message["status"] == 503:
+    def _completed(self, scope: Scope, send: Send) -> Send:
+        """A `send` that adds the headers every answer of its kind carries."""
+
+        async def completed(message: Message) -> None:
+            if message["type"] == "http.response.start":
                 headers = MutableHeaders(scope=message)
-                if "retry-after" not in headers:
+                if scope["path"].startswith("/v1"):
+                    headers["X-Service-Backend"] = "serial"
+                if message["status"] == 503 and "retry-after" not in headers:
                     log.warning("retry_after_defaulted", path=scope["path"])
                     headers["Retry-After"] = str(self._settings.retry_after_fallback_s)
             await send(message)
 
-        return checked
+        return completed
 
 
 class _Limited:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import fcntl
 import multiprocessing
 import signal
 import socket
 import sys
+from pathlib import Path
 from types import FrameType
-from typing import Any
+from typing import Any, TextIO
 
 import uvicorn
 
@@ -51,11 +53,10 @@ class Server(uvicorn.Server):
 def run(settings: Settings) -> int:
     """Serve until a signal; the exit code."""
     try:
+        holding = _hold(settings.steerserve_home)
         listening = _listen(settings)
-    except OSError as error:
-        print(
-            f"cannot listen on {settings.host}:{settings.port}: {error.strerror}", file=sys.stderr
-        )
+    except _CannotStart as error:
+        print(error, file=sys.stderr)
         return 1
     config = uvicorn.Config(
         APPLICATION,
@@ -68,10 +69,11 @@ def run(settings: Settings) -> int:
         timeout_keep_alive=75,
     )
     server = Server(config)
-    try:
-        server.run(sockets=[listening])
-    finally:
-        kill_engines()
+    with holding:
+        try:
+            server.run(sockets=[listening])
+        finally:
+            kill_engines()
     return 0 if server.started else 3
 
 
@@ -81,14 +83,36 @@ def kill_engines() -> None:
         child.kill()
 
 
+class _CannotStart(Exception):
+    """A sentence for the person at the terminal."""
+
+
+def _hold(home: Path) -> TextIO:
+    """The data folder for this service alone, until the file is closed; a second service would undo its statuses."""
+    try:
+        home.mkdir(parents=True, exist_ok=True)
+        lock = (home / "lock").open("w")
+    except OSError as error:
+        raise _CannotStart(f"cannot use the data folder {home}: {error.strerror}") from None
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        lock.close()
+        raise _CannotStart(
+            f"another steerserve uses the data folder {home}; set STEERSERVE_HOME for a second one"
+        ) from None
+    return lock
+
+
 def _listen(settings: Settings) -> socket.socket:
     family: Any = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
     listening = socket.socket(family, socket.SOCK_STREAM)
     listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         listening.bind((settings.host, settings.port))
-    except OSError:
+    except OSError as error:
         listening.close()
-        raise
+        where = f"{settings.host}:{settings.port}"
+        raise _CannotStart(f"cannot listen on {where}: {error.strerror}") from None
     listening.set_inheritable(False)
     return listening

@@ -88,6 +88,7 @@ CASES: list[tuple[str, Any, tuple[int, str], str | None]] = [
     # the context
     (TEXT, text(max_tokens=100_000), (400, "context_length_exceeded"), None),
     (TEXT, text(prompt="word " * 3000), (400, "context_length_exceeded"), None),
+    (TEXT, text(prompt="x" * 7_000_000), (400, "context_length_exceeded"), None),
     (TEXT, text(prompt="word " * 3000, stream=True), (400, "context_length_exceeded"), None),
     # fields that would change the output
     (CHAT, chat(tools=[{"type": "function"}]), NOT_HONOURED, "tools"),

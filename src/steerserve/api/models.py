@@ -58,6 +58,8 @@ def record(row: Any, resident: Resident | None) -> dict[str, Any]:
         "num_parameters": row.num_parameters,
         "memory_footprint": facts.memory_mb << 20 if facts else None,
         "context_length": facts.context_length if facts else None,
+        "kv_cache_tokens": facts.kv_tokens if facts else None,
+        "kv_cache_mb": facts.kv_tokens * facts.kv_bytes_per_token >> 20 if facts else None,
         "created_at": iso(row.created_at),
         "updated_at": iso(row.updated_at),
     }

@@ -10,7 +10,7 @@ from sqlalchemy.exc import IntegrityError
 
 from steerserve.control.conductor import Conductor
 from steerserve.engine.client import Launcher
-from steerserve.engine.messages import Inspected
+from steerserve.engine.messages import Claims
 from steerserve.errors import Refusal
 from steerserve.hub import local
 from steerserve.rules import model_status, naming
@@ -142,7 +142,7 @@ class Registry:
         await self._catalog.remove_sae(sae_id)
         return row
 
-    async def _inspect(self, folder: Path) -> Inspected:
+    async def _inspect(self, folder: Path) -> Claims:
         engine = await self._launcher.launch()
         try:
             return await engine.inspect(str(folder))

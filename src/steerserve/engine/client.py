@@ -69,10 +69,10 @@ class Engine:
         assert isinstance(answer, m.Loaded)
         return answer
 
-    async def inspect(self, path: str) -> m.Inspected:
+    async def inspect(self, path: str) -> m.Claims:
         answer = await self._ask(lambda i: m.Inspect(i, path))
         assert isinstance(answer, m.Inspected)
-        return answer
+        return answer.claims
 
     async def attach(self, key: str, path: str, layer: int) -> m.Attached:
         answer = await self._ask(lambda i: m.Attach(i, key, path, layer))

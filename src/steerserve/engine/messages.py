@@ -164,21 +164,25 @@ class Loaded(Message, frozen=True):
     name_or_path: str
 
 
-class Inspected(Message, frozen=True):
-    """What an SAE checkpoint claims. `hook_name`, `model_name`, `layer`, `l0` are None where it says nothing."""
+class Claims(Message, frozen=True):
+    """What an SAE checkpoint says of itself, read without its tensors. None where it says nothing."""
 
-    id: int
     format: str
     architecture: str
     d_in: int
     d_sae: int
     dtype: str
-    site: str | None
     hook_name: str | None
+    site: str | None
     layer: int | None
     model_name: str | None
     l0: float | None
     size_bytes: int
+
+
+class Inspected(Message, frozen=True):
+    id: int
+    claims: Claims
 
 
 class Attached(Message, frozen=True):

@@ -33,7 +33,7 @@ _OUTPUT_CHANGING = frozenset(
 REFUSED: dict[str, frozenset[str]] = {CHAT: _OUTPUT_CHANGING, COMPLETIONS: _OUTPUT_CHANGING}
 """Fields that would change the output of a route and are not honoured there."""
 
-_MESSAGE_FIELDS = frozenset({"role", "content", "name", "refusal", "annotations", "audio"})
+_MESSAGE_FIELDS = frozenset({"role", "content", "name"})
 
 
 def means_no_change(field: str, value: Any) -> bool:

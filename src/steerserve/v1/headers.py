@@ -8,7 +8,7 @@ from steerserve.rules.intent import Generate
 
 def of(intent: Generate, limit: int) -> dict[str, str]:
     """The headers that are known once a request is admitted."""
-    found = {"X-Service-Backend": "serial"}
+    found: dict[str, str] = {}
     if intent.ignored:
         found["X-Service-Ignored-Fields"] = fields.header_value(intent.ignored, limit)
     if intent.sampling.seed is not None:

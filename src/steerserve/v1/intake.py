@@ -185,7 +185,9 @@ def _message(index: int, message: Message) -> dict[str, Any]:
         raise _bad(f"messages[{index}].content", "a message needs content")
     if isinstance(content, list):
         content = "".join(part.text for part in content)
-    plain: dict[str, Any] = {"role": message.role, "content": content or ""}
+    # what newer clients call developer is what templates call system
+    role = "system" if message.role == "developer" else message.role
+    plain: dict[str, Any] = {"role": role, "content": content or ""}
     name = (message.model_extra or {}).get("name")
     if isinstance(name, str):
         plain["name"] = name

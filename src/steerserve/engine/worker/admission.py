@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import torch
 
-from steerserve.engine.messages import Chat, Generate, Sampling
+from steerserve.engine.messages import Chat, Generate, Sampling, Text
 from steerserve.engine.worker import sampling
 from steerserve.engine.worker.batch import Row
 from steerserve.engine.worker.checkpoint import Checkpoint
 from steerserve.engine.worker.text import TextStream
 from steerserve.errors import Refusal
+
+LENGTH_MARGIN = 4
+"""How many times its longest token's length a token may stand for after a tokenizer's own normalisation."""
 
 
 def rows_of(command: Generate, model: Checkpoint, context: int, kv_tokens: int) -> list[Row]:
@@ -21,6 +24,7 @@ def rows_of(command: Generate, model: Checkpoint, context: int, kv_tokens: int) 
     """
     rows: list[Row] = []
     for index, prompt in enumerate(command.prompts):
+        _check_length(prompt, model, context)
         if isinstance(prompt, Chat):
             ids = model.encode_chat(prompt.messages)
         else:
@@ -64,6 +68,25 @@ def max_tokens(wanted: Sampling, prompt_tokens: int, context: int) -> int:
             max_tokens=named,
         )
     return named if named is not None else min(wanted.default_max_tokens, context - prompt_tokens)
+
+
+def _check_length(prompt: Text | Chat, model: Checkpoint, context: int) -> None:
+    """A text that cannot possibly fit is refused before it is tokenized, which would hold up every other row.
+
+    Raises:
+        Refusal: CONTEXT_LENGTH_EXCEEDED, with the least number of tokens it can have.
+    """
+    texts = [prompt.text] if isinstance(prompt, Text) else [m["content"] for m in prompt.messages]
+    least = sum(len(text) for text in texts) // (LENGTH_MARGIN * model.longest_token)
+    if least > context:
+        raise Refusal(
+            "CONTEXT_LENGTH_EXCEEDED",
+            f"the prompt has at least {least} tokens; the context is {context} tokens",
+            max_context_tokens=context,
+            requested_tokens=least,
+            prompt_tokens=least,
+            max_tokens=None,
+        )
 
 
 def _row(

@@ -25,6 +25,9 @@ from steerserve.engine.worker.text import TextStream
 PREFILL_TOKENS = 1024
 """Tokens of one prefill pass: short prompts are prefilled together up to it, a long one in parts of it."""
 
+ROWS_MAXIMUM = 128
+"""Rows that decode together, unless one request alone has more; their logits over a large vocabulary take memory too."""
+
 log = structlog.get_logger(__name__)
 Outcome = Piece | Refused
 
@@ -108,9 +111,10 @@ class Group:
     def may_join(self, new: list[Row], budget: int) -> bool:
         """Whether the rows fit beside those here within `budget` tokens of cache."""
         count, length = self._shape(new)
-        return (
-            count <= self.cache.rows and length <= self.cache.length
-        ) or count * length <= budget
+        if self.rows and count > ROWS_MAXIMUM:
+            return False
+        fits = count <= self.cache.rows and length <= self.cache.length
+        return fits or count * length <= budget
 
     def join(self, new: list[Row], budget: int) -> None:
         """Reserve room for the rows; they are prefilled by the coming steps."""

@@ -64,6 +64,7 @@ class Checkpoint:
         self.layer_types = self._attention_types(text)
         self.is_eager = self.config._attn_implementation == "eager"
         self.end_tokens = self._end_tokens()
+        self.longest_token = max((len(t) for t in self.tokenizer.get_vocab()), default=1)
         self._last: Tensor | None = None
         self.model.get_output_embeddings().register_forward_pre_hook(self._keep_last)
         report("checking", 90.0)

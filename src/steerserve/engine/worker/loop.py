@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import select
 import signal
 import socket
@@ -123,7 +124,7 @@ class Engine:
             case m.Load():
                 return self._load(command)
             case m.Inspect():
-                return self._inspect(command)
+                return m.Inspected(command.id, formats.inspect(Path(command.path)))
             case m.Attach():
                 return self._attach(command)
             case m.Detach():
@@ -143,8 +144,7 @@ class Engine:
                 return None
 
     def _load(self, command: m.Load) -> m.Loaded:
-        threads = command.threads or psutil.cpu_count(logical=False) or 1
-        torch.set_num_threads(threads)
+        torch.set_num_threads(command.threads or _cores())
         model = Checkpoint(
             Path(command.path),
             quantization=command.quantization,
@@ -179,23 +179,6 @@ class Engine:
             kv_bytes_per_token=model.kv_bytes_per_token,
             has_chat_template=model.has_chat_template,
             name_or_path=str(getattr(model.config, "_name_or_path", "")),
-        )
-
-    def _inspect(self, command: m.Inspect) -> m.Inspected:
-        claims = formats.inspect(Path(command.path))
-        return m.Inspected(
-            id=command.id,
-            format=claims.format,
-            architecture=claims.architecture,
-            d_in=claims.d_in,
-            d_sae=claims.d_sae,
-            dtype=claims.dtype,
-            site=claims.site,
-            hook_name=claims.hook_name,
-            layer=claims.layer,
-            model_name=claims.model_name,
-            l0=claims.l0,
-            size_bytes=claims.size_bytes,
         )
 
     def _attach(self, command: m.Attach) -> m.Attached:
@@ -237,6 +220,12 @@ _CODE_OF_FAILURE = {
     m.Attach: "SAE_LOAD_FAILED",
     m.Inspect: "SAE_LOAD_FAILED",
 }
+
+
+def _cores() -> int:
+    """Physical cores that this process may use."""
+    allowed = len(os.sched_getaffinity(0))
+    return max(1, min(psutil.cpu_count(logical=False) or allowed, allowed))
 
 
 def _kv_tokens(model: Checkpoint, kv_cache_mb: int) -> int:

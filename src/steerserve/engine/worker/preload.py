@@ -10,6 +10,8 @@ import signal
 signal.signal(signal.SIGTERM, signal.SIG_IGN)
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 os.environ["HF_HUB_OFFLINE"] = "1"
+# asking for cards through the driver library instead of the runtime makes no context that a fork would break
+os.environ["PYTORCH_NVML_BASED_CUDA_CHECK"] = "1"
 os.environ["HF_HUB_DISABLE_TELEMETRY"] = "1"
 
 import torch  # noqa: E402

@@ -16,6 +16,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
+from steerserve.engine.messages import Claims
 from steerserve.engine.worker.sae import sites
 from steerserve.engine.worker.sae.canonical import Gate, Sae
 from steerserve.errors import Refusal
@@ -24,23 +25,6 @@ Result = TypeVar("Result")
 
 CONFIG_MAXIMUM = 1_000_000
 """Largest configuration file in bytes."""
-
-
-@dataclass(frozen=True, slots=True)
-class Claims:
-    """What a checkpoint says of itself, read without its tensors. None where it says nothing."""
-
-    format: str
-    architecture: str
-    d_in: int
-    d_sae: int
-    dtype: str
-    hook_name: str | None
-    site: str | None
-    layer: int | None
-    model_name: str | None
-    l0: float | None
-    size_bytes: int
 
 
 @dataclass(frozen=True, slots=True)

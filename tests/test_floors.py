@@ -1,0 +1,220 @@
+"""Who may import whom, and what every module keeps to. See docs/architecture.md for the floors."""
+
+from __future__ import annotations
+
+import ast
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent / "src" / "steerserve"
+FILES = sorted(path.relative_to(ROOT).as_posix() for path in ROOT.rglob("*.py"))
+LARGEST = 600
+
+ZERO = {"", "errors", "settings", "log"}
+# where a module stands (the longest prefix counts) -> what it may import; a prefix allows all below it
+FLOORS: dict[str, set[str]] = {
+    "": set(),
+    "errors": set(),
+    "settings": set(),
+    "log": set(),
+    "rules": {"errors", "rules"},
+    "store": ZERO | {"rules", "store"},
+    "hub": ZERO | {"rules", "hub"},
+    "engine": ZERO | {"rules", "engine.messages", "engine.client", "engine.process"},
+    # the process configures its own log, so it may import `log` too
+    "engine.worker": {"errors", "log", "rules", "engine.messages", "engine.worker"},
+    "control": ZERO | {"rules", "store", "hub", "engine.messages", "engine.client"},
+    "v1": ZERO | {"rules", "control", "v1"},
+    "api": ZERO | {"rules", "control", "api"},
+    "live": ZERO | {"rules", "control"},
+    "webui": ZERO | {"rules", "control"},
+    "guards": {"errors", "settings"},  # before every route: knows no domain
+    "serve": {"settings"},  # names the application by a string
+    "doctor": ZERO,
+    "cli": ZERO | {"doctor", "serve"},
+    "__main__": {"cli"},
+    "app": ZERO
+    | {"rules", "store", "hub", "engine.client", "control", "v1", "api", "live", "guards"}
+    | {"webui"},
+    "demo": {"demo"},  # the scripts that made the data
+}
+SHARED = {"bus", "queue", "conductor", "resident", "retry"}
+"""Owners that every other owner may know."""
+SIBLINGS = {
+    ("vitals", "generate"),  # readiness says whether the service is closing
+    ("demo", "attachments"),  # the demo plays the operator: it registers,
+    ("demo", "catalog"),  # loads and attaches
+}
+FROM_ELSEWHERE = {("control.demo", "demo")}  # the paths and names of the shipped files
+THIRD_PARTY = {"guards": {"starlette", "structlog"}, "rules": set(), "errors": set()}
+TENSORS = {"torch", "transformers", "safetensors", "tokenizers", "accelerate", "numpy"}
+
+
+def dotted(file: str) -> str:
+    """`rules/steering.py` as `rules.steering`; the package itself is the empty name."""
+    return file.removesuffix(".py").replace("/", ".").removesuffix("__init__").rstrip(".")
+
+
+MODULES = {dotted(file): ROOT / file for file in FILES}
+
+
+def tree(module: str) -> ast.Module:
+    return ast.parse(MODULES[module].read_text(encoding="utf-8"))
+
+
+def imported(module: str) -> Iterator[tuple[str, int]]:
+    """Full names of what a module imports, ours without `steerserve`, and the lines."""
+    for node in ast.walk(tree(module)):
+        if isinstance(node, ast.Import):
+            yield from ((alias.name, node.lineno) for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert not node.level, f"{module}:{node.lineno}: a relative import"
+            for alias in node.names:
+                whole = f"{node.module}.{alias.name}"
+                is_module = whole.removeprefix("steerserve.") in MODULES
+                yield whole if is_module else str(node.module), node.lineno
+
+
+def ours(module: str) -> Iterator[tuple[str, int]]:
+    for name, line in imported(module):
+        if name == "steerserve" or name.startswith("steerserve."):
+            yield name.removeprefix("steerserve").removeprefix("."), line
+
+
+def within(name: str, prefix: str) -> bool:
+    return name == prefix or (prefix != "" and name.startswith(prefix + "."))
+
+
+def floor_of(module: str) -> str:
+    return max((prefix for prefix in FLOORS if within(module, prefix)), key=len)
+
+
+def may_import(module: str, name: str) -> bool:
+    if (module, name) in FROM_ELSEWHERE:
+        return True
+    if within(module, "control") and within(name, "control"):
+        me, other = module.rpartition(".")[2], name.rpartition(".")[2]
+        return other in SHARED or (me, other) in SIBLINGS
+    return any(within(name, allowed) for allowed in FLOORS[floor_of(module)])
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_no_module_imports_uphill(module: str) -> None:
+    bad = [f"line {line}: {name}" for name, line in ours(module) if not may_import(module, name)]
+    assert not bad, f"{module} may not import: {bad}"
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_only_the_engine_process_and_the_demo_scripts_import_tensor_libraries(module: str) -> None:
+    if within(module, "engine.worker") or (within(module, "demo") and module != "demo"):
+        return
+    bad = {name for name, _ in imported(module) if name.partition(".")[0] in TENSORS}
+    assert not bad, f"{module} may not import {bad}"
+
+
+@pytest.mark.parametrize(
+    "module", [m for m in MODULES if any(within(m, prefix) for prefix in THIRD_PARTY)]
+)
+def test_the_lowest_floors_depend_on_little_else(module: str) -> None:
+    allowed = sys.stdlib_module_names | THIRD_PARTY[floor_of(module)] | {"steerserve"}
+    bad = {name for name, _ in imported(module) if name.partition(".")[0] not in allowed}
+    assert not bad, f"{module} may not import {bad}"
+
+
+@pytest.mark.parametrize("module", [m for m in MODULES if not within(m, "engine.worker")])
+def test_imports_stand_at_the_top_of_a_module(module: str) -> None:
+    bad = [
+        inner.lineno
+        for node in ast.walk(tree(module))
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+        for inner in ast.walk(node)
+        if isinstance(inner, ast.Import | ast.ImportFrom)
+    ]
+    assert not bad, f"{module} imports inside a function at lines {bad}"
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_no_module_has_a_mutable_global(module: str) -> None:
+    bad = [name for name, value in globals_of(tree(module)) if is_mutable(name, value)]
+    assert not bad, f"{module} has mutable globals {bad}"
+
+
+@pytest.mark.parametrize("file", FILES)
+def test_no_file_is_too_long(file: str) -> None:
+    lines = len((ROOT / file).read_text(encoding="utf-8").splitlines())
+    assert lines <= LARGEST, f"{file} has {lines} lines"
+
+
+def globals_of(parsed: ast.Module) -> Iterator[tuple[str, ast.expr]]:
+    for node in parsed.body:
+        targets = node.targets if isinstance(node, ast.Assign) else []
+        if isinstance(node, ast.AnnAssign):
+            targets = [node.target]
+        for target in targets:
+            if isinstance(target, ast.Name) and node.value is not None:  # type: ignore[attr-defined]
+                yield target.id, node.value  # type: ignore[attr-defined]
+
+
+def is_mutable(name: str, value: ast.expr) -> bool:
+    """A list, dict or set that is empty, or that does not have a constant's name."""
+    if name == "__all__":
+        return False
+    is_call = isinstance(value, ast.Call) and isinstance(value.func, ast.Name)
+    if is_call and value.func.id in {"list", "dict", "set", "defaultdict", "deque"}:  # type: ignore[attr-defined]
+        return not value.args or not name.isupper()  # type: ignore[attr-defined]
+    if isinstance(value, ast.List | ast.Set | ast.ListComp | ast.SetComp | ast.DictComp | ast.Dict):
+        items = getattr(value, "elts", getattr(value, "keys", [None]))
+        return not items or not name.isupper()
+    return False
+
+
+@pytest.mark.parametrize(
+    ("line", "mutable"),
+    [
+        ("cache = {}", True),
+        ("CACHE = {}", True),
+        ("CACHE: dict[str, int] = dict()", True),
+        ("names = ['a']", True),
+        ("seen = set()", True),
+        ("TABLE = {'a': 1}", False),
+        ("_NAMES = ['a']", False),
+        ("names = ('a',)", False),
+    ],
+)
+def test_a_mutable_global_is_recognised(line: str, mutable: bool) -> None:
+    ((name, value),) = globals_of(ast.parse(line))
+    assert is_mutable(name, value) is mutable
+
+
+@pytest.mark.parametrize(
+    ("module", "name", "allowed"),
+    [
+        ("rules.lease", "rules.steering", True),
+        ("rules.lease", "store.db", False),
+        ("rules.lease", "settings", False),
+        ("store.db", "hub.local", False),
+        ("control.steering", "store.catalog", True),
+        ("control.steering", "control.conductor", True),
+        ("control.steering", "control.catalog", False),
+        ("control.catalog", "v1.render", False),
+        ("control.catalog", "demo", False),
+        ("control.demo", "demo", True),
+        ("api.models", "store.catalog", False),
+        ("api.models", "v1.render", False),
+        ("v1.render", "control.generate", True),
+        ("engine.client", "engine.worker.loop", False),
+        ("engine.process", "engine.worker.loop", False),
+        ("control.conductor", "engine.worker.loop", False),
+        ("engine.worker.loop", "control.bus", False),
+        ("engine.worker.loop", "settings", False),
+        ("errors", "settings", False),
+        ("guards", "control.bus", False),
+        ("app", "control.bus", True),
+        ("demo.build", "engine.messages", False),
+    ],
+)
+def test_the_floors_say_what_they_mean(module: str, name: str, allowed: bool) -> None:
+    assert may_import(module, name) is allowed

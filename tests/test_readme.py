@@ -1,0 +1,107 @@
+"""The README's commands, run as they stand against the service that they start."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from steerserve import demo
+
+ROOT = Path(__file__).parent.parent
+README = (ROOT / "README.md").read_text()
+
+
+def blocks(language: str) -> list[str]:
+    return re.findall(rf"```{language}\n(.*?)```", README, re.DOTALL)
+
+
+@pytest.fixture(scope="module")
+def port(tmp_path_factory: pytest.TempPathFactory) -> Iterator[int]:
+    """`steerserve demo`, which is what `make run` ends in, once it has said what to try next."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        chosen = probe.getsockname()[1]
+    home = tmp_path_factory.mktemp("readme")
+    process = subprocess.Popen(
+        [sys.executable, "-m", "steerserve", "demo", "--port", str(chosen)],
+        env=os.environ | {"STEERSERVE_HOME": str(home)},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+    )
+    said: list[str] = []
+    announced = threading.Event()
+
+    def read() -> None:
+        assert process.stdout is not None
+        for line in process.stdout:
+            said.append(line)
+            if "curl -s -X DELETE" in line:
+                announced.set()
+
+    reader = threading.Thread(target=read, daemon=True)
+    reader.start()
+    assert announced.wait(90), said
+    assert f"http://127.0.0.1:{chosen}" in "".join(said)
+    yield chosen
+    process.terminate()
+    assert process.wait(30) == 0
+    reader.join(10)
+    assert process.stdout is not None
+    process.stdout.close()
+
+
+def test_every_command_of_the_tour_works_in_order(port: int) -> None:
+    answers = []
+    for block in blocks("bash"):
+        for command in re.split(r"\n(?=curl )", block.strip()):
+            ran = subprocess.run(
+                ["bash", "-c", command.replace(":8000", f":{port}")],
+                capture_output=True,
+                text=True,
+                timeout=60,
+            )
+            assert ran.returncode == 0, ran.stderr
+            answers.append(json.loads(ran.stdout))
+    story, turned_up, attachment, steering, off = answers
+    assert story["choices"][0]["message"]["content"]
+    proof = demo.proof()
+    expected = {str(proof["feature_idx"]): proof["strength"]}
+    assert turned_up["data"] == steering["data"] == {"enabled": True, "values": expected}
+    assert attachment["data"]["is_attached"] is True
+    assert off["data"] == {"enabled": False, "values": {}}
+
+
+def test_the_python_example_streams_a_story(port: int) -> None:
+    (example,) = blocks("python")
+    ran = subprocess.run(
+        [sys.executable, "-c", example.replace(":8000", f":{port}")],
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert ran.returncode == 0, ran.stderr
+    assert len(ran.stdout.split()) > 5
+
+
+def test_the_make_targets_it_names_exist() -> None:
+    makefile = (ROOT / "Makefile").read_text()
+    named = set(re.findall(r"^make ([\w-]+)", README, re.MULTILINE))
+    assert {"run", "test", "check", "bench"} <= named
+    for target in named:
+        assert re.search(rf"^{target}:", makefile, re.MULTILINE), target
+
+
+def test_its_links_lead_somewhere_and_it_is_short() -> None:
+    for link in re.findall(r"\]\(([^)#]+)\)", README):
+        assert link.startswith("http") or (ROOT / link).exists(), link
+    assert len(README.splitlines()) < 200

@@ -1,0 +1,94 @@
+"""The settings: their page is fresh, and every one is documented, bounded and free of this machine's paths."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from docs import generate
+from pydantic import ValidationError
+
+from steerserve.settings import Settings
+
+
+def made(**changes: Any) -> Settings:
+    return Settings(_env_file=None, **changes)  # type: ignore[call-arg]
+
+
+def test_the_page_of_settings_is_what_the_fields_say() -> None:
+    stored = (generate.FOLDER / "settings.md").read_text(encoding="utf-8")
+    assert stored == generate.settings_page(), "run `make docs`"
+
+
+def test_the_page_is_the_same_on_every_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    before = generate.settings_page()
+    monkeypatch.setenv("HOME", "/somebody/else")
+    monkeypatch.setenv("STEERSERVE_HOME", "/elsewhere")
+    assert generate.settings_page() == before
+    assert str(Path.home()) not in before
+
+
+@pytest.mark.parametrize("name", Settings.model_fields)
+def test_a_setting_is_one_sentence_or_more(name: str) -> None:
+    description = Settings.model_fields[name].description or ""
+    assert description.endswith(".")
+    assert "|" not in description
+
+
+def test_folders_and_database_lie_in_the_home_unless_named(tmp_path: Path) -> None:
+    settings = made(steerserve_home=tmp_path)
+    assert settings.model_cache_dir == tmp_path / "models"
+    assert settings.sae_cache_dir == tmp_path / "saes"
+    assert settings.database_url == f"sqlite+aiosqlite:///{tmp_path / 'steerserve.db'}"
+    named = made(steerserve_home=tmp_path, model_cache_dir="/m", database_url="sqlite:///x")
+    assert (str(named.model_cache_dir), named.database_url) == ("/m", "sqlite:///x")
+
+
+@pytest.mark.parametrize(
+    ("host", "is_loopback"),
+    [
+        ("127.0.0.1", True),
+        ("127.8.8.8", True),
+        ("localhost", True),
+        ("::1", True),
+        ("0.0.0.0", False),
+        ("::", False),
+        ("192.168.1.5", False),
+        ("example.org", False),
+    ],
+)
+def test_a_loopback_address_is_recognised(host: str, is_loopback: bool) -> None:
+    assert made(host=host).is_loopback is is_loopback
+
+
+def test_lists_are_separated_by_commas_in_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CORS_ORIGINS", "https://a.example, https://b.example,")
+    assert made().cors_origins == ["https://a.example", "https://b.example"]
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("port", 0),
+        ("port", 65536),
+        ("max_concurrent_requests", 0),
+        ("max_pending_requests", -1),
+        ("graceful_unload_timeout", -1),
+        ("load_timeout", 0),
+        ("retry_after_queue_default_s", 0),
+        ("ignored_fields_header_max_bytes", 63),
+        ("log_level", "LOUD"),
+    ],
+)
+def test_a_value_out_of_its_bounds_is_refused(name: str, value: Any) -> None:
+    with pytest.raises(ValidationError):
+        made(**{name: value})
+
+
+def test_the_service_is_closed_by_default(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("HOST", "CORS_ORIGINS"):
+        monkeypatch.delenv(name, raising=False)
+    settings = made()
+    assert settings.is_loopback
+    assert settings.cors_origins == []
