@@ -21,9 +21,9 @@ from steerserve.engine.worker.sae.canonical import Sae
 from steerserve.rules.steering import Live
 
 KV_TOKENS = 1 << 16
-PROMPT = "x" * 32
-STEPS = 12
-ROUNDS = 5
+PROMPT = "x" * 8
+STEPS = 10
+ROUNDS = 3
 ROWS = (1, 8, 32)
 PREFILL = 512
 FEATURES = 64
@@ -92,7 +92,7 @@ class Bench:
         ratios = []
         _prefill(plain)
         _prefill(steered)
-        for i in range(3 * STEPS):
+        for i in range(4 * STEPS):
             order = (plain, steered) if i % 2 else (steered, plain)
             seconds = {id(batch): self._timed(batch.step) for batch in order}
             ratios.append(seconds[id(steered)] / seconds[id(plain)])

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
-from typing import Any
 
 import pytest
 import torch
@@ -16,6 +14,7 @@ from tests.service import Running, running
 
 STORIES = 40
 PROOF = demo.proof()
+MESSAGES = next(p["prompt"] for p in PROOF["prompts"] if p["prompt"]["kind"] == "chat")["messages"]
 SAMPLING = {
     "temperature": PROOF["sampling"]["temperature"],
     "top_p": PROOF["sampling"]["top_p"],
@@ -32,23 +31,15 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
         yield live
 
 
-def stories(live: Running, prompt: dict[str, Any]) -> list[str]:
-    """Forty sampled stories from a prompt without a topic, in seeded batches."""
+def stories(live: Running, count: int) -> list[str]:
+    """Sampled stories from a prompt without a topic, in seeded batches of eight."""
     texts: list[str] = []
-    while len(texts) < STORIES:
-        count = min(8, STORIES - len(texts))
-        fields = SAMPLING | {"seed": len(texts), "model": demo.MODEL_NAME}
-        if prompt["kind"] == "chat":
-            body = fields | {"messages": prompt["messages"], "n": count}
-            answer = live.http.post("/v1/chat/completions", json=body)
-            assert answer.status_code == 200, answer.text
-            texts += [c["message"]["content"] for c in answer.json()["choices"]]
-        else:
-            for offset in range(count):
-                body = fields | {"prompt": prompt["text"], "seed": len(texts) + 1000 * offset}
-                answer = live.http.post("/v1/completions", json=body)
-                assert answer.status_code == 200, answer.text
-                texts.append(answer.json()["choices"][0]["text"])
+    while len(texts) < count:
+        fields = SAMPLING | {"n": 8, "seed": len(texts), "model": demo.MODEL_NAME}
+        body = fields | {"messages": MESSAGES}
+        answer = live.http.post("/v1/chat/completions", json=body)
+        assert answer.status_code == 200, answer.text
+        texts += [c["message"]["content"] for c in answer.json()["choices"]]
     return texts
 
 
@@ -56,9 +47,8 @@ def mean_loss(texts: list[str]) -> float:
     """Nats per token of the texts, as told by the unsteered model."""
     tokenizer = AutoTokenizer.from_pretrained(demo.MODEL_DIR)
     model = AutoModelForCausalLM.from_pretrained(demo.MODEL_DIR, dtype=torch.float32)
-    messages = [{"role": "user", "content": "Tell me a story."}]
     prompt = tokenizer.apply_chat_template(
-        messages, add_generation_prompt=True, tokenize=True, return_dict=False
+        MESSAGES, add_generation_prompt=True, tokenize=True, return_dict=False
     )
     losses = []
     with torch.inference_mode():
@@ -70,20 +60,19 @@ def mean_loss(texts: list[str]) -> float:
     return sum(losses) / len(losses)
 
 
-@pytest.mark.parametrize("prompt", [row["prompt"] for row in PROOF["prompts"]])
 def test_the_sea_feature_sends_stories_to_sea_and_zero_is_bitwise_nothing(
-    served: Running, prompt: dict[str, Any]
+    served: Running,
 ) -> None:
     steering = "/api/saes/steering"
-    before = stories(served, prompt)
-    served.data("POST", steering, {"feature_idx": PROOF["feature_idx"], "value": PROOF["strength"]})
-    after = stories(served, prompt)
-    served.data("POST", steering, {"feature_idx": PROOF["feature_idx"], "value": 0})
-    zero = stories(served, prompt)
+    feature = {"feature_idx": PROOF["feature_idx"]}
+    before = stories(served, STORIES)
+    served.data("POST", steering, feature | {"value": PROOF["strength"]})
+    after = stories(served, STORIES)
+    served.data("POST", steering, feature | {"value": 0})
+    zero = stories(served, 8)
     served.data("DELETE", steering)
-    print(json.dumps({"before": topic_share(before, "sea"), "after": topic_share(after, "sea")}))
-    assert topic_share(before, "sea") < 0.25
-    assert topic_share(after, "sea") > 0.75
-    assert zero == before
-    if prompt["kind"] == "chat":
-        assert mean_loss(after) <= demo.report()["fluency"]["bound"]
+    shares = topic_share(before, "sea"), topic_share(after, "sea")
+    assert shares[0] < 0.25, shares
+    assert shares[1] > 0.75, shares
+    assert zero == before[:8]
+    assert mean_loss(after) <= demo.report()["fluency"]["bound"]

@@ -70,7 +70,7 @@ class Service:
         self.conductor = Conductor(self.settings, self.catalog, self.launcher, self.bus)
         self.attachments = Attachments(self.conductor, self.bus)
         self.steering = Steering(self.conductor, self.bus)
-        self.conductor.forget = self.steering.forget
+        self.conductor.renew = self.steering.renew
         self.queue = Queue(
             self.settings.max_concurrent_requests,
             self.settings.max_pending_requests,

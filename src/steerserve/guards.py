@@ -72,7 +72,8 @@ class Guards:
     def _too_large(self, headers: Headers) -> Refusal | None:
         length = headers.get("content-length", "")
         limit = self._settings.max_body_bytes
-        return _too_large(limit) if length.isdigit() and int(length) > limit else None
+        is_number = length.isascii() and length.isdigit()
+        return _too_large(limit) if is_number and int(length[:20]) > limit else None
 
     def _completed(self, scope: Scope, send: Send) -> Send:
         """A `send` that adds the headers every answer of its kind carries."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import suppress
 from pathlib import Path
 
 from steerserve.control.bus import Bus, SaeAttached, SaeDetached
@@ -11,7 +12,6 @@ from steerserve.control.resident import Attachment, Resident
 from steerserve.errors import Refusal
 from steerserve.hub import local
 from steerserve.rules import attachment as rules
-from steerserve.rules import residency
 from steerserve.rules.steering import key_of
 from steerserve.store.catalog import SaeRow
 
@@ -60,14 +60,22 @@ class Attachments:
             rules.check(verdict, _claim(sae), facts.hidden_size)
             path = await asyncio.to_thread(local.resolve, sae.local_path or "")
             made = await engine.attach(key, str(path), layer)
-            if self._conductor.resident is not resident or engine.ended.done():
-                raise residency.busy(self._conductor.view())
+            before = list(resident.attachments.values())
+            try:
+                self._check_there(resident)
+                for old in before:
+                    await self._detach_one(resident, old)
+                await self._conductor.renew([old.key for old in before])
+                self._check_there(resident)
+            except BaseException:
+                with suppress(Refusal):
+                    await engine.detach(key)
+                raise
             warnings = [*verdict.warnings, *made.warnings]
-            for old in list(resident.attachments.values()):
-                await self._detach_one(resident, old)
-                warnings.append(
-                    f"replaced {old.sae_id} at layer {old.layer}; its steering values are cleared"
-                )
+            warnings += [
+                f"replaced {old.sae_id} at layer {old.layer}; its steering values are cleared"
+                for old in before
+            ]
             attached = Attachment(
                 key,
                 sae.id,
@@ -98,14 +106,22 @@ class Attachments:
             async with self._conductor.drained(resident):
                 for attached in found:
                     await self._detach_one(resident, attached)
+                await self._conductor.renew([attached.key for attached in found])
             resident.is_locked = bool(resident.attachments)
         return sum(attached.memory_mb for attached in found)
+
+    def _check_there(self, resident: Resident) -> None:
+        """Raises:
+        Refusal: MODEL_NOT_LOADED when the model went away meanwhile.
+        """
+        engine = resident.engine
+        if self._conductor.resident is not resident or engine is None or engine.ended.done():
+            raise Refusal("MODEL_NOT_LOADED", "the model went away during the attach")
 
     async def _detach_one(self, resident: Resident, attached: Attachment) -> None:
         engine, _ = resident.running()
         await engine.detach(attached.key)
         resident.attachments.pop(attached.key, None)
-        await self._conductor.forget([attached.key])
         await self._conductor.note_sae(attached.sae_id, "cached")
         self._bus.publish(SaeDetached(attached.sae_id))
 

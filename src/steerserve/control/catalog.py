@@ -85,10 +85,8 @@ class Registry:
         """
         row = await self._catalog.model(model_id)
         view = self._conductor.view()
-        is_resident = view.model_id == model_id
-        model_status.check_delete(
-            "loaded" if is_resident else row.status, is_resident and view.is_locked
-        )
+        status = "loaded" if self._conductor.has(model_id) else row.status
+        model_status.check_delete(status, view.is_locked and view.model_id == model_id)
         await self._catalog.remove_model(model_id)
         return row
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from typing import Any
 
 import structlog
@@ -34,7 +34,7 @@ from steerserve.store.catalog import Catalog, ModelRow, utc_now
 
 log = structlog.get_logger(__name__)
 
-Forget = Callable[[list[str]], Awaitable[None]]
+Renew = Callable[[list[str]], Awaitable[None]]
 
 
 class Conductor:
@@ -52,7 +52,7 @@ class Conductor:
         self._open = asyncio.Event()
         self._open.set()
         self._tasks: set[asyncio.Task[None]] = set()
-        self.forget: Forget = _forget_nothing
+        self.renew: Renew = _renew_nothing
         self.load_count = 0
         self.unload_count = 0
 
@@ -92,6 +92,10 @@ class Conductor:
             return View()
         row = self._resident.row
         return View(self._resident.phase, row.id, row.name, self._resident.is_locked)
+
+    def has(self, model_id: int) -> bool:
+        """Whether a model is in the slot, or on its way into it."""
+        return any(r is not None and r.row.id == model_id for r in (self._resident, self._next))
 
     # ------------------------------------------------------------- using the model
 
@@ -162,7 +166,7 @@ class Conductor:
             await asyncio.wait(self._tasks)
         if resident is not None and resident.engine is not None:
             resident.phase = Phase.UNLOADING
-            await resident.engine.stop(Refusal("SHUTTING_DOWN", "the service is shutting down"))
+            await resident.engine.stop(_shutting_down())
             await self._note_model(resident, status="ready")
 
     # ------------------------------------------------------------- loading
@@ -201,12 +205,14 @@ class Conductor:
 
     async def _swap(self, leaving: Resident | None, coming: Resident) -> None:
         try:
+            await self._catalog.model(coming.row.id)
             await self._note_model(coming, status="loading", error_message=None)
             if leaving is not None:
                 await self._leave(leaving)
             await self._fill(coming)
         except asyncio.CancelledError:
-            coming.ready.cancel()
+            if not coming.ready.done():
+                coming.ready.set_exception(_shutting_down())
             if coming.engine is not None:
                 await coming.engine.stop()
             await self._note_model(coming, status="ready")
@@ -273,11 +279,14 @@ class Conductor:
     async def _leave(self, leaving: Resident) -> None:
         """Wait for those who hold the model, then end its engine."""
         await self._until_unused(leaving, "unload")
+        with suppress(TimeoutError):
+            async with asyncio.timeout(self._settings.graceful_unload_timeout), self.editing:
+                pass  # an edit of the attachments under way ends first; a new one is refused by now
+        if leaving.engine is not None:
+            await leaving.engine.stop(
+                Refusal("MODEL_BUSY", "the model was unloaded", unloading=True)
+            )
         async with self.editing:
-            if leaving.engine is not None:
-                await leaving.engine.stop(
-                    Refusal("MODEL_BUSY", "the model was unloaded", unloading=True)
-                )
             await self._vacate(leaving, error_message=None)
 
     async def _vacate(self, leaving: Resident, *, error_message: str | None) -> None:
@@ -285,7 +294,7 @@ class Conductor:
         gone = list(leaving.attachments.values())
         leaving.attachments.clear()
         leaving.is_locked = False
-        await self.forget([attached.key for attached in gone])
+        await self.renew([attached.key for attached in gone])
         for attached in gone:
             await self.note_sae(attached.sae_id, "cached")
             self._bus.publish(SaeDetached(attached.sae_id))
@@ -348,8 +357,12 @@ class Conductor:
             log.error("status_not_recorded", sae=sae_id, reason=str(error))
 
 
-async def _forget_nothing(_keys: list[str]) -> None:
+async def _renew_nothing(_keys: list[str]) -> None:
     """Until the composition root says who keeps steering values."""
+
+
+def _shutting_down() -> Refusal:
+    return Refusal("SHUTTING_DOWN", "the service is shutting down")
 
 
 def _as_refusal(error: Exception) -> Refusal:

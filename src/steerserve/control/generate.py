@@ -121,9 +121,8 @@ class Generation:
     async def _pump(self, intent: Generate, row: ModelRow, flow: _Flow) -> None:
         try:
             async with self._queue.room(), self._conductor.use(row) as resident, self._queue.slot():
-                engine, _ = resident.running()
                 flow.admit(resident)
-                stream = engine.generate(
+                stream = resident.held().generate(
                     _prompts(intent), intent.n, self._sampling(intent), m.Follow()
                 )
                 async with aclosing(stream) as events:

@@ -53,6 +53,11 @@ class Resident:
         if not self.users:
             self.unused.set()
 
+    def held(self) -> Engine:
+        """The engine, for one who holds the model: it serves until it is ended, also while an unload waits."""
+        assert self.engine is not None
+        return self.engine
+
     def running(self) -> tuple[Engine, Loaded]:
         """The engine and facts of a loaded model.
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Mapping
 from contextlib import suppress
+from dataclasses import replace
 
 from steerserve.control.bus import Bus, SteeringUpdate
 from steerserve.control.conductor import Conductor
@@ -59,14 +60,13 @@ class Steering:
     async def clear(self) -> None:
         await self._edit(lambda live, at: rules.clear(live, at.key))
 
-    async def forget(self, keys: list[str]) -> None:
-        """The SAEs of these keys are gone, and their values with them."""
+    async def renew(self, gone: list[str]) -> None:
+        """The attachments changed; those of the keys `gone` take their values with them. One step of the epoch."""
         async with self._editing:
             live = self._live
-            for key in keys:
+            for key in gone:
                 live = rules.clear(live, key)
-            if live is self._live:
-                return
+            live = replace(live, epoch=self._live.epoch + 1)
             with suppress(Refusal):  # when the engine is gone too, the next starts without values
                 await self._push(live)
             self._take(live)
@@ -85,7 +85,9 @@ class Steering:
         await engine.steer(live.epoch, live.enabled, {k: dict(v) for k, v in live.values.items()})
 
     def _take(self, live: Live) -> None:
-        self._live = live
+        before, self._live = self._live, live
+        if (before.enabled, before.values) == (live.enabled, live.values):
+            return
         attachments = self._conductor.attachments()
         values = live.of(attachments[0].key) if attachments else {}
         self._bus.publish(

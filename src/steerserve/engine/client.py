@@ -8,6 +8,7 @@ from collections.abc import AsyncGenerator, Callable
 from multiprocessing.context import ForkServerContext, ForkServerProcess
 from typing import Any
 
+import msgspec
 import structlog
 
 from steerserve.engine import messages as m
@@ -151,12 +152,13 @@ class Engine:
 
     async def _send(self, command: m.Command) -> None:
         if self.ended.done():
-            raise _gone(self.ended.result())
+            raise self._parting or _gone(self.ended.result())
         self._writer.write(m.frame(command))
         try:
             await self._writer.drain()
         except ConnectionError:
-            raise _gone(await self.ended) from None
+            reason = await self.ended
+            raise self._parting or _gone(reason) from None
 
     async def _read(self) -> None:
         try:
@@ -166,6 +168,8 @@ class Engine:
                 self._dispatch(m.decode_event(body))
         except (asyncio.IncompleteReadError, ConnectionError):
             pass
+        except msgspec.ValidationError:
+            log.exception("engine_event_unreadable")
         finally:
             self._writer.close()
             if self._child.is_alive():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import struct
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +15,20 @@ from steerserve.rules.paths import is_protected
 MIB = 1 << 20
 _HEADER_MAXIMUM = 100_000_000
 _JSON_MAXIMUM = 50_000_000
+_BITS = {
+    "BOOL": 8,
+    "U8": 8,
+    "I8": 8,
+    "F8_E4M3": 8,
+    "F8_E5M2": 8,
+    "F8_E8M0": 8,
+    "F4": 4,
+    "F6_E2M3": 6,
+    "F6_E3M2": 6,
+}
+_BITS |= {"I16": 16, "U16": 16, "F16": 16, "BF16": 16, "I32": 32, "U32": 32, "F32": 32}
+_BITS |= {"F64": 64, "I64": 64, "U64": 64, "C64": 64}
+"""Bits of an element by safetensors dtype."""
 _INDEX = "model.safetensors.index.json"
 
 
@@ -38,7 +53,7 @@ def resolve(named: str) -> Path:
         raise _bad_path("the path must be absolute", named)
     try:
         path = Path(named).resolve(strict=True)
-    except (OSError, RuntimeError):
+    except (OSError, RuntimeError, ValueError):
         raise _bad_path("the path does not exist", named) from None
     if is_protected(path):
         raise _bad_path("the path is in a protected system folder", named)
@@ -88,7 +103,7 @@ def weight_files(path: Path) -> list[Path]:
     files = []
     for name in names:
         file = path / name
-        if Path(name).name != name or not file.is_file():
+        if Path(name).name != name or not _is_file(file):
             raise _bad_path(
                 f"the weights name {name!r}, which is not a file of the folder", str(path)
             )
@@ -97,6 +112,8 @@ def weight_files(path: Path) -> list[Path]:
 
 
 def _json(file: Path, folder: Path) -> dict[str, Any]:
+    if not _is_file(file):
+        raise _bad_path(f"the folder has no readable {file.name}", str(folder))
     try:
         if file.stat().st_size > _JSON_MAXIMUM:
             raise _bad_path(f"{file.name} is too large", str(folder))
@@ -122,22 +139,40 @@ def _tensor_counts(file: Path) -> int:
         raw = opened.read(size)
     try:
         header = json.loads(raw)
-        entries = [entry for name, entry in header.items() if name != "__metadata__"]
-        end = max((entry["data_offsets"][1] for entry in entries), default=0)
-        count = sum(_product(entry["shape"]) for entry in entries)
+        tensors = [entry for name, entry in header.items() if name != "__metadata__"]
+        counts = [_elements(entry, file.stat().st_size - 8 - size) for entry in tensors]
     except (ValueError, RecursionError, KeyError, TypeError, AttributeError, IndexError):
-        raise _bad_path(f"{file.name} has a damaged header", str(file.parent)) from None
-    if 8 + size + end > file.stat().st_size:
-        raise _bad_path(f"{file.name} is cut short", str(file.parent))
+        raise _bad_path(
+            f"{file.name} has a damaged header, or is cut short", str(file.parent)
+        ) from None
+    return sum(counts)
+
+
+def _elements(entry: dict[str, Any], available: int) -> int:
+    """Elements of one tensor of a header; its bytes must lie within those available and fit its shape.
+
+    Raises:
+        ValueError: they do not.
+    """
+    begin, end = entry["data_offsets"]
+    shape, bits = entry["shape"], _BITS[entry["dtype"]]
+    numbers = [begin, end, *shape]
+    if not all(type(number) is int and number >= 0 for number in numbers):
+        raise ValueError("not a count")
+    count = math.prod(shape)
+    if end > available or (end - begin) * 8 != count * bits:
+        raise ValueError("offsets do not fit the shape")
     return count
 
 
-def _product(shape: list[int]) -> int:
-    count = 1
-    for size in shape:
-        count *= int(size)
-    return count
+def _is_file(path: Path) -> bool:
+    """Whether it is a regular file; a pipe or a device would be read for ever."""
+    try:
+        return path.is_file()
+    except OSError:
+        return False
 
 
 def _bad_path(why: str, named: str) -> Refusal:
-    return Refusal("INVALID_LOCAL_PATH", why, local_path=named[:500])
+    shown = named[:500].encode("utf-8", "replace").decode()
+    return Refusal("INVALID_LOCAL_PATH", why, local_path=shown)

@@ -6,7 +6,7 @@ that mean no change are accepted everywhere. Everything else that is unknown is 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 from urllib.parse import quote
 
@@ -83,7 +83,8 @@ def check_honoured(route: str, body: Mapping[str, Any]) -> None:
 
 def unused(route: str, body: Mapping[str, Any]) -> list[str]:
     """Locations of the fields that the route does not use, in the request's order."""
-    found = [name for name in body if name not in HONOURED[route] and name not in REFUSED[route]]
+    read = HONOURED[route] | REFUSED[route]
+    found = [name for name, value in body.items() if name not in read and value is not None]
     messages = body.get("messages")
     if route == CHAT and isinstance(messages, list):
         for index, message in enumerate(messages):
@@ -127,15 +128,19 @@ def check_strict(locations: list[str]) -> None:
         )
 
 
-def header_value(locations: Iterable[str], limit: int) -> str:
+def header_value(locations: Sequence[str], limit: int) -> str:
     """Locations joined by `, ` in at most `limit` bytes; what is cut off is counted in a last `+N more`."""
-    encoded = [
-        quote(location, safe="[]._-:/@!$&'()*+;=~ ").replace(" ", "%20") for location in locations
-    ]
-    for kept in range(len(encoded), -1, -1):
-        rest = len(encoded) - kept
-        parts = encoded[:kept] + ([f"+{rest} more"] if rest else [])
-        value = ", ".join(parts)
-        if len(value) <= limit:
-            return value
-    return ""
+    kept: list[str] = []
+    length = 0
+    best = ""
+    for place, location in enumerate((*locations, "")):
+        rest = len(locations) - place
+        more = [f"+{rest} more"] if rest else []
+        if length + sum(map(len, more)) + 2 * (len(more) and bool(kept)) <= limit:
+            best = ", ".join([*kept, *more])
+        encoded = quote(location, safe="[]._-:/@!$&'()*+;=~")
+        length += len(encoded) + (2 if kept else 0)
+        if length > limit:
+            break
+        kept.append(encoded)
+    return best

@@ -1,26 +1,13 @@
-"""The statuses of a model and an SAE, and the moves between them."""
+"""The statuses of a model and an SAE: what a restart makes of them, and what may be deleted."""
 
 from __future__ import annotations
 
 from steerserve.errors import Refusal
 
-MOVES: dict[str, frozenset[str]] = {
-    "downloading": frozenset({"ready", "error"}),
-    "ready": frozenset({"loading"}),
-    "loading": frozenset({"loaded", "ready", "error"}),
-    "loaded": frozenset({"ready"}),
-    "error": frozenset({"ready", "loading", "downloading"}),
-}
-"""status -> statuses it may become. A worker that dies takes `loaded` back to `ready`."""
-
 AFTER_RESTART: dict[str, str] = {"loading": "ready", "loaded": "ready", "downloading": "error"}
 """What a status becomes when the service starts: nothing is resident, and no download survived."""
 
 SAE_AFTER_RESTART: dict[str, str] = {"attached": "cached", "downloading": "error"}
-
-
-def may_move(before: str, after: str) -> bool:
-    return after in MOVES[before]
 
 
 def check_delete(status: str, is_locked: bool) -> None:

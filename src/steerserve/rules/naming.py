@@ -35,7 +35,7 @@ def resolve(name: str, models: Iterable[Named]) -> Named:
     found = [m for m in serveable if m.name == name]
     if not found:
         found = [m for m in serveable if f"{m.name}:{m.quantization}" == name]
-    if not found:
+    if not found and name:
         found = [m for m in serveable if m.name.rpartition(":")[0] == name]
     if not found:
         raise Refusal(
@@ -74,7 +74,7 @@ def parameters_label(count: int | None) -> str | None:
     if count is None:
         return None
     for size, unit in ((10**9, "B"), (10**6, "M"), (10**3, "K")):
-        if count >= size:
-            scaled = count / size
-            return f"{scaled:.1f}{unit}" if scaled < 100 else f"{scaled:.0f}{unit}"
+        scaled = count / size
+        if round(scaled, 1) >= 1.0:
+            return f"{scaled:.1f}{unit}" if round(scaled, 1) < 100 else f"{scaled:.0f}{unit}"
     return str(count)

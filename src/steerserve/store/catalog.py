@@ -113,7 +113,8 @@ class Catalog:
         except IntegrityError as error:
             raise Refusal(
                 "MODEL_ALREADY_EXISTS",
-                f"{values['name']!r} is already registered at {values['quantization']}",
+                f"this checkpoint, or another one named {values['name']!r}, is registered at "
+                f"{values['quantization']}; custom_name gives it another name",
                 quantization=values["quantization"],
             ) from error
         assert made.inserted_primary_key is not None

@@ -59,6 +59,7 @@ models = Table(
     Column("created_at", UtcDateTime, nullable=False),
     Column("updated_at", UtcDateTime, nullable=False),
     UniqueConstraint("local_path", "quantization", name="uq_models_local_path"),
+    UniqueConstraint("name", "quantization", name="uq_models_name"),
     sqlite_autoincrement=True,
 )
 

@@ -111,7 +111,7 @@ class Group:
     def may_join(self, new: list[Row], budget: int) -> bool:
         """Whether the rows fit beside those here within `budget` tokens of cache."""
         count, length = self._shape(new)
-        if self.rows and count > ROWS_MAXIMUM:
+        if count > max(ROWS_MAXIMUM, len(new)):
             return False
         fits = count <= self.cache.rows and length <= self.cache.length
         return fits or count * length <= budget

@@ -24,6 +24,9 @@ _CHECK_TOKENS = 24
 _TOLERANCE = {torch.float32: 2e-3, torch.float16: 0.1, torch.bfloat16: 0.2}
 _LAYER_TYPES = frozenset({"full_attention", "sliding_attention"})
 
+_OWN_MASKS = frozenset({"gpt_neo"})
+"""Architectures that cut their own masks from the cache's length, wrongly for a cache that is longer than its rows."""
+
 Report = Callable[[str, float], None]
 
 
@@ -45,6 +48,8 @@ class Checkpoint:
             )
         common: dict[str, Any] = {"trust_remote_code": trust_remote_code, "local_files_only": True}
         self.config = AutoConfig.from_pretrained(path, **common)
+        if self.config.model_type in _OWN_MASKS:
+            raise _not_served(f"{self.config.model_type} makes attention masks of its own")
         self.device = memory.device()
         report("loading_tokenizer", 5.0)
         self.tokenizer: Any = AutoTokenizer.from_pretrained(path, **common)
@@ -59,10 +64,10 @@ class Checkpoint:
         self.layers = int(text.num_hidden_layers)
         self.hidden_size = int(text.hidden_size)
         self.vocabulary = int(self.model.get_output_embeddings().weight.shape[0])
-        self.model_max_context = int(getattr(text, "max_position_embeddings", 0) or 0) or 2048
+        self.model_max_context = _max_context(text)
         self.window: int | None = getattr(text, "sliding_window", None)
         self.layer_types = self._attention_types(text)
-        self.is_eager = self.config._attn_implementation == "eager"
+        self.is_eager = self.model.config._attn_implementation == "eager"
         self.end_tokens = self._end_tokens()
         self.longest_token = max((len(t) for t in self.tokenizer.get_vocab()), default=1)
         self._last: Tensor | None = None
@@ -210,11 +215,7 @@ class Checkpoint:
             return ("sliding_attention",) if self.window else ("full_attention",)
         unknown = sorted(set(types) - _LAYER_TYPES)
         if unknown:
-            raise Refusal(
-                "MODEL_LOAD_FAILED",
-                f"this engine has no running batch for layers of type {', '.join(unknown)}",
-                layer_types=unknown,
-            )
+            raise _not_served(f"it has layers of type {', '.join(unknown)}")
         return tuple(sorted(set(types)))
 
     def _end_tokens(self) -> frozenset[int]:
@@ -230,6 +231,18 @@ class Checkpoint:
         Raises:
             Refusal: MODEL_LOAD_FAILED when they do not, because every answer would be wrong.
         """
+        try:
+            off, bytes_per_token = self._check_error()
+        except (ValueError, TypeError, RuntimeError, IndexError) as error:
+            # what an architecture raises when it cannot take these masks, positions or cache
+            raise _not_served(_first_line(error)) from error
+        if not off <= _TOLERANCE[self.dtype]:
+            raise _not_served(f"the relative error of its logits is {off:.3g}")
+        return bytes_per_token
+
+    def _check_error(self) -> tuple[float, int]:
+        """How far the running batch's logits are from a plain pass, in their standard deviations; bytes of KV per
+        token."""
         source = torch.Generator().manual_seed(0)
         ids = torch.randint(0, self.vocabulary, (_CHECK_TOKENS,), generator=source).tolist()
         plain = self.model(
@@ -242,13 +255,29 @@ class Checkpoint:
         self.decode_step(cache, [ids[cut], ids[cut - 3]], [cut, cut - 3])
         stepped = self.decode_step(cache, [ids[cut + 1], ids[cut - 2]], [cut + 1, cut - 2])[0]
         error = (stepped - plain).float().abs().max() / plain.float().std().clamp_min(1e-6)
-        if not error <= _TOLERANCE[self.dtype]:
-            raise Refusal(
-                "MODEL_LOAD_FAILED",
-                "the running batch does not reproduce this architecture's plain forward pass "
-                f"(relative error {error.item():.3g})",
-            )
-        return cache.bytes_per_token
+        return error.item(), cache.bytes_per_token
+
+
+def _max_context(text: Any) -> int:
+    """Tokens of context that the model is served with.
+
+    A longrope model changes the rotary factors of a whole pass once any row is longer than it was first trained for,
+    its neighbours' too; it is served up to that length.
+    """
+    longest = int(getattr(text, "max_position_embeddings", 0) or 0) or 2048
+    rope = getattr(text, "rope_parameters", None) or {}
+    if rope.get("rope_type") == "longrope":
+        original = rope.get("original_max_position_embeddings")
+        original = original or getattr(text, "original_max_position_embeddings", None)
+        return min(longest, int(original)) if original else longest
+    return longest
+
+
+def _not_served(why: str) -> Refusal:
+    return Refusal(
+        "MODEL_LOAD_FAILED",
+        f"the running batch does not reproduce this architecture's plain forward pass: {why}",
+    )
 
 
 def _round_up(length: int) -> int:

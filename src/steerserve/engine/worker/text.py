@@ -7,6 +7,8 @@ from collections.abc import Callable, Sequence
 INCOMPLETE = "\ufffd"
 CONTEXT_TOKENS = 5
 HELD_MAXIMUM = 8
+CHARACTER_TOKENS = 4
+"""Most tokens that one character is made of, a byte each."""
 
 Decode = Callable[[list[int]], str]
 
@@ -32,9 +34,14 @@ class TextStream:
         self._ids.append(token)
         before = self._decode(self._ids[self._from : self._read])
         after = self._decode(self._ids[self._from :])
-        if after.endswith(INCOMPLETE) and len(self._ids) - self._read <= HELD_MAXIMUM:
-            return ""
-        self._from, self._read = self._read, len(self._ids)
+        upto = len(self._ids)
+        if after.endswith(INCOMPLETE):
+            if upto - self._read <= HELD_MAXIMUM:
+                return ""
+            # a long run of broken bytes: let it go, but for the end that may still become a character
+            upto -= CHARACTER_TOKENS - 1
+            after = self._decode(self._ids[self._from : upto])
+        self._from, self._read = self._read, upto
         return self._release(after[len(before) :])
 
     def finish(self) -> str:

@@ -98,19 +98,32 @@ def _reading(folder: Path, read: Callable[[], Result]) -> Result:
 
 
 def _check_shapes(sae: Sae) -> None:
-    expected = {
+    if sae.W_dec.ndim != 2:
+        raise Refusal(
+            "SAE_LOAD_FAILED", f"W_dec has shape {list(sae.W_dec.shape)}, expected two axes"
+        )
+    wide, narrow = (sae.d_sae,), (sae.d_in,)
+    expected: dict[str, tuple[Tensor | None, tuple[int, ...]]] = {
+        "W_dec": (sae.W_dec, (sae.d_sae, sae.d_in)),
         "W_enc": (sae.W_enc, (sae.d_in, sae.d_sae)),
-        "b_dec": (sae.b_dec, (sae.d_in,)),
-        "b_enc": (sae.b_enc, (sae.d_sae,)),
-        "threshold": (sae.threshold, (sae.d_sae,)),
+        "b_dec": (sae.b_dec, narrow),
+        "b_enc": (sae.b_enc, wide),
+        "threshold": (sae.threshold, wide),
     }
+    if sae.gate is not None:
+        expected |= {
+            "b_gate": (sae.gate.b_gate, wide),
+            "b_mag": (sae.gate.b_mag, wide),
+            "r_mag": (sae.gate.r_mag, wide),
+        }
     for name, (tensor, shape) in expected.items():
-        if tensor is not None and tuple(tensor.shape) != shape:
+        if tensor is None:
+            continue
+        if tuple(tensor.shape) != shape:
             raise Refusal(
                 "SAE_LOAD_FAILED", f"{name} has shape {list(tensor.shape)}, expected {list(shape)}"
             )
-    for name, (tensor, _) in {**expected, "W_dec": (sae.W_dec, ())}.items():
-        if tensor is not None and not torch.isfinite(tensor).all():
+        if not torch.isfinite(tensor).all():
             raise Refusal("SAE_LOAD_FAILED", f"{name} holds NaN or infinite values")
 
 
@@ -174,7 +187,6 @@ def _saelens_claims(config: dict[str, Any], weights: Path) -> Claims:
     with safe_open(weights, framework="pt") as file:
         rows, columns = file.get_slice("W_dec").get_shape()
         dtype = str(file.get_slice("W_dec").get_dtype()).lower()
-    own_layer = _saelens_field(config, "hook_layer", "hook_point_layer")
     model = _saelens_field(config, "model_name")
     return Claims(
         format="saelens",
@@ -184,25 +196,40 @@ def _saelens_claims(config: dict[str, Any], weights: Path) -> Claims:
         dtype=dtype,
         hook_name=hook_name,
         site=site,
-        layer=layer if layer is not None else own_layer,
+        layer=layer if layer is not None else _saelens_layer(config),
         model_name=str(model) if model is not None else None,
         l0=_saelens_k(config),
         size_bytes=weights.stat().st_size,
     )
 
 
+def _saelens_layer(config: dict[str, Any]) -> int | None:
+    """The layer field, where the hook name does not say it."""
+    layer = _saelens_field(config, "hook_layer", "hook_point_layer")
+    return layer if type(layer) is int and layer >= 0 else None
+
+
 def _saelens_k(config: dict[str, Any]) -> float | None:
-    arguments = config.get("activation_fn_kwargs") or {}
-    k = config.get("k") or arguments.get("k")
-    return float(k) if k and _saelens_activation(config) == "topk" else None
+    """k of a top-k SAE; None for others.
+
+    Raises:
+        Refusal: SAE_LOAD_FAILED when a top-k SAE has no k of at least 1.
+    """
+    if _saelens_activation(config) != "topk":
+        return None
+    arguments = config.get("activation_fn_kwargs")
+    k = config.get("k")
+    if k is None and isinstance(arguments, dict):
+        k = arguments.get("k")
+    if type(k) is not int or k < 1:
+        raise Refusal("SAE_LOAD_FAILED", f"a topk SAE needs k of at least 1, found {k!r}")
+    return float(k)
 
 
 def _saelens_load(config: dict[str, Any], weights: Path) -> Sae:
     activation = _saelens_activation(config)
     subtract = config.get("apply_b_dec_to_input")
     k = _saelens_k(config)
-    if activation == "topk" and not k:
-        raise Refusal("SAE_LOAD_FAILED", "a topk SAE without k")
     with safe_open(weights, framework="pt") as file:
         names = set(file.keys())
         tensor: Callable[[str], Tensor] = file.get_tensor

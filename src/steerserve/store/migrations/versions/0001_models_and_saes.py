@@ -31,6 +31,7 @@ def upgrade() -> None:
         sa.Column("created_at", sa.DateTime(timezone=True), nullable=False),
         sa.Column("updated_at", sa.DateTime(timezone=True), nullable=False),
         sa.UniqueConstraint("local_path", "quantization", name="uq_models_local_path"),
+        sa.UniqueConstraint("name", "quantization", name="uq_models_name"),
         sqlite_autoincrement=True,
     )
     op.create_table(

@@ -1,0 +1,139 @@
+"""Writes the tables of docs/ that are made from code: `python -m docs.generate`.
+
+docs/errors.md comes from `errors.TABLE`, docs/settings.md from the fields of `Settings`.
+"""
+
+from __future__ import annotations
+
+import types
+import typing
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from pydantic.fields import FieldInfo
+
+from steerserve.errors import TABLE, Retry, Row
+from steerserve.settings import Settings
+
+FOLDER = Path(__file__).parent
+RETRY_SOURCES = {
+    Retry.NONE: "",
+    Retry.QUEUE: "the estimated wait, at most `RETRY_AFTER_MAX_S`; without one `RETRY_AFTER_QUEUE_DEFAULT_S`",
+    Retry.LOAD: "`RETRY_AFTER_LOAD_S` for a load, `RETRY_AFTER_UNLOAD_S` for an unload",
+    Retry.NOT_LOADED: "`RETRY_AFTER_NOT_LOADED_S`",
+    Retry.MEMORY: "`RETRY_AFTER_MEMORY_S`",
+    Retry.HUB: "the time until the circuit breaker lets a call through",
+    Retry.READINESS: "`RETRY_AFTER_READINESS_S`",
+    Retry.FALLBACK: "`RETRY_AFTER_FALLBACK_S`",
+}
+DERIVED_DEFAULTS = {
+    "steerserve_home": "`steerserve` in the user's data directory",
+    "model_cache_dir": "`models` in `STEERSERVE_HOME`",
+    "sae_cache_dir": "`saes` in `STEERSERVE_HOME`",
+    "database_url": "`steerserve.db` in `STEERSERVE_HOME`",
+}
+"""Defaults that depend on the machine, in words."""
+
+TYPE_NAMES = {
+    int: "integer",
+    float: "number",
+    bool: "boolean",
+    str: "text",
+    Path: "path",
+    list[str]: "list, separated by commas",
+}
+BOUNDS = (("ge", "at least"), ("gt", "above"), ("le", "at most"), ("lt", "below"))
+
+
+def errors_page() -> str:
+    """Every error code, and how both doors answer it."""
+    rows = [error_row(row) for row in TABLE.values()]
+    return page(
+        "Errors",
+        "Every refusal carries a code of this table, in the management envelope under `/api` and in the protocol's error body under "
+        "`/v1`. Every 503 has a `Retry-After` in whole seconds. A status of 200 under `/api` is a refusal in the failure envelope: "
+        "read `success` and `error.code`. Codes marked *final* are answered under `/v1` with `x-should-retry: false`, because "
+        "repeating the request unchanged cannot succeed.",
+        ("code", "`/api`", "`/v1`", "`/v1` code", "`/v1` type", "`Retry-After`", "meaning"),
+        rows,
+    )
+
+
+def error_row(row: Row) -> tuple[str, ...]:
+    source = RETRY_SOURCES[row.retry] if 503 in (row.api, row.v1) else ""
+    meaning = f"{row.meaning} (*final*)" if row.final else row.meaning
+    return (
+        f"`{row.code}`",
+        str(row.api),
+        str(row.v1),
+        f"`{row.v1_code}`",
+        f"`{row.v1_type}`",
+        source,
+        meaning,
+    )
+
+
+def settings_page() -> str:
+    """Every setting, from its field."""
+    rows = [setting_row(name, field) for name, field in Settings.model_fields.items()]
+    return page(
+        "Settings",
+        "Settings are environment variables, or lines of a file `.env` in the working directory; the environment wins. They are read once, at "
+        "start; a value out of its bounds ends the start with a message that names it.",
+        ("setting", "type", "default", "meaning"),
+        rows,
+    )
+
+
+def setting_row(name: str, field: FieldInfo) -> tuple[str, ...]:
+    bounds = [
+        f"{words} {getattr(part, bound):,}"
+        for bound, words in BOUNDS
+        for part in field.metadata
+        if getattr(part, bound, None) is not None
+    ]
+    kind = ", ".join([type_name(field.annotation), *bounds])
+    default = DERIVED_DEFAULTS.get(name) or shown(field.default)
+    return f"`{name.upper()}`", kind, default, field.description or ""
+
+
+def type_name(annotation: Any) -> str:
+    if typing.get_origin(annotation) is typing.Literal:
+        return " or ".join(f"`{choice}`" for choice in typing.get_args(annotation))
+    if isinstance(annotation, types.UnionType):
+        return type_name(next(a for a in typing.get_args(annotation) if a is not type(None)))
+    return TYPE_NAMES[annotation]
+
+
+def shown(default: Any) -> str:
+    if default is None or default == []:
+        return "none"
+    if isinstance(default, bool):
+        return f"`{str(default).lower()}`"
+    return f"`{default}`"
+
+
+def page(title: str, words: str, head: tuple[str, ...], rows: list[tuple[str, ...]]) -> str:
+    """A page with one table."""
+    lines = [head, tuple("---" for _ in head), *rows]
+    table = "\n".join(f"| {' | '.join(map(escaped, line))} |" for line in lines)
+    note = "<!-- Written by `make docs`; edit the code instead. -->"
+    return f"# {title}\n\n{note}\n\n{words}\n\n{table}\n"
+
+
+def escaped(cell: str) -> str:
+    """A cell's text; a bar would end the cell."""
+    return cell.replace("|", "\\|")
+
+
+PAGES: dict[str, Callable[[], str]] = {"errors.md": errors_page, "settings.md": settings_page}
+
+
+def main() -> None:
+    for name, made in PAGES.items():
+        (FOLDER / name).write_text(made(), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

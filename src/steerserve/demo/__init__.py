@@ -1,0 +1,52 @@
+"""The bundled demo: a very small language model, two SAEs on it, and the proof that they steer.
+
+Owns the paths and names of the shipped files. Imports no tensor library; `build` made the data.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+DATA = Path(__file__).parent / "data"
+MODEL_DIR = DATA / "model"
+MODEL_NAME = "steerserve-demo"
+
+
+@dataclass(frozen=True, slots=True)
+class DemoSae:
+    """One shipped SAE: its folder (SAELens layout) and the layer whose output it reads."""
+
+    name: str
+    path: Path
+    layer: int
+    labels: Path
+
+
+def saes() -> list[DemoSae]:
+    """The shipped SAEs, lowest layer first."""
+    found = []
+    for path in (DATA / "saes").glob("resid_post_layer_*"):
+        layer = int(path.name.removeprefix("resid_post_layer_"))
+        found.append(DemoSae(path.name, path, layer, path / "labels.json"))
+    return sorted(found, key=lambda sae: sae.layer)
+
+
+def labels(sae: DemoSae) -> dict[int, dict[str, Any]]:
+    """The labels of an SAE's features by feature index."""
+    entries = json.loads(sae.labels.read_text(encoding="utf-8"))
+    return {int(index): entry for index, entry in entries.items()}
+
+
+def report() -> dict[str, Any]:
+    """The figures measured when the data was built."""
+    found: dict[str, Any] = json.loads((DATA / "report.json").read_text(encoding="utf-8"))
+    return found
+
+
+def proof() -> dict[str, Any]:
+    """The sea feature: SAE name, layer, feature_idx, strength, prompts with shares, sampling."""
+    found: dict[str, Any] = report()["proof"]
+    return found

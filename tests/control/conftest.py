@@ -1,0 +1,33 @@
+"""The control plane on a scripted engine, and a way to make one with other settings."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import AbstractAsyncContextManager
+from pathlib import Path
+from typing import Any, Protocol
+
+import pytest
+
+from tests import doubles
+from tests.doubles import World
+
+
+class Make(Protocol):
+    def __call__(self, **settings: Any) -> AbstractAsyncContextManager[World]: ...
+
+
+@pytest.fixture
+async def world(tmp_path: Path) -> AsyncIterator[World]:
+    async with doubles.world(tmp_path) as made:
+        yield made
+
+
+@pytest.fixture
+def make(tmp_path: Path) -> Make:
+    """`async with make(setting=value) as world`."""
+
+    def with_settings(**settings: Any) -> AbstractAsyncContextManager[World]:
+        return doubles.world(tmp_path, **settings)
+
+    return with_settings

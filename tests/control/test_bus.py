@@ -1,0 +1,38 @@
+"""Events inside the control plane."""
+
+from __future__ import annotations
+
+import dataclasses
+import typing
+
+from steerserve.control import bus
+from steerserve.control.bus import Bus, SaeDetached, UnloadComplete
+
+
+def test_every_subscriber_gets_every_event_in_order() -> None:
+    events, first, second = Bus(), [], []
+    events.subscribe(first.append)
+    events.subscribe(second.append)
+    sent = [UnloadComplete(1), SaeDetached("sae_a"), UnloadComplete(2)]
+    for event in sent:
+        events.publish(event)
+    assert first == second == sent
+
+
+def test_a_subscriber_that_fails_is_skipped() -> None:
+    events, got = Bus(), []
+
+    def broken(_: object) -> None:
+        raise ZeroDivisionError
+
+    events.subscribe(broken)
+    events.subscribe(got.append)
+    events.publish(UnloadComplete(1))
+    events.publish(UnloadComplete(2))
+    assert got == [UnloadComplete(1), UnloadComplete(2)]
+
+
+def test_no_event_can_carry_text_of_a_context() -> None:
+    for kind in typing.get_args(bus.Event):
+        names = {field.name for field in dataclasses.fields(kind)}
+        assert not names & {"text", "context", "context_parts", "prompt", "tokens"}, kind

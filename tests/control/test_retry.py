@@ -1,0 +1,47 @@
+"""Retry-After of every refusal."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from steerserve.control import retry
+from steerserve.errors import TABLE, Refusal
+from steerserve.settings import Settings
+
+SETTINGS = Settings(_env_file=None)  # type: ignore[call-arg]
+
+
+@pytest.mark.parametrize(
+    ("code", "details", "expected"),
+    [
+        ("QUEUE_FULL", {"estimated_wait_seconds": 7}, 7),
+        ("QUEUE_FULL", {"estimated_wait_seconds": 7.2}, 8),
+        ("QUEUE_FULL", {"estimated_wait_seconds": 0}, 1),
+        ("QUEUE_FULL", {"estimated_wait_seconds": 999}, 60),
+        ("QUEUE_FULL", {"estimated_wait_seconds": None}, 5),
+        ("QUEUE_FULL", {}, 5),
+        ("MODEL_BUSY", {"unloading": False}, 15),
+        ("MODEL_BUSY", {"unloading": True}, 5),
+        ("MODEL_LOADING", {}, 15),
+        ("MODEL_NOT_LOADED", {}, 30),
+        ("INSUFFICIENT_MEMORY", {}, 30),
+        ("HUB_UNAVAILABLE", {"recovery_seconds": 12.1}, 13),
+        ("HUB_UNAVAILABLE", {}, 1),
+        ("NOT_READY", {}, 5),
+        ("ENGINE_UNAVAILABLE", {}, 10),
+        ("SHUTTING_DOWN", {}, 10),
+    ],
+)
+def test_a_503_tells_when_to_come_back(code: str, details: dict[str, Any], expected: int) -> None:
+    assert retry.seconds(SETTINGS, Refusal(code, "later", **details), 503) == expected
+
+
+@pytest.mark.parametrize("code", sorted(TABLE))
+def test_every_503_and_only_a_503_has_a_time_of_at_least_one_second(code: str) -> None:
+    refusal = Refusal(code, "later")
+    for status in (TABLE[code].api, TABLE[code].v1):
+        seconds = retry.seconds(SETTINGS, refusal, status)
+        assert (seconds is None) == (status != 503)
+        assert seconds is None or seconds >= 1

@@ -1,0 +1,172 @@
+"""Live steering and the engine's copy of it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+
+import pytest
+
+from steerserve.control.bus import SteeringUpdate
+from steerserve.control.steering import Steering
+from steerserve.errors import Refusal
+from tests.doubles import WIDTH, World, soon
+
+KEY = "sae_a@1"
+EDITS: list[tuple[str, Callable[[Steering], Awaitable[None]]]] = [
+    ("set", lambda steering: steering.set_values({1: 5.0})),
+    ("enable", lambda steering: steering.enable()),
+    ("disable", lambda steering: steering.disable()),
+    ("remove", lambda steering: steering.remove(1)),
+    ("clear", lambda steering: steering.clear()),
+]
+EVERY_EDIT = pytest.mark.parametrize(
+    "edit", [edit for _, edit in EDITS], ids=[name for name, _ in EDITS]
+)
+
+
+async def attached(world: World) -> None:
+    await world.loaded()
+    await world.attachments.attach(await world.sae(), 1)
+
+
+def in_engine(world: World) -> tuple[int, bool, dict[str, dict[int, float]]]:
+    assert world.launcher.engine.steered is not None
+    return world.launcher.engine.steered
+
+
+async def test_what_is_reported_is_what_the_engine_got(world: World) -> None:
+    await attached(world)
+    steps: list[tuple[Callable[[], Awaitable[None]], bool, dict[int, float]]] = [
+        (lambda: world.steering.set_values({1: 5.0, 2: -3.0}), True, {1: 5.0, 2: -3.0}),
+        (lambda: world.steering.set_values({2: 4.0}), True, {1: 5.0, 2: 4.0}),
+        (world.steering.disable, False, {1: 5.0, 2: 4.0}),
+        (world.steering.enable, True, {1: 5.0, 2: 4.0}),
+        (lambda: world.steering.remove(1), True, {2: 4.0}),
+        (lambda: world.steering.remove(2), False, {}),
+        (lambda: world.steering.set_values({3: 1.0}), True, {3: 1.0}),
+        (world.steering.clear, False, {}),
+    ]
+    first = world.steering.live.epoch + 1
+    for epoch, (step, enabled, values) in enumerate(steps, first):
+        await step()
+        assert world.steering.state() == (enabled, values)
+        assert in_engine(world) == (epoch, enabled, {KEY: values} if values else {})
+        told = {str(index): value for index, value in values.items()}
+        assert world.published(SteeringUpdate)[-1] == SteeringUpdate(enabled, told)
+    assert world.steering.live.epoch == first + len(steps) - 1
+
+
+async def test_until_the_engine_has_an_edit_the_old_values_are_reported(world: World) -> None:
+    await attached(world)
+    await world.steering.set_values({1: 5.0})
+    gate = world.launcher.hold("steer")
+    editing = world.begin(world.steering.set_values({1: 9.0}))
+    await soon(gate.reached.wait())
+    assert world.steering.state() == (True, {1: 5.0})
+    gate.open.set()
+    await soon(editing)
+    assert world.steering.state() == (True, {1: 9.0})
+
+
+@pytest.mark.parametrize(
+    "error", [Refusal("ENGINE_UNAVAILABLE", "gone"), OSError("broken pipe")], ids=["refusal", "bug"]
+)
+async def test_a_push_that_fails_changes_nothing(world: World, error: Exception) -> None:
+    await attached(world)
+    await world.steering.set_values({1: 5.0})
+    before, told = world.steering.live, len(world.published(SteeringUpdate))
+    world.launcher.fail("steer", error)
+    with pytest.raises(type(error)):
+        await world.steering.set_values({1: 9.0})
+    assert world.steering.live is before
+    assert len(world.published(SteeringUpdate)) == told
+    await world.steering.set_values({2: 1.0})
+    assert in_engine(world) == (before.epoch + 1, True, {KEY: {1: 5.0, 2: 1.0}})
+
+
+async def test_a_bad_index_in_a_batch_reaches_neither_the_values_nor_the_engine(
+    world: World,
+) -> None:
+    await attached(world)
+    with pytest.raises(Refusal) as refused:
+        await world.steering.set_values({1: 5.0, WIDTH: 1.0})
+    assert refused.value.details == {"feature_idx": WIDTH, "d_sae": WIDTH}
+    assert world.steering.state() == (False, {})
+    assert world.launcher.log.count("steer") == 1  # the one that told of the attach
+
+
+async def test_an_edit_that_changes_nothing_is_not_pushed(world: World) -> None:
+    await attached(world)
+    await world.steering.set_values({1: 5.0})
+    pushed = world.launcher.log.count("steer")
+    await world.steering.set_values({1: 5.0})
+    await world.steering.enable()
+    await world.steering.remove(2)
+    assert world.launcher.log.count("steer") == pushed
+
+
+@EVERY_EDIT
+async def test_without_an_attached_sae_every_edit_is_refused(
+    world: World, edit: Callable[[Steering], Awaitable[None]]
+) -> None:
+    for _ in ("without a model", "with a model"):
+        with pytest.raises(Refusal) as refused:
+            await edit(world.steering)
+        assert refused.value.code == "SAE_NOT_ATTACHED"
+        with pytest.raises(Refusal):
+            world.steering.state()
+        if world.conductor.resident is None:
+            await world.loaded()
+
+
+async def test_concurrent_edits_all_count(world: World) -> None:
+    await attached(world)
+    first = world.steering.live.epoch
+    gate = world.launcher.hold("steer")
+    editing = [world.begin(world.steering.set_values({i: float(i + 1)})) for i in range(5)]
+    await soon(gate.reached.wait())
+    gate.open.set()
+    await soon(asyncio.gather(*editing))
+    values = {i: float(i + 1) for i in range(5)}
+    assert world.steering.state() == (True, values)
+    assert in_engine(world) == (first + 5, True, {KEY: values})
+
+
+async def test_detaching_forgets_the_values_here_and_in_the_engine(world: World) -> None:
+    await attached(world)
+    await world.steering.set_values({1: 5.0})
+    await world.attachments.detach("sae_a")
+    assert world.steering.live.values == {}
+    assert not world.steering.live.enabled
+    assert in_engine(world)[1:] == (False, {})
+    assert world.published(SteeringUpdate)[-1] == SteeringUpdate(False, {})
+
+
+async def test_unloading_forgets_the_values(world: World) -> None:
+    await attached(world)
+    await world.steering.set_values({1: 5.0})
+    await world.conductor.unload(world.resident.row.id)
+    assert (world.steering.live.enabled, world.steering.live.values) == (False, {})
+
+
+async def test_values_do_not_come_back_with_the_next_model(world: World) -> None:
+    await attached(world)
+    await world.steering.set_values({1: 5.0})
+    row = world.resident.row
+    await world.conductor.unload(row.id)
+    await soon((await world.conductor.load(await world.catalog.model(row.id))).ready)
+    await world.attachments.attach(await world.catalog.sae("sae_a"), 1)
+    assert world.steering.state() == (False, {})
+    await world.steering.set_values({2: 1.0})
+    assert in_engine(world)[1:] == (True, {KEY: {2: 1.0}})
+
+
+async def test_a_change_of_the_attachments_is_one_step_of_the_epoch(world: World) -> None:
+    before = world.steering.live.epoch
+    await attached(world)
+    assert world.steering.live.epoch == before + 1
+    await world.steering.set_values({1: 5.0})
+    await world.steering.renew([KEY])
+    assert world.steering.live.epoch == before + 3
+    assert in_engine(world) == (before + 3, False, {})

@@ -1,0 +1,423 @@
+"""The control plane on a scripted engine: real owners, a real SQLite file, and an engine that does what a test says.
+
+Nothing here waits for a duration. A test holds a step of the engine at a gate, sees that it was reached, and opens it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import struct
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypeVar
+
+from steerserve.control.attachments import Attachments
+from steerserve.control.bus import Bus, Event
+from steerserve.control.catalog import Registry
+from steerserve.control.conductor import Conductor
+from steerserve.control.generate import Generation
+from steerserve.control.queue import Queue
+from steerserve.control.resident import Resident
+from steerserve.control.steering import Steering
+from steerserve.control.vitals import Vitals
+from steerserve.engine import messages as m
+from steerserve.errors import Refusal
+from steerserve.rules.intent import Generate, Sampling
+from steerserve.rules.residency import Phase
+from steerserve.settings import Settings
+from steerserve.store.catalog import Catalog, ModelRow, SaeRow
+from steerserve.store.db import Database
+
+Answer = TypeVar("Answer")
+PATIENCE = 3.0
+"""Seconds after which a test that waits for what never comes is failed."""
+
+HIDDEN, LAYERS, WIDTH = 8, 4, 16
+FACTS = m.Loaded(
+    id=1,
+    architecture="TinyForCausalLM",
+    parameters=1234,
+    dtype="float32",
+    device="cpu",
+    memory_mb=7,
+    context_length=64,
+    layers=LAYERS,
+    hidden_size=HIDDEN,
+    vocabulary=32,
+    kv_tokens=512,
+    kv_bytes_per_token=16,
+    has_chat_template=True,
+    name_or_path="tiny",
+)
+
+
+async def soon(waited: Awaitable[Answer]) -> Answer:
+    """What is waited for; a failure instead of a test that hangs."""
+    return await asyncio.wait_for(waited, PATIENCE)
+
+
+async def until(condition: Callable[[], object]) -> None:
+    """Let everything else run until the condition holds."""
+    async with asyncio.timeout(PATIENCE):
+        while not condition():
+            await asyncio.sleep(0)
+
+
+# ---------------------------------------------------------------------- the engine
+
+
+class Gate:
+    """One step of the engine, held: `reached` is set when the engine came to it, and it goes on once `open` is set."""
+
+    def __init__(self) -> None:
+        self.reached = asyncio.Event()
+        self.open = asyncio.Event()
+
+
+class Stream:
+    """One generating request as the engine sees it. `over` is set when it has ended, in whatever way."""
+
+    def __init__(self, prompts: list[Any], n: int, sampling: m.Sampling, plan: m.Plan) -> None:
+        self.prompts = prompts
+        self.sampling = sampling
+        self.plan = plan
+        self.choices = len(prompts) * n
+        self.over = asyncio.Event()
+        self.was_cancelled = False
+        self.events: asyncio.Queue[m.Started | m.Piece | Refusal] = asyncio.Queue()
+
+    def start(self) -> None:
+        self.events.put_nowait(m.Started(1, [3] * len(self.prompts)))
+
+    def say(self, text: str, choice: int = 0, finish: str | None = None) -> None:
+        self.events.put_nowait(m.Piece(1, choice, text, 1, finish))
+
+    def refuse(self, refusal: Refusal) -> None:
+        self.events.put_nowait(refusal)
+
+    def complete(self, text: str = "done") -> None:
+        """Started, and the whole of every choice."""
+        self.start()
+        for choice in range(self.choices):
+            self.say(text, choice, "stop")
+
+
+class Engine:
+    """What `steerserve.engine.client.Engine` offers, without a process."""
+
+    def __init__(self, launcher: Launcher) -> None:
+        self._launcher = launcher
+        self.applied: dict[str, int] = {}
+        self.ended: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+        self.loaded: dict[str, Any] | None = None
+        self.attached: dict[str, tuple[str, int]] = {}
+        self.steered: tuple[int, bool, dict[str, dict[int, float]]] | None = None
+        self._streams: list[Stream] = []
+        self._parting: Refusal | None = None
+
+    async def load(self, report: Callable[[m.Progress], None], **fields: Any) -> m.Loaded:
+        report(m.Progress(1, "weights", 50.0))
+        await self._step("load")
+        self.loaded = fields
+        return FACTS
+
+    async def inspect(self, path: str) -> m.Claims:
+        await self._step("inspect")
+        return m.Claims(
+            format="saelens",
+            architecture="standard",
+            d_in=HIDDEN,
+            d_sae=WIDTH,
+            dtype="float32",
+            hook_name=None,
+            site="resid_post",
+            layer=1,
+            model_name=None,
+            l0=None,
+            size_bytes=1,
+        )
+
+    async def attach(self, key: str, path: str, layer: int) -> m.Attached:
+        await self._step("attach")
+        self.attached[key] = (path, layer)
+        self.applied[key] = 0
+        return m.Attached(1, f"model.layers.{layer}", 3, HIDDEN, WIDTH, ["from the engine"], {})
+
+    async def detach(self, key: str) -> None:
+        await self._step("detach")
+        self.attached.pop(key, None)
+        self.applied.pop(key, None)
+
+    async def steer(self, epoch: int, enabled: bool, values: dict[str, dict[int, float]]) -> None:
+        await self._step("steer")
+        self.steered = (epoch, enabled, values)
+
+    async def generate(
+        self, prompts: list[Any], n: int, sampling: m.Sampling, plan: m.Plan
+    ) -> AsyncGenerator[m.Started | m.Piece, None]:
+        stream = Stream(prompts, n, sampling, plan)
+        unfinished = stream.choices
+        self._streams.append(stream)
+        try:
+            if self._parting is not None:
+                raise self._parting
+            await self._step("generate")
+            self._launcher.streams.put_nowait(stream)
+            while unfinished:
+                event = await stream.events.get()
+                if isinstance(event, Refusal):
+                    unfinished = 0
+                    raise event
+                if isinstance(event, m.Piece) and event.finish:
+                    unfinished -= 1
+                yield event
+        finally:
+            stream.was_cancelled = bool(unfinished) and not self.ended.done()
+            self._streams.remove(stream)
+            self._launcher.log.append("generated")
+            stream.over.set()
+
+    async def stop(self, parting: Refusal | None = None) -> None:
+        if self.ended.done():
+            return
+        self._launcher.log.append("stop")
+        self._parting = parting
+        self.die("the engine process ended", parting)
+
+    def die(
+        self, reason: str = "the engine process was ended by signal 9", parting: Any = None
+    ) -> None:
+        """End as a crash does; requests in flight get `parting`, or ENGINE_UNAVAILABLE."""
+        self.ended.set_result(reason)
+        for stream in self._streams:
+            stream.refuse(parting or _gone(reason))
+
+    async def _step(self, name: str) -> None:
+        await self._launcher.step(name, self.ended)
+        if self.ended.done():
+            raise _gone(self.ended.result())
+
+
+class Launcher:
+    """Launches scripted engines. `log` has every step of every engine in the order in which it began."""
+
+    def __init__(self) -> None:
+        self.engines: list[Engine] = []
+        self.log: list[str] = []
+        self.streams: asyncio.Queue[Stream] = asyncio.Queue()
+        self._gates: dict[str, Gate] = {}
+        self._failures: dict[str, Exception] = {}
+
+    @property
+    def engine(self) -> Engine:
+        """The engine that was launched last."""
+        return self.engines[-1]
+
+    @property
+    def alive(self) -> list[Engine]:
+        return [engine for engine in self.engines if not engine.ended.done()]
+
+    def hold(self, step: str) -> Gate:
+        """Hold the next `step` of any engine."""
+        return self._gates.setdefault(step, Gate())
+
+    def fail(self, step: str, error: Exception) -> None:
+        """Make the next `step` of any engine fail."""
+        self._failures[step] = error
+
+    async def launch(self) -> Engine:
+        await self.step("launch")
+        self.engines.append(Engine(self))
+        return self.engines[-1]
+
+    async def stream(self) -> Stream:
+        """The next request that reached an engine."""
+        return await soon(self.streams.get())
+
+    async def step(self, name: str, ended: asyncio.Future[str] | None = None) -> None:
+        self.log.append(name)
+        gate, failure = self._gates.pop(name, None), self._failures.pop(name, None)
+        if gate is not None:
+            gate.reached.set()
+            opened = asyncio.ensure_future(gate.open.wait())
+            try:
+                await asyncio.wait(
+                    {opened, ended} if ended else {opened}, return_when=asyncio.FIRST_COMPLETED
+                )
+            finally:
+                opened.cancel()
+        if failure is not None:
+            raise failure
+
+
+def _gone(reason: str) -> Refusal:
+    return Refusal("ENGINE_UNAVAILABLE", f"{reason}; the model has to be loaded again")
+
+
+# ---------------------------------------------------------------------- the world around it
+
+
+def write_tensors(file: Path, header: Any, data: bytes = b"") -> None:
+    """A safetensors file with this header, given as bytes or as what becomes JSON."""
+    raw = header if isinstance(header, bytes) else json.dumps(header).encode()
+    file.write_bytes(struct.pack("<Q", len(raw)) + raw + data)
+
+
+def write_checkpoint(folder: Path) -> Path:
+    """A model folder with one tensor of four numbers."""
+    folder.mkdir(parents=True)
+    config = {"architectures": ["TinyForCausalLM"], "torch_dtype": "float32"}
+    (folder / "config.json").write_text(json.dumps(config))
+    tensor = {"dtype": "F32", "shape": [2, 2], "data_offsets": [0, 16]}
+    write_tensors(folder / "model.safetensors", {"w": tensor}, bytes(16))
+    return folder
+
+
+@dataclass(slots=True)
+class World:
+    """Every owner of the control plane, wired as the service wires them."""
+
+    home: Path
+    settings: Settings
+    launcher: Launcher
+    database: Database
+    catalog: Catalog
+    bus: Bus
+    conductor: Conductor
+    attachments: Attachments
+    steering: Steering
+    queue: Queue
+    generation: Generation
+    registry: Registry
+    vitals: Vitals
+    events: list[Event] = field(default_factory=list)
+    _tasks: list[asyncio.Task[Any]] = field(default_factory=list)
+
+    # ------------------------------------------------------------- making
+
+    async def model(self, name: str = "a", **changes: Any) -> ModelRow:
+        """A registered model with a folder of its own."""
+        folder = write_checkpoint(self.home / name)
+        row = await self.registry.add_model(
+            str(folder), quantization="FP16", custom_name=name, trust_remote_code=False
+        )
+        return await self.catalog.change_model(row.id, **changes) if changes else row
+
+    async def loaded(self, name: str = "a") -> ModelRow:
+        """A registered model that is resident."""
+        row = await self.model(name)
+        await soon((await self.conductor.load(row)).ready)
+        return row
+
+    async def sae(self, sae_id: str = "sae_a", **claims: Any) -> SaeRow:
+        """A registered SAE."""
+        folder = self.home / sae_id
+        folder.mkdir()
+        claimed = {
+            "d_in": HIDDEN,
+            "d_sae": WIDTH,
+            "site": "resid_post",
+            "trained_layer": None,
+            "trained_on": None,
+        } | claims
+        return await self.catalog.add_sae(
+            id=sae_id,
+            local_path=str(folder),
+            name=sae_id,
+            format="saelens",
+            architecture="standard",
+            dtype="float32",
+            status="cached",
+            **claimed,
+        )
+
+    # ------------------------------------------------------------- doing
+
+    def begin(self, work: Awaitable[Answer]) -> asyncio.Future[Answer]:
+        """Do it in the background; what is left at the end of the test is cancelled."""
+        task = asyncio.ensure_future(work)
+        assert isinstance(task, asyncio.Task)
+        self._tasks.append(task)
+        return task
+
+    async def ask(self, model: str = "a", *, n: int = 1, seed: int | None = None) -> str:
+        """A request read to its end: the text of its choices."""
+        intent = Generate(model, ("hello",), Sampling(seed=seed), n=n)
+        async with self.generation.open(intent) as run:
+            return "".join([e.text async for e in run.events if isinstance(e, m.Piece)])
+
+    async def in_flight(self, model: str = "a") -> tuple[asyncio.Future[str], Stream]:
+        """A request that holds the model and a slot, and its stream in the engine."""
+        asked = self.begin(self.ask(model))
+        return asked, await self.launcher.stream()
+
+    # ------------------------------------------------------------- seeing
+
+    @property
+    def resident(self) -> Resident:
+        assert self.conductor.resident is not None
+        return self.conductor.resident
+
+    @property
+    def phase(self) -> Phase:
+        return self.conductor.view().phase
+
+    def published(self, kind: type[Answer]) -> list[Answer]:
+        return [event for event in self.events if isinstance(event, kind)]
+
+    async def status(self, model: ModelRow) -> tuple[str, str | None]:
+        """What the record of a model says of it."""
+        row = await self.catalog.model(model.id)
+        return row.status, row.error_message
+
+    async def sae_status(self, sae: SaeRow) -> str:
+        return (await self.catalog.sae(sae.id)).status
+
+    async def end(self) -> None:
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self.conductor.close()
+        await self.database.close()
+
+
+@asynccontextmanager
+async def world(home: Path, **changes: Any) -> AsyncIterator[World]:
+    """The control plane over the folder `home`."""
+    settings = Settings(_env_file=None, steerserve_home=home, **changes)  # type: ignore[call-arg]
+    launcher: Any = Launcher()
+    database = Database(settings.database_url)
+    await database.open()
+    catalog, bus = Catalog(database), Bus()
+    conductor = Conductor(settings, catalog, launcher, bus)
+    steering = Steering(conductor, bus)
+    conductor.renew = steering.renew
+    queue = Queue(
+        settings.max_concurrent_requests,
+        settings.max_pending_requests,
+        settings.queue_duration_window,
+    )
+    generation = Generation(settings, catalog, conductor, queue)
+    made = World(
+        home,
+        settings,
+        launcher,
+        database,
+        catalog,
+        bus,
+        conductor,
+        Attachments(conductor, bus),
+        steering,
+        queue,
+        generation,
+        Registry(catalog, conductor, launcher),
+        Vitals(database, conductor, queue, generation),
+    )
+    bus.subscribe(made.events.append)
+    try:
+        yield made
+    finally:
+        await soon(made.end())

@@ -1,0 +1,150 @@
+"""Tiny random checkpoints of many architectures, with a byte-level tokenizer, as folders that load offline."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+from transformers import (
+    CONFIG_MAPPING,
+    AutoModelForCausalLM,
+    GenerationConfig,
+    PreTrainedTokenizerFast,
+)
+
+VOCABULARY = 320
+CONTEXT = 256
+WINDOW = 12
+"""Sliding windows are shorter than most prompts, so that a mask that ignores them changes the text."""
+
+_CORPUS = (
+    "the boats were coming home and the other fishermen stood there with their baskets",
+    "ça va là-bas où l'été était très très chaud, über die Brücke",
+    "\U0001f600\U0001f603\U0001f604 \U0001f468\u200d\U0001f469\u200d\U0001f467 \U0001f44d\U0001f3fd",
+    "漢字仮名交じり文 한국어 текст עברית",
+)
+_PLAIN: dict[str, Any] = {
+    "vocab_size": VOCABULARY,
+    "hidden_size": 32,
+    "intermediate_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 8,
+    "max_position_embeddings": CONTEXT,
+    "tie_word_embeddings": False,
+    # wide weights make attention sharp and the text varied, so that a wrong mask shows
+    "initializer_range": 0.25,
+    "bos_token_id": 0,
+    "eos_token_id": 1,
+    "pad_token_id": None,
+}
+_HYBRID = {
+    "num_hidden_layers": 3,
+    "sliding_window": WINDOW,
+    "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+}
+_GPT2 = {"n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": CONTEXT}
+_GROUPED = {"num_kv_heads": 2, "new_decoder_architecture": True, "parallel_attn": True}
+_EXPERTS = {"num_local_experts": 4, "num_experts_per_tok": 2}
+_LONG_ROPE: dict[str, Any] = {
+    "rope_theta": 10000.0,
+    "rope_type": "longrope",
+    "short_factor": [1.0, 1.0, 1.0, 1.0],
+    "long_factor": [1.0, 2.0, 4.0, 8.0],
+}
+
+VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
+    "llama": ("llama", {}),
+    "qwen2": ("qwen2", {}),
+    "qwen3": ("qwen3", {}),
+    "mistral": ("mistral", {"sliding_window": WINDOW}),
+    "gemma2": ("gemma2", {**_HYBRID, "query_pre_attn_scalar": 8}),
+    "gemma3": ("gemma3_text", {**_HYBRID, "query_pre_attn_scalar": 8}),
+    "gpt2": ("gpt2", _GPT2),
+    "gpt_neox": ("gpt_neox", {}),
+    "phi": ("phi", {}),
+    "phi3": ("phi3", {}),
+    "phi3_sliding": ("phi3", {"sliding_window": WINDOW}),
+    "phi3_longrope": (
+        "phi3",
+        {"rope_parameters": _LONG_ROPE, "original_max_position_embeddings": 64},
+    ),
+    "opt": ("opt", {"ffn_dim": 64, "word_embed_proj_dim": 32, "init_std": 0.25}),
+    "falcon": ("falcon", _GROUPED),
+    "falcon_alibi": ("falcon", {"alibi": True, "num_kv_heads": 1}),
+    "gpt_oss": ("gpt_oss", {**_HYBRID, **_EXPERTS}),
+    "mixtral": ("mixtral", _EXPERTS),
+    "olmo2": ("olmo2", {}),
+    "stablelm": ("stablelm", {}),
+    "granite": ("granite", {"residual_multiplier": 0.5, "logits_scaling": 2.0}),
+    "starcoder2": ("starcoder2", {"sliding_window": WINDOW}),
+    "cohere": ("cohere", {}),
+    "gptj": ("gptj", {**_GPT2, "rotary_dim": 4}),
+    "gpt_neo": (
+        "gpt_neo",
+        {
+            "num_layers": 2,
+            "num_heads": 4,
+            "attention_types": [[["global", "local"], 1]],
+            "window_size": WINDOW,
+        },
+    ),
+    # a window that the short check at load cannot fill, but a request can
+    "gpt_neo_wide": (
+        "gpt_neo",
+        {
+            "num_layers": 2,
+            "num_heads": 4,
+            "attention_types": [[["global", "local"], 1]],
+            "window_size": 48,
+        },
+    ),
+    "bloom": ("bloom", {"n_layer": 2, "n_head": 4}),
+    "mpt": ("mpt", {"d_model": 32, "n_layers": 2, "n_heads": 4, "max_seq_len": CONTEXT}),
+}
+
+SERVED = (
+    "llama qwen2 qwen3 mistral gemma2 gemma3 gpt2 gpt_neox phi phi3 phi3_sliding opt falcon gpt_oss mixtral olmo2 "
+    "stablelm granite starcoder2 cohere"
+).split()
+"""Architectures that must work. The others may be refused, but never give other text than their own."""
+
+OTHERS = [name for name in VARIANTS if name not in SERVED]
+
+
+def tokenizer() -> PreTrainedTokenizerFast:
+    """Byte-level BPE with every byte, and merges that cut through characters and words."""
+    core = Tokenizer(models.BPE())
+    core.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)  # type: ignore[assignment]
+    core.decoder = decoders.ByteLevel()  # type: ignore[assignment]
+    trainer = trainers.BpeTrainer(
+        vocab_size=VOCABULARY,
+        show_progress=False,
+        special_tokens=["<bos>", "<eos>"],
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+    )
+    core.train_from_iterator(_CORPUS * 3, trainer)
+    assert core.get_vocab_size() == VOCABULARY
+    return PreTrainedTokenizerFast(
+        tokenizer_object=core,
+        bos_token="<bos>",
+        eos_token="<eos>",
+        clean_up_tokenization_spaces=False,
+    )
+
+
+def save(variant: str, folder: Path) -> Path:
+    """A random checkpoint of the variant, the same at every call."""
+    kind, fields = VARIANTS[variant]
+    plain = {k: v for k, v in _PLAIN.items() if not (k == "head_dim" and kind == "falcon")}
+    config = CONFIG_MAPPING[kind](**{**plain, **fields})
+    with torch.random.fork_rng():
+        torch.manual_seed(sum(variant.encode()))
+        model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+    model.generation_config = GenerationConfig(bos_token_id=0, eos_token_id=1)
+    model.save_pretrained(folder)
+    tokenizer().save_pretrained(folder)
+    return folder

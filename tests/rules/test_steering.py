@@ -1,0 +1,185 @@
+"""Live steering: edits, bounds, auto-enable, the epoch, and what a row really gets."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from steerserve.errors import Refusal
+from steerserve.rules import steering
+from steerserve.rules.steering import Live
+
+KEY = "sae_a@1"
+OTHER = "sae_b@2"
+WIDTH = 10
+STEERED = Live(epoch=7, enabled=True, values={KEY: {1: 5.0, 2: -3.0}})
+OFF = Live(epoch=7, enabled=False, values={KEY: {1: 5.0, 2: -3.0}})
+ONE = Live(epoch=7, enabled=True, values={KEY: {1: 5.0}})
+TWO_SAES = Live(epoch=7, enabled=True, values={KEY: {1: 5.0}, OTHER: {3: 1.0}})
+
+Edit = Callable[[Live], Live]
+
+
+def put(values: dict[int, float], key: str = KEY) -> Edit:
+    return lambda live: steering.set_values(live, key, WIDTH, values)
+
+
+def drop(index: int) -> Edit:
+    return lambda live: steering.remove(live, KEY, WIDTH, index)
+
+
+def wipe(live: Live) -> Live:
+    return steering.clear(live, KEY)
+
+
+CHANGES = [
+    ("the first value enables", Live(), put({1: 5.0}), True, {KEY: {1: 5.0}}),
+    ("a value merges", STEERED, put({4: 1.0}), True, {KEY: {1: 5.0, 2: -3.0, 4: 1.0}}),
+    ("a value replaces its own", STEERED, put({1: 9.0}), True, {KEY: {1: 9.0, 2: -3.0}}),
+    ("any value enables", OFF, put({4: 1.0}), True, {KEY: {1: 5.0, 2: -3.0, 4: 1.0}}),
+    ("the same value enables", OFF, put({1: 5.0}), True, OFF.values),
+    ("both bounds belong to it", Live(), put({0: -200.0, 9: 200.0}), True, None),
+    ("another SAE is left alone", ONE, put({3: 1.0}, OTHER), True, TWO_SAES.values),
+    ("enable applies what is set", OFF, steering.enable, True, OFF.values),
+    ("enable without values", Live(), steering.enable, True, {}),
+    ("disable keeps the values", STEERED, steering.disable, False, STEERED.values),
+    ("removing one of two", STEERED, drop(1), True, {KEY: {2: -3.0}}),
+    ("removing while disabled", OFF, drop(1), False, {KEY: {2: -3.0}}),
+    ("removing the last disables", ONE, drop(1), False, {}),
+    ("clear disables", STEERED, wipe, False, {}),
+    ("clear leaves the other SAE on", TWO_SAES, wipe, True, {OTHER: {3: 1.0}}),
+    ("clear without values disables", Live(enabled=True), wipe, False, {}),
+]
+
+
+@pytest.mark.parametrize(
+    ("before", "edit", "enabled", "values"), [c[1:] for c in CHANGES], ids=[c[0] for c in CHANGES]
+)
+def test_a_change_has_its_effect_and_one_new_epoch(
+    before: Live, edit: Edit, enabled: bool, values: dict[str, dict[int, float]] | None
+) -> None:
+    after = edit(before)
+    assert after.enabled is enabled
+    assert after.epoch == before.epoch + 1
+    if values is not None:
+        assert after.values == values
+
+
+NO_CHANGES = [
+    ("the same value again", STEERED, put({1: 5.0})),
+    ("an empty batch", OFF, put({})),
+    ("enable what is enabled", STEERED, steering.enable),
+    ("disable what is disabled", OFF, steering.disable),
+    ("remove what is not set", STEERED, drop(9)),
+    ("clear what is empty and off", Live(epoch=3), wipe),
+]
+
+
+@pytest.mark.parametrize(
+    ("before", "edit"), [c[1:] for c in NO_CHANGES], ids=[c[0] for c in NO_CHANGES]
+)
+def test_an_edit_that_changes_nothing_is_the_same_value_with_the_same_epoch(
+    before: Live, edit: Edit
+) -> None:
+    assert edit(before) is before
+
+
+@pytest.mark.parametrize("bad", [-1, WIDTH, WIDTH + 1, 2**63])
+def test_bad_index_in_batch_changes_nothing(bad: int) -> None:
+    for batch in ({3: 1.0, bad: 1.0}, {bad: 1.0, 3: 1.0}):
+        with pytest.raises(Refusal) as refused:
+            steering.set_values(STEERED, KEY, WIDTH, batch)
+        assert refused.value.code == "INVALID_FEATURE_INDEX"
+        assert refused.value.details == {"feature_idx": bad, "d_sae": WIDTH}
+    assert STEERED.values == {KEY: {1: 5.0, 2: -3.0}}
+
+
+@pytest.mark.parametrize("bad", [-200.1, 200.00001, 1e308, math.inf, -math.inf, math.nan])
+def test_a_value_outside_its_bounds_is_rejected_never_clamped(bad: float) -> None:
+    before = {key: dict(values) for key, values in STEERED.values.items()}
+    with pytest.raises(Refusal) as refused:
+        steering.set_values(STEERED, KEY, WIDTH, {3: 1.0, 4: bad})
+    assert refused.value.code == "VALIDATION_ERROR"
+    assert STEERED.values == before
+
+
+def test_a_refused_value_can_be_shown_as_json() -> None:
+    with pytest.raises(Refusal) as refused:
+        steering.check_value(math.nan)
+    assert refused.value.details["errors"][0]["input"] == "nan"
+
+
+@pytest.mark.parametrize("bad", [-1, WIDTH])
+def test_removing_an_index_outside_the_sae_is_refused(bad: int) -> None:
+    with pytest.raises(Refusal) as refused:
+        steering.remove(STEERED, KEY, WIDTH, bad)
+    assert refused.value.code == "INVALID_FEATURE_INDEX"
+
+
+EFFECTIVE = [
+    ("no overlay: the live values", STEERED, None, 7, {1: 5.0, 2: -3.0}),
+    ("no overlay and off: nothing", OFF, None, 7, {}),
+    ("the overlay replaces the live values", STEERED, {KEY: {4: 2.0}}, 7, {4: 2.0}),
+    ("the overlay applies while off", OFF, {KEY: {4: 2.0}}, 7, {4: 2.0}),
+    ("an overlay without this SAE gives nothing", STEERED, {OTHER: {4: 2.0}}, 7, {}),
+    ("an empty overlay is no steering", STEERED, {}, 7, {}),
+    ("the epoch moved on: the live values win", STEERED, {KEY: {4: 2.0}}, 6, {1: 5.0, 2: -3.0}),
+    ("the epoch moved on to off: nothing", OFF, {KEY: {4: 2.0}}, 6, {}),
+]
+
+
+@pytest.mark.parametrize(
+    ("live", "overlay", "planned_on", "expected"),
+    [c[1:] for c in EFFECTIVE],
+    ids=[c[0] for c in EFFECTIVE],
+)
+def test_effective_steering_of_a_row(
+    live: Live,
+    overlay: dict[str, dict[int, float]] | None,
+    planned_on: int,
+    expected: dict[int, float],
+) -> None:
+    assert steering.effective(live, overlay, planned_on, KEY) == expected
+
+
+def test_values_of_zero_are_left_out_of_what_a_row_gets() -> None:
+    live = Live(epoch=1, enabled=True, values={KEY: {1: 0.0, 2: -0.0, 3: 1.0}})
+    assert steering.effective(live, None, 0, KEY) == {3: 1.0}
+    assert steering.effective(live, {KEY: {5: 0.0, 6: 2.0}}, 1, KEY) == {6: 2.0}
+
+
+EDITS = st.one_of(
+    st.dictionaries(st.integers(0, WIDTH - 1), st.floats(-200, 200), max_size=3).map(put),
+    st.integers(0, WIDTH - 1).map(drop),
+    st.sampled_from([steering.enable, steering.disable, wipe]),
+)
+
+
+@settings(deadline=None, derandomize=True)
+@given(st.lists(EDITS, max_size=12))
+def test_the_epoch_grows_by_one_exactly_when_the_state_changes(edits: list[Edit]) -> None:
+    live = Live()
+    for edit in edits:
+        after = edit(live)
+        changed = (after.enabled, after.values) != (live.enabled, live.values)
+        assert after.epoch == live.epoch + changed
+        live = after
+
+
+@settings(deadline=None, derandomize=True)
+@given(st.lists(EDITS, max_size=12))
+def test_no_edit_writes_into_an_earlier_value(edits: list[Edit]) -> None:
+    seen: list[tuple[Live, str]] = []
+    live = Live()
+    for edit in edits:
+        seen.append((live, repr(live)))
+        live = edit(live)
+    assert all(repr(value) == shown for value, shown in seen)
+
+
+def test_a_key_names_the_sae_and_the_layer() -> None:
+    assert steering.key_of("sae_a", 1) == KEY

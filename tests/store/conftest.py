@@ -1,0 +1,23 @@
+"""A migrated database in a file of the test's own."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from steerserve.store.db import Database
+
+
+@pytest.fixture
+def url(tmp_path: Path) -> str:
+    return f"sqlite+aiosqlite:///{tmp_path / 'data' / 'steerserve.db'}"
+
+
+@pytest.fixture
+async def database(url: str) -> AsyncIterator[Database]:
+    opened = Database(url)
+    await opened.open()
+    yield opened
+    await opened.close()

@@ -1,0 +1,135 @@
+"""Registered models and SAEs."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta, timezone
+from typing import Any
+
+import pytest
+from sqlalchemy.exc import IntegrityError
+
+from steerserve.errors import Refusal
+from steerserve.store.catalog import Catalog
+from steerserve.store.db import Database
+
+MODEL: dict[str, Any] = {
+    "name": "m",
+    "source": "local",
+    "local_path": "/models/m",
+    "quantization": "FP16",
+    "status": "ready",
+}
+SAE: dict[str, Any] = {
+    "name": "s",
+    "local_path": "/saes/s",
+    "format": "saelens",
+    "architecture": "standard",
+    "d_in": 8,
+    "d_sae": 16,
+    "dtype": "float32",
+    "status": "cached",
+}
+
+
+@pytest.fixture
+def catalog(database: Database) -> Catalog:
+    return Catalog(database)
+
+
+async def test_the_same_folder_at_the_same_quantization_is_registered_once(
+    catalog: Catalog,
+) -> None:
+    await catalog.add_model(**MODEL)
+    with pytest.raises(Refusal) as refused:
+        await catalog.add_model(**MODEL | {"name": "another name"})
+    assert refused.value.code == "MODEL_ALREADY_EXISTS"
+    assert refused.value.row.api == 409
+    assert len(await catalog.models()) == 1
+
+
+@pytest.mark.parametrize(
+    "change", [{"quantization": "Q8"}, {"local_path": "/models/n", "name": "n"}]
+)
+async def test_another_quantization_or_folder_is_another_model(
+    catalog: Catalog, change: dict[str, str]
+) -> None:
+    first = await catalog.add_model(**MODEL)
+    second = await catalog.add_model(**MODEL | change)
+    assert [row.id for row in await catalog.models()] == [first.id, second.id]
+
+
+async def test_the_id_of_a_removed_model_is_not_given_again(catalog: Catalog) -> None:
+    first = await catalog.add_model(**MODEL)
+    await catalog.remove_model(first.id)
+    second = await catalog.add_model(**MODEL)
+    assert second.id > first.id
+
+
+@pytest.mark.parametrize("model_id", [0, -1, 7, 2**31, 2**63, 10**30])
+async def test_an_id_that_no_model_has_is_not_found(catalog: Catalog, model_id: int) -> None:
+    with pytest.raises(Refusal) as refused:
+        await catalog.model(model_id)
+    assert refused.value.code == "MODEL_NOT_FOUND"
+
+
+@pytest.mark.parametrize("sae_id", ["", "sae_0", "' OR 1=1 --", "\x00", "ü" * 1000])
+async def test_an_id_that_no_sae_has_is_not_found(catalog: Catalog, sae_id: str) -> None:
+    await catalog.add_sae(id="sae_1", **SAE)
+    with pytest.raises(Refusal) as refused:
+        await catalog.sae(sae_id)
+    assert refused.value.code == "SAE_NOT_FOUND"
+
+
+async def test_a_change_of_a_removed_model_is_not_found(catalog: Catalog) -> None:
+    row = await catalog.add_model(**MODEL)
+    await catalog.remove_model(row.id)
+    with pytest.raises(Refusal) as refused:
+        await catalog.change_model(row.id, status="loading")
+    assert refused.value.code == "MODEL_NOT_FOUND"
+
+
+async def test_a_change_touches_its_own_row_only(catalog: Catalog) -> None:
+    first = await catalog.add_model(**MODEL)
+    second = await catalog.add_model(**MODEL | {"quantization": "Q8"})
+    changed = await catalog.change_model(first.id, status="loading", dtype="bfloat16")
+    assert (changed.status, changed.dtype, changed.name) == ("loading", "bfloat16", "m")
+    assert await catalog.model(second.id) == second
+
+
+async def test_the_same_sae_folder_is_registered_once(catalog: Catalog) -> None:
+    await catalog.add_sae(id="sae_1", **SAE)
+    with pytest.raises(IntegrityError):
+        await catalog.add_sae(id="sae_2", **SAE)
+    assert [row.id for row in await catalog.saes()] == ["sae_1"]
+
+
+async def test_an_sae_is_changed_and_removed(catalog: Catalog) -> None:
+    await catalog.add_sae(id="sae_1", **SAE)
+    assert (await catalog.change_sae("sae_1", status="attached")).status == "attached"
+    await catalog.remove_sae("sae_1")
+    assert await catalog.saes() == []
+
+
+@pytest.mark.parametrize(
+    "now",
+    [
+        datetime(2026, 1, 2, 3, 4, 5, 678901, tzinfo=UTC),
+        datetime(2026, 1, 2, 3, 4, 5, tzinfo=timezone(timedelta(hours=5, minutes=30))),
+        datetime(2026, 12, 31, 23, 59, tzinfo=timezone(timedelta(hours=-8))),
+    ],
+)
+async def test_a_time_comes_back_as_the_same_moment_in_utc(
+    database: Database, now: datetime
+) -> None:
+    row = await Catalog(database, lambda: now).add_model(**MODEL)
+    for time in (row.created_at, row.updated_at):
+        assert time == now
+        assert time.utcoffset() == timedelta(0)
+
+
+async def test_a_change_moves_updated_and_keeps_created(database: Database) -> None:
+    times = iter([datetime(2026, 1, day, tzinfo=UTC) for day in (1, 2)])
+    catalog = Catalog(database, lambda: next(times))
+    row = await catalog.add_model(**MODEL)
+    changed = await catalog.change_model(row.id, status="loading")
+    assert (changed.created_at.day, changed.updated_at.day) == (1, 2)
