@@ -12,6 +12,7 @@ import torch
 
 from benchmarks.machine import Spread, read_bandwidth, synchronise
 from steerserve.engine import messages as m
+from steerserve.engine.worker import memory
 from steerserve.engine.worker.admission import rows_of
 from steerserve.engine.worker.batch import Batch
 from steerserve.engine.worker.checkpoint import Checkpoint
@@ -129,6 +130,7 @@ def _prefill(batch: Batch) -> None:
 
 def measure(folder: Path) -> dict[str, Any]:
     """Decode at several widths, prefill, and steering, each as ratios in one run."""
+    memory.keep_freed()  # as the engine process does
     bench = Bench(folder)
     bandwidth = read_bandwidth(bench.model.device)
     weights = sum(p.numel() * p.element_size() for p in bench.model.model.parameters())

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, fields
 from datetime import UTC, datetime
 from typing import Any, TypeVar, cast
@@ -10,6 +11,7 @@ from typing import Any, TypeVar, cast
 from sqlalchemy import Table, delete, insert, select, update
 from sqlalchemy.engine import RowMapping
 from sqlalchemy.exc import IntegrityError
+from sqlalchemy.ext.asyncio import AsyncConnection
 
 from steerserve.errors import Refusal
 from steerserve.store.db import Database
@@ -75,18 +77,26 @@ def utc_now() -> datetime:
 
 
 class Catalog:
-    """Reads and writes of both tables."""
+    """Reads and writes of both tables. The models are kept in memory between writes: every `/v1` request asks."""
 
     def __init__(self, database: Database, now: Clock = utc_now) -> None:
         self._database = database
         self._now = now
+        self._known: list[ModelRow] | None = None
+        self._model_writes = 0
 
     # ------------------------------------------------------------- models
 
     async def models(self) -> list[ModelRow]:
-        async with self._database.read() as connection:
-            rows = await connection.execute(select(models).order_by(models.c.id))
-            return [_record(ModelRow, row) for row in rows.mappings()]
+        if self._known is None:
+            before = self._model_writes
+            async with self._database.read() as connection:
+                rows = await connection.execute(select(models).order_by(models.c.id))
+                found = [_record(ModelRow, row) for row in rows.mappings()]
+            if self._model_writes == before:
+                self._known = found
+            return found
+        return list(self._known)
 
     async def model(self, model_id: int) -> ModelRow:
         """Raises:
@@ -106,7 +116,7 @@ class Catalog:
         """
         now = self._now()
         try:
-            async with self._database.write() as connection:
+            async with self._writing_models() as connection:
                 made = await connection.execute(
                     insert(models).values(**values, created_at=now, updated_at=now)
                 )
@@ -121,7 +131,7 @@ class Catalog:
         return await self.model(made.inserted_primary_key[0])
 
     async def change_model(self, model_id: int, **values: Any) -> ModelRow:
-        async with self._database.write() as connection:
+        async with self._writing_models() as connection:
             await connection.execute(
                 update(models)
                 .where(models.c.id == model_id)
@@ -130,8 +140,17 @@ class Catalog:
         return await self.model(model_id)
 
     async def remove_model(self, model_id: int) -> None:
-        async with self._database.write() as connection:
+        async with self._writing_models() as connection:
             await connection.execute(delete(models).where(models.c.id == model_id))
+
+    @asynccontextmanager
+    async def _writing_models(self) -> AsyncIterator[AsyncConnection]:
+        try:
+            async with self._database.write() as connection:
+                yield connection
+        finally:
+            self._model_writes += 1
+            self._known = None
 
     # ------------------------------------------------------------- SAEs
 

@@ -39,6 +39,7 @@ def main(link: socket.socket, log_level: str, log_format: str) -> None:
     logs.configure(log_level, log_format)
     transformers_logging.disable_progress_bar()
     transformers_logging.set_verbosity_error()
+    memory.keep_freed()
     with link, torch.inference_mode():
         Engine(Wire(link)).run()
 

@@ -2,8 +2,16 @@
 
 from __future__ import annotations
 
+import ctypes
+
 import psutil
 import torch
+
+
+KEPT_BYTES = 1 << 28
+"""Tensors up to this size reuse freed memory, and this much of it is kept."""
+_TRIM_THRESHOLD = -1
+_MMAP_THRESHOLD = -3
 
 
 def device() -> torch.device:
@@ -23,3 +31,17 @@ def held(where: torch.device) -> int:
     if where.type == "cuda":
         return int(torch.cuda.memory_reserved(where))
     return int(psutil.Process().memory_info().rss)
+
+
+def keep_freed() -> None:
+    """Have the C library keep freed host memory for the next tensor instead of giving it back to the system.
+
+    A decode step makes and drops tensors of rows x vocabulary; fresh pages for each cost several times the arithmetic
+    on them (measured: sampling 32 rows of 151,936 logits 65 ms, with this 17 ms). Without glibc it does nothing.
+    """
+    try:
+        library = ctypes.CDLL(None)
+        library.mallopt(_MMAP_THRESHOLD, KEPT_BYTES)
+        library.mallopt(_TRIM_THRESHOLD, KEPT_BYTES)
+    except (OSError, AttributeError):
+        return
