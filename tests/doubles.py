@@ -50,7 +50,6 @@ FACTS = m.Loaded(
     kv_tokens=512,
     kv_bytes_per_token=16,
     has_chat_template=True,
-    name_or_path="tiny",
 )
 
 

@@ -168,7 +168,3 @@ class Settings(BaseSettings):
     def is_loopback(self) -> bool:
         """Whether the service is reachable from this machine only."""
         return self.host in ("localhost", "::1") or self.host.startswith("127.")
-
-
-SECRETS: frozenset[str] = frozenset({"database_url"})
-"""Settings whose values may carry a password and are therefore never printed."""

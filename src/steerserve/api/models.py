@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Query
-from pydantic import Field, SecretStr
+from pydantic import Field
 from starlette.responses import Response
 
 from steerserve.api.envelope import Envelope, RequestBody, success
@@ -23,12 +23,10 @@ class NewModel(RequestBody):
     """A model to register. `source` local registers the folder `local_path` in place."""
 
     source: Literal["huggingface", "local"]
-    repo_id: Annotated[str, Field(max_length=255)] | None = None
     local_path: Annotated[str, Field(min_length=1, max_length=500)] | None = None
     quantization: Literal["FP16", "Q8", "Q4", "Q2"] = "FP16"
     trust_remote_code: bool = False
     custom_name: Annotated[str, Field(min_length=1, max_length=100)] | None = None
-    hub_token: SecretStr | None = None
 
 
 def record(row: Any, resident: Resident | None) -> dict[str, Any]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Query
-from pydantic import Field, SecretStr
+from pydantic import Field
 from starlette.responses import Response
 
 from steerserve.api.envelope import Envelope, RequestBody, success
@@ -22,10 +22,7 @@ MIB = 1 << 20
 class NewSae(RequestBody):
     """An SAE to register: the folder `local_path`, in place."""
 
-    repository_id: Annotated[str, Field(max_length=255)] | None = None
     local_path: Annotated[str, Field(min_length=1, max_length=500)] | None = None
-    file_path: Annotated[str, Field(max_length=500)] | None = None
-    hub_token: SecretStr | None = None
 
 
 class AttachBody(RequestBody):

@@ -53,8 +53,6 @@ class Conductor:
         self._open.set()
         self._tasks: set[asyncio.Task[None]] = set()
         self.renew: Renew = _renew_nothing
-        self.load_count = 0
-        self.unload_count = 0
 
     # ------------------------------------------------------------- reading
 
@@ -252,7 +250,6 @@ class Conductor:
             await self._fail(coming, Refusal("MODEL_LOAD_FAILED", coming.engine.ended.result()))
             return
         coming.phase = Phase.LOADED
-        self.load_count += 1
         coming.engine.ended.add_done_callback(lambda _: self._on_engine_end(coming))
         coming.ready.set_result(None)
         log.info("model_loaded", model=coming.row.name, memory_mb=facts.memory_mb)
@@ -300,7 +297,6 @@ class Conductor:
             self._bus.publish(SaeDetached(attached.sae_id))
         await self._note_model(leaving, status="ready", error_message=error_message)
         self._resident, self._next = self._next, None
-        self.unload_count += 1
         self._bus.publish(UnloadComplete(leaving.row.id))
 
     async def _until_unused(self, resident: Resident, what: str) -> None:

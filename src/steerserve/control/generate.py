@@ -69,7 +69,6 @@ class Generation:
         self._conductor = conductor
         self._queue = queue
         self.is_closing = False
-        self.total = 0
         self.active = 0
 
     async def models(self) -> list[ModelRow]:
@@ -106,7 +105,6 @@ class Generation:
         if self.is_closing:
             raise Refusal("SHUTTING_DOWN", "the service is shutting down")
         row = await self.resolve(intent.model)
-        self.total += 1
         self.active += 1
         flow = _Flow()
         pump = asyncio.create_task(self._pump(intent, row, flow))

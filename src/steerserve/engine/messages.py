@@ -161,7 +161,6 @@ class Loaded(Message, frozen=True):
     kv_tokens: int
     kv_bytes_per_token: int
     has_chat_template: bool
-    name_or_path: str
 
 
 class Claims(Message, frozen=True):

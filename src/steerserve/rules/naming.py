@@ -8,7 +8,6 @@ from dataclasses import dataclass
 
 from steerserve.errors import Refusal
 
-QUANTIZATIONS = ("FP16", "Q8", "Q4", "Q2")
 SERVEABLE = frozenset({"ready", "loaded", "loading"})
 
 _NAME = re.compile(r"[\w][\w.\-/: +()@]*", re.UNICODE)

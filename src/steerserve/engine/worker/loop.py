@@ -179,7 +179,6 @@ class Engine:
             kv_tokens=self._kv_tokens,
             kv_bytes_per_token=model.kv_bytes_per_token,
             has_chat_template=model.has_chat_template,
-            name_or_path=str(getattr(model.config, "_name_or_path", "")),
         )
 
     def _attach(self, command: m.Attach) -> m.Attached:

@@ -12,9 +12,6 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-ACTIVATIONS = ("relu", "topk", "jumprelu", "gated")
-NORMALISATIONS = ("none", "layer_norm", "constant_norm_rescale")
-
 
 @dataclass(frozen=True, slots=True)
 class Gate:
