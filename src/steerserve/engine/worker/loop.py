@@ -224,7 +224,8 @@ _CODE_OF_FAILURE = {
 
 def _cores() -> int:
     """Physical cores that this process may use."""
-    allowed = len(os.sched_getaffinity(0))
+    has_affinity = hasattr(os, "sched_getaffinity")  # not every system lets a process be pinned
+    allowed = len(os.sched_getaffinity(0)) if has_affinity else os.cpu_count() or 1
     return max(1, min(psutil.cpu_count(logical=False) or allowed, allowed))
 
 
