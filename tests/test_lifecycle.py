@@ -23,6 +23,13 @@ from steerserve import demo
 from tests.conftest import Start
 from tests.service import Running, add_sae, load_demo
 
+MANY = {
+    "model": demo.MODEL_NAME,
+    "prompt": ["One day"] * 32,
+    "max_tokens": 700,
+    "temperature": 2.0,
+}
+"""So many choices, so hot, that some go on for long."""
 LONG = {"model": demo.MODEL_NAME, "prompt": "One day", "max_tokens": 1000, "temperature": 1.9}
 
 
@@ -101,7 +108,7 @@ def test_a_signal_lets_the_stream_finish_and_leaves_no_child(tmp_path: Path, sen
         served.load_demo()
         children = served.family()
         assert children
-        body = LONG | {"stream": True, "max_tokens": 700, "seed": 3}
+        body = MANY | {"stream": True}
         with served.http.stream("POST", "/v1/completions", json=body) as answer:
             lines = (line for line in answer.iter_lines() if line)
             next(lines)

@@ -284,7 +284,12 @@ def test_the_apply_count_counts_the_steered_passes_only(steered: Running) -> Non
 
 
 def test_a_change_takes_effect_within_a_running_stream(steered: Running) -> None:
-    body = {"model": demo.MODEL_NAME, "prompt": "One day", "max_tokens": 600, "temperature": 0}
+    body = {
+        "model": demo.MODEL_NAME,
+        "prompt": ["One day"] * 16,
+        "max_tokens": 600,
+        "temperature": 2.0,
+    }
     with steered.http.stream("POST", "/v1/completions", json=body | {"stream": True}) as answer:
         lines = answer.iter_lines()
         next(lines)
