@@ -286,7 +286,7 @@ def test_the_apply_count_counts_the_steered_passes_only(steered: Running) -> Non
 def test_a_change_takes_effect_within_a_running_stream(steered: Running) -> None:
     body = {
         "model": demo.MODEL_NAME,
-        "prompt": ["One day"] * 16,
+        "prompt": ["One day"] * 8,
         "max_tokens": 600,
         "temperature": 2.0,
     }
