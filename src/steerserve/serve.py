@@ -17,7 +17,7 @@ import uvicorn
 from steerserve.settings import Settings
 
 APPLICATION = "steerserve.app:Service"
-CONNECTION_PATIENCE = 5
+CONNECTION_PATIENCE = 2
 """Seconds that open connections get after the requests in flight are done."""
 
 
