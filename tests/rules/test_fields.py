@@ -16,7 +16,7 @@ from steerserve.rules.fields import CHAT, COMPLETIONS
 
 ROUTES = (CHAT, COMPLETIONS)
 READ_BY_BOTH = (
-    "model stream temperature top_p n max_tokens max_completion_tokens stop frequency_penalty "
+    "model stream temperature top_p max_tokens max_completion_tokens stop frequency_penalty "
     "presence_penalty seed"
 ).split()
 NEVER_HONOURED = "steering dimensions tools tool_choice logit_bias".split()
@@ -46,6 +46,14 @@ NO_CHANGE: list[tuple[str, Any]] = [
 def test_a_field_of_the_route_is_neither_refused_nor_reported(route: str, name: str) -> None:
     fields.check_honoured(route, {name: "anything"})
     assert fields.unused(route, {name: "anything"}) == []
+
+
+def test_several_choices_are_a_chats_and_refused_on_text_completions() -> None:
+    fields.check_honoured(fields.CHAT, {"n": 2})
+    fields.check_honoured(fields.COMPLETIONS, {"n": 1})
+    with pytest.raises(Refusal) as refused:
+        fields.check_honoured(fields.COMPLETIONS, {"n": 2})
+    assert (refused.value.code, refused.value.param) == ("FIELD_NOT_HONOURED", "n")
 
 
 @pytest.mark.parametrize("route", ROUTES)

@@ -99,7 +99,6 @@ CASES: list[tuple[str, Any, tuple[int, str], str | None]] = [
     (CHAT, chat(response_format={"type": "json_object"}), NOT_HONOURED, "response_format"),
     (CHAT, chat(logprobs=True), NOT_HONOURED, "logprobs"),
     (TEXT, text(logprobs=1), NOT_HONOURED, "logprobs"),
-    (TEXT, text(echo=True), NOT_HONOURED, "echo"),
     (TEXT, text(n=2), NOT_HONOURED, "n"),
     # refused before the model is even looked for
     (CHAT, {"model": "nobody", "messages": HELLO, "logprobs": True}, NOT_HONOURED, "logprobs"),
@@ -158,6 +157,12 @@ def test_unused_fields_are_reported_with_their_places(shared: Running) -> None:
         answer = shared.http.post(CHAT, json=body | extra)
         assert answer.status_code == 200
         assert answer.headers["x-service-ignored-fields"] == "user, caf%C3%A9%0A, messages[0].mood"
+
+
+def test_what_the_protocol_lets_a_server_leave_out_is_reported(shared: Running) -> None:
+    answer = shared.http.post(TEXT, json=text(max_tokens=1, echo=True, best_of=2, top_k=5))
+    assert answer.status_code == 200
+    assert answer.headers["x-service-ignored-fields"] == "echo, best_of, top_k"
 
 
 def test_strict_mode_refuses_unused_fields_and_only_those(shared: Running) -> None:

@@ -16,21 +16,20 @@ CHAT = "chat"
 COMPLETIONS = "completions"
 
 _SAMPLING = frozenset(
-    "model stream stream_options temperature top_p n max_tokens max_completion_tokens stop "
+    "model stream stream_options temperature top_p max_tokens max_completion_tokens stop "
     "frequency_penalty presence_penalty seed".split()
 )
 HONOURED: dict[str, frozenset[str]] = {
-    CHAT: _SAMPLING | {"messages"},
+    CHAT: _SAMPLING | {"messages", "n"},
     COMPLETIONS: _SAMPLING | {"prompt"},
 }
 """Fields a route reads."""
 
 _OUTPUT_CHANGING = frozenset(
     "logprobs top_logprobs allowed_token_ids return_tokens_as_token_ids add_special_tokens response_format profile "
-    "steering_intensity steering return_sae_activations extra_messages dimensions tools tool_choice functions "
-    "function_call logit_bias echo suffix best_of top_k min_p repetition_penalty".split()
+    "steering_intensity steering return_sae_activations extra_messages dimensions tools tool_choice logit_bias".split()
 )
-REFUSED: dict[str, frozenset[str]] = {CHAT: _OUTPUT_CHANGING, COMPLETIONS: _OUTPUT_CHANGING}
+REFUSED: dict[str, frozenset[str]] = {CHAT: _OUTPUT_CHANGING, COMPLETIONS: _OUTPUT_CHANGING | {"n"}}
 """Fields that would change the output of a route and are not honoured there."""
 
 _MESSAGE_FIELDS = frozenset({"role", "content", "name"})
@@ -41,24 +40,20 @@ def means_no_change(field: str, value: Any) -> bool:
     if value is None:
         return True
     match field:
-        case "n" | "best_of":
+        case "n":
             return type(value) is int and value == 1
-        case "logprobs" | "echo" | "return_tokens_as_token_ids":
+        case "logprobs" | "return_tokens_as_token_ids":
             return value is False
         case "add_special_tokens":
             return value is True
         case "response_format":
             return bool(value == {"type": "text"})
-        case "tools" | "functions" | "extra_messages":
+        case "tools" | "extra_messages":
             return bool(value == [])
         case "logit_bias":
             return bool(value == {})
-        case "tool_choice" | "function_call":
+        case "tool_choice":
             return bool(value == "none")
-        case "suffix":
-            return bool(value == "")
-        case "repetition_penalty":
-            return value == 1 and not isinstance(value, bool)
         case _:
             return False
 

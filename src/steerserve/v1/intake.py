@@ -106,8 +106,6 @@ async def completion(request: Request, settings: Settings) -> intent.Generate:
     """The intent of a text completion request."""
     raw = await read_json(request)
     ignored = _check_fields(fields.COMPLETIONS, raw, request)
-    if raw.get("n") not in (None, 1) or isinstance(raw.get("n"), bool):
-        raise Refusal("FIELD_NOT_HONOURED", "n above 1 is not honoured by this route", param="n")
     body = _validated(CompletionBody, raw)
     prompts = (body.prompt,) if isinstance(body.prompt, str) else tuple(body.prompt)
     if len(prompts) > settings.max_prompts:
