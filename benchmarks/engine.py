@@ -43,7 +43,7 @@ class Bench:
     def decode_seconds(self, rows: int) -> list[float]:
         """Seconds of each decode step of `rows` sampled rows."""
         batch = self._started(rows, m.Follow())
-        return [self._timed(batch.step) for _ in range(STEPS)]
+        return [self.timed(batch.step) for _ in range(STEPS)]
 
     @torch.inference_mode()
     def generate_seconds(self) -> float:
@@ -61,18 +61,18 @@ class Bench:
                 pad_token_id=0,
             )
 
-        return (self._timed(lambda: run(STEPS + 1)) - self._timed(lambda: run(1))) / STEPS
+        return (self.timed(lambda: run(STEPS + 1)) - self.timed(lambda: run(1))) / STEPS
 
     @torch.inference_mode()
     def prefill_seconds(self) -> tuple[float, float]:
         """Seconds to the first token of a prompt: ours, and a plain forward pass with a cache."""
         batch = Batch(self.model, self.steering, KV_TOKENS)
         self._add(batch, 1, m.Follow(), "y" * PREFILL)
-        ours = self._timed(batch.step)
+        ours = self.timed(batch.step)
         ids = torch.tensor(
             [self.model.encode("y" * PREFILL, special=True)], device=self.model.device
         )
-        plain = self._timed(lambda: self.model.model(ids, use_cache=True, logits_to_keep=1))
+        plain = self.timed(lambda: self.model.model(ids, use_cache=True, logits_to_keep=1))
         return ours, plain
 
     @torch.inference_mode()
@@ -95,7 +95,7 @@ class Bench:
         _prefill(steered)
         for i in range(4 * STEPS):
             order = (plain, steered) if i % 2 else (steered, plain)
-            seconds = {id(batch): self._timed(batch.step) for batch in order}
+            seconds = {id(batch): self.timed(batch.step) for batch in order}
             ratios.append(seconds[id(steered)] / seconds[id(plain)])
         self.steering.detach("bench")
         return ratios
@@ -113,7 +113,7 @@ class Bench:
         context = self.model.model_max_context
         batch.add(rows_of(command, self.model, context, KV_TOKENS), is_seeded=False)
 
-    def _timed(self, work: Callable[[], Any]) -> float:
+    def timed(self, work: Callable[[], Any]) -> float:
         synchronise(self.model.device)
         since = time.perf_counter()
         work()

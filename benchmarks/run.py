@@ -9,7 +9,7 @@ import tempfile
 from datetime import UTC, datetime
 from pathlib import Path
 
-from benchmarks import engine, machine, models, service
+from benchmarks import engine, inference, machine, models, service
 from steerserve import __version__
 
 RESULTS = Path(__file__).parent / "results"
@@ -31,6 +31,7 @@ def main() -> None:
             "machine": machine.describe(),
             "service": asyncio.run(service.measure(scratch, big)),
             "engine": engine.measure(big),
+            "inference": inference.measure(big),
         }
     target = given.out or RESULTS / f"{started:%Y-%m-%dT%H%M}.json"
     target.parent.mkdir(parents=True, exist_ok=True)
@@ -41,7 +42,7 @@ def main() -> None:
 
 def summary(result: dict) -> str:
     """The ratios that the aims speak of."""
-    measured, served = result["engine"], result["service"]
+    measured, served, asked = result["engine"], result["service"], result["inference"]
     decode = measured["decode_tokens_per_s"]
     lines = [
         f"decode, tokens/s: {decode['1']['median']:.1f} at 1 row, {decode['8']['median']:.1f} at 8, "
@@ -51,6 +52,14 @@ def summary(result: dict) -> str:
         f"1 row over the bandwidth limit: {measured['one_row_over_bandwidth_limit']:.2f}",
         f"prefill over a plain forward pass: {measured['prefill_over_plain_forward']['median']:.2f}",
         f"a steered step over a plain one: {measured['steering_step_ratio_8_rows']['median']:.4f}",
+        f"scoring throughput over the best plain batched passes: "
+        f"{asked['scoring_over_best_plain_throughput']['median']:.2f}",
+        "a constrained step over a plain one: "
+        + ", ".join(
+            f"{r['median']:.3f} at {n} rows" for n, r in asked["masked_step_ratio"].items()
+        ),
+        f"first token of a second turn after {asked['history_tokens']} tokens: "
+        f"{asked['second_turn_sooner']:.1f} x sooner with the kept prefix",
         f"added per request: {served['added_seconds_per_request']['added_of_medians'] * 1e3:.2f} ms",
         f"added per streamed token: "
         f"{served['added_seconds_per_streamed_token']['added_of_medians'] * 1e3:.3f} ms",

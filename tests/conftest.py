@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, Protocol
 
 import pytest
+
+# the models here are tiny: one thread each is fastest, and engines beside each other do not wait for a core
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ.setdefault("TORCH_THREADS", "1")
 
 from steerserve import demo
 from tests.service import Running, add_sae, load_demo, running

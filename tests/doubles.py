@@ -19,17 +19,20 @@ from steerserve.control.bus import Bus, Event
 from steerserve.control.catalog import Registry
 from steerserve.control.conductor import Conductor
 from steerserve.control.generate import Generation
+from steerserve.control.profiles import Profiles
 from steerserve.control.queue import Queue
 from steerserve.control.resident import Resident
 from steerserve.control.steering import Steering
 from steerserve.control.vitals import Vitals
 from steerserve.engine import messages as m
+from steerserve.engine.grammar import Checker
 from steerserve.errors import Refusal
 from steerserve.rules.intent import Generate, Sampling
 from steerserve.rules.residency import Phase
 from steerserve.settings import Settings
-from steerserve.store.catalog import Catalog, ModelRow, SaeRow
+from steerserve.store.catalog import Catalog, Clock, ModelRow, SaeRow, utc_now
 from steerserve.store.db import Database
+from steerserve.store.documents import Documents
 
 Answer = TypeVar("Answer")
 PATIENCE = 3.0
@@ -155,7 +158,7 @@ class Engine:
         self.steered = (epoch, enabled, values)
 
     async def generate(
-        self, prompts: list[Any], n: int, sampling: m.Sampling, plan: m.Plan
+        self, prompts: list[Any], n: int, sampling: m.Sampling, plan: m.Plan, **_: Any
     ) -> AsyncGenerator[m.Started | m.Piece, None]:
         stream = Stream(prompts, n, sampling, plan)
         unfinished = stream.choices
@@ -384,14 +387,14 @@ class World:
 
 
 @asynccontextmanager
-async def world(home: Path, **changes: Any) -> AsyncIterator[World]:
-    """The control plane over the folder `home`."""
+async def world(home: Path, *, now: Clock = utc_now, **changes: Any) -> AsyncIterator[World]:
+    """The control plane over the folder `home`; `now` is the clock of the leases."""
     settings = Settings(_env_file=None, steerserve_home=home, **changes)  # type: ignore[call-arg]
     launcher: Any = Launcher()
     database = Database(settings.database_url)
     await database.open()
     catalog, bus = Catalog(database), Bus()
-    conductor = Conductor(settings, catalog, launcher, bus)
+    conductor = Conductor(settings, catalog, launcher, bus, now)
     steering = Steering(conductor, bus)
     conductor.renew = steering.renew
     queue = Queue(
@@ -399,7 +402,16 @@ async def world(home: Path, **changes: Any) -> AsyncIterator[World]:
         settings.max_pending_requests,
         settings.queue_duration_window,
     )
-    generation = Generation(settings, catalog, conductor, queue)
+    checker = Checker()
+    generation = Generation(
+        settings,
+        catalog,
+        conductor,
+        queue,
+        Profiles(Documents(database)),
+        checker,
+        lambda: steering.live,
+    )
     made = World(
         home,
         settings,
@@ -420,3 +432,4 @@ async def world(home: Path, **changes: Any) -> AsyncIterator[World]:
         yield made
     finally:
         await soon(made.end())
+        await soon(checker.close())

@@ -23,10 +23,12 @@ FLOORS: dict[str, set[str]] = {
     "rules": {"errors", "rules"},
     "store": ZERO | {"rules", "store"},
     "hub": ZERO | {"rules", "hub"},
-    "engine": ZERO | {"rules", "engine.messages", "engine.client", "engine.process"},
+    "engine": ZERO
+    | {"rules", "engine.messages", "engine.client", "engine.process", "engine.grammar"},
     # the process configures its own log, so it may import `log` too
     "engine.worker": {"errors", "log", "rules", "engine.messages", "engine.worker"},
-    "control": ZERO | {"rules", "store", "hub", "engine.messages", "engine.client"},
+    "control": ZERO
+    | {"rules", "store", "hub", "engine.messages", "engine.client", "engine.grammar"},
     "v1": ZERO | {"rules", "control", "v1"},
     "api": ZERO | {"rules", "control", "api"},
     "live": ZERO | {"rules", "control"},
@@ -37,14 +39,29 @@ FLOORS: dict[str, set[str]] = {
     "cli": ZERO | {"doctor", "serve"},
     "__main__": {"cli"},
     "app": ZERO
-    | {"rules", "store", "hub", "engine.client", "control", "v1", "api", "live", "guards"}
+    | {
+        "rules",
+        "store",
+        "hub",
+        "engine.client",
+        "engine.grammar",
+        "control",
+        "v1",
+        "api",
+        "live",
+        "guards",
+    }
     | {"webui"},
     "demo": {"demo"},  # the scripts that made the data
 }
 SHARED = {"bus", "queue", "conductor", "resident", "retry"}
 """Owners that every other owner may know."""
 SIBLINGS = {
+    ("conductor", "leases"),  # the conductor's own rooms:
+    ("conductor", "loading"),  # its state is here,
+    ("conductor", "records"),  # but not all of its work
     ("vitals", "generate"),  # readiness says whether the service is closing
+    ("generate", "profiles"),  # a request may name one
     ("demo", "attachments"),  # the demo plays the operator: it registers,
     ("demo", "catalog"),  # loads and attaches
 }

@@ -23,7 +23,9 @@ from starlette.types import Receive, Scope, Send
 from steerserve import __version__, log
 from steerserve.api import envelope
 from steerserve.api import health as health_routes
+from steerserve.api import leases as lease_routes
 from steerserve.api import models as model_routes
+from steerserve.api import profiles as profile_routes
 from steerserve.api import saes as sae_routes
 from steerserve.api import steering as steering_routes
 from steerserve.control import demo, retry
@@ -32,20 +34,24 @@ from steerserve.control.bus import Bus
 from steerserve.control.catalog import Registry
 from steerserve.control.conductor import Conductor
 from steerserve.control.generate import Generation
+from steerserve.control.profiles import Profiles
 from steerserve.control.queue import Queue
 from steerserve.control.steering import Steering
 from steerserve.control.vitals import Vitals
 from steerserve.engine.client import Launcher
+from steerserve.engine.grammar import Checker
 from steerserve.errors import Refusal
 from steerserve.guards import Guards
 from steerserve.live import Live
 from steerserve.settings import Settings
 from steerserve.store.catalog import Catalog
 from steerserve.store.db import Database
+from steerserve.store.documents import Documents
+from steerserve.v1 import bodies, render
 from steerserve.v1 import chat as chat_routes
 from steerserve.v1 import completions as completion_routes
+from steerserve.v1 import embeddings as embedding_routes
 from steerserve.v1 import models as v1_model_routes
-from steerserve.v1 import render
 
 _CODES = {404: "NOT_FOUND", 405: "METHOD_NOT_ALLOWED", 413: "PAYLOAD_TOO_LARGE"}
 """Codes of what the framework itself refuses."""
@@ -67,6 +73,7 @@ class Service:
         self.launcher = Launcher(self.settings.log_level, self.settings.log_format)
         self.database = Database(self.settings.database_url)
         self.catalog = Catalog(self.database)
+        self.profiles = Profiles(Documents(self.database))
         self.conductor = Conductor(self.settings, self.catalog, self.launcher, self.bus)
         self.attachments = Attachments(self.conductor, self.bus)
         self.steering = Steering(self.conductor, self.bus)
@@ -76,7 +83,16 @@ class Service:
             self.settings.max_pending_requests,
             self.settings.queue_duration_window,
         )
-        self.generation = Generation(self.settings, self.catalog, self.conductor, self.queue)
+        self.checker = Checker()
+        self.generation = Generation(
+            self.settings,
+            self.catalog,
+            self.conductor,
+            self.queue,
+            self.profiles,
+            self.checker,
+            lambda: self.steering.live,
+        )
         self.registry = Registry(self.catalog, self.conductor, self.launcher)
         self.vitals = Vitals(self.database, self.conductor, self.queue, self.generation)
         self.live = Live(self.bus, self.settings)
@@ -110,17 +126,25 @@ class Service:
         door = render.Door(
             self.generation,
             self.settings.ignored_fields_header_max_bytes,
+            self.settings.enable_continuous_batching,
             lambda refusal: retry.seconds(self.settings, refusal, refusal.row.v1),
         )
-        app.include_router(chat_routes.router(self.settings, door))
-        app.include_router(completion_routes.router(self.settings, door))
-        app.include_router(v1_model_routes.router(self.generation))
-        app.include_router(model_routes.router(self.registry, self.conductor))
-        app.include_router(steering_routes.router(self.steering))
-        app.include_router(
-            sae_routes.router(self.registry, self.conductor, self.attachments, self.steering)
-        )
-        app.include_router(health_routes.router(self.vitals))
+        for inference in (
+            chat_routes.router(self.settings, door),
+            completion_routes.router(self.settings, door),
+            embedding_routes.router(self.settings, door),
+            v1_model_routes.router(self.generation),
+        ):
+            app.include_router(inference, responses=bodies.RESPONSES)
+        for management in (
+            model_routes.router(self.registry, self.conductor),
+            lease_routes.router(self.registry, self.conductor),
+            steering_routes.router(self.steering),
+            sae_routes.router(self.registry, self.conductor, self.attachments, self.steering),
+            profile_routes.router(self.profiles),
+            health_routes.router(self.vitals),
+        ):
+            app.include_router(management, responses=envelope.RESPONSES)
         app.add_exception_handler(Refusal, self._on_refusal)
         app.add_exception_handler(RequestValidationError, self._on_invalid)
         app.add_exception_handler(HTTPException, self._on_http)
@@ -150,6 +174,7 @@ class Service:
             with suppress(asyncio.CancelledError):
                 await starting
             await self.conductor.close()
+            await self.checker.close()
             await self.database.close()
 
     async def _start(self) -> None:

@@ -82,7 +82,8 @@ class Guards:
             if message["type"] == "http.response.start":
                 headers = MutableHeaders(scope=message)
                 if scope["path"].startswith("/v1"):
-                    headers["X-Service-Backend"] = "serial"
+                    headers.setdefault("X-Service-Backend", "serial")
+                    headers["X-Service-Batch"] = "extra_messages"
                 if message["status"] == 503 and "retry-after" not in headers:
                     log.warning("retry_after_defaulted", path=scope["path"])
                     headers["Retry-After"] = str(self._settings.retry_after_fallback_s)

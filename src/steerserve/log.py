@@ -11,7 +11,9 @@ from typing import Any
 import structlog
 
 _SECRET_KEYS = re.compile(r"token$|lease_id|authorization|password|secret|api_key", re.IGNORECASE)
-_SECRET_VALUES = re.compile(r"\bhf_[A-Za-z0-9]{8,}|(?<=://)[^/\s:@]+:[^/\s@]+(?=@)|Bearer\s+\S+")
+_SECRET_VALUES = re.compile(
+    r"\bhf_[A-Za-z0-9]{8,}|\blease_[A-Za-z0-9_-]{32}|(?<=://)[^/\s:@]+:[^/\s@]+(?=@)|Bearer\s+\S+"
+)
 
 
 def scrub(_logger: Any, _method: str, event: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
@@ -22,6 +24,11 @@ def scrub(_logger: Any, _method: str, event: MutableMapping[str, Any]) -> Mutabl
         elif isinstance(value, str):
             event[key] = _SECRET_VALUES.sub("***", value)
     return event
+
+
+def lease_ref(digest: bytes) -> str:
+    """The 8 characters by which the log names a lease, made from the digest of its id: they do not tell the id."""
+    return digest.hex()[:8]
 
 
 def configure(level: str, form: str) -> None:

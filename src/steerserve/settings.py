@@ -115,10 +115,74 @@ class Settings(BaseSettings):
         ge=0,
         description="Memory for the KV cache in MiB; 0 takes a third of what is free after the load.",
     )
+    prefix_cache_mb: int | None = Field(
+        default=None,
+        ge=0,
+        description="Memory in MiB for the kept beginnings of conversations, beside the KV cache; by default a quarter "
+        "of it, 0 keeps none.",
+    )
+    enable_continuous_batching: bool = Field(
+        default=False,
+        description="Let requests with the server's own sampling parameters (CBM_DEFAULT_*) run without a slot.",
+    )
+    cbm_default_temperature: float = Field(
+        default=0.0, ge=0, le=2, description="Temperature of the requests that run without a slot."
+    )
+    cbm_default_top_p: float = Field(
+        default=1.0, ge=0, le=1, description="`top_p` of the requests that run without a slot."
+    )
+    cbm_max_queue_size: Count = Field(
+        default=256, description="Requests that may run without a slot at once."
+    )
+    cluster_intensity_min: float = Field(
+        default=0.5,
+        ge=0,
+        le=2,
+        description="What `steering_intensity: min` means where no range is declared.",
+    )
+    cluster_intensity_max: float = Field(
+        default=1.5,
+        ge=0,
+        le=2,
+        description="What `steering_intensity: max` means where no range is declared.",
+    )
+    sae_activations_max_top_k: Count = Field(
+        default=64, description="Largest `top_k` of `return_sae_activations`."
+    )
+    sae_activations_max_entries: Count = Field(
+        default=65_536, description="Most positions x top_k that one request may ask to see."
+    )
+    structured_output_grammar_cache: Count = Field(
+        default=32, description="Compiled response formats that the engine keeps."
+    )
+
+    lease_default_ttl_seconds: Count = Field(
+        default=7200,
+        description="Seconds of a lease that names none, lowered to LEASE_MAX_TTL_SECONDS.",
+    )
+    lease_max_ttl_seconds: Count = Field(
+        default=7200, description="Longest time a lease may be granted or renewed for, in seconds."
+    )
+    lease_holder_max_chars: Count = Field(
+        default=128, description="Characters in the holder of a lease."
+    )
+    lease_reason_max_chars: Count = Field(
+        default=512, description="Characters in the reason of a lease."
+    )
+    lease_ended_memory: Count = Field(
+        default=64,
+        description="Ended leases that are remembered, so that their ids are told apart.",
+    )
 
     max_body_bytes: Count = Field(default=8_000_000, description="Largest request body in bytes.")
     max_messages: Count = Field(default=2000, description="Messages in one chat request.")
     max_prompts: Count = Field(default=128, description="Prompts in one text completion request.")
+    max_extra_messages: Count = Field(
+        default=64, description="Conversations in `extra_messages` of one chat request."
+    )
+    embeddings_max_inputs: Count = Field(
+        default=128, description="Texts in one embeddings request."
+    )
     max_choices: Count = Field(default=16, description="Largest `n` of a request.")
     max_stop_strings: Count = Field(default=16, description="Stop strings in one request.")
     ignored_fields_header_max_bytes: Annotated[int, Field(ge=64, le=8192)] = Field(
@@ -152,6 +216,12 @@ class Settings(BaseSettings):
         if isinstance(value, str):
             return [part.strip() for part in value.split(",") if part.strip()]
         return value
+
+    @model_validator(mode="after")
+    def _check_range(self) -> Settings:
+        if self.cluster_intensity_min > self.cluster_intensity_max:
+            raise ValueError("CLUSTER_INTENSITY_MIN is above CLUSTER_INTENSITY_MAX")
+        return self
 
     @model_validator(mode="after")
     def _derive(self) -> Settings:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+import shutil
+import struct
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -9,24 +12,37 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
+from tokenizers.processors import TemplateProcessing
 from torch import Tensor
 
 from steerserve.engine.messages import (
+    Activated,
+    Chat,
+    Embed,
+    Embedded,
     Follow,
     Generate,
     Piece,
     Plan,
+    Reading,
     Refused,
     Sampling,
+    Score,
+    Scored,
+    Tap,
     Text,
 )
-from steerserve.engine.worker.admission import rows_of
-from steerserve.engine.worker.batch import Batch, Outcome, Row
+from steerserve.engine.worker.admission import pooling_rows, rows_of, scoring_rows, shortest_first
+from steerserve.engine.worker.batch import Batch
 from steerserve.engine.worker.checkpoint import Checkpoint
 from steerserve.engine.worker.hooks import Steering
+from steerserve.engine.worker.kv import SlotCache
+from steerserve.engine.worker.rows import Ending, Row
 from steerserve.engine.worker.sae import sites
 from steerserve.engine.worker.sae.canonical import Sae
+from steerserve.engine.worker.taps import TapReader
 from steerserve.errors import Refusal
+from tests.engine import models
 
 Result = TypeVar("Result")
 
@@ -41,6 +57,39 @@ def open_checkpoint(path: Path) -> Checkpoint:
         return Checkpoint(
             path, quantization="FP16", trust_remote_code=False, report=lambda *_: None
         )
+
+
+def altered(source: Path, target: Path, **config: Any) -> Path:
+    """A copy of a checkpoint folder with other values in its configuration."""
+    shutil.copytree(source, target)
+    file = target / "config.json"
+    file.write_text(json.dumps({**json.loads(file.read_text()), **config}))
+    return target
+
+
+def with_bos(folder: Path, chat_template: str | None = None) -> Path:
+    """The folder with a tokenizer that puts `<bos>` before every text, and perhaps a chat template."""
+    tokenizer = models.tokenizer()
+    tokenizer.backend_tokenizer.post_processor = TemplateProcessing(
+        single="<bos> $A", special_tokens=[("<bos>", 0)]
+    )
+    tokenizer.chat_template = chat_template
+    tokenizer.save_pretrained(folder)
+    return folder
+
+
+class Verbatim:
+    """A checkpoint for admission whose tokenizer gives these tokens, whatever the text."""
+
+    def __init__(self, model: Checkpoint, ids: list[int]) -> None:
+        self._model = model
+        self._ids = ids
+
+    def encode(self, _: str, *, special: bool) -> list[int]:
+        return list(self._ids)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._model, name)
 
 
 @dataclass
@@ -60,12 +109,16 @@ class Answer:
 class Bench:
     """One model, its steering and its running batch, stepped by hand."""
 
-    def __init__(self, model: Checkpoint, kv_tokens: int = 4096) -> None:
+    def __init__(self, model: Checkpoint, kv_tokens: int = 4096, *, prefix_tokens: int = 0) -> None:
         self.model = model
         self.kv_tokens = kv_tokens
+        self.context = min(model.model_max_context, kv_tokens)
         self.steering = Steering(model.dtype, model.device)
-        self.batch = Batch(model, self.steering, kv_tokens)
+        self.batch = Batch(model, self.steering, kv_tokens, prefix_tokens)
         self.answers: dict[tuple[int, int], Answer] = {}
+        self.scores: dict[tuple[int, int], Scored] = {}
+        self.vectors: dict[tuple[int, int], Tensor] = {}
+        self.readings: dict[int, list[Reading]] = {}
         self.refused: dict[int, Refused] = {}
 
     def ask(
@@ -75,21 +128,69 @@ class Bench:
         *,
         n: int = 1,
         plan: Plan | None = None,
+        tap: Tap | None = None,
+        ids: list[int] | None = None,
         **sampling: Any,
     ) -> Answer:
-        """Add a request, greedy unless told otherwise; the answer of its first choice."""
+        """Add a request, greedy unless told otherwise; the answer of its first choice.
+
+        `ids` are the tokens of its prompt in place of the tokenizer's.
+        """
         wanted = Sampling(**{"temperature": 0.0, "max_tokens": 16, **sampling})
         texts = [prompts] if isinstance(prompts, str) else prompts
-        command = Generate(request, [Text(t) for t in texts], n, wanted, plan or Follow())
-        context = min(self.model.model_max_context, self.kv_tokens)
-        rows = rows_of(command, self.model, context, self.kv_tokens)
+        command = Generate(request, [Text(t) for t in texts], n, wanted, plan or Follow(), tap=tap)
+        model: Any = self.model if ids is None else Verbatim(self.model, ids)
+        rows = rows_of(command, model, self.context, self.kv_tokens, open_tap=self._open_tap)
         self.answers.update({(request, row.choice): Answer(row) for row in rows})
         self.batch.add(rows, is_seeded=wanted.seed is not None)
         return self.answers[request, 0]
 
-    def step(self, times: int = 1) -> list[Outcome]:
+    def score(
+        self,
+        request: int,
+        prompts: str | list[str | Chat],
+        *,
+        temperature: float = 1.0,
+        top: int = 5,
+        allowed: list[int] | None = None,
+        special: bool = True,
+        tap: Tap | None = None,
+        ids: list[int] | None = None,
+    ) -> list[Row]:
+        """Add a request for the distribution of the token after each prompt; its rows, in the order of the prompts."""
+        texts = [prompts] if isinstance(prompts, str) else prompts
+        wanted = [Text(t, special) if isinstance(t, str) else t for t in texts]
+        command = Score(request, wanted, temperature, top, allowed, tap)
+        model: Any = self.model if ids is None else Verbatim(self.model, ids)
+        rows = scoring_rows(command, model, self.context, open_tap=self._open_tap)
+        self.batch.add(shortest_first(rows), is_seeded=False)
+        return rows
+
+    def embed(
+        self, request: int, prompts: str | list[str], *, ids: list[int] | None = None
+    ) -> list[Row]:
+        """Add a request for the vector of each text; its rows, in the order of the texts."""
+        texts = [prompts] if isinstance(prompts, str) else prompts
+        model: Any = self.model if ids is None else Verbatim(self.model, ids)
+        rows = pooling_rows(Embed(request, [Text(t) for t in texts]), model, self.context)
+        self.batch.add(shortest_first(rows), is_seeded=False)
+        return rows
+
+    @contextmanager
+    def attached(
+        self, key: str, sae: Sae, layer: int = 0, site: str = sites.RESID_POST
+    ) -> Iterator[None]:
+        """While open, the SAE is at its layer; models are shared, so no hook may outlive its test."""
+        self.steering.attach(key, sae, site_of(self.model, layer, site))
+        try:
+            yield
+        finally:
+            if key in self.steering.applied:
+                self.steering.detach(key)
+
+    def step(self, times: int = 1) -> list[Ending]:
         """Steps of the batch, each checked against the bound on its memory."""
-        outcomes: list[Outcome] = []
+        outcomes: list[Ending] = []
         for _ in range(times):
             new = self.batch.step()
             assert self.held_tokens <= self.kv_tokens
@@ -130,15 +231,71 @@ class Bench:
         held = [row for group in self.batch._groups() for row in group.all_rows()]
         return [row for row in [*waiting, *held] if row.request == request]
 
-    def _note(self, outcome: Outcome) -> None:
-        if isinstance(outcome, Refused):
-            self.refused[outcome.id] = outcome
-            return
-        answer = self.answers[outcome.id, outcome.choice]
-        assert answer.finish is None, "a piece after the last one"
-        answer.pieces.append(outcome)
-        answer.text += outcome.text
-        answer.finish = outcome.finish
+    def _open_tap(self, tap: Tap, prompt_tokens: int) -> TapReader:
+        return TapReader(tap, self.steering.sae(tap.key), prompt_tokens)
+
+    def _note(self, outcome: Ending) -> None:
+        match outcome:
+            case Refused():
+                self.refused[outcome.id] = outcome
+            case Scored():
+                assert (outcome.id, outcome.choice) not in self.scores, "a second score"
+                self.scores[outcome.id, outcome.choice] = outcome
+            case Embedded():
+                assert (outcome.id, outcome.choice) not in self.vectors, "a second vector"
+                self.vectors[outcome.id, outcome.choice] = vector_of(outcome)
+            case Activated():
+                assert outcome.id not in self.readings, "readings twice"
+                self.readings[outcome.id] = outcome.readings
+            case Piece():
+                answer = self.answers[outcome.id, outcome.choice]
+                assert answer.finish is None, "a piece after the last one"
+                answer.pieces.append(outcome)
+                answer.text += outcome.text
+                answer.finish = outcome.finish
+
+
+class Counted(Bench):
+    """A bench with room for kept prefixes that notes how many tokens each prefill pass is given."""
+
+    def __init__(self, model: Checkpoint, prefix_tokens: int = 8192) -> None:
+        super().__init__(model, kv_tokens=16_384, prefix_tokens=prefix_tokens)
+        self.given: list[int] = []
+
+    def step(self, times: int = 1) -> list[Any]:
+        def counted(cache: SlotCache, rows: Any, **where: Any) -> Tensor:
+            self.given.append(sum(len(part) for part in rows))
+            return plain(cache, rows, **where)
+
+        plain = self.model.prefill
+        self.model.prefill = counted  # type: ignore[method-assign]
+        try:
+            return super().step(times)
+        finally:
+            del self.model.prefill
+
+    def take(self) -> int:
+        """The tokens given since the last call."""
+        count, self.given = sum(self.given), []
+        return count
+
+    def turn(self, request: int, ids: list[int], **fields: Any) -> tuple[Answer, int]:
+        """One request run to its end, and how many tokens were given to prefill."""
+        self.take()
+        answer = self.ask(request, "", ids=ids, **fields)
+        self.run()
+        assert answer.finish or request in self.refused
+        return answer, self.take()
+
+    @property
+    def kept(self) -> int:
+        prefixes = self.batch._shared._prefixes
+        return prefixes.tokens if prefixes else 0
+
+
+def vector_of(outcome: Embedded) -> Tensor:
+    """The vector on the wire: little-endian float32."""
+    return torch.tensor(struct.unpack(f"<{len(outcome.vector) // 4}f", outcome.vector))
 
 
 def alone(model: Checkpoint, prompt: str, **fields: Any) -> Answer:
@@ -151,7 +308,11 @@ def alone(model: Checkpoint, prompt: str, **fields: Any) -> Answer:
 
 def generated(model: Checkpoint, prompt: str, max_tokens: int) -> list[int]:
     """The tokens that transformers' own greedy `generate` gives."""
-    ids = torch.tensor([model.encode(prompt, special=True)])
+    return generated_after(model, model.encode(prompt, special=True), max_tokens)
+
+
+def generated_after(model: Checkpoint, prompt: list[int], max_tokens: int) -> list[int]:
+    ids = torch.tensor([prompt])
     out = model.model.generate(
         ids,
         attention_mask=torch.ones_like(ids),
@@ -172,6 +333,11 @@ def recomputed(model: Checkpoint, prompt: str, max_tokens: int) -> list[int]:
         if out[-1] in model.end_tokens:
             break
     return out
+
+
+def next_logits(model: Checkpoint, ids: list[int]) -> Tensor:
+    """Logits [vocabulary] of the token after these, by one plain pass in float32."""
+    return model.model(input_ids=torch.tensor([ids]), use_cache=False).logits[0, -1].float()
 
 
 def random_sae(d_in: int, d_sae: int = 48, seed: int = 0) -> Sae:

@@ -193,7 +193,7 @@ async def test_a_killed_engine_ends_its_streams_by_code_and_names_the_signal(
     assert not psutil.pid_exists(engine.pid)
     with pytest.raises(Refusal) as refused:
         await events(engine, "hello")
-    assert refused.value.code == "ENGINE_UNAVAILABLE"
+    assert refused.value.code == "MODEL_NOT_LOADED"
 
 
 async def test_an_engine_killed_while_it_loads_ends_the_load_by_code(

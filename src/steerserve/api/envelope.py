@@ -27,6 +27,13 @@ class Envelope(BaseModel):
     error: dict[str, Any] | None
 
 
+RESPONSES: dict[int | str, dict[str, Any]] = {
+    status: {"model": Envelope, "description": "a refusal; `error.code` says which"}
+    for status in (400, 403, 404, 405, 409, 413, 422, 500, 503, 507)
+}
+"""What every management route may answer beside its success."""
+
+
 def success(data: Any, status: int = 200) -> Response:
     body = _encode({"success": True, "data": data, "error": None})
     return Response(body, status, media_type="application/json")

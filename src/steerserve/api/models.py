@@ -11,6 +11,7 @@ from pydantic import Field
 from starlette.responses import Response
 
 from steerserve.api.envelope import Envelope, RequestBody, success
+from steerserve.api.leases import LeaseHeader
 from steerserve.control.catalog import Registry
 from steerserve.control.conductor import Conductor
 from steerserve.control.resident import Resident
@@ -29,8 +30,8 @@ class NewModel(RequestBody):
     custom_name: Annotated[str, Field(min_length=1, max_length=100)] | None = None
 
 
-def record(row: Any, resident: Resident | None) -> dict[str, Any]:
-    """A model record: what is stored, and for the resident model what is live."""
+def record(row: Any, resident: Resident | None, lease: dict[str, Any] | None) -> dict[str, Any]:
+    """A model record: what is stored, and for the resident model what is live; `lease` is what a read tells of it."""
     live = resident if resident is not None and resident.row.id == row.id else None
     facts = live.facts if live else None
     return {
@@ -49,6 +50,7 @@ def record(row: Any, resident: Resident | None) -> dict[str, Any]:
         "locked": bool(live and live.is_locked),
         "device": facts.device if facts else None,
         "dtype": facts.dtype if facts else row.dtype,
+        "lease": lease,
         "loaded_at": iso(live.loaded_at) if live and live.loaded_at else None,
         "supports_embeddings": row.supports_embeddings,
         "trust_remote_code": row.trust_remote_code,
@@ -66,10 +68,13 @@ def record(row: Any, resident: Resident | None) -> dict[str, Any]:
 def router(registry: Registry, conductor: Conductor) -> APIRouter:
     routes = APIRouter(prefix="/api/models", tags=["models"])
 
+    def told(row: Any) -> dict[str, Any]:
+        return record(row, conductor.resident, conductor.leases.status(row.id))
+
     @routes.get("", response_model=Envelope)
     async def list_models() -> Response:
         rows = await registry.models()
-        records = [record(row, conductor.resident) for row in rows]
+        records = [told(row) for row in rows]
         loaded = conductor.view().model_id
         return success({"models": records, "total": len(records), "loaded_model_id": loaded})
 
@@ -85,11 +90,11 @@ def router(registry: Registry, conductor: Conductor) -> APIRouter:
             custom_name=body.custom_name,
             trust_remote_code=body.trust_remote_code,
         )
-        return success(record(row, conductor.resident), 202)
+        return success(told(row), 202)
 
     @routes.get("/{model_id}", response_model=Envelope)
     async def get_model(model_id: int) -> Response:
-        return success(record(await registry.model(model_id), conductor.resident))
+        return success(told(await registry.model(model_id)))
 
     @routes.delete("/{model_id}", response_model=Envelope)
     async def delete_model(model_id: int) -> Response:
@@ -97,31 +102,33 @@ def router(registry: Registry, conductor: Conductor) -> APIRouter:
         return success({"id": row.id, "name": row.name, "deleted": True})
 
     @routes.post("/{model_id}/load", response_model=Envelope, status_code=202)
-    async def load_model(model_id: int, wait: Annotated[bool, Query()] = False) -> Response:
-        resident = await conductor.load(await registry.model(model_id))
+    async def load_model(
+        model_id: int, wait: Annotated[bool, Query()] = False, lease: LeaseHeader = None
+    ) -> Response:
+        resident = await conductor.load(await registry.model(model_id), lease)
         if wait:
             await asyncio.shield(resident.ready)
-            return success(record(await registry.model(model_id), conductor.resident))
+            return success(told(await registry.model(model_id)))
         row = replace(await registry.model(model_id), status="loading", error_message=None)
-        return success(record(row, conductor.resident), 202)
+        return success(told(row), 202)
 
     @routes.post("/{model_id}/unload", response_model=Envelope)
-    async def unload_model(model_id: int) -> Response:
+    async def unload_model(model_id: int, lease: LeaseHeader = None) -> Response:
         await registry.model(model_id)
-        await conductor.unload(model_id)
-        return success(record(await registry.model(model_id), conductor.resident))
+        await conductor.unload(model_id, lease)
+        return success(told(await registry.model(model_id)))
 
     @routes.post("/{model_id}/lock", response_model=Envelope)
     async def lock_model(model_id: int) -> Response:
         row = await registry.model(model_id)
         conductor.lock(model_id)
-        return success(record(row, conductor.resident))
+        return success(told(row))
 
     @routes.post("/{model_id}/unlock", response_model=Envelope)
     async def unlock_model(model_id: int) -> Response:
         row = await registry.model(model_id)
         conductor.unlock(model_id)
-        return success(record(row, conductor.resident))
+        return success(told(row))
 
     return routes
 

@@ -88,7 +88,7 @@ class Attachments:
             )
             resident.attachments[key] = attached
             resident.is_locked = True
-            await self._conductor.note_sae(sae.id, "attached")
+            await self._conductor.records.sae(sae.id, "attached")
         self._bus.publish(SaeAttached(sae.id, layer, made.memory_mb))
         return attached
 
@@ -122,7 +122,7 @@ class Attachments:
         engine, _ = resident.running()
         await engine.detach(attached.key)
         resident.attachments.pop(attached.key, None)
-        await self._conductor.note_sae(attached.sae_id, "cached")
+        await self._conductor.records.sae(attached.sae_id, "cached")
         self._bus.publish(SaeDetached(attached.sae_id))
 
 

@@ -1,4 +1,4 @@
-"""The resident model: who is loaded and locked, and every load and unload.
+"""The resident model: who is loaded, locked and leased, and every load and unload.
 
 Single writer: each decision is made without waiting, by asking `rules/residency`; slow work runs as a child task that
 writes its outcome back in one step. A request that uses the model holds it, and an unload waits for those who hold.
@@ -9,11 +9,10 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
-from typing import Any
 
 import structlog
-from sqlalchemy.exc import SQLAlchemyError
 
+from steerserve.control import loading
 from steerserve.control.bus import (
     Bus,
     LoadComplete,
@@ -22,15 +21,16 @@ from steerserve.control.bus import (
     SaeDetached,
     UnloadComplete,
 )
+from steerserve.control.leases import Granted, Leases
+from steerserve.control.records import Records
 from steerserve.control.resident import Attachment, Resident
 from steerserve.engine.client import Launcher
-from steerserve.engine.messages import Progress
 from steerserve.errors import Refusal
-from steerserve.hub import local
 from steerserve.rules import residency
+from steerserve.rules.lease import Terms
 from steerserve.rules.residency import Phase, Step, View
 from steerserve.settings import Settings
-from steerserve.store.catalog import Catalog, ModelRow, utc_now
+from steerserve.store.catalog import Catalog, Clock, ModelRow, utc_now
 
 log = structlog.get_logger(__name__)
 
@@ -40,13 +40,22 @@ Renew = Callable[[list[str]], Awaitable[None]]
 class Conductor:
     """Owner of the resident slot."""
 
-    def __init__(self, settings: Settings, catalog: Catalog, launcher: Launcher, bus: Bus) -> None:
+    def __init__(
+        self,
+        settings: Settings,
+        catalog: Catalog,
+        launcher: Launcher,
+        bus: Bus,
+        now: Clock = utc_now,
+    ) -> None:
         self._settings = settings
         self._catalog = catalog
         self._launcher = launcher
         self._bus = bus
         self._resident: Resident | None = None
         self._next: Resident | None = None
+        self.leases = Leases(settings, now)
+        self.records = Records(catalog)
         # held by whoever edits the attachments; an unload takes it before it ends the engine
         self.editing = asyncio.Lock()
         self._open = asyncio.Event()
@@ -85,11 +94,20 @@ class Conductor:
     def attachments(self) -> list[Attachment]:
         return list(self._resident.attachments.values()) if self._resident else []
 
-    def view(self) -> View:
+    def view(self, lease_id: str | None = None) -> View:
+        """The slot as one sees it who sent this lease id, if any."""
         if self._resident is None:
             return View()
         row = self._resident.row
-        return View(self._resident.phase, row.id, row.name, self._resident.is_locked)
+        return View(
+            self._resident.phase,
+            row.id,
+            row.name,
+            self._resident.is_locked,
+            self._next.row.id if self._next is not None else None,
+            self.leases.live(),
+            self.leases.is_held_by(lease_id),
+        )
 
     def has(self, model_id: int) -> bool:
         """Whether a model is in the slot, or on its way into it."""
@@ -98,18 +116,26 @@ class Conductor:
     # ------------------------------------------------------------- using the model
 
     @asynccontextmanager
-    async def use(self, row: ModelRow) -> AsyncIterator[Resident]:
-        """The named model, loaded if need be, and kept until the block ends.
+    async def use(
+        self, row: ModelRow, *, may_load: bool = True, lease: str | None = None
+    ) -> AsyncIterator[Resident]:
+        """The named model, loaded if need be and allowed, and kept until the block ends. `lease` is the id that the
+        request carries: it lifts that lease, should a load have to replace the leased model.
 
         Raises:
             Refusal: what `rules/residency.may_serve` or the load refuses.
         """
         await self._open.wait()
-        if residency.may_serve(self.view(), row.id) is Step.LOAD:
-            await self._check_loadable(row)
+
+        def step() -> Step:
+            return residency.may_serve(self.view(lease), row.id, row.name, may_load=may_load)
+
+        if step() is Step.LOAD:
+            await loading.check_loadable(row)
             # the world may have moved on during the check
-            if residency.may_serve(self.view(), row.id) is Step.LOAD:
+            if step() is Step.LOAD:
                 self._begin_load(row)
+        self.leases.note_ignored(lease)
         # a load begun here may first have to unload: then the slot still shows the model that leaves
         resident = self._coming(row.id)
         resident.hold()
@@ -119,28 +145,39 @@ class Conductor:
         finally:
             resident.let_go()
 
-    async def load(self, row: ModelRow) -> Resident:
+    async def load(self, row: ModelRow, lease: str | None = None) -> Resident:
         """Accept a load of the management surface; `ready` of the answer is done when it is over.
 
         Raises:
             Refusal: before anything is touched.
         """
-        residency.may_load(self.view(), row.id)
-        await self._check_loadable(row)
-        residency.may_load(self.view(), row.id)
+        residency.may_load(self.view(lease), row.id)
+        await loading.check_loadable(row)
+        residency.may_load(self.view(lease), row.id)
+        self.leases.note_ignored(lease)
         return self._begin_load(row)
 
-    async def unload(self, model_id: int) -> None:
+    async def unload(self, model_id: int, lease: str | None = None) -> None:
         """Unload the resident model; returns when its memory is back.
 
         Raises:
-            Refusal: MODEL_BUSY, MODEL_NOT_LOADED.
+            Refusal: MODEL_BUSY, MODEL_NOT_LOADED, MODEL_LEASED.
         """
-        residency.may_unload(self.view(), model_id)
+        residency.may_unload(self.view(lease), model_id)
+        self.leases.note_ignored(lease)
         resident = self._resident
         assert resident is not None
         resident.phase = Phase.UNLOADING
         await asyncio.shield(self._spawn(self._leave(resident)))
+
+    def lease(self, row: ModelRow, terms: Terms) -> Granted:
+        """Lease the resident model.
+
+        Raises:
+            Refusal: MODEL_BUSY, MODEL_NOT_RESIDENT, MODEL_LEASED.
+        """
+        residency.may_lease(self.view(), row.id, row.name)
+        return self.leases.grant(row.id, row.name, terms)
 
     def lock(self, model_id: int) -> None:
         """Raises:
@@ -158,6 +195,7 @@ class Conductor:
     async def close(self) -> None:
         """End the engine, whatever it does; no process is left behind."""
         resident = self._resident
+        self.leases.restart()
         for task in self._tasks:
             task.cancel()
         if self._tasks:
@@ -165,7 +203,7 @@ class Conductor:
         if resident is not None and resident.engine is not None:
             resident.phase = Phase.UNLOADING
             await resident.engine.stop(_shutting_down())
-            await self._note_model(resident, status="ready")
+            await self.records.model(resident, status="ready")
 
     # ------------------------------------------------------------- loading
 
@@ -175,18 +213,6 @@ class Conductor:
             if candidate is not None and candidate.row.id == model_id:
                 return candidate
         raise residency.busy(self.view())
-
-    async def _check_loadable(self, row: ModelRow) -> None:
-        """Everything that can refuse a load before the resident model is touched."""
-        if row.status == "downloading":
-            raise Refusal("MODEL_BUSY", "the model is still being downloaded", status=row.status)
-        if row.quantization != "FP16":
-            raise Refusal(
-                "UNSUPPORTED_QUANTIZATION",
-                f"{row.quantization} cannot be applied by this engine; register the model as FP16",
-                quantization=row.quantization,
-            )
-        await asyncio.to_thread(lambda: local.read_model(local.resolve(row.local_path or "")))
 
     def _begin_load(self, row: ModelRow) -> Resident:
         coming = Resident(row)
@@ -204,7 +230,7 @@ class Conductor:
     async def _swap(self, leaving: Resident | None, coming: Resident) -> None:
         try:
             await self._catalog.model(coming.row.id)
-            await self._note_model(coming, status="loading", error_message=None)
+            await self.records.model(coming, status="loading", error_message=None)
             if leaving is not None:
                 await self._leave(leaving)
             await self._fill(coming)
@@ -213,32 +239,21 @@ class Conductor:
                 coming.ready.set_exception(_shutting_down())
             if coming.engine is not None:
                 await coming.engine.stop()
-            await self._note_model(coming, status="ready")
+            await self.records.model(coming, status="ready")
             raise
         except Exception as error:
             log.exception("load_failed", model=coming.row.name)
-            await self._fail(coming, _as_refusal(error))
+            await self._fail(coming, loading.as_refusal(error))
 
     async def _fill(self, coming: Resident) -> None:
-        """Start an engine and load the model into it."""
+        """Load the model, and make it the one that serves."""
         try:
-            coming.engine = await self._launcher.launch()
-            async with asyncio.timeout(self._settings.load_timeout):
-                facts = await coming.engine.load(
-                    lambda p: self._report(coming, p),
-                    path=coming.row.local_path or "",
-                    quantization=coming.row.quantization,
-                    trust_remote_code=coming.row.trust_remote_code,
-                    threads=self._settings.torch_threads,
-                    kv_cache_mb=self._settings.kv_cache_mb,
-                    min_context=self._settings.transformers_min_context,
-                )
+            facts = await loading.fill(coming, self._launcher, self._settings, self._bus)
         except (Refusal, TimeoutError) as error:
-            await self._fail(coming, _as_refusal(error))
+            await self._fail(coming, loading.as_refusal(error))
             return
-        coming.facts = facts
-        coming.loaded_at = utc_now()
-        await self._note_model(
+        assert coming.engine is not None
+        await self.records.model(
             coming,
             status="loaded",
             error_message=None,
@@ -260,7 +275,7 @@ class Conductor:
         """The load is over and nothing is resident."""
         if coming.engine is not None:
             await coming.engine.stop()
-        await self._note_model(coming, status="error", error_message=refusal.message)
+        await self.records.model(coming, status="error", error_message=refusal.message)
         if self._resident is coming:
             self._resident = None
         if self._next is coming:
@@ -270,12 +285,9 @@ class Conductor:
         log.warning("model_load_failed", model=coming.row.name, reason=refusal.message)
         self._bus.publish(LoadError(coming.row.id, refusal.code, refusal.message))
 
-    def _report(self, coming: Resident, progress: Progress) -> None:
-        self._bus.publish(LoadProgress(coming.row.id, progress.stage, progress.percent))
-
     async def _leave(self, leaving: Resident) -> None:
         """Wait for those who hold the model, then end its engine."""
-        await self._until_unused(leaving, "unload")
+        await leaving.until_unused("unload", self._settings.graceful_unload_timeout)
         with suppress(TimeoutError):
             async with asyncio.timeout(self._settings.graceful_unload_timeout), self.editing:
                 pass  # an edit of the attachments under way ends first; a new one is refused by now
@@ -287,34 +299,25 @@ class Conductor:
             await self._vacate(leaving, error_message=None)
 
     async def _vacate(self, leaving: Resident, *, error_message: str | None) -> None:
-        """The model is gone: its SAEs, their steering and its lock with it; then the slot is free for the next."""
+        """The model is gone: its SAEs, their steering, its lock and its lease with it; then the slot is free."""
         gone = list(leaving.attachments.values())
         leaving.attachments.clear()
         leaving.is_locked = False
         await self.renew([attached.key for attached in gone])
         for attached in gone:
-            await self.note_sae(attached.sae_id, "cached")
+            await self.records.sae(attached.sae_id, "cached")
             self._bus.publish(SaeDetached(attached.sae_id))
-        await self._note_model(leaving, status="ready", error_message=error_message)
+        await self.records.model(leaving, status="ready", error_message=error_message)
+        self.leases.model_unloaded(leaving.row.id)
         self._resident, self._next = self._next, None
         self._bus.publish(UnloadComplete(leaving.row.id))
-
-    async def _until_unused(self, resident: Resident, what: str) -> None:
-        """Wait for those who hold the model, at most GRACEFUL_UNLOAD_TIMEOUT."""
-        if not resident.users:
-            return
-        try:
-            async with asyncio.timeout(self._settings.graceful_unload_timeout):
-                await resident.unused.wait()
-        except TimeoutError:
-            log.warning(f"{what}_before_requests_ended", requests=resident.users)
 
     @asynccontextmanager
     async def drained(self, resident: Resident) -> AsyncIterator[None]:
         """While open, no request uses the model; newcomers wait, those in flight are given their time."""
         self._open.clear()
         try:
-            await self._until_unused(resident, "detach")
+            await resident.until_unused("detach", self._settings.graceful_unload_timeout)
             yield
         finally:
             self._open.set()
@@ -336,22 +339,6 @@ class Conductor:
         task.add_done_callback(self._tasks.discard)
         return task
 
-    # ------------------------------------------------------------- the record of it
-
-    async def _note_model(self, resident: Resident, **values: Any) -> None:
-        """Write to the model's row. What happened in memory stands even if the database cannot take it: statuses
-        are repaired at the next start."""
-        try:
-            resident.row = await self._catalog.change_model(resident.row.id, **values)
-        except (Refusal, SQLAlchemyError) as error:
-            log.error("status_not_recorded", model=resident.row.name, reason=str(error))
-
-    async def note_sae(self, sae_id: str, status: str) -> None:
-        try:
-            await self._catalog.change_sae(sae_id, status=status)
-        except (Refusal, SQLAlchemyError) as error:
-            log.error("status_not_recorded", sae=sae_id, reason=str(error))
-
 
 async def _renew_nothing(_keys: list[str]) -> None:
     """Until the composition root says who keeps steering values."""
@@ -359,13 +346,3 @@ async def _renew_nothing(_keys: list[str]) -> None:
 
 def _shutting_down() -> Refusal:
     return Refusal("SHUTTING_DOWN", "the service is shutting down")
-
-
-def _as_refusal(error: Exception) -> Refusal:
-    if isinstance(error, Refusal):
-        if error.code == "ENGINE_UNAVAILABLE":
-            return Refusal("MODEL_LOAD_FAILED", error.message)
-        return error
-    if isinstance(error, TimeoutError):
-        return Refusal("MODEL_LOAD_FAILED", "the load took longer than LOAD_TIMEOUT")
-    return Refusal("MODEL_LOAD_FAILED", "the load failed inside the service")

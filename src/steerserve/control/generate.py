@@ -1,24 +1,44 @@
-"""The road of every generating `/v1` request: resolve the model, a place in the room, the model, a slot, the stream."""
+"""The road of every inferring `/v1` request: resolve the model, a place in the room, the model, a slot, the stream."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
-from contextlib import aclosing, asynccontextmanager
+import json
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from contextlib import AsyncExitStack, aclosing, asynccontextmanager
 from dataclasses import dataclass
 
 from steerserve.control.conductor import Conductor
+from steerserve.control.profiles import Profiles
 from steerserve.control.queue import Queue
-from steerserve.control.resident import Resident
+from steerserve.control.resident import Attachment, Resident
 from steerserve.engine import messages as m
+from steerserve.engine.grammar import Checker
 from steerserve.errors import Refusal
-from steerserve.rules import naming
-from steerserve.rules.intent import Generate
+from steerserve.rules import activations, architecture, batching, dial, naming
+from steerserve.rules.intent import Constraint, Embed, Generate, Intent, Score
+from steerserve.rules.steering import Live
 from steerserve.settings import Settings
 from steerserve.store.catalog import Catalog, ModelRow
 
+Activated = m.Activated
+Embedded = m.Embedded
+Outcome = m.Outcome
 Piece = m.Piece
+Scored = m.Scored
 Started = m.Started
+TokenScore = m.TokenScore
+
+OBJECT = {"type": "object"}
+
+
+@dataclass(frozen=True, slots=True)
+class Admitted:
+    """A request that holds its model and its slot: what serves it, and how it is steered."""
+
+    resident: Resident
+    echo: float | None
+    tapped: Attachment | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,34 +47,35 @@ class Run:
 
     model_name: str
     fingerprint: str
-    events: AsyncIterator[Started | Piece]
+    backend: str
+    admitted: Admitted
+    events: AsyncIterator[Started | Outcome]
 
 
 class _Flow:
     """What passes from the task that holds the slot to the one that answers the client."""
 
     def __init__(self) -> None:
-        self._items: asyncio.Queue[Resident | Started | Piece | Exception | None] = asyncio.Queue()
+        self._items: asyncio.Queue[Admitted | Started | Outcome | Exception | None] = (
+            asyncio.Queue()
+        )
 
-    def admit(self, resident: Resident) -> None:
-        self._items.put_nowait(resident)
-
-    def put(self, item: Started | Piece | Exception | None) -> None:
+    def put(self, item: Admitted | Started | Outcome | Exception | None) -> None:
         self._items.put_nowait(item)
 
-    async def admitted(self) -> Resident:
-        """The model that serves, once there is a slot."""
+    async def admitted(self) -> Admitted:
+        """What serves, once there is a slot."""
         first = await self._items.get()
         if isinstance(first, Exception):
             raise first
-        assert isinstance(first, Resident)
+        assert isinstance(first, Admitted)
         return first
 
-    async def events(self) -> AsyncIterator[Started | Piece]:
+    async def events(self) -> AsyncIterator[Started | Outcome]:
         while (item := await self._items.get()) is not None:
             if isinstance(item, Exception):
                 raise item
-            assert isinstance(item, Started | Piece)
+            assert isinstance(item, Started | Outcome)
             yield item
 
 
@@ -62,14 +83,30 @@ class Generation:
     """Admits requests and streams their events."""
 
     def __init__(
-        self, settings: Settings, catalog: Catalog, conductor: Conductor, queue: Queue
+        self,
+        settings: Settings,
+        catalog: Catalog,
+        conductor: Conductor,
+        queue: Queue,
+        profiles: Profiles,
+        checker: Checker,
+        live: Callable[[], Live],
     ) -> None:
         self._settings = settings
         self._catalog = catalog
         self._conductor = conductor
         self._queue = queue
+        self._profiles = profiles
+        self._checker = checker
+        self._live = live
+        self._batched = Queue(settings.cbm_max_queue_size, 0, settings.queue_duration_window)
         self.is_closing = False
         self.active = 0
+
+    @property
+    def is_batching(self) -> bool:
+        """Whether some requests run without a slot."""
+        return self._settings.enable_continuous_batching
 
     async def models(self) -> list[ModelRow]:
         """The models that `/v1` lists; only the locked one while one is locked."""
@@ -94,7 +131,7 @@ class Generation:
         return next(row for row in rows if row.id == named.id)
 
     @asynccontextmanager
-    async def open(self, intent: Generate) -> AsyncIterator[Run]:
+    async def open(self, intent: Intent) -> AsyncIterator[Run]:
         """The request, running; leaving the block early cancels it, also while it waits.
 
         The slot is given back when the engine is done, however slowly the client reads.
@@ -105,31 +142,163 @@ class Generation:
         if self.is_closing:
             raise Refusal("SHUTTING_DOWN", "the service is shutting down")
         row = await self.resolve(intent.model)
+        profile = None
+        if not isinstance(intent, Embed):
+            architecture.check_generates(row.name, row.architecture)
+        if isinstance(intent, Generate):
+            profile = await self._named(intent)
+            if intent.constraint is not None and intent.constraint.is_schema:
+                await self._checker.check(intent.constraint.schema)
         self.active += 1
         flow = _Flow()
-        pump = asyncio.create_task(self._pump(intent, row, flow))
+        pump = asyncio.create_task(self._pump(intent, row, profile, flow))
         try:
-            resident = await flow.admitted()
-            yield Run(row.name, fingerprint(resident), flow.events())
+            admitted = await flow.admitted()
+            yield Run(
+                row.name,
+                fingerprint(admitted.resident),
+                self._backend(intent),
+                admitted,
+                flow.events(),
+            )
         finally:
             self.active -= 1
             pump.cancel()
             await asyncio.wait([pump])
 
-    async def _pump(self, intent: Generate, row: ModelRow, flow: _Flow) -> None:
+    # ------------------------------------------------------------- inside
+
+    def _backend(self, intent: Intent) -> str:
+        settings = self._settings
+        fixed = batching.Fixed(settings.cbm_default_temperature, settings.cbm_default_top_p)
+        return batching.backend(intent, fixed if self.is_batching else None)
+
+    async def _named(self, intent: Generate) -> dial.Profile | None:
+        """The profile that a request names; an unknown one passes only where the dial is off.
+
+        Raises:
+            Refusal: PROFILE_NOT_FOUND.
+        """
+        if intent.profile is None:
+            return None
         try:
-            async with self._queue.room(), self._conductor.use(row) as resident, self._queue.slot():
-                flow.admit(resident)
-                stream = resident.held().generate(
-                    _prompts(intent), intent.n, self._sampling(intent), m.Follow()
+            row = await self._profiles.named(intent.profile)
+        except Refusal:
+            if intent.intensity == 0.0:
+                return None
+            raise
+        return dial.Profile(row.name, row.steering, row.intensity, row.sae_id, row.layer)
+
+    async def _pump(
+        self, intent: Intent, row: ModelRow, profile: dial.Profile | None, flow: _Flow
+    ) -> None:
+        queue = self._queue if self._backend(intent) == batching.SERIAL else self._batched
+        try:
+            async with AsyncExitStack() as held:
+                await held.enter_async_context(queue.room())
+                resident = await held.enter_async_context(
+                    self._conductor.use(row, may_load=intent.may_load, lease=intent.lease)
                 )
-                async with aclosing(stream) as events:
+                await held.enter_async_context(queue.slot())
+                plan = self._plan(intent, profile, resident)
+                tapped = self._tapped(intent, resident)
+                flow.put(Admitted(resident, plan.echo, tapped))
+                stream = self._stream(intent, resident, self._overlay(plan), tapped)
+                async with aclosing(self._validated(intent, stream)) as events:
                     async for event in events:
                         flow.put(event)
             flow.put(None)
         except Exception as error:
             # whatever ends the request is raised where its events are read
             flow.put(error)
+
+    def _plan(self, intent: Intent, profile: dial.Profile | None, resident: Resident) -> dial.Plan:
+        """How the request is steered, decided in its slot on the live values of that moment."""
+        if not isinstance(intent, Generate):
+            return dial.Plan()
+        limits = dial.Range(
+            self._settings.cluster_intensity_min, self._settings.cluster_intensity_max
+        )
+        attached = list(resident.attachments.values())
+        is_named = intent.profile is not None
+        return dial.plan(intent.intensity, is_named, profile, self._live(), attached, limits)
+
+    def _overlay(self, plan: dial.Plan) -> m.Plan:
+        if plan.overlay is None:
+            return m.Follow()
+        values = {key: dict(values) for key, values in plan.overlay.items()}
+        return m.Overlay(self._live().epoch, values)
+
+    def _tapped(self, intent: Intent, resident: Resident) -> Attachment | None:
+        if isinstance(intent, Embed) or intent.activations is None:
+            return None
+        site = activations.site(intent.activations, list(resident.attachments.values()))
+        return resident.attachments[site.key]
+
+    def _stream(
+        self, intent: Intent, resident: Resident, plan: m.Plan, tapped: Attachment | None
+    ) -> AsyncGenerator[Started | Outcome, None]:
+        engine = resident.held()
+        match intent:
+            case Embed():
+                return engine.embed([m.Text(text) for text in intent.prompts])
+            case Score():
+                return engine.score(
+                    _prompts(intent),
+                    intent.temperature,
+                    intent.top,
+                    None if intent.allowed is None else list(intent.allowed),
+                    self._tap(intent, tapped),
+                )
+            case Generate():
+                return engine.generate(
+                    _prompts(intent),
+                    intent.n,
+                    self._sampling(intent),
+                    plan,
+                    constraint=_constraint(intent.constraint),
+                    tap=self._tap(intent, tapped),
+                )
+
+    async def _validated(
+        self, intent: Intent, stream: AsyncGenerator[Started | Outcome, None]
+    ) -> AsyncGenerator[Started | Outcome, None]:
+        """The events; a constrained choice that ended is validated before its end is passed on.
+
+        Raises:
+            Refusal: CONSTRAINED_OUTPUT_INVALID.
+        """
+        constraint = intent.constraint if isinstance(intent, Generate) else None
+        texts: dict[int, str] = {}
+        async with aclosing(stream) as events:
+            async for event in events:
+                if constraint is not None and isinstance(event, Piece):
+                    texts[event.choice] = texts.get(event.choice, "") + event.text
+                    if event.finish == "stop":
+                        await self._validate(constraint, event.choice, texts[event.choice])
+                yield event
+
+    async def _validate(self, constraint: Constraint, choice: int, text: str) -> None:
+        schema = constraint.schema if constraint.is_schema else OBJECT
+        reason = await self._checker.validate(schema, text)
+        if reason is not None:
+            raise Refusal(
+                "CONSTRAINED_OUTPUT_INVALID",
+                f"choice {choice} is complete, but does not validate: {reason}",
+            )
+
+    def _tap(self, intent: Generate | Score, tapped: Attachment | None) -> m.Tap | None:
+        asked = intent.activations
+        if asked is None or tapped is None:
+            return None
+        return m.Tap(
+            key=tapped.key,
+            features=None if asked.features is None else list(asked.features),
+            top_k=asked.top_k,
+            positions=asked.positions,
+            is_before=asked.read_point == "pre_steering",
+            max_entries=self._settings.sae_activations_max_entries,
+        )
 
     def _sampling(self, intent: Generate) -> m.Sampling:
         wanted = intent.sampling
@@ -152,8 +321,17 @@ def fingerprint(resident: Resident) -> str:
     return f"service:{row.name}@{revision}:{dtype}/{row.quantization}:transformers"
 
 
-def _prompts(intent: Generate) -> list[m.Text | m.Chat]:
+def _prompts(intent: Generate | Score) -> list[m.Text | m.Chat]:
+    variables = dict(intent.template or {})
     return [
-        m.Text(prompt) if isinstance(prompt, str) else m.Chat([dict(message) for message in prompt])
+        m.Text(prompt, intent.has_special)
+        if isinstance(prompt, str)
+        else m.Chat([dict(message) for message in prompt], variables)
         for prompt in intent.prompts
     ]
+
+
+def _constraint(wanted: Constraint | None) -> m.Constraint | None:
+    if wanted is None:
+        return None
+    return m.Constraint(json.dumps(wanted.schema) if wanted.is_schema else None)

@@ -6,11 +6,15 @@ import asyncio
 from dataclasses import dataclass, field
 from datetime import datetime
 
+import structlog
+
 from steerserve.engine.client import Engine
 from steerserve.engine.messages import Loaded
 from steerserve.errors import Refusal
 from steerserve.rules.residency import Phase
 from steerserve.store.catalog import ModelRow
+
+log = structlog.get_logger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +56,16 @@ class Resident:
         self.users -= 1
         if not self.users:
             self.unused.set()
+
+    async def until_unused(self, what: str, seconds: float) -> None:
+        """Wait for those who hold the model, at most so long; `what` is what waits for them."""
+        if not self.users:
+            return
+        try:
+            async with asyncio.timeout(seconds):
+                await self.unused.wait()
+        except TimeoutError:
+            log.warning(f"{what}_before_requests_ended", requests=self.users)
 
     def held(self) -> Engine:
         """The engine, for one who holds the model: it serves until it is ended, also while an unload waits."""

@@ -71,7 +71,7 @@ class Vitals:
             "sae_ids": [attached.sae_id for attached in attachments],
             "inference": self.inference(),
             "active_profile": None,
-            "lease": None,
+            "lease": self._conductor.leases.status(),
         }
 
     def inference(self) -> dict[str, Any]:
@@ -81,17 +81,19 @@ class Vitals:
         except Exception as error:
             # the block must be there even when it cannot be read
             return {**dict.fromkeys(_BLOCK), "error": f"{type(error).__name__}: {error}"}
+        is_batching = self._generation.is_batching
+        running = is_batching and self._is_loaded()
         return {
-            "backend": "queue",
-            "cbm_enabled": False,
-            "cbm_running": False,
+            "backend": "cbm" if running else "queue",
+            "cbm_enabled": is_batching,
+            "cbm_running": running,
             "queue_pending": counts.pending,
             "queue_max_concurrent": counts.max_concurrent,
             "queue_max_pending": counts.max_pending,
-            "in_flight": counts.holding,
-            "queue_waiting": counts.waiting,
+            "in_flight": None if running else counts.holding,
+            "queue_waiting": None if running else counts.waiting,
             "batch_backlog_rows": None,
-            "estimated_wait_seconds": counts.estimated_wait_seconds,
+            "estimated_wait_seconds": None if running else counts.estimated_wait_seconds,
             "error": None,
         }
 

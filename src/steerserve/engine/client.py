@@ -50,7 +50,7 @@ class Engine:
         self._ids = itertools.count(1)
         self._answers: dict[int, asyncio.Future[m.Event]] = {}
         self._reports: dict[int, Report] = {}
-        self._streams: dict[int, asyncio.Queue[m.Event | m.Piece]] = {}
+        self._streams: dict[int, asyncio.Queue[m.Event | m.Outcome]] = {}
         self.applied: dict[str, int] = {}
         self.ended: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         self._parting: Refusal | None = None
@@ -89,35 +89,38 @@ class Engine:
         """Returns when the next forward pass uses these values."""
         await self._ask(lambda i: m.Steer(i, epoch, enabled, values))
 
-    async def generate(
-        self, prompts: list[m.Text | m.Chat], n: int, sampling: m.Sampling, plan: m.Plan
-    ) -> AsyncGenerator[m.Started | m.Piece, None]:
-        """The events of one request: Started, then its pieces until each choice has its `finish`.
+    def generate(
+        self,
+        prompts: list[m.Text | m.Chat],
+        n: int,
+        sampling: m.Sampling,
+        plan: m.Plan,
+        *,
+        constraint: m.Constraint | None = None,
+        tap: m.Tap | None = None,
+    ) -> AsyncGenerator[m.Started | m.Outcome, None]:
+        """Started, then the pieces of each choice until it has its `finish`; see `_stream`."""
+        return self._stream(
+            lambda number: m.Generate(number, prompts, n, sampling, plan, constraint, tap),
+            len(prompts) * n,
+        )
 
-        Closing the iterator early cancels the request in the engine.
+    def score(
+        self,
+        prompts: list[m.Text | m.Chat],
+        temperature: float,
+        top: int | None,
+        allowed: list[int] | None,
+        tap: m.Tap | None = None,
+    ) -> AsyncGenerator[m.Started | m.Outcome, None]:
+        """Started, then Scored for each prompt; see `_stream`."""
+        return self._stream(
+            lambda number: m.Score(number, prompts, temperature, top, allowed, tap), len(prompts)
+        )
 
-        Raises:
-            Refusal: what the engine refused, or ENGINE_UNAVAILABLE when it ended.
-        """
-        number = next(self._ids)
-        events: asyncio.Queue[m.Event | m.Piece] = asyncio.Queue()
-        self._streams[number] = events
-        unfinished = len(prompts) * n
-        try:
-            await self._send(m.Generate(number, prompts, n, sampling, plan))
-            while unfinished:
-                event = await events.get()
-                if isinstance(event, m.Refused):
-                    unfinished = 0
-                    raise _refusal(event)
-                if isinstance(event, m.Piece) and event.finish:
-                    unfinished -= 1
-                assert isinstance(event, m.Started | m.Piece)
-                yield event
-        finally:
-            self._streams.pop(number, None)
-            if unfinished and not self.ended.done():
-                self._writer.write(m.frame(m.Cancel(number)))
+    def embed(self, prompts: list[m.Text]) -> AsyncGenerator[m.Started | m.Outcome, None]:
+        """Started, then Embedded for each text; see `_stream`."""
+        return self._stream(lambda number: m.Embed(number, prompts), len(prompts))
 
     async def stop(self, parting: Refusal | None = None) -> None:
         """End the process: politely, then by force. Safe to call when it has ended already.
@@ -133,6 +136,41 @@ class Engine:
         await self.ended
 
     # ------------------------------------------------------------- inside
+
+    async def _stream(
+        self, make: Callable[[int], m.Command], choices: int
+    ) -> AsyncGenerator[m.Started | m.Outcome, None]:
+        """The events of one request until each choice has ended.
+
+        Closing the iterator early cancels the request in the engine.
+
+        Raises:
+            Refusal: what the engine refused; MODEL_NOT_LOADED when it had ended before, ENGINE_UNAVAILABLE when it ended
+                meanwhile.
+        """
+        if self.ended.done():
+            raise self._parting or Refusal(
+                "MODEL_NOT_LOADED", f"{self.ended.result()} while the request waited"
+            )
+        number = next(self._ids)
+        events: asyncio.Queue[m.Event | m.Outcome] = asyncio.Queue()
+        self._streams[number] = events
+        unfinished = choices
+        try:
+            await self._send(make(number))
+            while unfinished:
+                event = await events.get()
+                if isinstance(event, m.Refused):
+                    unfinished = 0
+                    raise _refusal(event)
+                assert isinstance(event, m.Started | m.Outcome)
+                if not isinstance(event, m.Started) and m.is_last(event):
+                    unfinished -= 1
+                yield event
+        finally:
+            self._streams.pop(number, None)
+            if unfinished and not self.ended.done():
+                self._writer.write(m.frame(m.Cancel(number)))
 
     async def _ask(self, make: Callable[[int], m.Command], report: Report | None = None) -> m.Event:
         number = next(self._ids)
@@ -185,9 +223,9 @@ class Engine:
                 for key, count in event.applied.items():
                     if key in self.applied:
                         self.applied[key] = count
-                for piece in event.pieces:
-                    if piece.id in self._streams:
-                        self._streams[piece.id].put_nowait(piece)
+                for outcome in event.outcomes:
+                    if outcome.id in self._streams:
+                        self._streams[outcome.id].put_nowait(outcome)
             case m.Progress():
                 if event.id in self._reports:
                     self._reports[event.id](event)

@@ -19,15 +19,17 @@ class Message(msgspec.Struct, frozen=True, tag=True, array_like=True):
 
 
 class Text(Message, frozen=True):
-    """A prompt that goes to the model verbatim."""
+    """A prompt that goes to the model verbatim; `special` adds the tokenizer's special tokens."""
 
     text: str
+    special: bool = True
 
 
 class Chat(Message, frozen=True):
-    """A conversation: role and content of each message, rendered by the model's own template."""
+    """A conversation: role and content of each message, rendered by the model's own template with `variables`."""
 
     messages: list[dict[str, Any]]
+    variables: dict[str, Any] = {}
 
 
 class Sampling(Message, frozen=True):
@@ -60,11 +62,29 @@ class Follow(Message, frozen=True):
 Plan = Follow | Overlay | Suppressed
 
 
+class Tap(Message, frozen=True):
+    """Activations to read at the attached SAE `key`; see `rules/activations` for what the values mean."""
+
+    key: str
+    features: list[int] | None
+    top_k: int
+    positions: str | tuple[int, int]
+    is_before: bool
+    max_entries: int
+
+
+class Constraint(Message, frozen=True):
+    """What each choice must be: `schema` is a JSON Schema as JSON text, None for any JSON object."""
+
+    schema: str | None = None
+
+
 # ------------------------------------------------------------------ commands
 
 
 class Load(Message, frozen=True):
-    """Load a checkpoint folder; one per engine process. `kv_cache_mb` 0 derives it from free memory."""
+    """Load a checkpoint folder; one per engine process. `kv_cache_mb` 0 derives it from free memory, and
+    `prefix_cache_mb` None from that; `grammar_cache` compiled grammars are kept."""
 
     id: int
     path: str
@@ -73,6 +93,8 @@ class Load(Message, frozen=True):
     threads: int
     kv_cache_mb: int
     min_context: int
+    prefix_cache_mb: int | None = None
+    grammar_cache: int = 32
 
 
 class Inspect(Message, frozen=True):
@@ -117,6 +139,30 @@ class Generate(Message, frozen=True):
     n: int
     sampling: Sampling
     plan: Plan
+    constraint: Constraint | None = None
+    tap: Tap | None = None
+
+
+class Score(Message, frozen=True):
+    """The distribution of the token after each prompt, unsteered; one choice per prompt.
+
+    `top` alternatives are listed, and with `allowed` every one of its tokens; none at all where `top` is None. Logits are
+    divided by `temperature`.
+    """
+
+    id: int
+    prompts: list[Text | Chat]
+    temperature: float
+    top: int | None
+    allowed: list[int] | None = None
+    tap: Tap | None = None
+
+
+class Embed(Message, frozen=True):
+    """A vector for each text, unsteered."""
+
+    id: int
+    prompts: list[Text]
 
 
 class Cancel(Message, frozen=True):
@@ -131,7 +177,7 @@ class Stop(Message, frozen=True):
     id: int = 0
 
 
-Command = Load | Inspect | Attach | Detach | Steer | Generate | Cancel | Stop
+Command = Load | Inspect | Attach | Detach | Steer | Generate | Score | Embed | Cancel | Stop
 
 
 # ------------------------------------------------------------------ events
@@ -161,6 +207,7 @@ class Loaded(Message, frozen=True):
     kv_tokens: int
     kv_bytes_per_token: int
     has_chat_template: bool
+    is_embedding_only: bool = False
 
 
 class Claims(Message, frozen=True):
@@ -229,14 +276,62 @@ class Piece(Message, frozen=True):
     finish: str | None = None
 
 
-class Stepped(Message, frozen=True):
-    """One turn of the running batch: its pieces, and what each attached SAE's hook has done since it was attached."""
+class TokenScore(Message, frozen=True):
+    """One candidate for the next token: its text, and its log-probability among the candidates."""
 
-    pieces: list[Piece]
+    token: int
+    text: str
+    logprob: float
+
+
+class Scored(Message, frozen=True):
+    """One scored prompt: its most probable candidate, and the candidates listed, most probable first."""
+
+    id: int
+    choice: int
+    best: TokenScore
+    top: list[TokenScore]
+
+
+class Embedded(Message, frozen=True):
+    """The vector of one text: little-endian float32."""
+
+    id: int
+    choice: int
+    vector: bytes
+
+
+class Reading(Message, frozen=True):
+    """Features at one position: [index, value], the largest first."""
+
+    position: int
+    token: int
+    features: list[tuple[int, float]]
+
+
+class Activated(Message, frozen=True):
+    """What a tap read; it comes before the end of its choice."""
+
+    id: int
+    readings: list[Reading]
+
+
+Outcome = Piece | Scored | Embedded | Activated
+
+
+class Stepped(Message, frozen=True):
+    """One turn of the engine: what came of it, and what each attached SAE's hook has done since it was attached."""
+
+    outcomes: list[Outcome]
     applied: dict[str, int]
 
 
 Event = Progress | Loaded | Inspected | Attached | Done | Refused | Started | Stepped
+
+
+def is_last(event: Outcome) -> bool:
+    """Whether its choice ends with it."""
+    return isinstance(event, Scored | Embedded) or (isinstance(event, Piece) and bool(event.finish))
 
 
 # ------------------------------------------------------------------ frames

@@ -3,8 +3,22 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Protocol
 
 from steerserve.errors import Refusal
+
+
+class Attached(Protocol):
+    """What the rules need to know of one attached SAE; `key` is its name in the engine."""
+
+    @property
+    def key(self) -> str: ...
+    @property
+    def sae_id(self) -> str: ...
+    @property
+    def layer(self) -> int: ...
+    @property
+    def d_sae(self) -> int: ...
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,71 +6,139 @@ that mean no change are accepted everywhere. Everything else that is unknown is 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 from urllib.parse import quote
 
 from steerserve.errors import Refusal
+from steerserve.rules import activations
 
 CHAT = "chat"
 COMPLETIONS = "completions"
+EMBEDDINGS = "embeddings"
+CHECKPOINT = "checkpoint"
+GGUF = "gguf"
+
+_CHAT = (CHAT, CHECKPOINT)
+_CHAT_GGUF = (CHAT, GGUF)
+_TEXT = (COMPLETIONS, CHECKPOINT)
+_TEXT_GGUF = (COMPLETIONS, GGUF)
+
+CHANGING: dict[str, frozenset[tuple[str, str]]] = {
+    "logprobs": frozenset({_CHAT, _TEXT}),
+    "allowed_token_ids": frozenset({_CHAT, _TEXT}),
+    "top_logprobs": frozenset({_CHAT}),
+    "response_format": frozenset({_CHAT}),
+    "seed": frozenset({_CHAT, _TEXT}),
+    "n": frozenset({_CHAT}),
+    "max_completion_tokens": frozenset({_CHAT, _CHAT_GGUF, _TEXT, _TEXT_GGUF}),
+    "profile": frozenset({_CHAT}),
+    "steering_intensity": frozenset({_CHAT}),
+    "steering": frozenset(),
+    "dimensions": frozenset(),
+    "tools": frozenset(),
+    "tool_choice": frozenset(),
+    "logit_bias": frozenset(),
+}
+"""Fields that change the output -> the (route, engine) pairs that honour them; every other pair refuses them."""
 
 _SAMPLING = frozenset(
-    "model stream stream_options temperature top_p max_tokens max_completion_tokens stop "
-    "frequency_penalty presence_penalty seed".split()
+    "model stream stream_options temperature top_p max_tokens stop frequency_penalty presence_penalty".split()
 )
-HONOURED: dict[str, frozenset[str]] = {
-    CHAT: _SAMPLING | {"messages", "n"},
-    COMPLETIONS: _SAMPLING | {"prompt"},
+READ: dict[str, frozenset[str]] = {
+    CHAT: _SAMPLING
+    | {"messages", "extra_messages", "chat_template_kwargs", "return_tokens_as_token_ids"}
+    | {activations.FIELD},
+    COMPLETIONS: _SAMPLING
+    | {"prompt", "add_special_tokens", "return_tokens_as_token_ids", activations.FIELD},
+    EMBEDDINGS: frozenset({"model", "input", "encoding_format"}),
 }
-"""Fields a route reads."""
+"""Further fields that a route reads."""
 
-_OUTPUT_CHANGING = frozenset(
-    "logprobs top_logprobs allowed_token_ids return_tokens_as_token_ids add_special_tokens response_format profile "
-    "steering_intensity steering return_sae_activations extra_messages dimensions tools tool_choice logit_bias".split()
+_IDLE_IN_SCORING: tuple[tuple[str, tuple[Any, ...]], ...] = (
+    ("top_p", (1,)),
+    ("stop", ([],)),
+    ("frequency_penalty", (0,)),
+    ("presence_penalty", (0,)),
 )
-REFUSED: dict[str, frozenset[str]] = {CHAT: _OUTPUT_CHANGING, COMPLETIONS: _OUTPUT_CHANGING | {"n"}}
-"""Fields that would change the output of a route and are not honoured there."""
+"""Sampling fields that do not apply to scoring, with the values that ask for nothing."""
 
-_MESSAGE_FIELDS = frozenset({"role", "content", "name"})
+Known = Mapping[str, Any]
+"""Fields of an object that are read -> those of the objects inside, None where what is inside is not looked at."""
+
+_ANY = None
+_MESSAGE: Known = {"role": _ANY, "content": {"type": _ANY, "text": _ANY}, "name": _ANY}
+_FORMAT: Known = {"type": _ANY, "json_schema": {"name": _ANY, "strict": _ANY, "schema": _ANY}}
+_PLAIN_FORMAT: Known = {"type": _ANY}
+_INNER: dict[str, Known] = {
+    "messages": _MESSAGE,
+    "extra_messages": _MESSAGE,
+    "stream_options": {"include_usage": _ANY},
+    "response_format": _FORMAT,
+    activations.FIELD: {
+        **dict.fromkeys(activations.FIELDS),
+        "positions": {"start": _ANY, "end": _ANY},
+    },
+}
 
 
 def means_no_change(field: str, value: Any) -> bool:
-    """Whether a value of a refused field asks for nothing."""
+    """Whether a value of an output-changing field asks for nothing."""
     if value is None:
         return True
     match field:
         case "n":
             return type(value) is int and value == 1
-        case "logprobs" | "return_tokens_as_token_ids":
+        case "logprobs":
             return value is False
-        case "add_special_tokens":
-            return value is True
         case "response_format":
             return bool(value == {"type": "text"})
-        case "tools" | "extra_messages":
+        case "tools":
             return bool(value == [])
         case "logit_bias":
             return bool(value == {})
-        case "tool_choice":
-            return bool(value == "none")
         case _:
             return False
 
 
-def check_honoured(route: str, body: Mapping[str, Any]) -> None:
+def changing(body: Mapping[str, Any]) -> tuple[str, ...]:
+    """The fields of a body that ask to change the output, in the request's order."""
+    return tuple(
+        name
+        for name, value in body.items()
+        if name in CHANGING and not means_no_change(name, value)
+    )
+
+
+def check_honoured(route: str, names: Sequence[str], engine: str = CHECKPOINT) -> None:
     """Raises:
     Refusal: FIELD_NOT_HONOURED naming every field that would change the output and is not honoured.
     """
-    found = [
-        name
-        for name, value in body.items()
-        if name in REFUSED[route] and not means_no_change(name, value)
-    ]
+    found = [name for name in names if (route, engine) not in CHANGING[name]]
+    if found:
+        what = "this route" if engine == CHECKPOINT else "a GGUF model on this route"
+        raise Refusal(
+            "FIELD_NOT_HONOURED",
+            f"{', '.join(found)}: not honoured by {what}, and would change the output",
+            param=found[0],
+            fields=found,
+        )
+
+
+def is_scoring(body: Mapping[str, Any]) -> bool:
+    """Whether a body asks for the distribution of the next token instead of text."""
+    return any(name in ("logprobs", "allowed_token_ids") for name in changing(body))
+
+
+def check_scoring(names: Sequence[str]) -> None:
+    """Raises:
+    Refusal: FIELD_NOT_HONOURED naming what steers, which scoring never is.
+    """
+    found = [name for name in names if name in ("profile", "steering_intensity")]
     if found:
         raise Refusal(
             "FIELD_NOT_HONOURED",
-            f"{', '.join(found)}: not honoured by this route, and would change the output",
+            f"{', '.join(found)}: not honoured on a scoring request, which is never steered",
             param=found[0],
             fields=found,
         )
@@ -78,18 +146,36 @@ def check_honoured(route: str, body: Mapping[str, Any]) -> None:
 
 def unused(route: str, body: Mapping[str, Any]) -> list[str]:
     """Locations of the fields that the route does not use, in the request's order."""
-    read = HONOURED[route] | REFUSED[route]
-    found = [name for name, value in body.items() if name not in read and value is not None]
-    messages = body.get("messages")
-    if route == CHAT and isinstance(messages, list):
-        for index, message in enumerate(messages):
-            if isinstance(message, dict):
-                found += [
-                    f"messages[{index}].{name}"
-                    for name, value in message.items()
-                    if name not in _MESSAGE_FIELDS and value is not None
-                ]
+    read = READ[route]
+    found = [
+        name
+        for name, value in body.items()
+        if name not in read and name not in CHANGING and value is not None
+    ]
+    for field, known in _INNER.items():
+        if field in read or field in CHANGING:
+            found += list(_unknown(field, body.get(field), known))
+    if is_scoring(body):
+        found += [name for name, idle in _IDLE_IN_SCORING if body.get(name) not in (None, *idle)]
+    elif body.get("return_tokens_as_token_ids") and "return_tokens_as_token_ids" in read:
+        found.append("return_tokens_as_token_ids")
     return found
+
+
+def _unknown(where: str, value: Any, known: Known) -> Iterator[str]:
+    """Locations of the fields inside a value that nothing reads."""
+    if isinstance(value, list):
+        for index, item in enumerate(value):
+            yield from _unknown(f"{where}[{index}]", item, known)
+    elif isinstance(value, Mapping):
+        if known is _FORMAT and value.get("type") != "json_schema":
+            known = _PLAIN_FORMAT
+        for name, inner in value.items():
+            if name in known:
+                if known[name] is not _ANY:
+                    yield from _unknown(f"{where}.{name}", inner, known[name])
+            elif inner is not None:
+                yield f"{where}.{name}"
 
 
 def is_strict(header: str | None) -> bool:
@@ -123,6 +209,10 @@ def check_strict(locations: list[str]) -> None:
         )
 
 
+_WRITTEN = "".join(set(map(chr, range(0x20, 0x7F))) - set(" %,"))
+"""Characters of a location that the header has as they are; the blank and the comma separate, the percent sign encodes."""
+
+
 def header_value(locations: Sequence[str], limit: int) -> str:
     """Locations joined by `, ` in at most `limit` bytes; what is cut off is counted in a last `+N more`."""
     kept: list[str] = []
@@ -133,7 +223,7 @@ def header_value(locations: Sequence[str], limit: int) -> str:
         more = [f"+{rest} more"] if rest else []
         if length + sum(map(len, more)) + 2 * (len(more) and bool(kept)) <= limit:
             best = ", ".join([*kept, *more])
-        encoded = quote(location, safe="[]._-:/@!$&'()*+;=~")
+        encoded = quote(location, safe=_WRITTEN) or '""'
         length += len(encoded) + (2 if kept else 0)
         if length > limit:
             break

@@ -3,8 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
+
+from steerserve.rules.activations import Activations
+
+Conversation = tuple[Mapping[str, Any], ...]
+Prompt = str | Conversation
+"""A text that goes to the model verbatim, or the messages of a conversation."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,19 +29,87 @@ class Sampling:
 
 
 @dataclass(frozen=True, slots=True)
-class Generate:
-    """Complete each prompt `n` times. A prompt is a text, or a conversation as a tuple of messages."""
+class Constraint:
+    """What each choice must be: a JSON object (`schema` None), or a document that validates."""
+
+    name: str | None = None
+    schema: Any = None
+    is_schema: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Asked:
+    """What every request carries. `may_load` is the load policy; the lease is a secret."""
+
+    ignored: tuple[str, ...] = ()
+    may_load: bool = True
+    lease: str | None = field(default=None, repr=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Generate(Asked):
+    """Complete each prompt `n` times; `has_special` adds the tokenizer's special tokens to texts, `template` has variables
+    for the template of conversations."""
 
     model: str
-    prompts: tuple[str | tuple[Mapping[str, Any], ...], ...]
+    prompts: tuple[Prompt, ...]
     sampling: Sampling
     n: int = 1
     is_stream: bool = False
-    ignored: tuple[str, ...] = ()
+    has_special: bool = True
+    template: Mapping[str, Any] | None = None
+    profile: str | None = None
+    intensity: float | str | None = None
+    constraint: Constraint | None = None
+    activations: Activations | None = None
 
     @property
     def choices(self) -> int:
         return len(self.prompts) * self.n
+
+    @property
+    def seed(self) -> int | None:
+        return self.sampling.seed
+
+
+@dataclass(frozen=True, slots=True)
+class Score(Asked):
+    """The distribution of the token after each prompt; nothing is generated.
+
+    `top` is how many alternatives are listed, None when no log-probabilities are; `allowed` restricts the token.
+    """
+
+    model: str
+    prompts: tuple[Prompt, ...]
+    temperature: float = 1.0
+    top: int | None = None
+    allowed: tuple[int, ...] | None = None
+    is_keyed_by_id: bool = False
+    has_special: bool = True
+    template: Mapping[str, Any] | None = None
+    seed: int | None = None
+    is_stream: bool = False
+    activations: Activations | None = None
+
+    @property
+    def choices(self) -> int:
+        return len(self.prompts)
+
+
+@dataclass(frozen=True, slots=True)
+class Embed(Asked):
+    """One vector per text."""
+
+    model: str
+    prompts: tuple[str, ...]
+    is_base64: bool = False
+
+    @property
+    def choices(self) -> int:
+        return len(self.prompts)
+
+
+Intent = Generate | Score | Embed
 
 
 def repetition_penalty(frequency: float, presence: float) -> float:

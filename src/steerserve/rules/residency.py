@@ -10,6 +10,8 @@ from enum import StrEnum
 from typing import Any
 
 from steerserve.errors import Refusal
+from steerserve.rules import lease as leases
+from steerserve.rules.lease import Lease
 
 
 class Phase(StrEnum):
@@ -31,61 +33,111 @@ class Step(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """The resident slot as the rules see it. `model_id` is None exactly while the phase is EMPTY."""
+    """The resident slot as the rules see it. `model_id` is None exactly while the phase is EMPTY.
+
+    `lease` is the live one, which is always of the resident model; `is_holder` says whether who asks holds it.
+    """
 
     phase: Phase = Phase.EMPTY
     model_id: int | None = None
     model_name: str | None = None
     is_locked: bool = False
+    next_id: int | None = None
+    lease: Lease | None = None
+    is_holder: bool = False
 
 
-def may_serve(view: View, model_id: int) -> Step:
-    """How a `/v1` request for `model_id` goes on.
+def may_serve(view: View, model_id: int, name: str, *, may_load: bool = True) -> Step:
+    """How a `/v1` request for the model `model_id`, called `name`, goes on.
 
     (1) The resident model serves. (2) A request for the model being loaded waits for it. (3) A load or an unload
-    in progress refuses everyone else. (4) A locked resident is not replaced. (5) Otherwise the model is loaded,
-    after the resident one, if any, is unloaded.
+    in progress refuses everyone else. (4) A resident that another holder leases is not replaced, locked or not.
+    (5) A locked resident is not replaced, by its holder neither. (6) Otherwise the model is loaded, after the resident
+    one, if any, is unloaded. (7) A request that may not load is refused where it would wait for a load, begin one, or
+    be refused for another model's sake.
 
     Raises:
-        Refusal: MODEL_BUSY (3), MODEL_LOCKED (4).
+        Refusal: MODEL_BUSY (3), MODEL_LEASED (4), MODEL_LOCKED (5), MODEL_LOADING or MODEL_NOT_RESIDENT (7).
     """
     if view.phase is Phase.LOADED and view.model_id == model_id:
         return Step.SERVE  # (1)
+    if not may_load and not (view.phase is Phase.UNLOADING and view.model_id == model_id):
+        raise _not_resident(view, model_id, name)  # (7)
     if view.phase is Phase.LOADING and view.model_id == model_id:
         return Step.JOIN  # (2)
     if view.phase in (Phase.LOADING, Phase.UNLOADING):
         raise busy(view)  # (3)
+    _check_lease(view, "swap", model_id)  # (4)
     if view.phase is Phase.LOADED and view.is_locked:
         raise Refusal(
             "MODEL_LOCKED",
             f"model {view.model_name!r} is locked against replacement",
             **_resident(view),
-        )  # (4)
-    return Step.LOAD  # (5)
+        )  # (5)
+    return Step.LOAD  # (6)
+
+
+def _not_resident(view: View, model_id: int, name: str) -> Refusal:
+    """Why a request that may not load is not served; it tells who leases the resident model."""
+    is_coming = view.phase is Phase.LOADING and view.model_id == model_id
+    if is_coming or view.next_id == model_id:
+        return Refusal("MODEL_LOADING", f"model {name!r} is being loaded; try again shortly")
+    resident = view.model_name or "none"
+    held = "" if view.lease is None else f", leased by {view.lease.holder!r}"
+    told = {} if view.lease is None else {"lease": leases.summary(view.lease)}
+    return Refusal(
+        "MODEL_NOT_RESIDENT",
+        f"model {name!r} is not resident, and the load policy is refuse; resident: {resident}{held}",
+        param="model",
+        requested_model=name,
+        resident_model=resident,
+        **told,
+    )
 
 
 def may_load(view: View, model_id: int) -> None:
     """Whether the management surface may load `model_id` now. It does not read the lock.
 
     Raises:
-        Refusal: MODEL_BUSY while a load or an unload runs, MODEL_ALREADY_LOADED.
+        Refusal: MODEL_BUSY while a load or an unload runs, MODEL_ALREADY_LOADED, MODEL_LEASED by another holder.
     """
     if view.phase in (Phase.LOADING, Phase.UNLOADING):
         raise busy(view)
     if view.phase is Phase.LOADED and view.model_id == model_id:
         raise Refusal("MODEL_ALREADY_LOADED", f"model {view.model_name!r} is already loaded")
+    _check_lease(view, "load", model_id)
 
 
 def may_unload(view: View, model_id: int) -> None:
     """Whether the management surface may unload `model_id` now. It does not read the lock.
 
     Raises:
-        Refusal: MODEL_BUSY while a load or an unload runs, MODEL_NOT_LOADED.
+        Refusal: MODEL_BUSY while a load or an unload runs, MODEL_NOT_LOADED, MODEL_LEASED by another holder.
     """
     if view.phase in (Phase.LOADING, Phase.UNLOADING):
         raise busy(view)
     if view.model_id != model_id:
         raise Refusal("MODEL_NOT_LOADED", "the model is not loaded", **_resident(view))
+    _check_lease(view, "unload", model_id)
+
+
+def may_lease(view: View, model_id: int, name: str) -> None:
+    """Whether the model `model_id`, called `name`, is one that can be leased now; `lease.grant` says whether it is free.
+
+    Raises:
+        Refusal: MODEL_BUSY while a load or an unload runs, MODEL_NOT_RESIDENT.
+    """
+    if view.phase in (Phase.LOADING, Phase.UNLOADING):
+        raise busy(view)
+    if view.model_id != model_id:
+        resident = view.model_name or "none"
+        raise Refusal(
+            "MODEL_NOT_RESIDENT",
+            f"model {name!r} is not resident, so it cannot be leased; resident: {resident}",
+            requested_model=name,
+            resident_model=resident,
+            **_resident(view),
+        )
 
 
 def may_lock(view: View, model_id: int) -> None:
@@ -101,6 +153,16 @@ def may_lock(view: View, model_id: int) -> None:
             "MODEL_LOCKED", f"model {view.model_name!r} is locked already", **_resident(view)
         )
     raise Refusal("MODEL_NOT_LOADED", "only a loaded model can be locked", **_resident(view))
+
+
+def _check_lease(view: View, operation: str, model_id: int) -> None:
+    """A lease stands against everybody but its holder.
+
+    Raises:
+        Refusal: MODEL_LEASED.
+    """
+    if view.lease is not None and not view.is_holder:
+        raise leases.leased(view.lease, operation, model_id)
 
 
 def busy(view: View) -> Refusal:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from datetime import UTC, datetime
 from typing import Any
 
@@ -33,6 +34,21 @@ class UtcDateTime(TypeDecorator[datetime]):
 
     def process_result_value(self, value: Any, dialect: Dialect) -> datetime | None:
         return value.replace(tzinfo=value.tzinfo or UTC) if value is not None else None
+
+
+class FeatureValues(TypeDecorator[dict[int, float]]):
+    """Feature index -> value, as a JSON object of text. Every float comes back as the same float."""
+
+    impl = Text
+    cache_ok = True
+
+    def process_bind_param(self, value: dict[int, float] | None, dialect: Dialect) -> Any:
+        if value is None:
+            return None
+        return json.dumps({str(i): float(v) for i, v in sorted(value.items())}, allow_nan=False)
+
+    def process_result_value(self, value: Any, dialect: Dialect) -> dict[int, float] | None:
+        return {int(i): v for i, v in json.loads(value).items()} if value is not None else None
 
 
 metadata = MetaData()
@@ -86,4 +102,21 @@ saes = Table(
     Column("error_message", Text),
     Column("created_at", UtcDateTime, nullable=False),
     Column("updated_at", UtcDateTime, nullable=False),
+)
+
+profiles = Table(
+    "profiles",
+    metadata,
+    Column("id", String(17), primary_key=True),
+    Column("name", String(100), nullable=False),
+    Column("description", String(500)),
+    Column("model_id", String(100)),
+    Column("sae_id", String(100)),
+    Column("layer", Integer),
+    Column("steering", FeatureValues, nullable=False),
+    Column("intensity", Float, nullable=False, default=1.0),
+    Column("source_kind", String(20), nullable=False, default="manual"),
+    Column("created_at", UtcDateTime, nullable=False),
+    Column("updated_at", UtcDateTime, nullable=False),
+    UniqueConstraint("name", name="uq_profiles_name"),
 )

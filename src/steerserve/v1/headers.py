@@ -2,15 +2,34 @@
 
 from __future__ import annotations
 
-from steerserve.rules import fields
-from steerserve.rules.intent import Generate
+from urllib.parse import quote
+
+from steerserve.control.generate import Run
+from steerserve.rules import dial, fields
+from steerserve.rules.intent import Embed, Generate, Intent, Score
 
 
-def of(intent: Generate, limit: int) -> dict[str, str]:
-    """The headers that are known once a request is admitted."""
-    found: dict[str, str] = {}
+def of(intent: Intent, run: Run, *, limit: int, is_shared: bool) -> dict[str, str]:
+    """The headers that are known once a request is admitted. `is_shared`: continuous batching runs here."""
+    found = {"X-Service-Backend": run.backend}
     if intent.ignored:
         found["X-Service-Ignored-Fields"] = fields.header_value(intent.ignored, limit)
-    if intent.sampling.seed is not None:
-        found["X-Service-Seed"] = f"{intent.sampling.seed};scope=request"
+    if not isinstance(intent, Embed) and intent.seed is not None:
+        found["X-Service-Seed"] = f"{intent.seed};scope={_scope(intent, is_shared)}"
+    if not isinstance(intent, Generate):
+        found["X-Service-Steering"] = "none"
+    elif intent.constraint is not None:
+        name = intent.constraint.name
+        kind = "json_schema" if intent.constraint.is_schema else "json_object"
+        found["X-Service-Constrained"] = f"{kind};name={quote(name)}" if name else kind
+    if run.admitted.echo is not None:
+        found["X-Service-Steering-Intensity"] = dial.echo(run.admitted.echo)
     return found
+
+
+def _scope(intent: Generate | Score, is_shared: bool) -> str:
+    """How far the promise of a seed reaches."""
+    if is_shared:
+        return "best-effort"
+    is_batch = len(intent.prompts) > 1 and not isinstance(intent.prompts[0], str)
+    return "batch-shape" if is_batch else "request"

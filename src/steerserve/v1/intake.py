@@ -2,73 +2,28 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal, TypeVar
+from collections.abc import Mapping
+from typing import Any, TypeVar
 
 import msgspec
 import structlog
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ValidationError
 from starlette.requests import Request
 
 from steerserve.errors import Refusal
-from steerserve.rules import fields, intent
+from steerserve.rules import activations, dial, fields, intent, schema_subset
 from steerserve.settings import Settings
+from steerserve.v1 import bodies
 
 log = structlog.get_logger(__name__)
 
 Body = TypeVar("Body", bound=BaseModel)
-SEED_MAXIMUM = 2**32 - 1
-Finite = Annotated[float, Field(allow_inf_nan=False)]
+COLDEST_SCORING = 0.001
+"""The least temperature above 0 that logits are divided by."""
 
-
-class ContentPart(BaseModel):
-    """A part of a message's content; only text is understood."""
-
-    model_config = ConfigDict(strict=True, extra="allow")
-    type: Literal["text"]
-    text: str
-
-
-class Message(BaseModel):
-    """One message of a conversation."""
-
-    model_config = ConfigDict(strict=True, extra="allow")
-    role: Literal["system", "user", "assistant", "tool", "function", "developer"]
-    content: str | list[ContentPart] | None = None
-
-
-class StreamOptions(BaseModel):
-    model_config = ConfigDict(strict=True, extra="allow")
-    include_usage: bool | None = None
-
-
-class Sampled(BaseModel):
-    """The fields that chat and text completions share."""
-
-    model_config = ConfigDict(strict=True, extra="allow")
-    model: Annotated[str, Field(min_length=1)]
-    stream: bool | None = None
-    stream_options: StreamOptions | None = None
-    temperature: Annotated[Finite, Field(ge=0, le=2)] | None = None
-    top_p: Annotated[Finite, Field(ge=0, le=1)] | None = None
-    n: Annotated[int, Field(ge=1)] | None = None
-    max_tokens: Annotated[int, Field(ge=1)] | None = None
-    max_completion_tokens: Annotated[int, Field(ge=1)] | None = None
-    stop: str | list[str] | None = None
-    frequency_penalty: Annotated[Finite, Field(ge=-2, le=2)] | None = None
-    presence_penalty: Annotated[Finite, Field(ge=-2, le=2)] | None = None
-    seed: Annotated[int, Field(ge=0, le=SEED_MAXIMUM)] | None = None
-
-
-class ChatBody(Sampled):
-    """The body of `POST /v1/chat/completions`."""
-
-    messages: Annotated[list[Message], Field(min_length=1)]
-
-
-class CompletionBody(Sampled):
-    """The body of `POST /v1/completions`."""
-
-    prompt: Annotated[str, Field(min_length=1)] | Annotated[list[str], Field(min_length=1)]
+LEASE_MAXIMUM = 200
+TOKEN_ID_MAXIMUM = 2**31 - 1
+LOCATIONS_LOGGED = 100
 
 
 async def read_json(request: Request) -> dict[str, Any]:
@@ -91,50 +46,119 @@ async def read_json(request: Request) -> dict[str, Any]:
     return body
 
 
-async def chat(request: Request, settings: Settings) -> intent.Generate:
+async def chat(request: Request, settings: Settings) -> intent.Generate | intent.Score:
     """The intent of a chat request."""
-    raw = await read_json(request)
-    ignored = _check_fields(fields.CHAT, raw, request)
-    body = _validated(ChatBody, raw)
-    if len(body.messages) > settings.max_messages:
-        raise _bad("messages", f"at most {settings.max_messages} messages")
-    messages = tuple(_message(i, message) for i, message in enumerate(body.messages))
-    return _intent(body, settings, prompts=(messages,), ignored=ignored)
+    raw, asked = await _read(request, fields.CHAT)
+    body = _validated(bodies.ChatBody, raw)
+    conversations = [("messages", body.messages)]
+    extra = body.extra_messages or []
+    if len(extra) > settings.max_extra_messages:
+        raise _bad("extra_messages", f"at most {settings.max_extra_messages} conversations")
+    conversations += [(f"extra_messages[{i}]", found) for i, found in enumerate(extra)]
+    for where, conversation in conversations:
+        if len(conversation) > settings.max_messages:
+            raise _bad(where, f"at most {settings.max_messages} messages")
+    prompts = tuple(
+        tuple(_message(f"{where}[{i}]", message) for i, message in enumerate(conversation))
+        for where, conversation in conversations
+    )
+    n = body.n or 1
+    if n > 1 and extra:
+        raise _bad("n", "n above 1 cannot be combined with extra_messages")
+    if fields.is_scoring(raw):
+        if body.stream:
+            raise _bad("stream", "a scoring request cannot be streamed")
+        if n > 1:
+            raise _bad("n", "a scoring request needs n: 1")
+        if body.response_format is not None:
+            raise _format("log-probabilities cannot be asked of a constrained choice")
+        fields.check_scoring(fields.changing(raw))
+        top = (body.top_logprobs or 0) if body.logprobs else None
+        _check_top(body)
+        return _score(
+            body, settings, raw, prompts=prompts, top=top, template=_template(body), asked=asked
+        )
+    _check_top(body)
+    return _generate(
+        body,
+        settings,
+        raw,
+        prompts=prompts,
+        n=n,
+        profile=body.profile,
+        intensity=dial.parse(body.steering_intensity),
+        constraint=_constraint(body, settings),
+        template=_template(body),
+        asked=asked,
+    )
 
 
-async def completion(request: Request, settings: Settings) -> intent.Generate:
+async def completion(request: Request, settings: Settings) -> intent.Generate | intent.Score:
     """The intent of a text completion request."""
+    raw, asked = await _read(request, fields.COMPLETIONS)
+    body = _validated(bodies.CompletionBody, raw)
+    prompts = _texts("prompt", body.prompt, settings.max_prompts)
+    special = body.add_special_tokens is not False
+    if fields.is_scoring(raw):
+        top = body.logprobs
+        return _score(body, settings, raw, prompts=prompts, top=top, special=special, asked=asked)
+    _check_not_empty("prompt", prompts)
+    return _generate(body, settings, raw, prompts=prompts, special=special, asked=asked)
+
+
+async def embedding(request: Request, settings: Settings) -> intent.Embed:
+    """The intent of an embeddings request."""
+    raw, asked = await _read(request, fields.EMBEDDINGS)
+    body = _validated(bodies.EmbeddingBody, raw)
+    texts = _texts("input", body.input, settings.embeddings_max_inputs)
+    _check_not_empty("input", texts)
+    return intent.Embed(body.model, texts, body.encoding_format == "base64", **asked)
+
+
+# ------------------------------------------------------------------ what every route reads
+
+
+async def _read(request: Request, route: str) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The body without the fields that ask for nothing, and what the headers ask."""
     raw = await read_json(request)
-    ignored = _check_fields(fields.COMPLETIONS, raw, request)
-    body = _validated(CompletionBody, raw)
-    prompts = (body.prompt,) if isinstance(body.prompt, str) else tuple(body.prompt)
-    if len(prompts) > settings.max_prompts:
-        raise _bad("prompt", f"at most {settings.max_prompts} prompts")
-    for index, prompt in enumerate(prompts):
-        if not prompt:
-            raise _bad(f"prompt[{index}]", "an empty prompt")
-    return _intent(body, settings, prompts=prompts, ignored=ignored)
-
-
-def _check_fields(route: str, raw: dict[str, Any], request: Request) -> tuple[str, ...]:
     strict = fields.is_strict(request.headers.get("x-service-strict"))
-    fields.check_honoured(route, raw)
+    policy = request.headers.get("x-service-load-policy", "auto").strip().lower()
+    if policy not in ("auto", "refuse"):
+        raise Refusal(
+            "INVALID_PARAMETER",
+            "X-Service-Load-Policy must be auto or refuse",
+            param="X-Service-Load-Policy",
+        )
+    fields.check_honoured(route, fields.changing(raw))
     unused = fields.unused(route, raw)
+    if unused:
+        log.warning("request_fields_unused", route=route, locations=unused[:LOCATIONS_LOGGED])
     if strict:
         fields.check_strict(unused)
-    if unused:
-        log.warning("request_fields_unused", route=route, locations=unused[:100])
-    return tuple(unused)
+    kept = {
+        name: value
+        for name, value in raw.items()
+        if name not in fields.CHANGING or not fields.means_no_change(name, value)
+    }
+    lease = request.headers.get("x-service-lease")
+    return kept, {
+        "ignored": tuple(unused),
+        "may_load": policy == "auto",
+        "lease": lease[:LEASE_MAXIMUM] if lease else None,
+    }
 
 
-def _intent(
-    body: Sampled,
+def _generate(
+    body: bodies.Sampled,
     settings: Settings,
+    raw: dict[str, Any],
     *,
-    prompts: Any,
-    ignored: tuple[str, ...],
+    prompts: tuple[intent.Prompt, ...],
+    asked: dict[str, Any],
+    n: int = 1,
+    special: bool = True,
+    **more: Any,
 ) -> intent.Generate:
-    n = body.n or 1
     if n > settings.max_choices:
         raise _bad("n", f"at most {settings.max_choices} choices")
     if n > 1 and body.stream:
@@ -160,11 +184,121 @@ def _intent(
         sampling=sampling,
         n=n,
         is_stream=bool(body.stream),
-        ignored=ignored,
+        has_special=special,
+        activations=_activations(raw, len(prompts), n, settings),
+        **more,
+        **asked,
     )
 
 
-def _max_tokens(body: Sampled) -> int | None:
+def _score(
+    body: bodies.Sampled,
+    settings: Settings,
+    raw: dict[str, Any],
+    *,
+    prompts: tuple[intent.Prompt, ...],
+    top: int | None,
+    asked: dict[str, Any],
+    special: bool = True,
+    template: Mapping[str, Any] | None = None,
+) -> intent.Score:
+    if _max_tokens(body) != 1:
+        raise _bad("max_tokens", "a scoring request needs max_tokens: 1")
+    temperature = 1.0 if body.temperature is None else body.temperature
+    if 0 < temperature < COLDEST_SCORING:
+        raise _bad("temperature", f"a scoring request needs 0 or at least {COLDEST_SCORING}")
+    allowed = body.allowed_token_ids
+    for token in allowed or ():
+        if not 0 <= token <= TOKEN_ID_MAXIMUM:
+            raise Refusal(
+                "INVALID_SCORING_REQUEST",
+                f"token id {token} is outside the vocabulary",
+                param="allowed_token_ids",
+            )
+    return intent.Score(
+        model=body.model,
+        prompts=prompts,
+        temperature=temperature,
+        top=top,
+        allowed=None if allowed is None else tuple(dict.fromkeys(allowed)),
+        is_keyed_by_id=bool(body.return_tokens_as_token_ids),
+        has_special=special,
+        seed=body.seed,
+        is_stream=bool(body.stream),
+        template=template,
+        activations=_activations(raw, len(prompts), 1, settings),
+        **asked,
+    )
+
+
+def _activations(
+    raw: dict[str, Any], prompts: int, n: int, settings: Settings
+) -> activations.Activations | None:
+    asked = raw.get(activations.FIELD)
+    if asked is None:
+        return None
+    parsed = activations.parse(asked, settings.sae_activations_max_top_k)
+    if n > 1:
+        raise Refusal(
+            "SAE_ACTIVATIONS_REFUSED", f"{activations.FIELD} needs n: 1", param=activations.FIELD
+        )
+    if prompts > 1:
+        raise Refusal(
+            "SAE_ACTIVATIONS_REFUSED",
+            f"{activations.FIELD} needs one prompt, and no extra_messages",
+            param=activations.FIELD,
+        )
+    return parsed
+
+
+def _constraint(body: bodies.ChatBody, settings: Settings) -> intent.Constraint | None:
+    """What `response_format` asks for.
+
+    Raises:
+        Refusal: RESPONSE_FORMAT_UNSUPPORTED for what cannot be combined with it, and for a schema outside the subset.
+    """
+    wanted = body.response_format
+    if wanted is None or wanted.type == "text":
+        return None
+    if body.stream:
+        raise _format("a constrained answer cannot be streamed, because it is validated whole")
+    if body.stop:
+        raise _format("stop cannot be combined with it")
+    if settings.enable_continuous_batching:
+        raise _format("this server runs continuous batching, which does not constrain")
+    if wanted.type == "json_object":
+        return intent.Constraint()
+    if wanted.json_schema is None:
+        raise _format("json_schema is missing")
+    schema_subset.check(wanted.json_schema.schema_)
+    return intent.Constraint(wanted.json_schema.name, wanted.json_schema.schema_, is_schema=True)
+
+
+_RESERVED = frozenset(
+    "messages conversation chat_template tools documents tokenize add_generation_prompt continue_final_message "
+    "padding truncation max_length return_tensors return_dict return_assistant_tokens_mask tokenizer_kwargs".split()
+)
+"""What a template is given by the service itself; a client's template would be code of theirs."""
+
+
+def _template(body: bodies.ChatBody) -> Mapping[str, Any] | None:
+    """What a chat's template is given beside the messages.
+
+    Raises:
+        Refusal: INVALID_PARAMETER for a name that is not a client's to set.
+    """
+    for name in body.chat_template_kwargs or ():
+        if name in _RESERVED or not name.isidentifier():
+            raise _bad(f"chat_template_kwargs.{name}", "not a variable of the template")
+    return body.chat_template_kwargs or None
+
+
+def _check_top(body: bodies.ChatBody) -> None:
+    if body.top_logprobs is not None and not body.logprobs:
+        raise _bad("top_logprobs", "needs logprobs: true")
+
+
+def _max_tokens(body: bodies.Sampled) -> int | None:
     given = {body.max_tokens, body.max_completion_tokens} - {None}
     if len(given) > 1:
         raise Refusal(
@@ -176,19 +310,31 @@ def _max_tokens(body: Sampled) -> int | None:
     return given.pop() if given else None
 
 
-def _message(index: int, message: Message) -> dict[str, Any]:
+def _texts(where: str, given: str | list[str], maximum: int) -> tuple[str, ...]:
+    texts = (given,) if isinstance(given, str) else tuple(given)
+    if len(texts) > maximum:
+        raise _bad(where, f"at most {maximum} of them")
+    return texts
+
+
+def _check_not_empty(where: str, texts: tuple[str, ...]) -> None:
+    for index, text in enumerate(texts):
+        if not text:
+            raise _bad(where if len(texts) == 1 else f"{where}[{index}]", "an empty text")
+
+
+def _message(where: str, message: bodies.Message) -> dict[str, Any]:
     """A message as templates expect it: role, text content, and a name if there is one."""
     content = message.content
     if content is None and message.role != "assistant":
-        raise _bad(f"messages[{index}].content", "a message needs content")
+        raise _bad(f"{where}.content", "a message needs content")
     if isinstance(content, list):
         content = "".join(part.text for part in content)
     # what newer clients call developer is what templates call system
     role = "system" if message.role == "developer" else message.role
     plain: dict[str, Any] = {"role": role, "content": content or ""}
-    name = (message.model_extra or {}).get("name")
-    if isinstance(name, str):
-        plain["name"] = name
+    if message.name is not None:
+        plain["name"] = message.name
     return plain
 
 
@@ -199,11 +345,20 @@ def _validated(kind: type[Body], raw: dict[str, Any]) -> Body:
         problems = error.errors(include_url=False, include_input=False, include_context=False)
         first = max(problems, key=lambda problem: len(problem["loc"]))
         where = _location(first["loc"])
+        field = where.partition(".")[0]
         raise Refusal(
-            "INVALID_PARAMETER",
+            _CODES.get(field, "INVALID_PARAMETER"),
             f"{where}: {first['msg']}" if where else first["msg"],
-            param=where or None,
+            param=field if field == "response_format" else where or None,
         ) from None
+
+
+_CODES = {
+    "response_format": "RESPONSE_FORMAT_UNSUPPORTED",
+    activations.FIELD: "SAE_ACTIVATIONS_REFUSED",
+}
+_BRANCHES = frozenset({"str", "constrained-str", "float", "bool", "Positions"})
+"""What a validator writes into a location for a branch of a union."""
 
 
 def _location(parts: tuple[int | str, ...]) -> str:
@@ -212,7 +367,7 @@ def _location(parts: tuple[int | str, ...]) -> str:
     for part in parts:
         if isinstance(part, int):
             text += f"[{part}]"
-        elif "[" not in part and part not in ("str", "constrained-str"):
+        elif "[" not in part and part not in _BRANCHES:
             text += f".{part}" if text else part
     return text
 
@@ -221,19 +376,7 @@ def _bad(param: str, why: str) -> Refusal:
     return Refusal("INVALID_PARAMETER", f"{param}: {why}", param=param)
 
 
-def documented(kind: type[BaseModel]) -> dict[str, Any]:
-    """The body's schema for the API description; the route reads the body itself."""
-    schema = kind.model_json_schema(ref_template="#/components/schemas/{model}")
-    definitions = schema.pop("$defs", {})
-    inline = _inlined(schema, definitions)
-    return {"requestBody": {"required": True, "content": {"application/json": {"schema": inline}}}}
-
-
-def _inlined(node: Any, definitions: dict[str, Any]) -> Any:
-    if isinstance(node, dict):
-        if "$ref" in node:
-            return _inlined(definitions[node["$ref"].rpartition("/")[2]], definitions)
-        return {key: _inlined(value, definitions) for key, value in node.items()}
-    if isinstance(node, list):
-        return [_inlined(value, definitions) for value in node]
-    return node
+def _format(why: str) -> Refusal:
+    return Refusal(
+        "RESPONSE_FORMAT_UNSUPPORTED", f"response_format: {why}", param="response_format"
+    )

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import base64
 import secrets
+import struct
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import msgspec
@@ -15,11 +17,21 @@ from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 from starlette.types import Receive, Scope, Send
 
-from steerserve.control.generate import Generation, Piece, Run, Started
+from steerserve.control.generate import (
+    Activated,
+    Embedded,
+    Generation,
+    Outcome,
+    Piece,
+    Run,
+    Scored,
+    Started,
+)
 from steerserve.errors import Refusal
-from steerserve.rules.intent import Generate
+from steerserve.rules.intent import Embed, Generate, Intent, Score
 from steerserve.v1 import headers as service_headers
 from steerserve.v1.disconnect import Disconnected, unless_disconnected
+from steerserve.v1.shape import Choice, Shape, activations
 
 log = structlog.get_logger(__name__)
 DONE = b"data: [DONE]\n\n"
@@ -28,79 +40,79 @@ _json = msgspec.json.Encoder().encode
 RetryAfter = Callable[[Refusal], int | None]
 
 
-@dataclass(slots=True)
-class Choice:
-    """One choice so far."""
-
-    text: list[str] = field(default_factory=list)
-    tokens: int = 0
-    finish: str | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Shape:
-    """How a route writes its objects."""
-
-    prefix: str
-    whole: str
-    chunk: str
-    is_chat: bool
-
-    def choice(self, index: int, text: str, finish: str | None) -> dict[str, Any]:
-        if self.is_chat:
-            body: dict[str, Any] = {"message": {"role": "assistant", "content": text}}
-        else:
-            body = {"text": text}
-        return {"index": index, **body, "finish_reason": finish}
-
-    def delta(self, index: int, text: str, finish: str | None) -> dict[str, Any]:
-        if self.is_chat:
-            body: dict[str, Any] = {"delta": {"content": text} if text else {}}
-        else:
-            body = {"text": text}
-        return {"index": index, **body, "finish_reason": finish}
-
-
-CHAT = Shape("chatcmpl", "chat.completion", "chat.completion.chunk", is_chat=True)
-COMPLETION = Shape("cmpl", "text_completion", "text_completion", is_chat=False)
-
-
 @dataclass(frozen=True, slots=True)
 class Door:
-    """What answering needs of the service."""
+    """What answering needs of the service. `is_shared`: continuous batching runs here."""
 
     generation: Generation
     header_limit: int
+    is_shared: bool
     retry_after: RetryAfter
 
 
-async def answer(request: Request, intent: Generate, shape: Shape, door: Door) -> Response:
-    """The response to a generating request.
+async def answer(request: Request, intent: Generate | Score, shape: Shape, door: Door) -> Response:
+    """The response to a generating or scoring request.
 
     It waits for Started before any status is sent, so that every refusal has its own status. A client that goes away
     cancels the request, whether it streams, waits for one body, or still queues.
     """
-    stack = AsyncExitStack()
-    try:
-        run, started, events = await unless_disconnected(request, _start(stack, intent, door))
-        headers = service_headers.of(intent, door.header_limit)
+
+    async def respond(stack: AsyncExitStack, opened: _Opened) -> Response:
         base = {
             "id": f"{shape.prefix}-{secrets.token_hex(12)}",
             "created": int(time.time()),
-            "model": run.model_name,
+            "model": opened.run.model_name,
         }
         if intent.is_stream:
-            frames = _stream(stack, base, shape, intent, started, events, door)
-            return _Stream(stack, frames, headers | _LIVE)
-        body = await unless_disconnected(request, _fold(base, shape, intent, run, started, events))
-        await stack.aclose()
-        return Response(_json(body), media_type="application/json", headers=headers)
+            frames = _stream(stack, base, shape, intent, opened, door)
+            return _Stream(stack, frames, opened.headers | _LIVE)
+        body = await unless_disconnected(request, _fold(base, shape, intent, opened))
+        return await _closed(stack, body, opened)
+
+    return await _answer(request, intent, door, respond)
+
+
+async def embed(request: Request, intent: Embed, door: Door) -> Response:
+    """The response to an embeddings request."""
+
+    async def respond(stack: AsyncExitStack, opened: _Opened) -> Response:
+        body = await unless_disconnected(request, _vectors(intent, opened))
+        return await _closed(stack, body, opened)
+
+    return await _answer(request, intent, door, respond)
+
+
+@dataclass(frozen=True, slots=True)
+class _Opened:
+    """A request that was started: its headers are known, its events follow."""
+
+    run: Run
+    started: Started
+    headers: dict[str, str]
+    events: AsyncIterator[Started | Outcome]
+
+
+async def _answer(
+    request: Request,
+    intent: Intent,
+    door: Door,
+    respond: Callable[[AsyncExitStack, _Opened], Awaitable[Response]],
+) -> Response:
+    stack = AsyncExitStack()
+    try:
+        opened = await unless_disconnected(request, _start(stack, intent, door))
+        return await respond(stack, opened)
     except Disconnected:
         await stack.aclose()
         return Response(status_code=499)
     except BaseException:
         await stack.aclose()
         raise
+
+
+async def _closed(stack: AsyncExitStack, body: dict[str, Any], opened: _Opened) -> Response:
+    await stack.aclose()
+    return Response(_json(body), media_type="application/json", headers=opened.headers)
 
 
 class _Stream(StreamingResponse):
@@ -122,36 +134,37 @@ class _Stream(StreamingResponse):
 _LIVE = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
 
 
-async def _start(
-    stack: AsyncExitStack, intent: Generate, door: Door
-) -> tuple[Run, Started, AsyncIterator[Started | Piece]]:
+async def _start(stack: AsyncExitStack, intent: Intent, door: Door) -> _Opened:
     run = await stack.enter_async_context(door.generation.open(intent))
     events = aiter(run.events)
     started = await anext(events)
     assert isinstance(started, Started)
-    return run, started, events
+    headers = service_headers.of(intent, run, limit=door.header_limit, is_shared=door.is_shared)
+    return _Opened(run, started, headers, events)
 
 
 async def _fold(
-    base: dict[str, Any],
-    shape: Shape,
-    intent: Generate,
-    run: Run,
-    started: Started,
-    events: AsyncIterator[Started | Piece],
+    base: dict[str, Any], shape: Shape, intent: Generate | Score, opened: _Opened
 ) -> dict[str, Any]:
     choices = [Choice() for _ in range(intent.choices)]
-    async for piece in events:
-        assert isinstance(piece, Piece)
-        _take(choices[piece.choice], piece)
+    service: dict[str, Any] = {}
+    async for event in opened.events:
+        match event:
+            case Piece():
+                choices[event.choice].take(event)
+            case Scored():
+                choices[event.choice].score(event)
+            case Activated():
+                service = _service(intent, opened, event)
     return {
         "id": base["id"],
         "object": shape.whole,
         "created": base["created"],
         "model": base["model"],
-        "choices": [shape.choice(i, "".join(c.text), c.finish) for i, c in enumerate(choices)],
-        "usage": _usage(started, choices),
-        "system_fingerprint": run.fingerprint,
+        "choices": [shape.choice(i, choice, intent) for i, choice in enumerate(choices)],
+        "usage": _usage(opened.started, choices),
+        "system_fingerprint": opened.run.fingerprint,
+        **service,
     }
 
 
@@ -159,9 +172,8 @@ async def _stream(
     stack: AsyncExitStack,
     base: dict[str, Any],
     shape: Shape,
-    intent: Generate,
-    started: Started,
-    events: AsyncIterator[Started | Piece],
+    intent: Generate | Score,
+    opened: _Opened,
     door: Door,
 ) -> AsyncIterator[bytes]:
     """Server-sent events: the role, the text, the finish with the usage, `[DONE]`; an error event where it fails."""
@@ -173,25 +185,31 @@ async def _stream(
 
     async with stack:
         choices = [Choice() for _ in range(intent.choices)]
+        service: dict[str, Any] = {}
         if shape.is_chat:
-            opening = {
-                "index": 0,
-                "delta": {"role": "assistant", "content": ""},
-                "finish_reason": None,
-            }
-            yield chunk([opening])
+            for index in range(len(choices)):
+                yield chunk([shape.opening(index)])
         try:
-            async for piece in events:
-                assert isinstance(piece, Piece)
-                _take(choices[piece.choice], piece)
-                if piece.finish is None:
-                    yield chunk([shape.delta(piece.choice, piece.text, None)])
-                    continue
-                if piece.text:
-                    yield chunk([shape.delta(piece.choice, piece.text, None)])
-                is_last = all(choice.finish for choice in choices)
-                usage = {"usage": _usage(started, choices)} if is_last else {}
-                yield chunk([shape.delta(piece.choice, "", piece.finish)], **usage)
+            async for event in opened.events:
+                match event:
+                    case Piece():
+                        choices[event.choice].take(event)
+                        if event.text:
+                            yield chunk([shape.delta(event.choice, event.text, None)])
+                        end = shape.delta(event.choice, "", event.finish)
+                    case Scored():
+                        choices[event.choice].score(event)
+                        end = shape.choice(event.choice, choices[event.choice], intent)
+                    case _:
+                        if isinstance(event, Activated):
+                            service = _service(intent, opened, event)
+                        continue
+                if end["finish_reason"] is not None:
+                    is_last = all(choice.finish for choice in choices)
+                    usage = {"usage": _usage(opened.started, choices)} if is_last else {}
+                    yield chunk([end], **usage)
+            if service:
+                yield chunk([], **service)
         except Refusal as refusal:
             yield b"data: " + _json(in_stream(refusal, door.retry_after(refusal))) + b"\n\n"
         except Exception:
@@ -201,10 +219,34 @@ async def _stream(
         yield DONE
 
 
-def _take(choice: Choice, piece: Piece) -> None:
-    choice.text.append(piece.text)
-    choice.tokens = piece.tokens
-    choice.finish = piece.finish
+async def _vectors(intent: Embed, opened: _Opened) -> dict[str, Any]:
+    vectors: dict[int, bytes] = {}
+    async for event in opened.events:
+        assert isinstance(event, Embedded)
+        vectors[event.choice] = event.vector
+    tokens = sum(opened.started.prompt_tokens)
+    return {
+        "object": "list",
+        "data": [
+            {
+                "object": "embedding",
+                "index": index,
+                "embedding": base64.b64encode(vectors[index]).decode()
+                if intent.is_base64
+                else [number for (number,) in struct.iter_unpack("<f", vectors[index])],
+            }
+            for index in sorted(vectors)
+        ],
+        "model": opened.run.model_name,
+        "usage": {"prompt_tokens": tokens, "total_tokens": tokens},
+    }
+
+
+def _service(intent: Generate | Score, opened: _Opened, found: Activated) -> dict[str, Any]:
+    asked = intent.activations
+    assert asked is not None
+    read_point = "unsteered" if isinstance(intent, Score) else asked.read_point
+    return {"service": {"sae_activations": activations(asked, opened.run, found, read_point)}}
 
 
 def _usage(started: Started, choices: list[Choice]) -> dict[str, int]:

@@ -8,19 +8,22 @@ because the shape of a batch changes the last bits of its logits. The KV memory 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import cast
 
 import structlog
 import torch
 from torch import Tensor
 
-from steerserve.engine.messages import Piece, Plan, Refused
-from steerserve.engine.worker import sampling
-from steerserve.engine.worker.checkpoint import LENGTH_STEP, Checkpoint
+from steerserve.engine.messages import Refused, is_last
+from steerserve.engine.worker import constrain, sampling
+from steerserve.engine.worker.checkpoint import Checkpoint
 from steerserve.engine.worker.hooks import Steering
 from steerserve.engine.worker.kv import SlotCache
-from steerserve.engine.worker.text import TextStream
+from steerserve.engine.worker.prefix import Entry, Prefixes
+from steerserve.engine.worker.rows import Ending, Pooling, Row, Writing, settled
+from steerserve.errors import Refusal
 
 PREFILL_TOKENS = 1024
 """Tokens of one prefill pass: short prompts are prefilled together up to it, a long one in parts of it."""
@@ -29,56 +32,6 @@ ROWS_MAXIMUM = 128
 """Rows that decode together, unless one request alone has more; their logits over a large vocabulary take memory too."""
 
 log = structlog.get_logger(__name__)
-Outcome = Piece | Refused
-
-
-@dataclass(slots=True)
-class Row:
-    """One choice of one request, from its prompt to its last token."""
-
-    request: int
-    choice: int
-    prompt: list[int]
-    max_tokens: int
-    sampler: sampling.Choice
-    plan: Plan
-    text: TextStream
-    out: list[int] = field(default_factory=list)
-    filled: int = 0
-
-    @property
-    def need(self) -> int:
-        """Tokens of cache the row may come to fill, in whole length steps."""
-        return -(-(len(self.prompt) + self.max_tokens) // LENGTH_STEP) * LENGTH_STEP
-
-    @property
-    def position(self) -> int:
-        """Position of the last token, which the next pass reads."""
-        return len(self.prompt) + len(self.out) - 1
-
-    def accept(self, token: int | None, end_tokens: frozenset[int]) -> Outcome:
-        """Take the sampled token; the piece of text it makes certain, and how the row ends if it does."""
-        if token is None:
-            return Refused(
-                self.request,
-                "NON_FINITE_LOGITS",
-                "the model produced NaN or infinite logits; a strong steering value is a common cause",
-            )
-        self.out.append(token)
-        if self.sampler.seen is not None:
-            self.sampler.seen[token] = True
-        if token in end_tokens:
-            return self._piece(self.text.finish(), "stop")
-        text = self.text.push(token)
-        if self.text.is_stopped:
-            return self._piece(text, "stop")
-        if len(self.out) < self.max_tokens:
-            return self._piece(text, None)
-        text += self.text.finish()
-        return self._piece(text, "stop" if self.text.is_stopped else "length")
-
-    def _piece(self, text: str, finish: str | None) -> Piece:
-        return Piece(self.request, self.choice, text, len(self.out), finish)
 
 
 class Group:
@@ -88,9 +41,12 @@ class Group:
     holds the next; `joining` have room reserved but no tokens in the cache yet.
     """
 
-    def __init__(self, model: Checkpoint, steering: Steering) -> None:
+    def __init__(
+        self, model: Checkpoint, steering: Steering, prefixes: Prefixes | None = None
+    ) -> None:
         self._model = model
         self._steering = steering
+        self._prefixes = prefixes
         self.cache = SlotCache()
         self.rows: list[Row] = []
         self.partial: Row | None = None
@@ -125,9 +81,9 @@ class Group:
             self.cache.resize(max(count, min(spare, budget // length)), length, held)
         self.joining.extend(new)
 
-    def step(self) -> list[Outcome]:
+    def step(self) -> list[Ending]:
         """One prefill pass if rows are joining, then one decode pass of the rows that decode."""
-        outcomes: list[Outcome] = []
+        outcomes: list[Ending] = []
         decoding = len(self.rows)
         if self.partial or self.joining:
             outcomes += self._prefill()
@@ -152,17 +108,24 @@ class Group:
         every = [*self.all_rows(), *new]
         return len(every), max(row.need for row in every)
 
-    def _prefill(self) -> list[Outcome]:
-        rows = [self.partial] if self.partial else self._together()
+    def _prefill(self) -> list[Ending]:
+        rows = [self.partial] if self.partial else self._next_rows()
         start = rows[0].filled
         parts = [row.prompt[start : start + PREFILL_TOKENS] for row in rows]
+        pools = any(isinstance(row.goal, Pooling) for row in rows)
         logits = self._pass(
-            rows, lambda: self._model.prefill(self.cache, parts, row=len(self.rows), start=start)
+            rows,
+            [(start, len(part)) for part in parts],
+            lambda: self._model.prefill(
+                self.cache, parts, row=len(self.rows), start=start, with_sums=pools
+            ),
         )
         if isinstance(logits, Exception):
             return self._failed(rows, logits)
-        for row, part in zip(rows, parts, strict=True):
+        for i, (row, part) in enumerate(zip(rows, parts, strict=True)):
             row.filled = start + len(part)
+            if isinstance(row.goal, Pooling):
+                row.goal.add(cast(Tensor, self._model.sums)[i])
         if rows[0].filled < len(rows[0].prompt):
             self.partial = rows[0]
             return []
@@ -171,52 +134,151 @@ class Group:
         self.rows.extend(rows)
         return self._accept(logits, first, len(rows))
 
-    def _together(self) -> list[Row]:
-        """The next rows to prefill in one pass: padded to the longest they stay within PREFILL_TOKENS."""
-        rows = [self.joining.popleft()]
+    def _next_rows(self) -> list[Row]:
+        """The next rows to prefill in one pass: padded to the longest they stay within PREFILL_TOKENS.
+
+        A row that begins with a kept prefix goes by itself, from where that ends.
+        """
+        rows = [self._begin(self.joining.popleft())]
         width = len(rows[0].prompt)
-        while self.joining:
+        while self.joining and not rows[0].filled:
             widest = max(width, len(self.joining[0].prompt))
-            if (len(rows) + 1) * widest > PREFILL_TOKENS:
+            if (len(rows) + 1) * widest > PREFILL_TOKENS or self._kept(self.joining[0]):
                 break
-            rows.append(self.joining.popleft())
+            rows.append(self._begin(self.joining.popleft()))
             width = widest
         return rows
 
-    def _decode(self, count: int) -> list[Outcome]:
+    def _begin(self, row: Row) -> Row:
+        """Note what steers the row, and fill in a kept prefix."""
+        row.version = self._steering.version
+        found = self._kept(row)
+        if found is not None:
+            entry, length = found
+            with self._spare_memory():
+                self.cache.put(len(self.rows), entry.held, length)
+                row.filled = length
+        return row
+
+    @contextmanager
+    def _spare_memory(self) -> Iterator[None]:
+        """Kept prefixes are a convenience: where memory runs out over one, all are dropped and the row goes on."""
+        try:
+            yield
+        except (torch.OutOfMemoryError, MemoryError):
+            log.warning(
+                "kept_prefixes_dropped", tokens=self._prefixes.tokens if self._prefixes else 0
+            )
+            if self._prefixes:
+                self._prefixes.clear()
+
+    def _kept(self, row: Row) -> tuple[Entry, int] | None:
+        if self._prefixes is None or not row.may_reuse:
+            return None
+        return self._prefixes.find(self._steering.signature(row.plan), row.prompt)
+
+    def _keep(self, index: int) -> None:
+        """Keep the cache of a row that ended, if one steering produced all of it."""
+        row = self.rows[index]
+        tokens = row.cached
+        is_same = row.version == self._steering.version
+        if (
+            self._prefixes is not None
+            and row.may_reuse
+            and is_same
+            and self._prefixes.may_keep(len(tokens))
+        ):
+            with self._spare_memory():
+                held = self.cache.take(index, len(tokens))
+                self._prefixes.keep(self._steering.signature(row.plan), tokens, held)
+
+    def _decode(self, count: int) -> list[Ending]:
         """Rows that were prefilled in this very step decode from the next one on."""
         rows = self.rows[:count]
         tokens, positions = [row.out[-1] for row in rows], [row.position for row in rows]
-        logits = self._pass(rows, lambda: self._model.decode_step(self.cache, tokens, positions))
+        logits = self._pass(
+            rows,
+            [(position, 1) for position in positions],
+            lambda: self._model.decode_step(self.cache, tokens, positions),
+        )
         if isinstance(logits, Exception):
             return self._failed(rows, logits)
         return self._accept(logits, 0, count)
 
-    def _pass(self, rows: list[Row], forward: Callable[[], Tensor]) -> Tensor | Exception:
-        """A forward pass with the rows' steering in place, or the error that ended it."""
+    def _pass(
+        self, rows: list[Row], spans: list[tuple[int, int]], forward: Callable[[], Tensor]
+    ) -> Tensor | Exception:
+        """A forward pass with the rows' steering and taps in place, or the error that ended it.
+
+        `spans` has the position of each row's first token in this pass, and how many there are.
+        """
+        taps = [row.tap for row in rows]
+        for tap, span in zip(taps, spans, strict=True):
+            if tap is not None:
+                tap.expect(*span)
         try:
-            with self._steering.of([row.plan for row in rows]):
-                return forward()
+            with self._steering.of([row.plan for row in rows], taps):
+                logits = forward()
+            for tap in taps:
+                if tap is not None:
+                    tap.settle()
+            return logits
         except Exception as error:
             # whatever a forward pass raises is these rows' failure, and nobody else's
             log.exception("forward_pass_failed", rows=len(rows))
             return error
 
-    def _accept(self, logits: Tensor, first: int, count: int) -> list[Outcome]:
+    def _accept(self, logits: Tensor, first: int, count: int) -> list[Ending]:
         rows = self.rows[first : first + count]
-        tokens = sampling.sample(logits, [row.sampler for row in rows])
-        outcomes = [
-            row.accept(t, self._model.end_tokens) for row, t in zip(rows, tokens, strict=True)
-        ]
-        for i in range(count - 1, -1, -1):
-            outcome = outcomes[i]
-            if isinstance(outcome, Refused) or outcome.finish:
-                self._leave(first + i)
+        try:
+            tokens = self._sampled(logits, rows)
+        except Exception as error:
+            # sampling over a large vocabulary takes memory too
+            log.exception("sampling_failed", rows=count)
+            return self._failed(rows, error)
+        outcomes: list[Ending] = []
+        ended: list[int] = []
+        for i, row in enumerate(rows):
+            new = self._taken(row, tokens.get(i), logits[i])
+            outcomes += new
+            if isinstance(new[-1], Refused):
+                ended.append(first + i)
+            elif is_last(new[-1]):
+                self._keep(first + i)
+                ended.append(first + i)
+        for index in reversed(ended):
+            self._leave(index)
         return outcomes
 
-    def _failed(self, rows: list[Row], error: Exception) -> list[Outcome]:
-        refusals: dict[int, Outcome] = {
-            row.request: refusal_of(error, row, len(rows), self._model) for row in rows
+    def _taken(self, row: Row, token: Refusal | int | None, logits: Tensor) -> list[Ending]:
+        """What a row makes of its token, or of its logits if it only reads."""
+        try:
+            if not isinstance(row.goal, Writing):
+                return row.end(logits)
+            if isinstance(token, Refusal):
+                raise token
+            return row.accept(token, self._model.end_tokens)
+        except Refusal as refusal:
+            return [row.refused(refusal.code, refusal.message)]
+        except Exception as error:
+            # what reading a row's logits or its text raises is its own failure
+            log.exception("row_failed")
+            return [row.failed(error, self._model.device, 1)]
+
+    def _sampled(self, logits: Tensor, rows: list[Row]) -> dict[int, Refusal | int | None]:
+        """By its place, the next token of each row that writes, or why there is none."""
+        goals = {i: row.goal for i, row in enumerate(rows) if isinstance(row.goal, Writing)}
+        if not goals:
+            return {}
+        if len(goals) < len(rows):
+            logits = logits[list(goals)]
+        logits, refusals = constrain.mask(logits, [goal.constraint for goal in goals.values()])
+        tokens = sampling.sample(logits, [goal.sampler for goal in goals.values()])
+        return {place: refusals.get(i, tokens[i]) for i, place in enumerate(goals)}
+
+    def _failed(self, rows: list[Row], error: Exception) -> list[Ending]:
+        refusals: dict[int, Ending] = {
+            row.request: row.failed(error, self._model.device, len(rows)) for row in rows
         }
         for row in rows:
             if row is self.partial:
@@ -239,11 +301,13 @@ class Group:
 class Batch:
     """All groups, the rows that wait for room, and the bound on their KV memory."""
 
-    def __init__(self, model: Checkpoint, steering: Steering, kv_tokens: int) -> None:
+    def __init__(
+        self, model: Checkpoint, steering: Steering, kv_tokens: int, prefix_tokens: int = 0
+    ) -> None:
         self._model = model
         self._steering = steering
         self._kv_tokens = kv_tokens
-        self._shared = Group(model, steering)
+        self._shared = Group(model, steering, Prefixes(prefix_tokens) if prefix_tokens else None)
         self._seeded: dict[int, Group] = {}
         self._waiting: deque[tuple[list[Row], bool]] = deque()
 
@@ -263,7 +327,7 @@ class Batch:
         self._shared.drop(request)
         self._seeded.pop(request, None)
 
-    def step(self) -> list[Outcome]:
+    def step(self) -> list[Ending]:
         """Advance every group by one pass; a request that was refused has no row left anywhere."""
         self._admit()
         outcomes = self._shared.step()
@@ -271,7 +335,8 @@ class Batch:
             outcomes += group.step()
             if group.is_empty:
                 del self._seeded[request]
-        for request in refused(outcomes):
+        outcomes, refused = settled(outcomes)
+        for request in refused:
             self.cancel(request)
         if self._shared.is_empty:
             self._shared.cache.release()
@@ -292,28 +357,3 @@ class Batch:
 
     def _groups(self) -> list[Group]:
         return [self._shared, *self._seeded.values()]
-
-
-def refused(outcomes: Iterable[Outcome]) -> set[int]:
-    return {outcome.id for outcome in outcomes if isinstance(outcome, Refused)}
-
-
-def refusal_of(error: Exception, row: Row, rows: int, model: Checkpoint) -> Refused:
-    """A failed forward pass as the row's typed refusal."""
-    if isinstance(error, (torch.OutOfMemoryError, MemoryError)):
-        is_card = model.device.type == "cuda"
-        return Refused(
-            row.request,
-            "INSUFFICIENT_MEMORY",
-            f"{model.device} ran out of memory while generating",
-            details={
-                "device": str(model.device),
-                "device_name": torch.cuda.get_device_name(model.device)
-                if is_card
-                else "host memory",
-                "prompt_tokens": len(row.prompt),
-                "max_new_tokens": row.max_tokens,
-                "batch_rows": rows,
-            },
-        )
-    return Refused(row.request, "INTERNAL_ERROR", "the model's forward pass failed")

@@ -5,20 +5,23 @@ It owns the model, its tokenizer and its masks; it knows nothing of requests, sa
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoModelForCausalLM
 
-from steerserve.engine.worker import memory
-from steerserve.engine.worker.kv import SlotCache
+from steerserve.engine.worker.kv import LENGTH_STEP, SlotCache
+from steerserve.engine.worker.transformer import (
+    Report,
+    Transformer,
+    check_quantization,
+    configuration,
+    first_line,
+)
 from steerserve.errors import Refusal
-
-LENGTH_STEP = 32
-"""Decode reads the cache in lengths of this many tokens, so that kernels see few shapes."""
 
 _CHECK_TOKENS = 24
 _TOLERANCE = {torch.float32: 2e-3, torch.float16: 0.1, torch.bfloat16: 0.2}
@@ -27,10 +30,8 @@ _LAYER_TYPES = frozenset({"full_attention", "sliding_attention"})
 _OWN_MASKS = frozenset({"gpt_neo"})
 """Architectures that cut their own masks from the cache's length, wrongly for a cache that is longer than its rows."""
 
-Report = Callable[[str, float], None]
 
-
-class Checkpoint:
+class Checkpoint(Transformer):
     """A loaded causal language model.
 
     Raises:
@@ -40,26 +41,17 @@ class Checkpoint:
     def __init__(
         self, path: Path, *, quantization: str, trust_remote_code: bool, report: Report
     ) -> None:
-        if quantization != "FP16":
-            raise Refusal(
-                "UNSUPPORTED_QUANTIZATION",
-                f"{quantization} cannot be applied by this engine; register the model as FP16",
-                quantization=quantization,
-            )
-        common: dict[str, Any] = {"trust_remote_code": trust_remote_code, "local_files_only": True}
-        self.config = AutoConfig.from_pretrained(path, **common)
-        if self.config.model_type in _OWN_MASKS:
-            raise _not_served(f"{self.config.model_type} makes attention masks of its own")
-        self.device = memory.device()
-        report("loading_tokenizer", 5.0)
-        self.tokenizer: Any = AutoTokenizer.from_pretrained(path, **common)
-        report("loading_weights", 10.0)
-        model: Any = AutoModelForCausalLM.from_pretrained(
-            path, dtype=self._dtype(), low_cpu_mem_usage=True, **common
+        check_quantization(quantization)
+        config = configuration(path, trust_remote_code)
+        if config.model_type in _OWN_MASKS:
+            raise _not_served(f"{config.model_type} makes attention masks of its own")
+        super().__init__(
+            path,
+            AutoModelForCausalLM,
+            config,
+            trust_remote_code=trust_remote_code,
+            report=report,
         )
-        report("moving_to_device", 80.0)
-        self.model = model.to(self.device).eval().requires_grad_(False)
-        self.dtype: torch.dtype = next(self.model.parameters()).dtype
         text = self.config.get_text_config(decoder=True)
         self.layers = int(text.num_hidden_layers)
         self.hidden_size = int(text.hidden_size)
@@ -69,8 +61,9 @@ class Checkpoint:
         self.layer_types = self._attention_types(text)
         self.is_eager = self.model.config._attn_implementation == "eager"
         self.end_tokens = self._end_tokens()
-        self.longest_token = max((len(t) for t in self.tokenizer.get_vocab()), default=1)
         self._last: Tensor | None = None
+        self._sizes: Tensor | None = None
+        self.sums: Tensor | None = None
         self.model.get_output_embeddings().register_forward_pre_hook(self._keep_last)
         report("checking", 90.0)
         self.kv_bytes_per_token = self._check()
@@ -79,17 +72,12 @@ class Checkpoint:
     def has_chat_template(self) -> bool:
         return bool(getattr(self.tokenizer, "chat_template", None))
 
-    @property
-    def parameters(self) -> int:
-        return sum(p.numel() for p in self.model.parameters())
-
     # ------------------------------------------------------------- text
 
-    def encode(self, text: str, *, special: bool) -> list[int]:
-        return list(self.tokenizer(text, add_special_tokens=special, verbose=False)["input_ids"])
-
-    def encode_chat(self, messages: Sequence[dict[str, Any]]) -> list[int]:
-        """A conversation as tokens: the template rendered once, with at most one BOS.
+    def encode_chat(
+        self, messages: Sequence[dict[str, Any]], variables: dict[str, Any] | None = None
+    ) -> list[int]:
+        """A conversation as tokens: the template rendered once with `variables`, with at most one BOS.
 
         A trailing assistant message is continued: what stands before it is rendered with the generation prompt, and
         its own text follows raw.
@@ -105,13 +93,13 @@ class Checkpoint:
             partial = messages.pop()["content"] or ""
         try:
             text = self.tokenizer.apply_chat_template(
-                messages, tokenize=False, add_generation_prompt=True
+                messages, tokenize=False, add_generation_prompt=True, **(variables or {})
             )
         except Exception as error:
             # templates raise whatever their author chose; the messages are what the client can change
             raise Refusal(
                 "INVALID_PARAMETER",
-                f"the model's chat template refuses these messages: {_first_line(error)}",
+                f"the model's chat template refuses these messages: {first_line(error)}",
                 param="messages",
             ) from error
         bos = self.tokenizer.bos_token
@@ -124,13 +112,24 @@ class Checkpoint:
             return str(backend.decode(ids, skip_special_tokens=True))
         return str(self.tokenizer.decode(ids, skip_special_tokens=True))
 
+    def decode_token(self, token: int) -> str:
+        """Text of one token, special or not; empty for an id that the tokenizer does not know."""
+        return str(self.tokenizer.decode([token]))
+
     # ------------------------------------------------------------- passes
 
     def prefill(
-        self, cache: SlotCache, rows: Sequence[Sequence[int]], *, row: int, start: int
+        self,
+        cache: SlotCache,
+        rows: Sequence[Sequence[int]],
+        *,
+        row: int,
+        start: int,
+        with_sums: bool = False,
     ) -> Tensor:
         """Write the tokens of `rows` at positions from `start` on; logits [rows, vocabulary] after each last token.
 
+        `with_sums` leaves in `sums` the last hidden layer summed over each row's tokens, [rows, hidden] in float32.
         Rows are padded on the right: causal attention keeps the padding from the tokens before it, and decode
         overwrites it. With `start` > 0 there is one row.
         """
@@ -144,6 +143,7 @@ class Checkpoint:
             len(rows), -1
         )
         masks = None if start == 0 else self._masks(positions, start + width)
+        self._sizes = torch.tensor(sizes, device=self.device) if with_sums else None
         return self._forward(cache, tokens, positions, masks, last=torch.tensor(sizes) - 1)
 
     def decode_step(
@@ -177,6 +177,10 @@ class Checkpoint:
         if self._last is None:
             return None
         hidden = inputs[0]
+        if self._sizes is not None:
+            places = torch.arange(hidden.shape[1], device=hidden.device)
+            real = (places[None] < self._sizes[:, None]).to(torch.float32)
+            self.sums = torch.einsum("rth,rt->rh", hidden.float(), real)
         return (hidden[torch.arange(hidden.shape[0], device=hidden.device), self._last][:, None],)
 
     def _masks(self, positions: Tensor, length: int) -> Any:
@@ -198,16 +202,6 @@ class Checkpoint:
         return torch.zeros_like(allowed, dtype=self.dtype).masked_fill(~allowed, lowest)
 
     # ------------------------------------------------------------- facts
-
-    def _dtype(self) -> torch.dtype:
-        """bfloat16 and, on a host without a card, float32 stay as stored; all else is half precision on a card and
-        float32 on a host, which computes no faster in float16."""
-        stored = (
-            getattr(self.config.get_text_config(decoder=True), "dtype", None) or self.config.dtype
-        )
-        if stored == torch.bfloat16:
-            return torch.bfloat16
-        return torch.float16 if self.device.type == "cuda" else torch.float32
 
     def _attention_types(self, text: Any) -> tuple[str, ...]:
         types = getattr(text, "layer_types", None)
@@ -235,7 +229,7 @@ class Checkpoint:
             off, bytes_per_token = self._check_error()
         except (ValueError, TypeError, RuntimeError, IndexError) as error:
             # what an architecture raises when it cannot take these masks, positions or cache
-            raise _not_served(_first_line(error)) from error
+            raise _not_served(first_line(error)) from error
         if not off <= _TOLERANCE[self.dtype]:
             raise _not_served(f"the relative error of its logits is {off:.3g}")
         return bytes_per_token
@@ -282,7 +276,3 @@ def _not_served(why: str) -> Refusal:
 
 def _round_up(length: int) -> int:
     return -(-length // LENGTH_STEP) * LENGTH_STEP
-
-
-def _first_line(error: Exception) -> str:
-    return (str(error).splitlines() or [type(error).__name__])[0][:200]

@@ -10,6 +10,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
+LENGTH_STEP = 32
+"""Decode reads the cache in lengths of this many tokens, so that kernels see few shapes."""
+
+Held = dict[int, tuple[Tensor, Tensor]]
+"""One row's keys and values [kv_heads, tokens, head_dim] by layer."""
+
 
 class SlotCache:
     """Keys and values [rows, kv_heads, length, head_dim] per layer, in the dtype the model writes.
@@ -66,6 +72,21 @@ class SlotCache:
             for tensor in held.values():
                 tensor[target, :, :length] = tensor[source, :, :length]
 
+    def take(self, row: int, length: int) -> Held:
+        """A copy of a row's first `length` tokens."""
+        return {
+            layer: (keys[row, :, :length].clone(), self._values[layer][row, :, :length].clone())
+            for layer, keys in self._keys.items()
+        }
+
+    def put(self, row: int, held: Held, length: int) -> None:
+        """Fill a row with the first `length` tokens of a copy."""
+        for layer, (keys, values) in held.items():
+            if layer not in self._keys:
+                self._make(layer, keys[None], values[None])
+            self._keys[layer][row, :, :length] = keys[:, :length]
+            self._values[layer][row, :, :length] = values[:, :length]
+
     # ------------------------------------------------------------- what the model calls
 
     def update(
@@ -73,12 +94,7 @@ class SlotCache:
     ) -> tuple[Tensor, Tensor]:
         """Write this pass's keys and values [b, kv_heads, T, head_dim]; return what attention reads."""
         if layer_idx not in self._keys:
-            self._keys[layer_idx] = keys.new_zeros(
-                self.rows, keys.shape[1], self.length, keys.shape[3]
-            )
-            self._values[layer_idx] = values.new_zeros(
-                self.rows, values.shape[1], self.length, values.shape[3]
-            )
+            self._make(layer_idx, keys, values)
         held_keys, held_values = self._keys[layer_idx], self._values[layer_idx]
         if self._decode is not None:
             count, rows, positions, length = self._decode
@@ -101,3 +117,10 @@ class SlotCache:
 
     def get_mask_sizes(self, query_length: int, layer_idx: int = 0) -> tuple[int, int]:
         return self.get_seq_length(layer_idx) + query_length, 0
+
+    def _make(self, layer: int, keys: Tensor, values: Tensor) -> None:
+        """A layer's tensors, for heads and dtype as in these [b, kv_heads, T, head_dim]."""
+        self._keys[layer] = keys.new_zeros(self.rows, keys.shape[1], self.length, keys.shape[3])
+        self._values[layer] = values.new_zeros(
+            self.rows, values.shape[1], self.length, values.shape[3]
+        )

@@ -6,8 +6,11 @@ import os
 import select
 import signal
 import socket
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import psutil
 import structlog
@@ -16,18 +19,28 @@ from transformers.utils import logging as transformers_logging
 
 from steerserve import log as logs
 from steerserve.engine import messages as m
-from steerserve.engine.worker import memory
-from steerserve.engine.worker.admission import rows_of
+from steerserve.engine.worker import admission, memory
 from steerserve.engine.worker.batch import Batch
-from steerserve.engine.worker.checkpoint import LENGTH_STEP, Checkpoint
+from steerserve.engine.worker.checkpoint import Checkpoint
+from steerserve.engine.worker.constrain import Grammar, Grammars
+from steerserve.engine.worker.encoder import Encoder, Passes
 from steerserve.engine.worker.hooks import Steering
+from steerserve.engine.worker.kv import LENGTH_STEP
+from steerserve.engine.worker.rows import Row
 from steerserve.engine.worker.sae import formats, selfcheck, sites
+from steerserve.engine.worker.taps import TapReader
+from steerserve.engine.worker.transformer import Report, configuration
 from steerserve.errors import Refusal
+from steerserve.rules.architecture import is_embedding_only
+from steerserve.rules.schema_dialect import JSON_OBJECT
 from steerserve.rules.steering import Live
 
 log = structlog.get_logger(__name__)
 KV_SHARE = 3
 """Without a setting, one part in this many of the free memory is given to the KV cache."""
+
+PREFIX_SHARE = 4
+"""Without a setting, kept prefixes may take one part in this many of the KV cache's memory, beside it."""
 
 MIB = 1 << 20
 
@@ -40,8 +53,8 @@ def main(link: socket.socket, log_level: str, log_format: str) -> None:
     transformers_logging.disable_progress_bar()
     transformers_logging.set_verbosity_error()
     memory.keep_freed()
-    with link, torch.inference_mode():
-        Engine(Wire(link)).run()
+    with link, Wire(link) as wire, torch.inference_mode():
+        Engine(wire).run()
 
 
 class Wire:
@@ -50,17 +63,33 @@ class Wire:
     def __init__(self, link: socket.socket) -> None:
         self._link = link
         self._buffer = bytearray()
+        self._woken, self._waker = socket.socketpair()
         self.is_closed = False
 
+    def __enter__(self) -> Wire:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._woken.close()
+        self._waker.close()
+
+    def wake(self) -> None:
+        """End a wait of `receive`; from any thread."""
+        self._waker.send(b"!")
+
     def receive(self, *, wait: bool) -> Iterator[m.Command]:
-        """Every whole command that is there; with `wait`, not before there is something."""
-        while select.select([self._link], [], [], None if wait else 0)[0]:
+        """Every whole command that is there; with `wait`, not before there is something or someone wakes it."""
+        while ready := select.select([self._link, self._woken], [], [], None if wait else 0)[0]:
+            wait = False
+            if self._woken in ready:
+                self._woken.recv(1 << 10)
+            if self._link not in ready:
+                continue
             chunk = self._link.recv(1 << 16)
             if not chunk:
                 self.is_closed = True
                 break
             self._buffer += chunk
-            wait = False
         while len(self._buffer) >= m.LENGTH.size:
             end = m.LENGTH.size + m.LENGTH.unpack_from(self._buffer)[0]
             if len(self._buffer) < end:
@@ -79,8 +108,11 @@ class Engine:
     def __init__(self, wire: Wire) -> None:
         self._wire = wire
         self._model: Checkpoint | None = None
+        self._encoder: Encoder | None = None
         self._steering: Steering | None = None
-        self._batch: Batch | None = None
+        self._batch: Batch | Passes | None = None
+        self._grammars: Grammars | None = None
+        self._compiling: list[tuple[m.Generate, Future[Grammar]]] = []
         self._context = 0
         self._kv_tokens = 0
         self._is_stopped = False
@@ -90,25 +122,27 @@ class Engine:
             idle = self._batch is None or self._batch.is_idle
             try:
                 for command in self._wire.receive(wait=idle):
-                    self._obey(command)
+                    self._answer(command, partial(self._obey, command))
+                self._admit_compiled()
                 if self._batch is not None and not self._batch.is_idle:
                     self._step(self._batch)
             except (BrokenPipeError, ConnectionResetError):
                 return
 
-    def _step(self, batch: Batch) -> None:
+    def _step(self, batch: Batch | Passes) -> None:
         outcomes = batch.step()
-        pieces = [o for o in outcomes if isinstance(o, m.Piece) and (o.text or o.finish)]
-        if pieces:
-            assert self._steering is not None
-            self._wire.send(m.Stepped(pieces, self._steering.applied))
+        told = [o for o in outcomes if isinstance(o, m.Outcome) and _says_something(o)]
+        if told:
+            self._wire.send(m.Stepped(told, self._steering.applied if self._steering else {}))
         for refused in outcomes:
             if isinstance(refused, m.Refused):
                 self._wire.send(refused)
 
-    def _obey(self, command: m.Command) -> None:
+    def _answer(self, command: m.Command, work: Callable[[], m.Event | None]) -> None:
+        """Do the work of a command and send what it answers, or why it is refused."""
+        answer: m.Event | None
         try:
-            answer = self._answer(command)
+            answer = work()
         except Refusal as refusal:
             answer = m.Refused(
                 command.id, refusal.code, refusal.message, refusal.param, refusal.details
@@ -120,7 +154,7 @@ class Engine:
         if answer is not None:
             self._wire.send(answer)
 
-    def _answer(self, command: m.Command) -> m.Event | None:
+    def _obey(self, command: m.Command) -> m.Event | None:
         match command:
             case m.Load():
                 return self._load(command)
@@ -132,11 +166,22 @@ class Engine:
                 self._hooks().detach(command.key)
                 return m.Done(command.id)
             case m.Steer():
-                self._hooks().set_live(Live(command.epoch, command.enabled, command.values))
+                if self._encoder is None:  # an encoder has nothing to steer
+                    self._hooks().set_live(Live(command.epoch, command.enabled, command.values))
                 return m.Done(command.id)
             case m.Generate():
                 return self._generate(command)
+            case m.Score():
+                rows = admission.scoring_rows(
+                    command, self._loaded(), self._context, open_tap=self._open_tap
+                )
+                return self._begin(rows, admission.shortest_first(rows))
+            case m.Embed():
+                model = self._encoder or self._loaded()
+                rows = admission.pooling_rows(command, model, self._context)
+                return self._begin(rows, admission.shortest_first(rows))
             case m.Cancel():
+                self._compiling = [c for c in self._compiling if c[0].id != command.id]
                 if self._batch is not None:
                     self._batch.cancel(command.id)
                 return None
@@ -146,13 +191,23 @@ class Engine:
 
     def _load(self, command: m.Load) -> m.Loaded:
         torch.set_num_threads(command.threads or _cores())
+        path = Path(command.path)
+
+        def report(stage: str, percent: float) -> None:
+            self._wire.send(m.Progress(command.id, stage, percent))
+
+        config = configuration(path, command.trust_remote_code)
+        if is_embedding_only((config.architectures or [None])[0]):
+            return self._load_encoder(command, path, report)
         model = Checkpoint(
-            Path(command.path),
+            path,
             quantization=command.quantization,
             trust_remote_code=command.trust_remote_code,
-            report=lambda stage, percent: self._wire.send(m.Progress(command.id, stage, percent)),
+            report=report,
         )
-        self._kv_tokens = _kv_tokens(model, command.kv_cache_mb)
+        self._kv_tokens = _tokens(
+            command.kv_cache_mb * MIB or memory.free(model.device) // KV_SHARE, model
+        )
         self._context = min(model.model_max_context, self._kv_tokens)
         least = min(command.min_context, model.model_max_context)
         if self._context < least:
@@ -162,9 +217,42 @@ class Engine:
                 min_context_tokens=least,
                 model_max_context_tokens=model.model_max_context,
             )
+        named = command.prefix_cache_mb
+        prefixes = self._kv_tokens // PREFIX_SHARE if named is None else _tokens(named * MIB, model)
         self._model = model
         self._steering = Steering(model.dtype, model.device)
-        self._batch = Batch(model, self._steering, self._kv_tokens)
+        self._batch = Batch(model, self._steering, self._kv_tokens, prefixes)
+        self._grammars = Grammars(
+            model.tokenizer, model.vocabulary, model.end_tokens, command.grammar_cache
+        )
+        return self._facts(
+            command,
+            model,
+            kv_tokens=self._kv_tokens,
+            kv_bytes_per_token=model.kv_bytes_per_token,
+            has_chat_template=model.has_chat_template,
+        )
+
+    def _load_encoder(self, command: m.Load, path: Path, report: Report) -> m.Loaded:
+        encoder = Encoder(
+            path,
+            quantization=command.quantization,
+            trust_remote_code=command.trust_remote_code,
+            report=report,
+        )
+        self._encoder = encoder
+        self._context = encoder.model_max_context
+        self._batch = Passes(encoder)
+        return self._facts(
+            command,
+            encoder,
+            kv_tokens=0,
+            kv_bytes_per_token=0,
+            has_chat_template=False,
+            is_embedding_only=True,
+        )
+
+    def _facts(self, command: m.Load, model: Checkpoint | Encoder, **more: Any) -> m.Loaded:
         return m.Loaded(
             id=command.id,
             architecture=(model.config.architectures or [type(model.model).__name__])[0],
@@ -176,9 +264,7 @@ class Engine:
             layers=model.layers,
             hidden_size=model.hidden_size,
             vocabulary=model.vocabulary,
-            kv_tokens=self._kv_tokens,
-            kv_bytes_per_token=model.kv_bytes_per_token,
-            has_chat_template=model.has_chat_template,
+            **more,
         )
 
     def _attach(self, command: m.Attach) -> m.Attached:
@@ -198,15 +284,49 @@ class Engine:
             check=check,
         )
 
-    def _generate(self, command: m.Generate) -> m.Started:
-        rows = rows_of(command, self._loaded(), self._context, self._kv_tokens)
+    def _generate(self, command: m.Generate) -> m.Started | None:
+        self._loaded()
+        if command.constraint is None:
+            return self._write(command, None)
+        assert self._grammars is not None
+        compiled = self._grammars.compile(command.constraint.schema or JSON_OBJECT)
+        self._compiling.append((command, compiled))
+        compiled.add_done_callback(lambda _: self._wire.wake())
+        return None
+
+    def _admit_compiled(self) -> None:
+        """Let in the requests whose grammar is there by now."""
+        for command, compiled in [c for c in self._compiling if c[1].done()]:
+            self._compiling.remove((command, compiled))
+            self._answer(command, partial(self._write_compiled, command, compiled))
+
+    def _write_compiled(self, command: m.Generate, compiled: Future[Grammar]) -> m.Started:
+        return self._write(command, compiled.result())
+
+    def _write(self, command: m.Generate, grammar: Grammar | None) -> m.Started:
+        rows = admission.rows_of(
+            command,
+            self._loaded(),
+            self._context,
+            self._kv_tokens,
+            constrain=grammar.constraint if grammar else None,
+            open_tap=self._open_tap,
+        )
+        seeded = command.sampling.seed is not None
+        return self._begin(rows[:: command.n], rows, is_seeded=seeded)
+
+    def _begin(self, prompts: list[Row], rows: list[Row], *, is_seeded: bool = False) -> m.Started:
+        """Let rows in; `prompts` has the first row of each prompt."""
         assert self._batch is not None
-        self._batch.add(rows, is_seeded=command.sampling.seed is not None)
-        return m.Started(command.id, [len(row.prompt) for row in rows[:: command.n]])
+        self._batch.add(rows, is_seeded=is_seeded)
+        return m.Started(rows[0].request, [len(row.prompt) for row in prompts])
+
+    def _open_tap(self, tap: m.Tap, prompt_tokens: int) -> TapReader:
+        return TapReader(tap, self._hooks().sae(tap.key), prompt_tokens)
 
     def _loaded(self) -> Checkpoint:
         if self._model is None:
-            raise Refusal("MODEL_NOT_LOADED", "this engine holds no model")
+            raise Refusal("MODEL_NOT_LOADED", "this engine holds no language model")
         return self._model
 
     def _hooks(self) -> Steering:
@@ -229,7 +349,10 @@ def _cores() -> int:
     return max(1, min(psutil.cpu_count(logical=False) or allowed, allowed))
 
 
-def _kv_tokens(model: Checkpoint, kv_cache_mb: int) -> int:
-    """Tokens that the KV cache may hold, in whole length steps."""
-    given = kv_cache_mb * MIB if kv_cache_mb else memory.free(model.device) // KV_SHARE
-    return int(given // max(1, model.kv_bytes_per_token)) // LENGTH_STEP * LENGTH_STEP
+def _tokens(size: int, model: Checkpoint) -> int:
+    """Tokens of KV cache in so many bytes, in whole length steps."""
+    return int(size // max(1, model.kv_bytes_per_token)) // LENGTH_STEP * LENGTH_STEP
+
+
+def _says_something(outcome: m.Outcome) -> bool:
+    return not isinstance(outcome, m.Piece) or bool(outcome.text or outcome.finish)

@@ -1,0 +1,76 @@
+"""/api/models/{id}/lease: pinning the resident model for a limited time.
+
+The lease id leaves in the answer to the grant and comes back in a header; no path, no read and no log has it.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Body, Header
+from pydantic import WithJsonSchema
+from starlette.responses import Response
+
+from steerserve.api.envelope import Envelope, success
+from steerserve.control.catalog import Registry
+from steerserve.control.conductor import Conductor
+from steerserve.rules import lease as rules
+
+LeaseHeader = Annotated[str | None, Header(alias=rules.HEADER)]
+TTL = {"type": "integer", "minimum": 1, "description": "seconds; at most LEASE_MAX_TTL_SECONDS"}
+TEXT = {"type": "string", "minLength": 1}
+# the schemas are for readers: what does not fit is refused by the rules, with a code of its own
+GrantBody = Annotated[
+    Any,
+    WithJsonSchema(
+        {
+            "type": "object",
+            "properties": {"holder": TEXT, "reason": TEXT, "ttl_seconds": TTL},
+            "required": ["holder", "reason"],
+            "additionalProperties": False,
+        }
+    ),
+    Body(),
+]
+RenewBody = Annotated[
+    Any,
+    WithJsonSchema(
+        {"type": "object", "properties": {"ttl_seconds": TTL}, "additionalProperties": False}
+    ),
+    Body(),
+]
+
+
+def router(registry: Registry, conductor: Conductor) -> APIRouter:
+    routes = APIRouter(prefix="/api/models/{model_id}/lease", tags=["models"])
+    leases = conductor.leases
+
+    @routes.post("", response_model=Envelope, status_code=201)
+    async def grant_lease(model_id: int, body: GrantBody = None) -> Response:
+        terms = rules.terms(body, leases.limits)
+        granted = conductor.lease(await registry.model(model_id), terms)
+        told = rules.status(granted.lease, granted.lease.acquired_at)
+        response = success({"lease_id": granted.lease_id, **told}, 201)
+        response.headers["Cache-Control"] = "no-store"
+        return response
+
+    @routes.get("", response_model=Envelope)
+    async def get_lease(model_id: int) -> Response:
+        await registry.model(model_id)
+        return success(
+            {"lease": leases.status(model_id), "last_ended": leases.last_ended(model_id)}
+        )
+
+    @routes.post("/renew", response_model=Envelope)
+    async def renew_lease(
+        model_id: int, body: RenewBody = None, lease: LeaseHeader = None
+    ) -> Response:
+        lease_id = rules.required_id(lease)
+        renewed = leases.renew(model_id, lease_id, rules.renewal(body, leases.limits))
+        return success(rules.status(renewed, leases.now()))
+
+    @routes.delete("", response_model=Envelope)
+    async def release_lease(model_id: int, lease: LeaseHeader = None) -> Response:
+        return success(rules.ended_status(leases.release(model_id, rules.required_id(lease))))
+
+    return routes

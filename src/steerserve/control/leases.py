@@ -1,0 +1,139 @@
+"""The leases of the service: at most one is live. They are in memory only, so a restart ends every one of them.
+
+Part of the conductor's state: that a lease is of the resident model is the conductor's business, not known here.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import structlog
+
+from steerserve.log import lease_ref
+from steerserve.rules import lease as rules
+from steerserve.rules.lease import Book, Ended, Lease, Limits, Terms
+from steerserve.settings import Settings
+from steerserve.store.catalog import Clock, utc_now
+
+log = structlog.get_logger(__name__)
+
+
+def new_id() -> str:
+    return "lease_" + secrets.token_urlsafe(24)
+
+
+@dataclass(frozen=True, slots=True)
+class Granted:
+    """A new lease with its id, which is told this once and kept nowhere."""
+
+    lease: Lease
+    lease_id: str = field(repr=False)
+
+
+class Leases:
+    """Owner of the book of leases. Every look at it first ends a lease whose time has passed."""
+
+    def __init__(
+        self, settings: Settings, now: Clock = utc_now, new_id: Callable[[], str] = new_id
+    ) -> None:
+        self.now = now
+        self.limits = Limits(
+            settings.lease_default_ttl_seconds,
+            settings.lease_max_ttl_seconds,
+            settings.lease_holder_max_chars,
+            settings.lease_reason_max_chars,
+        )
+        self._new_id = new_id
+        self._book = Book(settings.lease_ended_memory)
+
+    # ------------------------------------------------------------- looking
+
+    def live(self) -> Lease | None:
+        self._keep(rules.expire(self._book, self.now()))
+        return self._book.current
+
+    def is_held_by(self, lease_id: str | None) -> bool:
+        """Whether this is the id of the live lease."""
+        return lease_id is not None and rules.is_held_by(self.live(), lease_id)
+
+    def status(self, model_id: int | None = None) -> dict[str, Any] | None:
+        """What a read tells of the live lease, or of the one of this model."""
+        lease = self.live()
+        if lease is None or model_id not in (None, lease.model_id):
+            return None
+        return rules.status(lease, self.now())
+
+    def last_ended(self, model_id: int) -> dict[str, Any] | None:
+        """What a read tells of the lease of this model that ended last."""
+        self.live()
+        ended = rules.last_ended(self._book, model_id)
+        return rules.ended_status(ended) if ended is not None else None
+
+    # ------------------------------------------------------------- steps
+
+    def grant(self, model_id: int, model_name: str, terms: Terms) -> Granted:
+        """Raises:
+        Refusal: MODEL_LEASED.
+        """
+        lease_id = self._new_id()
+        digest = rules.digest_of(lease_id)
+        self._keep(rules.grant(self._book, model_id, model_name, terms, digest, self.now()))
+        return Granted(self._told("lease_granted"), lease_id)
+
+    def renew(self, model_id: int, lease_id: str, ttl_seconds: int) -> Lease:
+        """Raises:
+        Refusal: LEASE_NOT_FOUND, LEASE_EXPIRED.
+        """
+        self.live()
+        self._keep(rules.renew(self._book, model_id, lease_id, ttl_seconds, self.now()))
+        return self._told("lease_renewed")
+
+    def release(self, model_id: int, lease_id: str) -> Ended:
+        """Raises:
+        Refusal: LEASE_NOT_FOUND, LEASE_EXPIRED.
+        """
+        self.live()
+        self._keep(rules.release(self._book, model_id, lease_id, self.now()))
+        assert self._book.last is not None
+        return self._book.last
+
+    def model_unloaded(self, model_id: int) -> None:
+        self._keep(rules.model_unloaded(self._book, model_id, self.now()))
+
+    def restart(self) -> None:
+        self._keep(rules.restart(self._book, self.now()))
+
+    def note_ignored(self, lease_id: str | None) -> None:
+        """Log an id that was sent where nobody's lease stood in the way, and that is not the live lease's."""
+        if lease_id is not None and not self.is_held_by(lease_id):
+            log.warning("lease_id_ignored", lease_ref=lease_ref(rules.digest_of(lease_id)))
+
+    # ------------------------------------------------------------- inside
+
+    def _keep(self, book: Book) -> None:
+        before, self._book = self._book, book
+        ended = book.last
+        if ended is not None and ended is not before.last:
+            log.info(
+                "lease_ended",
+                model=ended.lease.model_name,
+                holder=ended.lease.holder,
+                lease_ref=lease_ref(ended.lease.digest),
+                end_reason=ended.end_reason.value,
+            )
+
+    def _told(self, event: str) -> Lease:
+        """The live lease, after a step that made it or changed it."""
+        lease = self._book.current
+        assert lease is not None
+        log.info(
+            event,
+            model=lease.model_name,
+            holder=lease.holder,
+            lease_ref=lease_ref(lease.digest),
+            ttl_seconds=lease.ttl_seconds,
+        )
+        return lease

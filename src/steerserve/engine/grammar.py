@@ -1,0 +1,319 @@
+"""The checker: a child process that compiles schemas and validates documents, so that a hostile one cannot block the service.
+
+`Checker` is its client in the control plane; `python -m steerserve.engine.grammar` is the process. Frames on its standard
+input and output are a 4-byte big-endian length and a JSON body. It ends when its input closes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hashlib
+import json
+import math
+import os
+import random
+import re
+import resource
+import signal
+import sys
+import time
+import warnings
+from asyncio.subprocess import DEVNULL, PIPE, Process
+from collections import OrderedDict
+from collections.abc import Iterator
+from typing import BinaryIO, NoReturn
+
+import msgspec
+from jsonschema import Draft202012Validator
+from jsonschema.exceptions import ValidationError
+from llguidance import LLMatcher, LLParserLimits, LLTokenizer
+
+from steerserve.engine.messages import LENGTH
+from steerserve.errors import Refusal
+from steerserve.rules.schema_dialect import LEXER_STATES, dialect
+from steerserve.rules.schema_parts import Schema, is_endless, parts
+from steerserve.rules.schema_subset import Fault, compact, fault, refusal
+
+CHECK_SECONDS = 1.5
+"""What one check or validation may take."""
+
+START_SECONDS = 30.0
+"""What the process may take to import what it needs."""
+
+MEMORY_BYTES = 1 << 30
+"""Address space of the process."""
+
+PASSED_MAXIMUM = 64
+"""Schemas that are remembered as good."""
+
+REASON_CHARACTERS = 300
+WALKS = 4
+WALK_BYTES = 256
+STEP_SECONDS = 0.05
+"""Processor time of one byte of a rehearsed document. A large vocabulary takes about twice as long."""
+
+_KEPT = ("PATH", "PYTHONPATH", "LD_LIBRARY_PATH")
+_READY = b"ready"
+
+
+class Ask(msgspec.Struct):
+    """`schema` is JSON text. With a `text` the document is validated, without the schema is checked."""
+
+    schema: str
+    text: str | None = None
+
+
+class Answer(msgspec.Struct):
+    """Nothing when all is well; else the reason, and the keywords it can be traced to."""
+
+    reason: str | None = None
+    faults: list[dict[str, str]] = []
+
+
+# ------------------------------------------------------------------ in the control plane
+
+
+class Checker:
+    """Owns the process: starts it when it is first needed, and again after it had to be killed or died."""
+
+    def __init__(self) -> None:
+        self._lock = asyncio.Lock()
+        self._child: Process | None = None
+        self._is_closed = False
+        self._passed: OrderedDict[bytes, None] = OrderedDict()
+
+    @property
+    def pid(self) -> int | None:
+        return self._child.pid if self._child else None
+
+    async def check(self, schema: Schema) -> None:
+        """Whether the grammar engine can enforce a schema that `schema_subset.check` has passed.
+
+        Raises:
+            Refusal: RESPONSE_FORMAT_UNSUPPORTED when it cannot, or not within the limits of time and memory.
+        """
+        text = compact(schema)
+        digest = hashlib.blake2b(text.encode(), digest_size=16).digest()
+        if digest in self._passed:
+            self._passed.move_to_end(digest)
+            return
+        answer = await self._ask(Ask(text))
+        if answer.reason is not None:
+            raise refusal(answer.faults or [fault("", (), answer.reason)])
+        self._passed[digest] = None
+        while len(self._passed) > PASSED_MAXIMUM:
+            self._passed.popitem(last=False)
+
+    async def validate(self, schema: Schema, text: str) -> str | None:
+        """None when `text` is a JSON document that satisfies the schema, else why not, in one line."""
+        return (await self._ask(Ask(compact(schema), text))).reason
+
+    async def close(self) -> None:
+        """End the process. Whoever waits for it is refused."""
+        self._is_closed = True
+        if self._child and self._child.returncode is None:
+            self._child.kill()
+        async with self._lock:
+            await self._end()
+
+    async def _ask(self, ask: Ask) -> Answer:
+        async with self._lock:
+            for _ in range(2):
+                is_fresh = self._child is None or self._child.returncode is not None
+                child = await self._started()
+                try:
+                    return await self._exchange(child, msgspec.json.encode(ask))
+                except TimeoutError:
+                    await self._end()
+                    return Answer(f"takes longer than {CHECK_SECONDS:g} s to check")
+                except (asyncio.IncompleteReadError, ConnectionError):
+                    await self._end()
+                    if is_fresh and not self._is_closed:
+                        return Answer("needs more memory or depth than a check has")
+                    # it may have died before this question: that is not this schema's fault
+                except asyncio.CancelledError:
+                    # the answer that is still to come would be taken for the next one's
+                    await self._end()
+                    raise
+            raise AssertionError("a fresh process either answers or not")
+
+    async def _exchange(self, child: Process, body: bytes) -> Answer:
+        assert child.stdin is not None
+        assert child.stdout is not None
+        async with asyncio.timeout(CHECK_SECONDS):
+            child.stdin.write(LENGTH.pack(len(body)) + body)
+            await child.stdin.drain()
+            (size,) = LENGTH.unpack(await child.stdout.readexactly(LENGTH.size))
+            return msgspec.json.decode(await child.stdout.readexactly(size), type=Answer)
+
+    async def _started(self) -> Process:
+        if self._is_closed:
+            raise Refusal("SHUTTING_DOWN", "the service is shutting down")
+        if self._child and self._child.returncode is None:
+            return self._child
+        await self._end()
+        self._child = await asyncio.create_subprocess_exec(
+            sys.executable,
+            "-m",
+            "steerserve.engine.grammar",
+            stdin=PIPE,
+            stdout=PIPE,
+            stderr=DEVNULL,
+            env={name: os.environ[name] for name in _KEPT if name in os.environ},
+        )
+        assert self._child.stdout
+        try:
+            async with asyncio.timeout(START_SECONDS):
+                await self._child.stdout.readexactly(len(_READY))
+        except (asyncio.IncompleteReadError, TimeoutError):
+            await self._end()
+            raise Refusal("INTERNAL_ERROR", "the checker of schemas does not start") from None
+        except asyncio.CancelledError:
+            await self._end()
+            raise
+        return self._child
+
+    async def _end(self) -> None:
+        child, self._child = self._child, None
+        if child:
+            with contextlib.suppress(ProcessLookupError):
+                child.kill()
+            await child.communicate()
+
+
+# ------------------------------------------------------------------ in the process
+
+
+def check(schema: Schema, tokenizer: LLTokenizer) -> Answer:
+    """Compile the schema, and walk some documents of it."""
+    faults = list(_bad_patterns(schema))
+    if faults:
+        return Answer("patterns that cannot be compiled", faults)
+    if is_endless(schema):
+        return Answer("no finite document can satisfy it")
+    matcher = _compiled(schema, tokenizer)
+    if matcher.is_error():
+        return Answer(_line(matcher.get_error()), list(_refused_patterns(schema, tokenizer)))
+    return Answer(_rehearse(matcher))
+
+
+def validate(schema: Schema, text: str) -> str | None:
+    """Why `text` is no document of the schema, in one line; None when it is."""
+    try:
+        document = json.loads(text, parse_constant=_refuse_constant)
+        error: ValidationError | None = next(
+            Draft202012Validator(schema).iter_errors(document), None
+        )
+    except ValueError as wrong:
+        return _line(f"not JSON: {wrong}")
+    except RecursionError:
+        return "nested too deep to validate"
+    return _line(f"{error.json_path}: {error.message}") if error else None
+
+
+def _refuse_constant(name: str) -> NoReturn:
+    raise ValueError(f"{name} is no JSON number")
+
+
+def _bad_patterns(schema: Schema) -> Iterator[Fault]:
+    """Patterns that Python's `re`, which validates, cannot compile, or warns that it reads in its own way."""
+    for path, part in parts(schema):
+        if "pattern" in part:
+            try:
+                with warnings.catch_warnings():
+                    warnings.simplefilter("error")
+                    re.compile(part["pattern"])
+            except (re.error, Warning, OverflowError, RecursionError) as error:
+                yield fault("pattern", (*path, "pattern"), _line(str(error)))
+
+
+def _refused_patterns(schema: Schema, tokenizer: LLTokenizer) -> Iterator[Fault]:
+    """The patterns that the grammar engine cannot compile by themselves."""
+    for path, part in parts(schema):
+        if "pattern" in part:
+            matcher = _compiled({"pattern": part["pattern"]}, tokenizer)
+            if matcher.is_error():
+                yield fault("pattern", (*path, "pattern"), _line(matcher.get_error()))
+
+
+def _compiled(schema: Schema, tokenizer: LLTokenizer) -> LLMatcher:
+    grammar = LLMatcher.grammar_from_json_schema(dialect(schema))
+    limits = LLParserLimits(max_lexer_states=LEXER_STATES, verbose_errors=False)
+    return LLMatcher(tokenizer, grammar, log_level=0, limits=limits)
+
+
+def _rehearse(matcher: LLMatcher) -> str | None:
+    """Write the beginnings of some documents, byte by byte, and see that each step is allowed and quick.
+
+    The choices lean to ending strings, so that the walks get around; they are the same at every check.
+    """
+    for walk in range(WALKS):
+        state, choice = matcher.deep_copy(), random.Random(walk)  # noqa: S311
+        for _ in range(WALK_BYTES):
+            started = time.thread_time()
+            allowed = int.from_bytes(state.compute_bitmask(), "little")
+            options = [byte for byte in range(256) if allowed >> byte & 1]
+            if options:
+                is_string_end = ord('"') in options and choice.random() < 0.5
+                state.consume_token(ord('"') if is_string_end else choice.choice(options))
+            if state.is_error():
+                return _failure(state)
+            if time.thread_time() - started > STEP_SECONDS:
+                return "is too ambiguous to be enforced quickly"
+            if not options or state.is_stopped():
+                break
+    return None
+
+
+def _failure(state: LLMatcher) -> str:
+    reason = _line(state.get_error())
+    if reason.startswith("NoExtension"):
+        return "leads to a place from which no document can be finished"
+    return f"is too complex: {reason}"
+
+
+def _line(text: str) -> str:
+    """The first line, or what fits of it; a regex error is drawn over several lines and named in the last."""
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    if not lines:
+        return "unknown error"
+    last = lines[-1] if lines[-1].startswith("error:") else ""
+    return f"{lines[0]} {last}".strip()[:REASON_CHARACTERS]
+
+
+def main() -> None:
+    """The process: one question, one answer, until the input closes."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    with contextlib.suppress(ValueError, OSError):
+        resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))
+        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    tokenizer = LLTokenizer("byte")
+    sys.stdout.buffer.write(_READY)
+    sys.stdout.buffer.flush()
+    while body := _read(sys.stdin.buffer):
+        # a service that was killed cannot stop a question that takes for ever
+        signal.alarm(math.ceil(CHECK_SECONDS) + 1)
+        answer = msgspec.json.encode(_answer(msgspec.json.decode(body, type=Ask), tokenizer))
+        signal.alarm(0)
+        sys.stdout.buffer.write(LENGTH.pack(len(answer)) + answer)
+        sys.stdout.buffer.flush()
+
+
+def _answer(ask: Ask, tokenizer: LLTokenizer) -> Answer:
+    schema = json.loads(ask.schema)
+    if ask.text is not None:
+        return Answer(validate(schema, ask.text))
+    try:
+        return check(schema, tokenizer)
+    except ValueError as error:
+        return Answer(_line(str(error)))
+
+
+def _read(source: BinaryIO) -> bytes:
+    header = source.read(LENGTH.size)
+    return source.read(LENGTH.unpack(header)[0]) if len(header) == LENGTH.size else b""
+
+
+if __name__ == "__main__":
+    main()

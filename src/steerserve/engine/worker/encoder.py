@@ -1,0 +1,143 @@
+"""An embedding-only checkpoint (BERT and its like): plain forward passes, pooled over the real tokens.
+
+It is served like any model, but it can only embed. There is no cache and nothing to steer.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import structlog
+import torch
+from torch import Tensor
+from transformers import AutoModel
+
+from steerserve.engine.worker.rows import Ending, Row, embedded, settled
+from steerserve.engine.worker.transformer import (
+    Report,
+    Transformer,
+    check_quantization,
+    configuration,
+    first_line,
+)
+from steerserve.errors import Refusal
+
+PASS_TOKENS = 2048
+"""Tokens of one pass with its padding; a longer text goes by itself."""
+
+_UNLIMITED = 1_000_000
+"""A tokenizer without a limit says a number beyond this."""
+
+log = structlog.get_logger(__name__)
+
+
+class Encoder(Transformer):
+    """A loaded embedding model.
+
+    Raises:
+        Refusal: UNSUPPORTED_QUANTIZATION; MODEL_LOAD_FAILED when it does not give hidden states for plain tokens.
+    """
+
+    def __init__(
+        self, path: Path, *, quantization: str, trust_remote_code: bool, report: Report
+    ) -> None:
+        check_quantization(quantization)
+        config = configuration(path, trust_remote_code)
+        super().__init__(
+            path, AutoModel, config, trust_remote_code=trust_remote_code, report=report
+        )
+        self.layers = int(getattr(self.config, "num_hidden_layers", 0))
+        self.hidden_size = int(getattr(self.config, "hidden_size", 0))
+        self.vocabulary = int(self.config.vocab_size)
+        self.model_max_context = self._max_context()
+        report("checking", 90.0)
+        self._check()
+
+    def encode_chat(
+        self, messages: Sequence[dict[str, Any]], variables: dict[str, Any] | None = None
+    ) -> list[int]:
+        """Raises:
+        Refusal: NO_CHAT_TEMPLATE.
+        """
+        raise Refusal("NO_CHAT_TEMPLATE", "an embedding model has no chat template")
+
+    @torch.inference_mode()
+    def pooled(self, rows: list[list[int]]) -> Tensor:
+        """The mean of the last hidden layer over each row's tokens, [rows, hidden] in float32."""
+        width = max(len(ids) for ids in rows)
+        tokens = torch.zeros(len(rows), width, dtype=torch.long)
+        mask = torch.zeros(len(rows), width, dtype=torch.long)
+        for i, ids in enumerate(rows):
+            tokens[i, : len(ids)] = torch.tensor(ids)
+            mask[i, : len(ids)] = 1
+        mask = mask.to(self.device)
+        out = self.model(input_ids=tokens.to(self.device), attention_mask=mask)
+        hidden = out.last_hidden_state.float()
+        weights = mask.float()[..., None]
+        return (hidden * weights).sum(1) / weights.sum(1)
+
+    def _max_context(self) -> int:
+        """Tokens of the longest text: positions that exist, lowered to what the tokenizer says."""
+        positions = int(getattr(self.config, "max_position_embeddings", 0) or 0) or _UNLIMITED
+        # the RoBERTa family counts its positions from behind the padding token's
+        for name, module in self.model.named_modules():
+            padding = getattr(module, "padding_idx", None)
+            if name.endswith("position_embeddings") and padding is not None:
+                positions = min(positions, module.num_embeddings - padding - 1)
+        named = int(getattr(self.tokenizer, "model_max_length", 0) or 0) or _UNLIMITED
+        return min(positions, named if named < _UNLIMITED else positions)
+
+    def _check(self) -> None:
+        try:
+            self.pooled([self.encode("a b", special=True), self.encode("a", special=True)])
+        except Exception as error:
+            raise Refusal(
+                "MODEL_LOAD_FAILED",
+                f"the model does not give hidden states for plain tokens: {first_line(error)}",
+            ) from error
+
+
+class Passes:
+    """The texts that wait to be embedded, and the passes over them; what `Batch` is to a language model."""
+
+    def __init__(self, model: Encoder) -> None:
+        self._model = model
+        self._waiting: deque[Row] = deque()
+
+    @property
+    def is_idle(self) -> bool:
+        return not self._waiting
+
+    def add(self, rows: list[Row], *, is_seeded: bool = False) -> None:
+        self._waiting.extend(rows)
+
+    def cancel(self, request: int) -> None:
+        self._waiting = deque(row for row in self._waiting if row.request != request)
+
+    def step(self) -> list[Ending]:
+        """One forward pass over as many texts as fit in it."""
+        rows = [self._waiting.popleft()]
+        width = len(rows[0].prompt)
+        while self._waiting:
+            widest = max(width, len(self._waiting[0].prompt))
+            if (len(rows) + 1) * widest > PASS_TOKENS:
+                break
+            rows.append(self._waiting.popleft())
+            width = widest
+        try:
+            vectors = self._model.pooled([row.prompt for row in rows])
+        except Exception as error:
+            # whatever a forward pass raises is these rows' failure, and nobody else's
+            log.exception("forward_pass_failed", rows=len(rows))
+            outcomes: list[Ending] = [
+                row.failed(error, self._model.device, len(rows)) for row in rows
+            ]
+        else:
+            outcomes = [embedded(row, vector) for row, vector in zip(rows, vectors, strict=True)]
+        outcomes, refused = settled(outcomes)
+        for request in refused:
+            self.cancel(request)
+        return outcomes

@@ -1,0 +1,176 @@
+"""SAE activations that one request asks to see: what it may ask, which positions it means, and how much that can be."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from steerserve.errors import Refusal
+from steerserve.rules.attachment import Attached
+
+FIELD = "return_sae_activations"
+FIELDS = frozenset({"sae_id", "features", "top_k", "positions", "read_point"})
+NAMED_POSITIONS = ("last", "prompt", "completion", "all")
+READ_POINTS = ("post_steering", "pre_steering")
+DEFAULT_TOP_K = 10
+_LARGEST = 2**31 - 1
+
+Positions = str | tuple[int, int]
+
+
+@dataclass(frozen=True, slots=True)
+class Activations:
+    """What a request asks to see.
+
+    Attributes:
+        sae_id: the attached SAE; None means the only one.
+        features: candidates; None means all.
+        top_k: how many features per position, the largest first.
+        positions: a named set, or half-open [start, end) over prompt and completion.
+        read_point: after the SAE's own steering was added, or before.
+    """
+
+    sae_id: str | None = None
+    features: tuple[int, ...] | None = None
+    top_k: int = DEFAULT_TOP_K
+    positions: Positions = "last"
+    read_point: str = "post_steering"
+
+
+def parse(raw: Any, max_top_k: int) -> Activations:
+    """The field's value, with everything checked that needs no model.
+
+    Raises:
+        Refusal: SAE_ACTIVATIONS_REFUSED naming the part.
+    """
+    if not isinstance(raw, Mapping):
+        raise _refused("", "an object")
+    sae_id = raw.get("sae_id")
+    if sae_id is not None and not (isinstance(sae_id, str) and sae_id):
+        raise _refused("sae_id", "the id of an attached SAE")
+    features = _features(raw.get("features"))
+    top_k = raw.get("top_k")
+    if top_k is None:
+        top_k = len(features) if features is not None else min(DEFAULT_TOP_K, max_top_k)
+        if top_k > max_top_k:
+            raise _refused("top_k", f"given with more than {max_top_k} features")
+    elif not _is_int(top_k) or not 1 <= top_k <= max_top_k:
+        raise _refused("top_k", f"an integer from 1 to {max_top_k}")
+    read_point = raw.get("read_point")
+    if read_point is not None and read_point not in READ_POINTS:
+        raise _refused("read_point", f"one of {', '.join(READ_POINTS)}")
+    return Activations(
+        sae_id, features, top_k, _positions(raw.get("positions")), read_point or READ_POINTS[0]
+    )
+
+
+def site(asked: Activations, attached: Sequence[Attached]) -> Attached:
+    """The attached SAE that is meant.
+
+    Raises:
+        Refusal: SAE_ACTIVATIONS_REFUSED when none or several could be meant, or a feature is past its width.
+    """
+    found = [a for a in attached if asked.sae_id in (None, a.sae_id)]
+    if not found:
+        named = f"; SAE {asked.sae_id!r} is not attached" if asked.sae_id else "; none is attached"
+        raise _refused(
+            "sae_id", f"the id of an attached SAE{named}", attached=[a.sae_id for a in attached]
+        )
+    if len(found) > 1:
+        raise _refused(
+            "sae_id",
+            "one SAE at one layer; several could be meant",
+            attached=[{"sae_id": a.sae_id, "layer": a.layer} for a in found],
+        )
+    for index in asked.features or ():
+        if index >= found[0].d_sae:
+            raise _refused(
+                "features",
+                f"indices in [0, {found[0].d_sae}); {index} is not",
+                feature_idx=index,
+                d_sae=found[0].d_sae,
+            )
+    return found[0]
+
+
+def most_positions(positions: Positions, prompt_tokens: int, max_tokens: int) -> int:
+    """How many positions can come to be read, counting `max_tokens` in full."""
+    match positions:
+        case "last":
+            return 1
+        case "prompt":
+            return prompt_tokens
+        case "completion":
+            return max_tokens
+        case "all":
+            return prompt_tokens + max_tokens
+        case (start, end):
+            return max(0, min(int(end), prompt_tokens + max_tokens) - int(start))
+    raise AssertionError(positions)
+
+
+def check_entries(
+    positions: Positions, top_k: int, prompt_tokens: int, max_tokens: int, maximum: int
+) -> None:
+    """Raises:
+    Refusal: SAE_ACTIVATIONS_REFUSED when the worst case is over `maximum` entries.
+    """
+    entries = most_positions(positions, prompt_tokens, max_tokens) * top_k
+    if entries > maximum:
+        raise _refused(
+            "positions",
+            f"fewer positions or a smaller top_k: up to {entries} entries, more than {maximum}",
+            entries=entries,
+            max_entries=maximum,
+        )
+
+
+def span(positions: Positions, prompt_tokens: int, start: int, end: int) -> tuple[int, int]:
+    """The part of [start, end), positions of one pass, that is to be read. `last` wants the pass's last one."""
+    match positions:
+        case "last":
+            return end - 1, end
+        case "prompt":
+            low, high = 0, prompt_tokens
+        case "completion":
+            low, high = prompt_tokens, end
+        case "all":
+            low, high = 0, end
+        case (low, high):
+            pass
+    low, high = max(start, low), min(end, high)
+    return (low, high) if low < high else (end, end)
+
+
+def _features(raw: Any) -> tuple[int, ...] | None:
+    if raw is None:
+        return None
+    is_list = isinstance(raw, list) and bool(raw)
+    if not is_list or not all(_is_int(i) and 0 <= i <= _LARGEST for i in raw):
+        raise _refused("features", "a list of at least one feature index")
+    return tuple(dict.fromkeys(raw))
+
+
+def _positions(raw: Any) -> Positions:
+    if raw is None:
+        return "last"
+    if isinstance(raw, str) and raw in NAMED_POSITIONS:
+        return raw
+    if isinstance(raw, Mapping) and set(raw) == {"start", "end"}:
+        start, end = raw["start"], raw["end"]
+        if _is_int(start) and _is_int(end) and 0 <= start < end <= _LARGEST:
+            return start, end
+    raise _refused(
+        "positions",
+        f"one of {', '.join(NAMED_POSITIONS)}, or {{start, end}} with 0 <= start < end",
+    )
+
+
+def _is_int(value: Any) -> bool:
+    return type(value) is int
+
+
+def _refused(part: str, expected: str, **details: Any) -> Refusal:
+    where = f"{FIELD}.{part}" if part else FIELD
+    return Refusal("SAE_ACTIVATIONS_REFUSED", f"{where} must be {expected}", param=where, **details)

@@ -1,0 +1,38 @@
+"""Which requests run without a slot where continuous batching is enabled."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from steerserve.rules.intent import Generate, Intent
+
+SERIAL = "serial"
+BATCHED = "cbm"
+
+
+@dataclass(frozen=True, slots=True)
+class Fixed:
+    """The sampling parameters that a server with continuous batching serves without a slot."""
+
+    temperature: float
+    top_p: float
+
+
+def backend(intent: Intent, fixed: Fixed | None) -> str:
+    """`cbm` for a request of the fixed sampling parameters that asks for nothing else; `fixed` is None where
+    continuous batching is off."""
+    if fixed is None or not isinstance(intent, Generate):
+        return SERIAL
+    sampling = intent.sampling
+    is_plain = (
+        sampling.temperature == fixed.temperature
+        and sampling.top_p == fixed.top_p
+        and sampling.repetition_penalty == 1.0
+        and sampling.seed is None
+        and intent.n == 1
+        and intent.profile is None
+        and intent.intensity is None
+        and intent.activations is None
+        and intent.constraint is None
+    )
+    return BATCHED if is_plain else SERIAL

@@ -1,0 +1,166 @@
+"""The dial of one request: a profile by name, an intensity, or both, as the overlay to apply and the value to echo.
+
+One function decides both, so that what is echoed is what is applied. Order: (1) with no SAE attached nothing changes;
+(2) `off` and 0 steer nothing and check no base; (3) a named profile is the base, else the live values; (4) the base is
+scaled by the request's intensity, else by the profile's own; (5) each value is clamped to [-200, 200].
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from steerserve.errors import Refusal
+from steerserve.rules.attachment import Attached
+from steerserve.rules.steering import MAXIMUM, MINIMUM, Live, Values
+
+FIELD = "steering_intensity"
+HIGHEST = 2.0
+WORDS = ("off", "min", "max")
+
+Intensity = float | str
+"""A number in [0, 2], or `min` or `max`; `off` is 0."""
+
+
+@dataclass(frozen=True, slots=True)
+class Profile:
+    """What the dial needs to know of a saved profile; `sae_id` and `layer` None fit any."""
+
+    name: str
+    values: Values
+    intensity: float = 1.0
+    sae_id: str | None = None
+    layer: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Range:
+    """What `min` and `max` mean where the base declares no range."""
+
+    lowest: float = 0.5
+    highest: float = 1.5
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """`overlay` replaces the live values of every attached SAE for one request; None follows them. `echo` is the
+    intensity to report, None where the dial changes nothing."""
+
+    overlay: Mapping[str, Values] | None = None
+    echo: float | None = None
+
+
+def parse(raw: Any) -> Intensity | None:
+    """The request's `steering_intensity`; None when it names none.
+
+    Raises:
+        Refusal: INVALID_PARAMETER.
+    """
+    if raw is None:
+        return None
+    if isinstance(raw, str) and raw in WORDS:
+        return 0.0 if raw == "off" else raw
+    is_number = isinstance(raw, int | float) and not isinstance(raw, bool)
+    if is_number and 0 <= raw <= HIGHEST:
+        return float(raw)
+    raise Refusal(
+        "INVALID_PARAMETER",
+        f"{FIELD} must be a number from 0 to {HIGHEST:g}, or one of {', '.join(WORDS)}",
+        param=FIELD,
+    )
+
+
+def plan(
+    intensity: Intensity | None,
+    is_profile_named: bool,
+    profile: Profile | None,
+    live: Live,
+    attached: Sequence[Attached],
+    limits: Range,
+) -> Plan:
+    """The steering of one request that names a profile, an intensity, or both.
+
+    `profile` is the named one, None when it is unknown, which only `off` lets pass.
+
+    Raises:
+        Refusal: PROFILE_INCOMPATIBLE.
+    """
+    if not attached or (intensity is None and not is_profile_named):
+        return Plan()  # (1)
+    if intensity == 0.0:
+        return Plan({}, 0.0 if _has_base(is_profile_named, profile, live) else None)  # (2)
+    if profile is not None:
+        base: Mapping[str, Values] = {_site(profile, attached).key: profile.values}
+        strength = _resolved(intensity, limits, profile.intensity)
+    else:
+        base = live.values if live.enabled else {}
+        strength = _resolved(intensity, limits, 1.0)
+        if not any(base.values()):
+            return Plan()  # an operator's "off" is never dialed back on
+    overlay = {
+        key: {index: _clamped(value * strength) for index, value in values.items()}
+        for key, values in base.items()
+    }
+    is_dialed = intensity is not None and any(overlay.values())
+    return Plan(overlay, strength if is_dialed else None)
+
+
+def echo(value: float) -> str:
+    """An intensity as its header says it: at most three decimals."""
+    return f"{value:.3f}".rstrip("0").rstrip(".")
+
+
+def _has_base(is_profile_named: bool, profile: Profile | None, live: Live) -> bool:
+    if is_profile_named:
+        return profile is not None and bool(profile.values)
+    return live.enabled and any(live.values.values())
+
+
+def _site(profile: Profile, attached: Sequence[Attached]) -> Attached:
+    """The attached SAE that the profile was made for.
+
+    Raises:
+        Refusal: PROFILE_INCOMPATIBLE when none is, or a feature is past its width.
+    """
+    found = [
+        a
+        for a in attached
+        if profile.sae_id in (None, a.sae_id) and profile.layer in (None, a.layer)
+    ]
+    if not found:
+        raise Refusal(
+            "PROFILE_INCOMPATIBLE",
+            f"profile {profile.name!r} is made for SAE {profile.sae_id or 'any'} at layer "
+            f"{'any' if profile.layer is None else profile.layer}, which is not attached",
+            param="profile",
+            sae_id=profile.sae_id,
+            layer=profile.layer,
+            attached=[{"sae_id": a.sae_id, "layer": a.layer} for a in attached],
+        )
+    for index in profile.values:
+        if not 0 <= index < found[0].d_sae:
+            raise Refusal(
+                "PROFILE_INCOMPATIBLE",
+                f"profile {profile.name!r} names feature {index}; the attached SAE has {found[0].d_sae}",
+                param="profile",
+                feature_idx=index,
+                d_sae=found[0].d_sae,
+            )
+    return found[0]
+
+
+def _resolved(intensity: Intensity | None, limits: Range, own: float) -> float:
+    match intensity:
+        case None:
+            return own
+        case "min":
+            return limits.lowest
+        case "max":
+            return limits.highest
+        case _:
+            return float(intensity)
+
+
+def _clamped(value: float) -> float:
+    return min(MAXIMUM, max(MINIMUM, value))

@@ -1,0 +1,349 @@
+"""Leases: a named holder pins the resident model against every load, unload and swap for a limited time.
+
+Pure steps on a `Book`: what is now, and the id of a new lease, are given. Of an id only a digest is kept. A lease ends
+when somebody looks at it after its time; nothing runs in the background.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
+from datetime import datetime, timedelta
+from enum import StrEnum
+from typing import Any
+
+from steerserve.errors import Refusal
+
+HEADER = "X-Service-Lease"
+ID_MAXIMUM = 200
+
+
+class End(StrEnum):
+    """Why a lease ended."""
+
+    RELEASED = "released"
+    EXPIRED = "expired"
+    MODEL_UNLOADED = "model_unloaded"
+    RESTART = "restart"
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """Bounds of what a holder may ask for."""
+
+    default_ttl_seconds: int = 7200
+    max_ttl_seconds: int = 7200
+    holder_max_chars: int = 128
+    reason_max_chars: int = 512
+
+
+@dataclass(frozen=True, slots=True)
+class Terms:
+    """What a holder asks for, within the limits."""
+
+    holder: str
+    reason: str
+    ttl_seconds: int
+
+
+@dataclass(frozen=True, slots=True)
+class Lease:
+    """One lease. Its id is not in it, only the digest that the id is compared by."""
+
+    model_id: int
+    model_name: str
+    holder: str
+    reason: str
+    acquired_at: datetime
+    expires_at: datetime
+    ttl_seconds: int
+    digest: bytes = field(repr=False)
+    renewed_at: datetime | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """A lease that has ended."""
+
+    lease: Lease
+    end_reason: End
+    ended_at: datetime
+
+
+@dataclass(frozen=True, slots=True)
+class Book:
+    """The one lease that may be live, and those that ended last, oldest first, at most `memory` of them."""
+
+    memory: int = 64
+    current: Lease | None = None
+    ended: tuple[Ended, ...] = ()
+
+    @property
+    def last(self) -> Ended | None:
+        """The lease that ended last."""
+        return self.ended[-1] if self.ended else None
+
+
+# ---------------------------------------------------------------------- looking
+
+
+def live(lease: Lease | None, now: datetime) -> Lease | None:
+    """The lease while its time lasts: up to `expires_at`, which is no longer part of it."""
+    return lease if lease is not None and now < lease.expires_at else None
+
+
+def digest_of(lease_id: str) -> bytes:
+    return hashlib.sha256(lease_id.encode()).digest()
+
+
+def is_held_by(lease: Lease | None, lease_id: str | None) -> bool:
+    """Whether this is the lease's id; compared in constant time."""
+    if lease is None or lease_id is None:
+        return False
+    return hmac.compare_digest(lease.digest, digest_of(lease_id))
+
+
+def last_ended(book: Book, model_id: int) -> Ended | None:
+    """The lease of this model that ended last, as far as it is remembered."""
+    return next((e for e in reversed(book.ended) if e.lease.model_id == model_id), None)
+
+
+# ---------------------------------------------------------------------- steps
+
+
+def grant(
+    book: Book, model_id: int, model_name: str, terms: Terms, digest: bytes, now: datetime
+) -> Book:
+    """A lease of the resident, loaded model, from now on.
+
+    (1) One lease is live at most, also for its own holder. That the model is resident is asked of `residency.may_lease`.
+
+    Raises:
+        Refusal: MODEL_LEASED (1).
+    """
+    book = expire(book, now)
+    if book.current is not None:
+        raise leased(book.current, "lease", model_id)  # (1)
+    lease = Lease(
+        model_id,
+        model_name,
+        terms.holder,
+        terms.reason,
+        acquired_at=now,
+        expires_at=now + timedelta(seconds=terms.ttl_seconds),
+        ttl_seconds=terms.ttl_seconds,
+        digest=digest,
+    )
+    return replace(book, current=lease)
+
+
+def renew(book: Book, model_id: int, lease_id: str, ttl_seconds: int, now: datetime) -> Book:
+    """(1) Only the live lease that the id names is renewed. (2) Its time counts from now, not from its old end: it may
+    become shorter.
+
+    Raises:
+        Refusal: LEASE_NOT_FOUND, LEASE_EXPIRED (1).
+    """
+    book = expire(book, now)
+    lease = _named(book, model_id, lease_id)  # (1)
+    end = now + timedelta(seconds=ttl_seconds)  # (2)
+    renewed = replace(lease, renewed_at=now, expires_at=end, ttl_seconds=ttl_seconds)
+    return replace(book, current=renewed)
+
+
+def release(book: Book, model_id: int, lease_id: str, now: datetime) -> Book:
+    """The live lease that the id names ends as released; it is the book's last one.
+
+    Raises:
+        Refusal: LEASE_NOT_FOUND, LEASE_EXPIRED.
+    """
+    book = expire(book, now)
+    _named(book, model_id, lease_id)
+    return _end(book, End.RELEASED, now)
+
+
+def expire(book: Book, now: datetime) -> Book:
+    """A lease whose time has passed ended when it passed, not when somebody looked."""
+    lease = book.current
+    if lease is None or live(lease, now) is not None:
+        return book
+    return _end(book, End.EXPIRED, lease.expires_at)
+
+
+def model_unloaded(book: Book, model_id: int, now: datetime) -> Book:
+    """The model stopped being resident, in whatever way: its lease ends with it."""
+    book = expire(book, now)
+    if book.current is None or book.current.model_id != model_id:
+        return book
+    return _end(book, End.MODEL_UNLOADED, now)
+
+
+def restart(book: Book, now: datetime) -> Book:
+    """The service stops. What the next one starts with is an empty book."""
+    book = expire(book, now)
+    return _end(book, End.RESTART, now) if book.current is not None else book
+
+
+def _end(book: Book, reason: End, now: datetime) -> Book:
+    assert book.current is not None
+    ended = (*book.ended, Ended(book.current, reason, now))
+    return replace(book, current=None, ended=ended[-book.memory :])
+
+
+def _named(book: Book, model_id: int, lease_id: str) -> Lease:
+    """The live lease of this model that the id names.
+
+    (1) The id of a lease of another model answers like an unknown one. (2) An ended lease says how it ended, as long as
+    it is remembered.
+
+    Raises:
+        Refusal: LEASE_NOT_FOUND (1), LEASE_EXPIRED (2).
+    """
+    lease = book.current
+    if lease is not None and lease.model_id == model_id and is_held_by(lease, lease_id):
+        return lease
+    for ended in reversed(book.ended):
+        if ended.lease.model_id == model_id and is_held_by(ended.lease, lease_id):
+            how, when = ended.end_reason.value, _iso(ended.ended_at)
+            message = f"the lease has ended: {how}"
+            raise Refusal("LEASE_EXPIRED", message, end_reason=how, ended_at=when)  # (2)
+    raise Refusal(
+        "LEASE_NOT_FOUND",
+        "no lease of this model has this id; a restart of the service ends every lease",
+        model_id=model_id,
+    )  # (1)
+
+
+# ---------------------------------------------------------------------- what is asked for
+
+
+def terms(body: Any, limits: Limits) -> Terms:
+    """The terms of a grant's body. Nothing is clamped or converted.
+
+    Raises:
+        Refusal: INVALID_LEASE_REQUEST with the field and its limit.
+    """
+    asked = _fields(body, ("holder", "reason", "ttl_seconds"))
+    return Terms(
+        _text(asked, "holder", limits.holder_max_chars),
+        _text(asked, "reason", limits.reason_max_chars),
+        _ttl(asked, limits),
+    )
+
+
+def renewal(body: Any, limits: Limits) -> int:
+    """The seconds that the body of a renewal asks for; by default what a grant gets by default.
+
+    Raises:
+        Refusal: INVALID_LEASE_REQUEST.
+    """
+    return _ttl(_fields(body, ("ttl_seconds",)), limits)
+
+
+def required_id(header: str | None) -> str:
+    """Raises:
+    Refusal: INVALID_LEASE_REQUEST naming the header that must carry the lease id.
+    """
+    if not header or len(header) > ID_MAXIMUM:
+        raise _invalid(
+            HEADER, f"required, the lease id of 1 to {ID_MAXIMUM} characters", ID_MAXIMUM
+        )
+    return header
+
+
+def _fields(body: Any, known: Iterable[str]) -> dict[str, Any]:
+    if body is None:
+        return {}
+    if not isinstance(body, dict):
+        raise _invalid("body", "must be an object")
+    for name in body:
+        if name not in known:
+            raise _invalid(_printable(name), f"unknown; known are {', '.join(known)}")
+    return body
+
+
+def _text(asked: dict[str, Any], name: str, maximum: int) -> str:
+    value = asked.get(name)
+    if not isinstance(value, str) or not value.strip() or len(value) > maximum or _broken(value):
+        raise _invalid(name, f"required, a text of 1 to {maximum} characters", maximum)
+    return value
+
+
+def _ttl(asked: dict[str, Any], limits: Limits) -> int:
+    value = asked.get("ttl_seconds")
+    maximum = limits.max_ttl_seconds
+    if value is None:
+        return min(limits.default_ttl_seconds, maximum)
+    if type(value) is not int or not 1 <= value <= maximum:
+        raise _invalid("ttl_seconds", f"must be an integer from 1 to {maximum}", maximum)
+    return value
+
+
+def _invalid(param: str, why: str, maximum: int | None = None) -> Refusal:
+    limits: dict[str, Any] = {} if maximum is None else {"minimum": 1, "maximum": maximum}
+    return Refusal("INVALID_LEASE_REQUEST", f"{param}: {why}", param=param, **limits)
+
+
+def _broken(text: str) -> bool:
+    """Whether the text has half a surrogate pair, which JSON can carry and UTF-8 cannot."""
+    return any("\ud800" <= character <= "\udfff" for character in text)
+
+
+def _printable(name: str) -> str:
+    return name[:100].encode("ascii", "backslashreplace").decode()
+
+
+# ---------------------------------------------------------------------- what is told of a lease
+
+
+def summary(lease: Lease) -> dict[str, Any]:
+    """What a refusal tells of the lease that caused it."""
+    expires_at = _iso(lease.expires_at)
+    return {"holder": lease.holder, "reason": lease.reason, "expires_at": expires_at}
+
+
+def status(lease: Lease, now: datetime) -> dict[str, Any]:
+    """What a read tells of a live lease. Seconds are rounded up, so that a live lease never has 0 left."""
+    left = (lease.expires_at - now).total_seconds()
+    return {
+        "model_id": lease.model_id,
+        "model_name": lease.model_name,
+        "holder": lease.holder,
+        "reason": lease.reason,
+        "acquired_at": _iso(lease.acquired_at),
+        "renewed_at": _iso(lease.renewed_at) if lease.renewed_at else None,
+        "expires_at": _iso(lease.expires_at),
+        "ttl_seconds": lease.ttl_seconds,
+        "seconds_remaining": max(0, math.ceil(left)),
+    }
+
+
+def ended_status(ended: Ended) -> dict[str, Any]:
+    """What a read tells of an ended lease."""
+    return {
+        **status(ended.lease, ended.ended_at),
+        "seconds_remaining": 0,
+        "end_reason": ended.end_reason.value,
+        "ended_at": _iso(ended.ended_at),
+    }
+
+
+def leased(lease: Lease, operation: str, target_model_id: int) -> Refusal:
+    """The refusal of an operation that somebody else's lease stands against."""
+    told = summary(lease)
+    return Refusal(
+        "MODEL_LEASED",
+        f"model {lease.model_name!r} is leased by {lease.holder!r} until {told['expires_at']}",
+        **told,
+        leased_model_id=lease.model_id,
+        leased_model_name=lease.model_name,
+        operation=operation,
+        target_model_id=target_model_id,
+    )
+
+
+def _iso(instant: datetime) -> str:
+    return instant.isoformat().replace("+00:00", "Z")

@@ -1,0 +1,270 @@
+"""Which JSON Schemas a `response_format` may hold: the keywords, the form of their values, references, and sizes.
+
+What only a compiler can tell (regular expressions, contradictions) is left to `engine/grammar.py`. This walk sees to it
+that no keyword gets there that would be ignored.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from steerserve.errors import Refusal
+from steerserve.rules.schema_dialect import DIGITS, WHOLE_MAXIMUM, disputed
+from steerserve.rules.schema_parts import (
+    ANNOTATIONS,
+    REFERENCE,
+    TYPES,
+    Path,
+    children,
+    idle_references,
+    parts,
+    pointer,
+    resolve,
+)
+
+BYTES_MAXIMUM = 65_536
+NESTING_MAXIMUM = 32
+"""Schemas inside each other."""
+
+VALUE_NESTING_MAXIMUM = 100
+"""Objects and arrays inside each other; the grammar engine's own reader stops at 128."""
+
+PROPERTIES_MAXIMUM = 256
+NAMED = 20
+"""Keywords that the message names; the details name more."""
+
+LISTED = 100
+
+FRACTIONS = (1e-6, 1e15)
+"""Where the grammar engine writes decimal fractions as it read them."""
+
+Fault = dict[str, str]
+
+
+def compact(schema: Any) -> str:
+    """The schema as the shortest JSON text, its keys in their own order."""
+    return json.dumps(schema, ensure_ascii=False, separators=(",", ":"))
+
+
+def check(schema: Any) -> None:
+    """Raises:
+    Refusal: RESPONSE_FORMAT_UNSUPPORTED; `unsupported` lists every offending keyword with its JSON pointer, in document
+        order, and the reason where the keyword as such is supported.
+    """
+    _check_size(schema)
+    if schema is False:
+        raise refusal([fault("", (), "admits nothing")])
+    faults = list(_Walk(schema).visit(schema, (), 0))
+    if faults:
+        raise refusal(faults)
+
+
+def fault(keyword: str, path: Path, reason: str | None = None) -> Fault:
+    """One entry of `unsupported`."""
+    found = {"keyword": keyword, "pointer": pointer(path)}
+    return found if reason is None else {**found, "reason": reason}
+
+
+def refusal(faults: list[Fault]) -> Refusal:
+    """The refusal that names them all, as far as they can be counted."""
+    named = "; ".join(_named(found) for found in faults[:NAMED])
+    more = f" and {len(faults) - NAMED} more" if len(faults) > NAMED else ""
+    return Refusal(
+        "RESPONSE_FORMAT_UNSUPPORTED",
+        f"response_format cannot be honoured: {named}{more}",
+        param="response_format",
+        unsupported=faults[:LISTED],
+    )
+
+
+def _named(found: Fault) -> str:
+    place = f"{found['keyword']} at {found['pointer']}" if found["pointer"] else "the schema"
+    return f"{place}: {found['reason']}" if "reason" in found else f"{place} is not supported"
+
+
+def _too_large(message: str) -> Refusal:
+    return Refusal(
+        "RESPONSE_FORMAT_UNSUPPORTED",
+        f"the schema of response_format {message}",
+        param="response_format",
+        unsupported=[],
+    )
+
+
+def _check_size(schema: Any) -> None:
+    """Nesting before bytes, and without recursion: writing a document that is nested deep enough overflows the stack."""
+    layer, depth = [schema], 0
+    while layer := [value for value in layer if isinstance(value, dict | list)]:
+        depth += 1
+        if depth > VALUE_NESTING_MAXIMUM:
+            raise _too_large(f"is nested deeper than {VALUE_NESTING_MAXIMUM} objects and arrays")
+        layer = [
+            inner
+            for value in layer
+            for inner in (value.values() if isinstance(value, dict) else value)
+        ]
+    try:
+        size = len(compact(schema).encode())
+    except UnicodeEncodeError:
+        raise _too_large("holds half of a surrogate pair") from None
+    except ValueError:
+        raise _too_large("holds a number with thousands of digits") from None
+    if size > BYTES_MAXIMUM:
+        raise _too_large(f"has {size} bytes; at most {BYTES_MAXIMUM} are accepted")
+
+
+class _Walk:
+    """The faults of one schema."""
+
+    def __init__(self, root: Any) -> None:
+        self._root = root
+        self._known = {id(part) for _, part in parts(root)}
+        self._idle = idle_references(root)
+
+    def visit(self, schema: Any, path: Path, depth: int) -> Iterator[Fault]:
+        if isinstance(schema, bool):
+            return
+        if not isinstance(schema, dict):
+            yield fault(path[-1] if path else "", path, "must be an object or a boolean")
+            return
+        if depth > NESTING_MAXIMUM:
+            raise _too_large(f"is nested deeper than {NESTING_MAXIMUM} schemas")
+        for keyword, value in schema.items():
+            at = (*path, keyword)
+            if keyword in ANNOTATIONS:
+                continue
+            if keyword not in _FORMS:
+                yield fault(keyword, at)
+                continue
+            reason = _FORMS[keyword](value)
+            if keyword == "$ref" and reason is None:
+                reason = self._reference(schema, value)
+            if reason is not None:
+                yield fault(keyword, at, reason)
+                continue
+            for step, part in children(keyword, value):
+                yield from self.visit(part, (*path, *step), depth + 1)
+
+    def _reference(self, schema: dict[str, Any], reference: str) -> str | None:
+        target = resolve(self._root, reference)
+        if not isinstance(target, bool) and id(target) not in self._known:
+            return "there is no schema at this pointer"
+        if id(schema) in self._idle:
+            return "refers to itself without entering the instance"
+        return None
+
+
+def _type(value: Any) -> str | None:
+    names = [value] if isinstance(value, str) else value
+    if not _is_unique_names(names) or not names or any(name not in TYPES for name in names):
+        return f"must be one of {', '.join(TYPES)}, or a list of them"
+    return None
+
+
+def _is_unique_names(value: Any) -> bool:
+    if not isinstance(value, list) or not all(isinstance(name, str) for name in value):
+        return False
+    return len(set(value)) == len(value)
+
+
+def _required(value: Any) -> str | None:
+    return None if _is_unique_names(value) else "must be a list of unique strings"
+
+
+def _schemas(value: Any) -> str | None:
+    return None if isinstance(value, dict) else "must be an object of schemas"
+
+
+def _properties(value: Any) -> str | None:
+    if isinstance(value, dict) and len(value) > PROPERTIES_MAXIMUM:
+        return f"has {len(value)} properties; at most {PROPERTIES_MAXIMUM} are accepted"
+    return _schemas(value)
+
+
+def _schema(value: Any) -> str | None:
+    return None if isinstance(value, dict | bool) else "must be a schema"
+
+
+def _any_of(value: Any) -> str | None:
+    return None if isinstance(value, list) and value else "must be a list of at least one schema"
+
+
+def _count(value: Any) -> str | None:
+    """JSON Schema counts 2.0 among the integers."""
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    if not is_number or not math.isfinite(value) or value < 0 or value != int(value):
+        return "must be a whole number of at least 0"
+    return None
+
+
+def _bound(value: Any) -> str | None:
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return "must be a number"
+    try:
+        return None if math.isfinite(float(value)) else "must be finite"
+    except OverflowError:
+        return "must fit a double"
+
+
+def _enum(value: Any) -> str | None:
+    if not isinstance(value, list) or not value:
+        return "must be a list of at least one value"
+    return _const(value)
+
+
+def _const(value: Any) -> str | None:
+    """Numbers are written by the grammar engine: those that it would change are refused."""
+    pending = [value]
+    while pending:
+        found = pending.pop()
+        if isinstance(found, dict | list):
+            pending.extend(found.values() if isinstance(found, dict) else found)
+        elif isinstance(found, int | float) and not _is_exact(found):
+            return f"holds {str(found)[:40]}, which cannot be enforced exactly"
+    return None
+
+
+def _is_exact(number: float) -> bool:
+    if isinstance(number, int):
+        return abs(number) <= WHOLE_MAXIMUM
+    if not math.isfinite(number):
+        return False
+    least, most = FRACTIONS
+    if not (number == 0 or least <= abs(number) < most):
+        return False
+    return float(f"{number:.{DIGITS}g}") == number
+
+
+def _pattern(value: Any) -> str | None:
+    return disputed(value) if isinstance(value, str) else "must be a string"
+
+
+def _reference(value: Any) -> str | None:
+    if not isinstance(value, str) or not value.startswith(REFERENCE):
+        return f"must begin with {REFERENCE}"
+    return None
+
+
+_FORMS: dict[str, Callable[[Any], str | None]] = {
+    "type": _type,
+    "properties": _properties,
+    "required": _required,
+    "additionalProperties": _schema,
+    "items": _schema,
+    "minItems": _count,
+    "maxItems": _count,
+    "minLength": _count,
+    "maxLength": _count,
+    "enum": _enum,
+    "const": _const,
+    "minimum": _bound,
+    "maximum": _bound,
+    "pattern": _pattern,
+    "anyOf": _any_of,
+    "$ref": _reference,
+    "$defs": _schemas,
+}
+"""Each supported keyword, and what is wrong with a value of it: None when nothing is."""

@@ -1,0 +1,140 @@
+"""Saved profiles: the rows, as frozen records."""
+
+from __future__ import annotations
+
+import re
+import secrets
+from collections.abc import Callable
+from dataclasses import dataclass, fields
+from datetime import datetime
+from typing import Any
+
+from sqlalchemy import ColumnElement, delete, insert, select
+from sqlalchemy.engine import RowMapping
+from sqlalchemy.exc import IntegrityError
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from steerserve.errors import Refusal
+from steerserve.store.catalog import Clock, utc_now
+from steerserve.store.db import Database
+from steerserve.store.tables import profiles
+
+_UNSTORABLE = re.compile("[\x00\ud800-\udfff]")
+"""What a database cannot take in a text, so that no row has it."""
+
+
+@dataclass(frozen=True, slots=True)
+class ProfileRow:
+    """One saved profile; `steering` is in the order of its indices."""
+
+    id: str
+    name: str
+    description: str | None
+    model_id: str | None
+    sae_id: str | None
+    layer: int | None
+    steering: dict[int, float]
+    intensity: float
+    source_kind: str
+    created_at: datetime
+    updated_at: datetime
+
+
+def new_profile_id() -> str:
+    return "prof_" + secrets.token_hex(6)
+
+
+class Documents:
+    """Reads and writes of the profiles. Their names are compared exactly."""
+
+    def __init__(
+        self,
+        database: Database,
+        now: Clock = utc_now,
+        new_id: Callable[[], str] = new_profile_id,
+    ) -> None:
+        self._database = database
+        self._now = now
+        self._new_id = new_id
+
+    async def profiles(self) -> list[ProfileRow]:
+        """All of them, oldest first."""
+        async with self._database.read() as connection:
+            rows = await connection.execute(
+                select(profiles).order_by(profiles.c.created_at, profiles.c.id)
+            )
+            return [_record(row) for row in rows.mappings()]
+
+    async def profile(self, profile_id: str) -> ProfileRow:
+        """Raises:
+        Refusal: PROFILE_NOT_FOUND.
+        """
+        row = await self._find(profiles.c.id == profile_id, profile_id)
+        if row is None:
+            raise _unknown(profile_id)
+        return row
+
+    async def profile_named(self, name: str) -> ProfileRow:
+        """Raises:
+        Refusal: PROFILE_NOT_FOUND for the request field `profile`.
+        """
+        row = await self._find(profiles.c.name == name, name)
+        if row is None:
+            raise Refusal(
+                "PROFILE_NOT_FOUND", f"no profile is named {name[:100]!r}", param="profile"
+            )
+        return row
+
+    async def add_profile(self, **values: Any) -> ProfileRow:
+        """Raises:
+        Refusal: PROFILE_ALREADY_EXISTS.
+        """
+        profile_id, now = self._new_id(), self._now()
+        try:
+            async with self._database.write() as connection:
+                await connection.execute(
+                    insert(profiles).values(**values, id=profile_id, created_at=now, updated_at=now)
+                )
+                row = await _first(connection, profiles.c.id == profile_id)
+        except IntegrityError as error:
+            raise Refusal(
+                "PROFILE_ALREADY_EXISTS",
+                f"a profile is named {values['name']!r}",
+                name=values["name"],
+            ) from error
+        assert row is not None
+        return row
+
+    async def remove_profile(self, profile_id: str) -> None:
+        """Raises:
+        Refusal: PROFILE_NOT_FOUND; of two that remove the same one, the second gets it.
+        """
+        removed = 0
+        if not _UNSTORABLE.search(profile_id):
+            async with self._database.write() as connection:
+                done = await connection.execute(delete(profiles).where(profiles.c.id == profile_id))
+                removed = done.rowcount
+        if not removed:
+            raise _unknown(profile_id)
+
+    async def _find(self, matches: ColumnElement[bool], wanted: str) -> ProfileRow | None:
+        if _UNSTORABLE.search(wanted):
+            return None
+        async with self._database.read() as connection:
+            return await _first(connection, matches)
+
+
+async def _first(connection: AsyncConnection, matches: ColumnElement[bool]) -> ProfileRow | None:
+    found = await connection.execute(select(profiles).where(matches))
+    row = found.mappings().first()
+    return _record(row) if row is not None else None
+
+
+def _record(row: RowMapping) -> ProfileRow:
+    return ProfileRow(**{field.name: row[field.name] for field in fields(ProfileRow)})
+
+
+def _unknown(profile_id: str) -> Refusal:
+    return Refusal(
+        "PROFILE_NOT_FOUND", f"no profile has the id {profile_id[:100]!r}", profile_id=profile_id
+    )

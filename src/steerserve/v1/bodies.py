@@ -1,0 +1,192 @@
+"""The bodies of the `/v1` requests, for validation and for the API description."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, WithJsonSchema
+
+SEED_MAXIMUM = 2**32 - 1
+LOGPROBS_MAXIMUM = 20
+NAME_MAXIMUM = 64
+
+Finite = Annotated[float, Field(allow_inf_nan=False)]
+
+
+class Body(BaseModel):
+    """Types are not converted; unknown fields are kept, so that they can be reported."""
+
+    model_config = ConfigDict(strict=True, extra="allow")
+
+
+class ContentPart(Body):
+    """A part of a message's content; only text is understood."""
+
+    type: Literal["text"]
+    text: str
+
+
+class Message(Body):
+    """One message of a conversation."""
+
+    role: Literal["system", "user", "assistant", "tool", "function", "developer"]
+    content: str | list[ContentPart] | None = None
+    name: str | None = None
+
+
+Conversation = Annotated[list[Message], Field(min_length=1)]
+
+
+class StreamOptions(Body):
+    include_usage: bool | None = None
+
+
+class JsonSchema(Body):
+    """A schema in the supported subset; it is enforced whatever `strict` says."""
+
+    name: Annotated[str, Field(min_length=1, max_length=NAME_MAXIMUM)]
+    strict: bool | None = None
+    schema_: Annotated[dict[str, Any] | bool, Field(alias="schema")]
+
+
+class ResponseFormat(Body):
+    """What each choice must be."""
+
+    type: Literal["text", "json_object", "json_schema"]
+    json_schema: JsonSchema | None = None
+
+
+class Positions(Body):
+    """Half-open, absolute over prompt and completion."""
+
+    start: Annotated[int, Field(ge=0)]
+    end: Annotated[int, Field(ge=1)]
+
+
+class ReturnActivations(Body):
+    """SAE activations to send along."""
+
+    sae_id: str | None = None
+    features: list[int] | None = None
+    top_k: int | None = None
+    positions: Literal["last", "prompt", "completion", "all"] | Positions | None = None
+    read_point: Literal["post_steering", "pre_steering"] | None = None
+
+
+class Sampled(Body):
+    """The fields that chat and text completions share."""
+
+    model: Annotated[str, Field(min_length=1)]
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    temperature: Annotated[Finite, Field(ge=0, le=2)] | None = None
+    top_p: Annotated[Finite, Field(ge=0, le=1)] | None = None
+    max_tokens: Annotated[int, Field(ge=1)] | None = None
+    max_completion_tokens: Annotated[int, Field(ge=1)] | None = None
+    stop: str | list[str] | None = None
+    frequency_penalty: Annotated[Finite, Field(ge=-2, le=2)] | None = None
+    presence_penalty: Annotated[Finite, Field(ge=-2, le=2)] | None = None
+    seed: Annotated[int, Field(ge=0, le=SEED_MAXIMUM)] | None = None
+    allowed_token_ids: Annotated[list[int], Field(min_length=1)] | None = None
+    return_tokens_as_token_ids: bool | None = None
+
+
+_INTENSITY = {
+    "anyOf": [
+        {"type": "number", "minimum": 0, "maximum": 2},
+        {"enum": ["off", "min", "max"]},
+        {"type": "null"},
+    ]
+}
+
+
+class ChatBody(Sampled):
+    """The body of `POST /v1/chat/completions`."""
+
+    messages: Conversation
+    extra_messages: list[Conversation] | None = None
+    n: Annotated[int, Field(ge=1)] | None = None
+    logprobs: bool | None = None
+    top_logprobs: Annotated[int, Field(ge=0, le=LOGPROBS_MAXIMUM)] | None = None
+    response_format: ResponseFormat | None = None
+    profile: Annotated[str, Field(min_length=1)] | None = None
+    steering_intensity: Annotated[Any, WithJsonSchema(_INTENSITY)] = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    return_sae_activations: ReturnActivations | None = None
+
+
+class CompletionBody(Sampled):
+    """The body of `POST /v1/completions`."""
+
+    prompt: str | Annotated[list[str], Field(min_length=1)]
+    n: Literal[1] | None = None
+    logprobs: Annotated[int, Field(ge=0, le=LOGPROBS_MAXIMUM)] | None = None
+    add_special_tokens: bool | None = None
+    return_sae_activations: ReturnActivations | None = None
+
+
+class EmbeddingBody(Body):
+    """The body of `POST /v1/embeddings`; inputs are texts, not token ids."""
+
+    model: Annotated[str, Field(min_length=1)]
+    input: Annotated[str, Field(min_length=1)] | Annotated[list[str], Field(min_length=1)]
+    encoding_format: Literal["float", "base64"] | None = None
+
+
+class Fault(BaseModel):
+    """What went wrong; `code` is stable."""
+
+    model_config = ConfigDict(extra="allow")
+    message: str
+    type: str
+    code: str
+    param: str | None
+
+
+class FaultBody(BaseModel):
+    """The body of every refusal."""
+
+    error: Fault
+
+
+RESPONSES: dict[int | str, dict[str, Any]] = {
+    status: {"model": FaultBody, "description": "a refusal; `error.code` says which"}
+    for status in (400, 403, 404, 405, 409, 413, 500, 503, 507)
+}
+"""What every inference route may answer beside its success."""
+
+STREAMED: dict[int | str, dict[str, Any]] = {
+    200: {
+        "description": "the answer; with `stream: true` as server-sent events",
+        "content": {"application/json": {}, "text/event-stream": {}},
+    }
+}
+_HEADERS = (
+    ("X-Service-Strict", "`true` refuses fields that are not used."),
+    ("X-Service-Load-Policy", "`refuse` never loads a model; `auto` does."),
+    ("X-Service-Lease", "The lease of the one who holds the resident model."),
+)
+
+
+def documented(kind: type[BaseModel]) -> dict[str, Any]:
+    """A route's body and headers for the API description; the route reads both itself."""
+    schema = kind.model_json_schema(ref_template="#/components/schemas/{model}")
+    definitions = schema.pop("$defs", {})
+    inline = _inlined(schema, definitions)
+    return {
+        "requestBody": {"required": True, "content": {"application/json": {"schema": inline}}},
+        "parameters": [
+            {"name": name, "in": "header", "description": text, "schema": {"type": "string"}}
+            for name, text in _HEADERS
+        ],
+    }
+
+
+def _inlined(node: Any, definitions: dict[str, Any]) -> Any:
+    if isinstance(node, dict):
+        if "$ref" in node:
+            return _inlined(definitions[node["$ref"].rpartition("/")[2]], definitions)
+        return {key: _inlined(value, definitions) for key, value in node.items()}
+    if isinstance(node, list):
+        return [_inlined(value, definitions) for value in node]
+    return node

@@ -1,0 +1,120 @@
+"""How `/v1` writes a choice: of a chat or of a text completion, whole or as a delta, with its log-probabilities."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from steerserve.control.generate import Activated, Piece, Run, Scored, TokenScore
+from steerserve.rules.activations import Activations
+from steerserve.rules.intent import Generate, Score
+
+NOTE = "the last sampled token has no activation: no forward pass reads it"
+
+
+@dataclass(slots=True)
+class Choice:
+    """One choice so far."""
+
+    text: list[str] = field(default_factory=list)
+    tokens: int = 0
+    finish: str | None = None
+    scored: Scored | None = None
+
+    def take(self, piece: Piece) -> None:
+        self.text.append(piece.text)
+        self.tokens = piece.tokens
+        self.finish = piece.finish
+
+    def score(self, scored: Scored) -> None:
+        """A scored choice is one token long."""
+        self.text = [scored.best.text]
+        self.tokens = 1
+        self.finish = "length"
+        self.scored = scored
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """How a route writes its objects."""
+
+    prefix: str
+    whole: str
+    chunk: str
+    is_chat: bool
+
+    def choice(self, index: int, choice: Choice, intent: Generate | Score) -> dict[str, Any]:
+        """A whole choice; `logprobs` is there exactly on scoring requests."""
+        text = "".join(choice.text)
+        if self.is_chat:
+            body: dict[str, Any] = {"message": {"role": "assistant", "content": text}}
+        else:
+            body = {"text": text}
+        found = {"index": index, **body, "finish_reason": choice.finish}
+        if choice.scored is not None and isinstance(intent, Score):
+            found["logprobs"] = self._logprobs(index, choice.scored, intent)
+        return found
+
+    def delta(self, index: int, text: str, finish: str | None) -> dict[str, Any]:
+        if self.is_chat:
+            body: dict[str, Any] = {"delta": {"content": text} if text else {}}
+        else:
+            body = {"text": text}
+        return {"index": index, **body, "finish_reason": finish}
+
+    def opening(self, index: int) -> dict[str, Any]:
+        """The first delta of a chat's choice."""
+        delta = {"role": "assistant", "content": ""}
+        return {"index": index, "delta": delta, "finish_reason": None}
+
+    def _logprobs(self, index: int, scored: Scored, intent: Score) -> dict[str, Any] | None:
+        if intent.top is None:
+            return None
+        if self.is_chat:
+            top = [_described(score, intent) for score in scored.top[: intent.top]]
+            return {"content": [{**_described(scored.best, intent), "top_logprobs": top}]}
+        listed: dict[str, float] = {}
+        for score in scored.top:  # the most probable first, and it keeps a text that others share
+            listed.setdefault(_key(score, intent), score.logprob)
+        return {
+            "tokens": [_key(scored.best, intent)],
+            "token_logprobs": [scored.best.logprob],
+            "top_logprobs": [listed],
+            "text_offset": [len(intent.prompts[index])],
+        }
+
+
+CHAT = Shape("chatcmpl", "chat.completion", "chat.completion.chunk", is_chat=True)
+COMPLETION = Shape("cmpl", "text_completion", "text_completion", is_chat=False)
+
+
+def activations(asked: Activations, run: Run, found: Activated, read_point: str) -> dict[str, Any]:
+    """The `sae_activations` object of an answer."""
+    tapped = run.admitted.tapped
+    assert tapped is not None
+    return {
+        "sae_id": tapped.sae_id,
+        "layer": tapped.layer,
+        "read_point": read_point,
+        "positions": [
+            {
+                "position": reading.position,
+                "token_id": reading.token,
+                "features": [{"index": i, "value": value} for i, value in reading.features],
+            }
+            for reading in found.readings
+        ],
+        "note": NOTE,
+    }
+
+
+def _key(score: TokenScore, intent: Score) -> str:
+    return f"token_id:{score.token}" if intent.is_keyed_by_id else score.text
+
+
+def _described(score: TokenScore, intent: Score) -> dict[str, Any]:
+    return {
+        "token": _key(score, intent),
+        "logprob": score.logprob,
+        "bytes": list(score.text.encode()),
+    }

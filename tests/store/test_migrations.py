@@ -1,0 +1,68 @@
+"""Databases of earlier versions: their rows are there after the upgrade."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from alembic import command
+from alembic.config import Config
+from sqlalchemy import create_engine, inspect, text
+
+import steerserve.store.db
+from steerserve.store.catalog import Catalog
+from steerserve.store.db import Database
+from steerserve.store.documents import Documents
+
+SCRIPTS = Path(steerserve.store.db.__file__).parent / "migrations"
+MODEL = (
+    "INSERT INTO models (name, source, local_path, quantization, trust_remote_code, disk_size_mb, "
+    "estimated_memory_mb, supports_embeddings, status, created_at, updated_at) "
+    "VALUES ('old', 'local', '/models/old', 'FP16', 0, 1, 1, 1, 'ready', "
+    "'2026-01-05 10:00:00', '2026-01-05 10:00:00')"
+)
+SAE = (
+    "INSERT INTO saes (id, name, format, architecture, d_in, d_sae, dtype, status, created_at, updated_at) "
+    "VALUES ('sae_1', 'old', 'saelens', 'standard', 8, 16, 'float32', 'cached', "
+    "'2026-01-05 10:00:00', '2026-01-05 10:00:00')"
+)
+
+
+def migrate(url: str, revision: str, *statements: str, up: bool = True) -> set[str]:
+    """Move a database to a revision, then run the statements; the tables it has then."""
+    path = url.removeprefix("sqlite+aiosqlite:///")
+    Path(path).parent.mkdir(parents=True, exist_ok=True)
+    engine = create_engine(f"sqlite:///{path}")
+    config = Config()
+    config.set_main_option("script_location", str(SCRIPTS))
+    with engine.begin() as connection:
+        config.attributes["connection"] = connection
+        (command.upgrade if up else command.downgrade)(config, revision)
+        for statement in statements:
+            connection.execute(text(statement))
+        tables = set(inspect(connection).get_table_names())
+    engine.dispose()
+    return tables
+
+
+async def test_a_database_without_profiles_gets_them_and_keeps_its_rows(url: str) -> None:
+    assert "profiles" not in migrate(url, "0001", MODEL, SAE)
+    database = Database(url)
+    await database.open()
+    catalog, documents = Catalog(database), Documents(database)
+    assert [(row.id, row.name, row.status) for row in await catalog.models()] == [
+        (1, "old", "ready")
+    ]
+    assert [(row.id, row.d_sae) for row in await catalog.saes()] == [("sae_1", 16)]
+    assert await documents.profiles() == []
+    made = await documents.add_profile(name="calm", steering={14: 2.5})
+    await database.close()
+    again = Database(url)
+    await again.open()
+    assert await Documents(again).profiles() == [made]
+    await again.close()
+
+
+async def test_going_back_takes_only_the_profiles(url: str, database: Database) -> None:
+    await Catalog(database).add_model(name="m", source="local", quantization="FP16", status="ready")
+    assert migrate(url, "0001", up=False) == {"models", "saes", "alembic_version"}
+    assert len(await Catalog(database).models()) == 1
