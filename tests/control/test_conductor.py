@@ -290,7 +290,8 @@ async def test_a_swap_whose_load_fails_leaves_the_slot_empty(world: World) -> No
     first = await world.loaded("a")
     second = await world.model("b")
     world.launcher.fail("load", BROKEN)
-    assert (await refused(world.ask("b"))).code == "INSUFFICIENT_MEMORY"
+    refusal = await refused(world.ask("b"))
+    assert (refusal.code, refusal.details["cause"]) == ("MODEL_LOAD_FAILED", "INSUFFICIENT_MEMORY")
     await until(lambda: world.conductor.resident is None)
     assert (await world.status(first))[0] == "ready"
     assert (await world.status(second))[0] == "error"

@@ -335,7 +335,7 @@ async def test_a_holders_swap_whose_load_fails_has_ended_the_lease(world: World)
     row, lease_id = await leased(world)
     await world.model("b")
     world.launcher.fail("load", Refusal("INSUFFICIENT_MEMORY", "the weights do not fit"))
-    assert (await refused(ask(world, "b", lease_id))).code == "INSUFFICIENT_MEMORY"
+    assert (await refused(ask(world, "b", lease_id))).code == "MODEL_LOAD_FAILED"
     assert end_reason(world, row) == "model_unloaded"
 
 

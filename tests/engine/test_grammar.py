@@ -41,6 +41,16 @@ def tokenizer() -> grammar.LLTokenizer:
     return grammar.LLTokenizer("byte")
 
 
+def pid(checker: Checker) -> int | None:
+    """Of the one process that runs, if any."""
+    assert len(checker.pids) <= 1
+    return next(iter(checker.pids), None)
+
+
+def is_busy(checker: Checker) -> bool:
+    return any(lane._lock.locked() for lane in checker._lanes)
+
+
 async def refused(checker: Checker, schema: Any) -> Refusal:
     with pytest.raises(Refusal) as caught:
         await checker.check(schema)
@@ -196,40 +206,55 @@ async def test_questions_asked_during_a_hostile_one_are_answered(
     assert bad == "$: 1 is not of type 'string'"
 
 
+async def test_a_hostile_question_does_not_hold_up_the_next(
+    checker: Checker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(grammar, "CHECK_SECONDS", 60.0)
+    hostile = asyncio.create_task(checker.validate(CATASTROPHE, CATASTROPHIC_TEXT))
+    while not is_busy(checker):
+        await asyncio.sleep(0)
+    assert await checker.validate(TEXT, '"a"') is None
+    assert len(checker.pids) == 2
+    assert not hostile.done()
+    hostile.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await hostile
+
+
 async def test_memory_is_limited_and_a_crash_is_a_reason(checker: Checker) -> None:
     await checker.check(TEXT)
-    first = checker.pid
+    first = pid(checker)
     assert first is not None
     soft, hard = psutil.Process(first).rlimit(psutil.RLIMIT_AS)
     assert soft == hard == grammar.MEMORY_BYTES
     refusal = await refused(checker, STACK_OVERFLOW)
     assert "memory or depth" in refusal.message
     await checker.check({"type": "null"})
-    assert checker.pid != first
+    assert pid(checker) != first
 
 
 async def test_a_process_that_was_killed_is_replaced_unnoticed(checker: Checker) -> None:
     await checker.check(TEXT)
-    first = checker.pid
+    first = pid(checker)
     assert first is not None
     os.kill(first, signal.SIGKILL)
     await checker.check({"type": "null"})
-    assert checker.pid not in (None, first)
+    assert pid(checker) not in (None, first)
 
 
 async def test_an_interrupt_from_the_terminal_is_the_services_matter(checker: Checker) -> None:
     await checker.check(TEXT)
-    first = checker.pid
+    first = pid(checker)
     assert first is not None
     os.kill(first, signal.SIGINT)
     await checker.check({"type": "null"})
-    assert checker.pid == first
+    assert pid(checker) == first
 
 
 async def test_a_cancelled_question_does_not_answer_the_next(checker: Checker) -> None:
     await checker.check(TEXT)
     asked = asyncio.create_task(checker.validate(CATASTROPHE, CATASTROPHIC_TEXT))
-    while not checker._lock.locked():
+    while not is_busy(checker):
         await asyncio.sleep(0)
     await asyncio.sleep(0)
     asked.cancel()
@@ -260,17 +285,17 @@ async def test_schemas_that_passed_are_remembered_up_to_a_bound(
 
 async def test_closing_leaves_no_process_and_refuses_whoever_waits(checker: Checker) -> None:
     await checker.check(TEXT)
-    assert checker.pid is not None
-    process = psutil.Process(checker.pid)
+    assert pid(checker) is not None
+    process = psutil.Process(pid(checker))
     waiting = asyncio.create_task(checker.validate(CATASTROPHE, CATASTROPHIC_TEXT))
-    while not checker._lock.locked():
+    while not is_busy(checker):
         await asyncio.sleep(0)
     await checker.close()
     with pytest.raises(Refusal) as caught:
         await waiting
     assert caught.value.code == "SHUTTING_DOWN"
     assert not process.is_running()
-    assert checker.pid is None
+    assert pid(checker) is None
     await checker.close()
 
 
@@ -279,15 +304,14 @@ async def test_a_schema_is_not_seen_among_the_processes_and_the_environment_is_n
 ) -> None:
     monkeypatch.setenv("A_SECRET", "x")
     await checker.check({"const": "confidential"})
-    process = psutil.Process(checker.pid)
+    process = psutil.Process(pid(checker))
     assert process.cmdline()[1:] == ["-m", "steerserve.engine.grammar"]
     assert "A_SECRET" not in process.environ()
 
 
 async def test_the_process_ends_with_its_input(checker: Checker) -> None:
     await checker.check(TEXT)
-    child = checker._child
-    assert child is not None
+    (child,) = [lane._child for lane in checker._lanes if lane._child]
     assert child.stdin is not None
     child.stdin.close()
     assert await child.wait() == 0

@@ -233,7 +233,7 @@ class Conductor:
             await self.records.model(coming, status="loading", error_message=None)
             if leaving is not None:
                 await self._leave(leaving)
-            await self._fill(coming)
+            await self._fill(coming, has_unloaded=leaving is not None)
         except asyncio.CancelledError:
             if not coming.ready.done():
                 coming.ready.set_exception(_shutting_down())
@@ -243,14 +243,14 @@ class Conductor:
             raise
         except Exception as error:
             log.exception("load_failed", model=coming.row.name)
-            await self._fail(coming, loading.as_refusal(error))
+            await self._fail(coming, loading.as_refusal(error, has_unloaded=leaving is not None))
 
-    async def _fill(self, coming: Resident) -> None:
+    async def _fill(self, coming: Resident, *, has_unloaded: bool) -> None:
         """Load the model, and make it the one that serves."""
         try:
             facts = await loading.fill(coming, self._launcher, self._settings, self._bus)
         except (Refusal, TimeoutError) as error:
-            await self._fail(coming, loading.as_refusal(error))
+            await self._fail(coming, loading.as_refusal(error, has_unloaded=has_unloaded))
             return
         assert coming.engine is not None
         await self.records.model(

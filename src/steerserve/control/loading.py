@@ -55,12 +55,17 @@ async def fill(coming: Resident, launcher: Launcher, settings: Settings, bus: Bu
     return coming.facts
 
 
-def as_refusal(error: Exception) -> Refusal:
-    """What ended a load, as its requesters are told it."""
-    if isinstance(error, Refusal):
-        if error.code == "ENGINE_UNAVAILABLE":
-            return Refusal("MODEL_LOAD_FAILED", error.message)
-        return error
+def as_refusal(error: Exception, *, has_unloaded: bool) -> Refusal:
+    """What ended a load, as its requesters are told it.
+
+    Once another model was unloaded for it, it is a failed load whatever the reason; `details.cause` has the code.
+    """
     if isinstance(error, TimeoutError):
         return Refusal("MODEL_LOAD_FAILED", "the load took longer than LOAD_TIMEOUT")
-    return Refusal("MODEL_LOAD_FAILED", "the load failed inside the service")
+    if not isinstance(error, Refusal):
+        return Refusal("MODEL_LOAD_FAILED", "the load failed inside the service")
+    if error.code == "ENGINE_UNAVAILABLE":
+        return Refusal("MODEL_LOAD_FAILED", error.message)
+    if has_unloaded and error.code != "MODEL_LOAD_FAILED":
+        return Refusal("MODEL_LOAD_FAILED", error.message, cause=error.code, **error.details)
+    return error

@@ -1,6 +1,6 @@
-"""The checker: a child process that compiles schemas and validates documents, so that a hostile one cannot block the service.
+"""The checker: child processes that compile schemas and validate documents, so that a hostile one cannot block the service.
 
-`Checker` is its client in the control plane; `python -m steerserve.engine.grammar` is the process. Frames on its standard
+`Checker` is their client in the control plane; `python -m steerserve.engine.grammar` is a process. Frames on its standard
 input and output are a 4-byte big-endian length and a JSON body. It ends when its input closes.
 """
 
@@ -38,11 +38,14 @@ from steerserve.rules.schema_subset import Fault, compact, fault, refusal
 CHECK_SECONDS = 1.5
 """What one check or validation may take."""
 
+LANES = 4
+"""Processes that may run at once."""
+
 START_SECONDS = 30.0
 """What the process may take to import what it needs."""
 
 MEMORY_BYTES = 1 << 30
-"""Address space of the process."""
+"""Address space of a process."""
 
 PASSED_MAXIMUM = 64
 """Schemas that are remembered as good."""
@@ -75,17 +78,20 @@ class Answer(msgspec.Struct):
 
 
 class Checker:
-    """Owns the process: starts it when it is first needed, and again after it had to be killed or died."""
+    """Owns the processes: a hostile schema holds up one of them, and the next question takes another."""
 
     def __init__(self) -> None:
-        self._lock = asyncio.Lock()
-        self._child: Process | None = None
-        self._is_closed = False
+        self._lanes = [Lane() for _ in range(LANES)]
+        # the last one used is the next one used: most services never start a second
+        self._free: asyncio.LifoQueue[Lane] = asyncio.LifoQueue()
+        for lane in self._lanes:
+            self._free.put_nowait(lane)
         self._passed: OrderedDict[bytes, None] = OrderedDict()
 
     @property
-    def pid(self) -> int | None:
-        return self._child.pid if self._child else None
+    def pids(self) -> list[int]:
+        """Of the processes that run."""
+        return [lane.pid for lane in self._lanes if lane.pid is not None]
 
     async def check(self, schema: Schema) -> None:
         """Whether the grammar engine can enforce a schema that `schema_subset.check` has passed.
@@ -110,14 +116,39 @@ class Checker:
         return (await self._ask(Ask(compact(schema), text))).reason
 
     async def close(self) -> None:
-        """End the process. Whoever waits for it is refused."""
+        """End the processes. Whoever waits for one is refused."""
+        for lane in self._lanes:
+            await lane.close()
+
+    async def _ask(self, ask: Ask) -> Answer:
+        lane = await self._free.get()
+        try:
+            return await lane.ask(ask)
+        finally:
+            self._free.put_nowait(lane)
+
+
+class Lane:
+    """One process: started when it is first needed, and again after it had to be killed or died."""
+
+    def __init__(self) -> None:
+        self._lock = asyncio.Lock()
+        self._child: Process | None = None
+        self._is_closed = False
+
+    @property
+    def pid(self) -> int | None:
+        return self._child.pid if self._child else None
+
+    async def close(self) -> None:
         self._is_closed = True
         if self._child and self._child.returncode is None:
             self._child.kill()
         async with self._lock:
             await self._end()
 
-    async def _ask(self, ask: Ask) -> Answer:
+    async def ask(self, ask: Ask) -> Answer:
+        """The answer of the process, or why it has none within its limits."""
         async with self._lock:
             for _ in range(2):
                 is_fresh = self._child is None or self._child.returncode is not None

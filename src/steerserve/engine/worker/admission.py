@@ -8,7 +8,7 @@ from typing import Any, Protocol
 import torch
 
 from steerserve.engine import messages as m
-from steerserve.engine.worker import sampling
+from steerserve.engine.worker import memory, sampling
 from steerserve.engine.worker.checkpoint import Checkpoint
 from steerserve.engine.worker.constrain import Constraint
 from steerserve.engine.worker.rows import Pooling, Row, Scoring, Writing
@@ -69,7 +69,7 @@ def rows_of(
             "INSUFFICIENT_MEMORY",
             f"the choices of a seeded request run together and need {together} tokens of KV cache; "
             f"{kv_tokens} are there",
-            device=str(model.device),
+            **memory.described(model.device),
             prompt_tokens=max(len(row.prompt) for row in rows),
             max_new_tokens=max(row.max_tokens for row in rows),
             batch_rows=len(rows),

@@ -18,6 +18,13 @@ def device() -> torch.device:
     return torch.device("cuda:0") if torch.cuda.is_available() else torch.device("cpu")
 
 
+def described(where: torch.device) -> dict[str, str]:
+    """The device as refusals name it."""
+    is_card = where.type == "cuda"
+    name = torch.cuda.get_device_name(where) if is_card else "host memory"
+    return {"device": str(where), "device_name": name}
+
+
 def free(where: torch.device) -> int:
     """Bytes that can still be taken on the device."""
     if where.type == "cuda":

@@ -22,7 +22,7 @@ from steerserve.engine.messages import (
     Scored,
     TokenScore,
 )
-from steerserve.engine.worker import sampling
+from steerserve.engine.worker import memory, sampling
 from steerserve.engine.worker.constrain import Constraint
 from steerserve.engine.worker.kv import LENGTH_STEP
 from steerserve.engine.worker.taps import TapReader
@@ -145,12 +145,10 @@ class Row:
         """A forward pass over `rows` rows that failed, as this row's typed refusal."""
         if not isinstance(error, (torch.OutOfMemoryError, MemoryError)):
             return self.refused("INTERNAL_ERROR", "the model's forward pass failed")
-        is_card = device.type == "cuda"
         return self.refused(
             "INSUFFICIENT_MEMORY",
             f"{device} ran out of memory while generating",
-            device=str(device),
-            device_name=torch.cuda.get_device_name(device) if is_card else "host memory",
+            **memory.described(device),
             prompt_tokens=len(self.prompt),
             max_new_tokens=self.max_tokens,
             batch_rows=rows,

@@ -1,0 +1,97 @@
+"""A server with continuous batching: which requests run without a slot, and what it says of itself."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import httpx
+import pytest
+
+from steerserve import demo
+from tests.service import Running, load_demo, running
+
+CHAT = "/v1/chat/completions"
+HELLO = [{"role": "user", "content": "Hello"}]
+GREEDY = {"temperature": 0}
+
+
+@pytest.fixture(scope="module")
+def batched(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
+    """One slot and no waiting room, so that whoever needs a slot beside another is refused."""
+    home = tmp_path_factory.mktemp("batched")
+    with running(
+        home, enable_continuous_batching=True, max_concurrent_requests=1, max_pending_requests=0
+    ) as live:
+        load_demo(live)
+        yield live
+
+
+def ask(live: Running, **fields: Any) -> httpx.Response:
+    body = {"model": demo.MODEL_NAME, "messages": HELLO, "max_tokens": 3, **fields}
+    return live.http.post(CHAT, json=body)
+
+
+@pytest.mark.parametrize(
+    ("fields", "backend"),
+    [
+        (GREEDY, "cbm"),
+        ({**GREEDY, "top_p": 1, "frequency_penalty": 0, "n": 1}, "cbm"),
+        ({**GREEDY, "extra_messages": [HELLO]}, "cbm"),
+        ({}, "serial"),
+        ({"temperature": 0.5}, "serial"),
+        ({**GREEDY, "top_p": 0.9}, "serial"),
+        ({**GREEDY, "presence_penalty": 1}, "serial"),
+        ({**GREEDY, "n": 2}, "serial"),
+        ({**GREEDY, "seed": 1}, "serial"),
+        ({**GREEDY, "steering_intensity": "off"}, "serial"),
+        ({**GREEDY, "max_tokens": 1, "logprobs": True}, "serial"),
+    ],
+)
+def test_only_requests_of_the_fixed_parameters_run_without_a_slot(
+    batched: Running, fields: dict[str, Any], backend: str
+) -> None:
+    answer = ask(batched, **fields)
+    assert answer.status_code == 200, answer.text
+    assert answer.headers["x-service-backend"] == backend
+
+
+def test_they_need_no_slot_and_give_the_text_that_a_slot_gives(
+    batched: Running, shared: Running
+) -> None:
+    alone = ask(shared, **GREEDY, max_tokens=12).json()["choices"]
+    with ThreadPoolExecutor(12) as pool:
+        answers = list(pool.map(lambda _: ask(batched, **GREEDY, max_tokens=12), range(12)))
+    assert [answer.status_code for answer in answers] == [200] * 12
+    assert [answer.json()["choices"] for answer in answers] == [alone] * 12
+
+
+def test_a_slot_is_still_one_for_all_others(batched: Running) -> None:
+    # so many choices, so hot, that some go on for long
+    body = {"model": demo.MODEL_NAME, "prompt": ["One day"] * 32, "max_tokens": 700}
+    hot = {**body, "temperature": 2.0, "stream": True}
+    with batched.http.stream("POST", "/v1/completions", json=hot) as holding:
+        next(holding.iter_lines())
+        assert ask(batched, temperature=1.5).json()["error"]["code"] == "queue_full"
+        assert ask(batched, **GREEDY).status_code == 200
+
+
+def test_a_seed_promises_what_it_can(batched: Running) -> None:
+    assert ask(batched, seed=5).headers["x-service-seed"] == "5;scope=best-effort"
+
+
+def test_a_response_format_is_refused(batched: Running) -> None:
+    answer = ask(batched, response_format={"type": "json_object"})
+    error = answer.json()["error"]
+    assert (answer.status_code, error["code"]) == (400, "response_format_unsupported")
+    assert error["param"] == "response_format"
+
+
+def test_the_health_block_says_so(batched: Running) -> None:
+    block = batched.data("GET", "/api/health/detailed")["inference"]
+    assert (block["backend"], block["cbm_enabled"], block["cbm_running"]) == ("cbm", True, True)
+    measured = ("in_flight", "queue_waiting", "estimated_wait_seconds", "error")
+    assert [block[name] for name in measured] == [None] * 4
+    assert json.dumps(block)
