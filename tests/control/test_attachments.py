@@ -5,12 +5,13 @@ from __future__ import annotations
 import asyncio
 
 import pytest
+from msgspec.structs import replace
 
 from steerserve.control.bus import SaeAttached, SaeDetached
 from steerserve.errors import Refusal
 from steerserve.rules.residency import Phase
 from tests.control.conftest import Make
-from tests.doubles import HIDDEN, LAYERS, World, soon, until
+from tests.doubles import FACTS, HIDDEN, LAYERS, World, soon, until
 
 FAILED = Refusal("SAE_LOAD_FAILED", "the weights are damaged")
 
@@ -51,6 +52,14 @@ async def test_without_a_loaded_model_nothing_is_attached(world: World) -> None:
     with pytest.raises(Refusal) as error:
         world.attachments.compatibility(sae, 1)
     assert error.value.code == "MODEL_NOT_LOADED"
+
+
+async def test_a_model_that_can_only_embed_takes_no_sae(world: World) -> None:
+    await world.loaded()
+    sae = await world.sae()
+    world.resident.facts = replace(FACTS, is_embedding_only=True)
+    assert not world.attachments.compatibility(sae, 1).is_compatible
+    assert (await refused(world.attachments.attach(sae, 1))).code == "SAE_INCOMPATIBLE"
 
 
 @pytest.mark.parametrize(("width", "layer"), [(HIDDEN + 1, 1), (HIDDEN, LAYERS)])

@@ -31,6 +31,8 @@ class Attachments:
         """
         resident = self._conductor.loaded()
         _, facts = resident.running()
+        if facts.is_embedding_only:
+            return rules.Verdict(("the model can only embed; nothing in it is steered",), ())
         return rules.compatibility(
             _claim(sae),
             layer,
