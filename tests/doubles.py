@@ -425,7 +425,7 @@ async def world(home: Path, *, now: Clock = utc_now, **changes: Any) -> AsyncIte
         queue,
         generation,
         Registry(catalog, conductor, launcher),
-        Vitals(database, conductor, queue, generation),
+        Vitals(settings, database, conductor, queue, generation),
     )
     bus.subscribe(made.events.append)
     try:

@@ -62,6 +62,12 @@ class Running:
         assert {"message", "type", "code"} <= set(error)
         return answer.status_code, error
 
+    def post(self, path: str, body: Any, **headers: str) -> httpx.Response:
+        """A `/v1` answer that must be a success, with its headers."""
+        answer = self.http.post(path, json=body, headers=headers)
+        assert answer.status_code == 200, answer.text
+        return answer
+
     def complete(self, prompt: Any, **fields: Any) -> dict[str, Any]:
         body = {"model": demo.MODEL_NAME, "prompt": prompt, **fields}
         answer = self.http.post("/v1/completions", json=body)
@@ -134,6 +140,12 @@ class _Started:
 def add_demo(live: Running) -> int:
     """Register the demo model; its id."""
     body = {"source": "local", "local_path": str(demo.MODEL_DIR), "custom_name": demo.MODEL_NAME}
+    return int(live.data("POST", "/api/models", body, 202)["id"])
+
+
+def add_model(live: Running, folder: Path, name: str, **fields: Any) -> int:
+    """Register a model folder under a name; its id."""
+    body = {"source": "local", "local_path": str(folder), "custom_name": name, **fields}
     return int(live.data("POST", "/api/models", body, 202)["id"])
 
 

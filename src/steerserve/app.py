@@ -94,7 +94,9 @@ class Service:
             lambda: self.steering.live,
         )
         self.registry = Registry(self.catalog, self.conductor, self.launcher)
-        self.vitals = Vitals(self.database, self.conductor, self.queue, self.generation)
+        self.vitals = Vitals(
+            self.settings, self.database, self.conductor, self.queue, self.generation
+        )
         self.live = Live(self.bus, self.settings)
         self.api = self._routes()
         self._app = self._guarded()

@@ -185,7 +185,7 @@ def test_a_refused_lease_names_the_resident_model(phase: Phase, resident: str) -
         (LD, SAME, "serve"),
         (LD, ANOTHER, "MODEL_NOT_RESIDENT"),
         (U, SAME, "MODEL_BUSY"),
-        (U, ANOTHER, "MODEL_NOT_RESIDENT"),
+        (U, ANOTHER, "MODEL_BUSY"),
     ],
 )
 def test_a_request_that_may_not_load_is_served_by_the_resident_model_only(

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import httpx
+import psutil
 import pytest
 
 from steerserve import demo
@@ -44,6 +44,7 @@ def ask(live: Running, **fields: Any) -> httpx.Response:
         ({"temperature": 0.5}, "serial"),
         ({**GREEDY, "top_p": 0.9}, "serial"),
         ({**GREEDY, "presence_penalty": 1}, "serial"),
+        ({**GREEDY, "presence_penalty": 1, "frequency_penalty": -1}, "serial"),
         ({**GREEDY, "n": 2}, "serial"),
         ({**GREEDY, "seed": 1}, "serial"),
         ({**GREEDY, "steering_intensity": "off"}, "serial"),
@@ -69,13 +70,19 @@ def test_they_need_no_slot_and_give_the_text_that_a_slot_gives(
 
 
 def test_a_slot_is_still_one_for_all_others(batched: Running) -> None:
-    # so many choices, so hot, that some go on for long
-    body = {"model": demo.MODEL_NAME, "prompt": ["One day"] * 32, "max_tokens": 700}
-    hot = {**body, "temperature": 2.0, "stream": True}
-    with batched.http.stream("POST", "/v1/completions", json=hot) as holding:
-        next(holding.iter_lines())
-        assert ask(batched, temperature=1.5).json()["error"]["code"] == "queue_full"
-        assert ask(batched, **GREEDY).status_code == 200
+    service = batched.service
+    engine = psutil.Process(service.conductor.loaded().held().pid)
+    with ThreadPoolExecutor(2) as pool:
+        engine.suspend()
+        try:
+            holding = pool.submit(ask, batched, temperature=1.5)
+            while not service.queue.counts().holding:
+                pass
+            assert ask(batched, temperature=1.5).json()["error"]["code"] == "queue_full"
+            beside = pool.submit(ask, batched, **GREEDY)
+        finally:
+            engine.resume()
+        assert [holding.result().status_code, beside.result().status_code] == [200, 200]
 
 
 def test_a_seed_promises_what_it_can(batched: Running) -> None:
@@ -94,4 +101,12 @@ def test_the_health_block_says_so(batched: Running) -> None:
     assert (block["backend"], block["cbm_enabled"], block["cbm_running"]) == ("cbm", True, True)
     measured = ("in_flight", "queue_waiting", "estimated_wait_seconds", "error")
     assert [block[name] for name in measured] == [None] * 4
-    assert json.dumps(block)
+    told = batched.data("GET", "/api/health/inference")
+    assert told["backend"] == "cbm"
+    assert told["cbm_config"]["default_temperature"] == 0
+
+
+def test_a_server_without_it_says_so_too(shared: Running) -> None:
+    told = shared.data("GET", "/api/health/inference")
+    assert told["backend"] == "serial"
+    assert told["queue"]["max_concurrent"] == shared.service.settings.max_concurrent_requests

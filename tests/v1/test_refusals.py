@@ -96,12 +96,36 @@ CASES: list[tuple[str, Any, tuple[int, str], str | None]] = [
     (CHAT, chat(logit_bias={"1": 2}), NOT_HONOURED, "logit_bias"),
     (CHAT, chat(steering={"features": []}), NOT_HONOURED, "steering"),
     (CHAT, chat(dimensions=3), NOT_HONOURED, "dimensions"),
-    (CHAT, chat(response_format={"type": "json_object"}), NOT_HONOURED, "response_format"),
-    (CHAT, chat(logprobs=True), NOT_HONOURED, "logprobs"),
-    (TEXT, text(logprobs=1), NOT_HONOURED, "logprobs"),
+    (TEXT, text(response_format={"type": "json_object"}), NOT_HONOURED, "response_format"),
     (TEXT, text(n=2), NOT_HONOURED, "n"),
+    (TEXT, text(top_logprobs=2), NOT_HONOURED, "top_logprobs"),
+    (TEXT, text(profile="calm"), NOT_HONOURED, "profile"),
+    (TEXT, text(tools=[{}], steering_intensity=1), NOT_HONOURED, "tools"),
     # refused before the model is even looked for
-    (CHAT, {"model": "nobody", "messages": HELLO, "logprobs": True}, NOT_HONOURED, "logprobs"),
+    (CHAT, {"model": "nobody", "messages": HELLO, "tools": [{}]}, NOT_HONOURED, "tools"),
+    # a score is of one token
+    (CHAT, chat(logprobs=True), INVALID, "max_tokens"),
+    (TEXT, text(logprobs=1), INVALID, "max_tokens"),
+    # several conversations
+    (CHAT, chat(extra_messages=HELLO), INVALID, "extra_messages[0]"),
+    (CHAT, chat(extra_messages=[HELLO, []]), INVALID, "extra_messages[1]"),
+    (CHAT, chat(extra_messages=[HELLO] * 65), INVALID, "extra_messages"),
+    (CHAT, chat(extra_messages=[HELLO * 2001]), INVALID, "extra_messages[0]"),
+    (CHAT, chat(extra_messages=[HELLO], n=2), INVALID, "n"),
+    (
+        CHAT,
+        chat(extra_messages=[HELLO, [*HELLO, {"role": "user"}]]),
+        INVALID,
+        "extra_messages[1][1].content",
+    ),
+    # what a template is given
+    (CHAT, chat(chat_template_kwargs=[]), INVALID, "chat_template_kwargs"),
+    (
+        CHAT,
+        chat(chat_template_kwargs={"messages": []}),
+        INVALID,
+        "chat_template_kwargs.messages",
+    ),
 ]
 
 

@@ -29,6 +29,10 @@ def router(vitals: Vitals) -> APIRouter:
     async def detailed() -> Response:
         return success(await vitals.detailed())
 
+    @routes.get("/inference", response_model=Envelope)
+    async def inference() -> Response:
+        return success(vitals.backend())
+
     @routes.get("/version", response_model=Envelope)
     async def version() -> Response:
         return success({"version": __version__, "app": "steerserve"})

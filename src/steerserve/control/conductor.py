@@ -275,7 +275,10 @@ class Conductor:
         """The load is over and nothing is resident."""
         if coming.engine is not None:
             await coming.engine.stop()
-        await self.records.model(coming, status="error", error_message=refusal.message)
+        # a model that only lacked memory may be tried again by the next request
+        lacked = "INSUFFICIENT_MEMORY" in (refusal.code, refusal.details.get("cause"))
+        status = "ready" if lacked else "error"
+        await self.records.model(coming, status=status, error_message=refusal.message)
         if self._resident is coming:
             self._resident = None
         if self._next is coming:

@@ -12,6 +12,7 @@ from steerserve.control.conductor import Conductor
 from steerserve.control.generate import Generation
 from steerserve.control.queue import Queue
 from steerserve.rules.residency import Phase
+from steerserve.settings import Settings
 from steerserve.store.catalog import utc_now
 from steerserve.store.db import Database
 
@@ -22,8 +23,14 @@ class Vitals:
     """Reads the state of the owners; owns nothing but the time of the start."""
 
     def __init__(
-        self, database: Database, conductor: Conductor, queue: Queue, generation: Generation
+        self,
+        settings: Settings,
+        database: Database,
+        conductor: Conductor,
+        queue: Queue,
+        generation: Generation,
     ) -> None:
+        self._settings = settings
         self._database = database
         self._conductor = conductor
         self._queue = queue
@@ -95,6 +102,47 @@ class Vitals:
             "batch_backlog_rows": None,
             "estimated_wait_seconds": None if running else counts.estimated_wait_seconds,
             "error": None,
+        }
+
+    def backend(self) -> dict[str, Any]:
+        """Which backend serves, and what it can do. A server with continuous batching serves all else serially."""
+        settings, counts = self._settings, self._queue.counts()
+        if self._generation.is_batching:
+            return {
+                "backend": "cbm",
+                "description": "one running batch; requests of the fixed sampling parameters need no slot",
+                "capabilities": {
+                    "streaming": True,
+                    "per_request_sampling_params": False,
+                    "per_request_profile_override": False,
+                    "speculative_decoding": False,
+                },
+                "cbm_config": {
+                    "default_temperature": settings.cbm_default_temperature,
+                    "default_top_p": settings.cbm_default_top_p,
+                    "max_queue_size": settings.cbm_max_queue_size,
+                },
+                "limitations": [
+                    "response_format is refused",
+                    "seeds are best effort",
+                    "other sampling parameters, profiles and intensities take a slot",
+                ],
+            }
+        return {
+            "backend": "serial",
+            "description": "one running batch; every request takes a slot",
+            "capabilities": {
+                "streaming": True,
+                "per_request_sampling_params": True,
+                "per_request_profile_override": True,
+                "speculative_decoding": False,
+            },
+            "queue": {
+                "max_concurrent": counts.max_concurrent,
+                "max_pending": counts.max_pending,
+                "current_pending": counts.pending,
+            },
+            "limitations": [],
         }
 
     def _is_loaded(self) -> bool:

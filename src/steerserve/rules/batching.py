@@ -28,6 +28,7 @@ def backend(intent: Intent, fixed: Fixed | None) -> str:
         sampling.temperature == fixed.temperature
         and sampling.top_p == fixed.top_p
         and sampling.repetition_penalty == 1.0
+        and not sampling.has_penalty
         and sampling.seed is None
         and intent.n == 1
         and intent.profile is None

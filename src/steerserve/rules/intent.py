@@ -17,7 +17,8 @@ Prompt = str | Conversation
 class Sampling:
     """How tokens are chosen, with every bound already checked.
 
-    `temperature` 0 is greedy, `top_p` 0 keeps the most probable token only; `repetition_penalty` 1 is none.
+    `temperature` 0 is greedy, `top_p` 0 keeps the most probable token only; `repetition_penalty` 1 is none;
+    `has_penalty` also where two penalties cancel out.
     """
 
     temperature: float = 1.0
@@ -26,6 +27,7 @@ class Sampling:
     max_tokens: int | None = None
     stops: tuple[str, ...] = ()
     seed: int | None = None
+    has_penalty: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -54,14 +54,15 @@ def may_serve(view: View, model_id: int, name: str, *, may_load: bool = True) ->
     in progress refuses everyone else. (4) A resident that another holder leases is not replaced, locked or not.
     (5) A locked resident is not replaced, by its holder neither. (6) Otherwise the model is loaded, after the resident
     one, if any, is unloaded. (7) A request that may not load is refused where it would wait for a load, begin one, or
-    be refused for another model's sake.
+    be refused for another model's sake; an unload (3) comes first.
 
     Raises:
         Refusal: MODEL_BUSY (3), MODEL_LEASED (4), MODEL_LOCKED (5), MODEL_LOADING or MODEL_NOT_RESIDENT (7).
     """
     if view.phase is Phase.LOADED and view.model_id == model_id:
         return Step.SERVE  # (1)
-    if not may_load and not (view.phase is Phase.UNLOADING and view.model_id == model_id):
+    is_leaving = view.phase is Phase.UNLOADING and view.next_id != model_id
+    if not may_load and not is_leaving:
         raise _not_resident(view, model_id, name)  # (7)
     if view.phase is Phase.LOADING and view.model_id == model_id:
         return Step.JOIN  # (2)

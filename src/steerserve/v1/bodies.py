@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, WithJsonSchema
 
 SEED_MAXIMUM = 2**32 - 1
+COUNT_MAXIMUM = 2**31 - 1
 LOGPROBS_MAXIMUM = 20
 NAME_MAXIMUM = 64
 
@@ -81,8 +82,8 @@ class Sampled(Body):
     stream_options: StreamOptions | None = None
     temperature: Annotated[Finite, Field(ge=0, le=2)] | None = None
     top_p: Annotated[Finite, Field(ge=0, le=1)] | None = None
-    max_tokens: Annotated[int, Field(ge=1)] | None = None
-    max_completion_tokens: Annotated[int, Field(ge=1)] | None = None
+    max_tokens: Annotated[int, Field(ge=1, le=COUNT_MAXIMUM)] | None = None
+    max_completion_tokens: Annotated[int, Field(ge=1, le=COUNT_MAXIMUM)] | None = None
     stop: str | list[str] | None = None
     frequency_penalty: Annotated[Finite, Field(ge=-2, le=2)] | None = None
     presence_penalty: Annotated[Finite, Field(ge=-2, le=2)] | None = None

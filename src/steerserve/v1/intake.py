@@ -177,6 +177,7 @@ def _generate(
         max_tokens=_max_tokens(body),
         stops=stops,
         seed=body.seed,
+        has_penalty=bool(body.frequency_penalty or body.presence_penalty),
     )
     return intent.Generate(
         model=body.model,
@@ -275,7 +276,7 @@ def _constraint(body: bodies.ChatBody, settings: Settings) -> intent.Constraint 
 
 
 _RESERVED = frozenset(
-    "messages conversation chat_template tools documents tokenize add_generation_prompt continue_final_message "
+    "self messages conversation chat_template tools documents tokenize add_generation_prompt continue_final_message "
     "padding truncation max_length return_tensors return_dict return_assistant_tokens_mask tokenizer_kwargs".split()
 )
 """What a template is given by the service itself; a client's template would be code of theirs."""
@@ -285,11 +286,15 @@ def _template(body: bodies.ChatBody) -> Mapping[str, Any] | None:
     """What a chat's template is given beside the messages.
 
     Raises:
-        Refusal: INVALID_PARAMETER for a name that is not a client's to set.
+        Refusal: INVALID_PARAMETER for a name that is not a client's to set, and for numbers beyond 64 bits.
     """
-    for name in body.chat_template_kwargs or ():
+    for name, value in (body.chat_template_kwargs or {}).items():
         if name in _RESERVED or not name.isidentifier():
             raise _bad(f"chat_template_kwargs.{name}", "not a variable of the template")
+        try:
+            msgspec.msgpack.encode(value)
+        except (OverflowError, RecursionError):
+            raise _bad(f"chat_template_kwargs.{name}", "a number too large") from None
     return body.chat_template_kwargs or None
 
 

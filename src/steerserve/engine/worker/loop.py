@@ -99,7 +99,15 @@ class Wire:
             yield m.decode_command(body)
 
     def send(self, event: m.Event) -> None:
-        self._link.sendall(m.frame(event))
+        """Send an event; one that cannot be written, such as an integer beyond 64 bits, becomes a refusal."""
+        try:
+            frame = m.frame(event)
+        except (OverflowError, TypeError):
+            log.exception("event_not_sent", event_type=type(event).__name__)
+            if isinstance(event, m.Stepped):
+                raise
+            frame = m.frame(m.Refused(event.id, "INTERNAL_ERROR", "the engine failed"))
+        self._link.sendall(frame)
 
 
 class Engine:
