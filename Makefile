@@ -5,7 +5,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: run serve test test-all check format bench demo-model docs clean
+.PHONY: run serve test test-all contract check format bench demo-model docs clean
 
 $(STAMP): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
@@ -23,6 +23,9 @@ test: $(STAMP) ## the test suite
 
 test-all: $(STAMP) ## the test suite with its slow part
 	$(BIN)/python -m pytest -m 'not gpu'
+
+contract: $(STAMP) ## real clients in environments of their own; rewrites docs/clients.md (needs node and npm)
+	$(BIN)/python -m tests.contract.clients
 
 check: $(STAMP) ## lint, format and types
 	$(BIN)/ruff check .
@@ -43,4 +46,4 @@ docs: $(STAMP) ## rewrite the generated tables in docs/
 	$(BIN)/python -m docs.generate
 
 clean: ## remove the environment and caches
-	rm -rf $(VENV) .mypy_cache .ruff_cache
+	rm -rf $(VENV) .venv-clients tests/contract/node/node_modules .mypy_cache .ruff_cache

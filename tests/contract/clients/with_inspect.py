@@ -1,0 +1,51 @@
+"""The calls of inspect-ai: small evaluations of the model `openai-api/local/<model>`."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from typing import Any
+
+from inspect_ai import Task, eval
+from inspect_ai.dataset import Sample
+from inspect_ai.log import EvalLog
+from inspect_ai.model import GenerateConfig, get_model
+from inspect_ai.scorer import includes
+from inspect_ai.solver import generate
+from told import BASE_URL, MODEL, STORY, Calls
+
+calls = Calls("inspect_ai", "openai")
+NAME = f"openai-api/local/{MODEL}"
+os.environ |= {"LOCAL_BASE_URL": BASE_URL, "LOCAL_API_KEY": "any"}
+
+
+def evaluated(**fields: Any) -> EvalLog:
+    samples = [Sample(input=STORY, target="e"), Sample(input="The sea?", target="e")]
+    task = Task(dataset=samples, solver=generate(), scorer=includes())
+    (log,) = eval(task, model=NAME, max_tokens=8, log_dir="logs", display="none", **fields)
+    assert log.status == "success", log.error
+    return log
+
+
+@calls.works("an evaluation with `generate` and a seed")
+def evaluate() -> None:
+    log = evaluated(seed=7)
+    assert log.stats.model_usage[NAME].output_tokens == 16
+    assert log.results is not None
+    assert "accuracy" in log.results.scores[0].metrics
+
+
+@calls.works("the same with `stream=true`")
+def stream() -> None:
+    assert evaluated(model_args={"stream": True}).stats.model_usage[NAME].output_tokens == 16
+
+
+@calls.works("`logprobs` with `max_tokens=1`")
+def logprobs() -> None:
+    config = GenerateConfig(logprobs=True, top_logprobs=2, max_tokens=1)
+    answer = asyncio.run(get_model(NAME, config=config).generate(STORY))
+    assert answer.choices[0].logprobs is not None
+    assert len(answer.choices[0].logprobs.content[0].top_logprobs) == 2
+
+
+calls.tell()

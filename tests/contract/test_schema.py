@@ -1,0 +1,198 @@
+"""The served OpenAPI description, fuzzed: whatever is sent, the answer is one that the description promises.
+
+Generated values rarely name what exists, so they are aimed at it: the loaded model, an SAE, a saved profile.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import schemathesis
+from hypothesis import HealthCheck, settings
+from schemathesis.checks import CHECKS, load_all_checks
+
+from steerserve import demo
+from steerserve.app import Service
+from steerserve.settings import Settings
+from tests.service import Running, add_sae, load_demo, running
+
+NAMED_500 = {"NON_FINITE_LOGITS", "CONSTRAINED_OUTPUT_INVALID", "MODEL_LOAD_FAILED"}
+NEVER_SUCCEED = {
+    # a generated lease id is nobody's
+    "POST /api/models/{model_id}/lease/renew",
+    "DELETE /api/models/{model_id}/lease",
+    # a loaded model and an attached SAE stay
+    "DELETE /api/models/{model_id}",
+    "DELETE /api/saes/{sae_id}",
+}
+STANDARD = (
+    "status_code_conformance",
+    "content_type_conformance",
+    "response_schema_conformance",
+    "unsupported_method",
+)
+MOST_TOKENS = 4
+FEW = settings(
+    max_examples=5,
+    derandomize=True,
+    deadline=None,
+    database=None,
+    suppress_health_check=list(HealthCheck),
+)
+MANY = settings(FEW, max_examples=200)
+
+described = schemathesis.openapi.from_dict(
+    Service(Settings(_env_file=None)).api.openapi()  # type: ignore[call-arg]
+)
+lasting = described.exclude(method="DELETE").exclude(path_regex="/(detach|load|unload)$")
+removing = described.include(method="DELETE").include(path_regex="/detach$")
+unloading = described.include(path_regex="/unload$")
+loading = described.include(path_regex="/load$")
+
+
+class World:
+    """What exists in a service, and how it answered each operation."""
+
+    def __init__(self, live: Running) -> None:
+        self.live = live
+        self.sae = demo.saes()[0]
+        self.ids: dict[str, Any] = {
+            "model_id": load_demo(live),
+            "sae_id": add_sae(live, self.sae),
+            "name": demo.MODEL_NAME,
+        }
+        live.data("POST", f"/api/saes/{self.ids['sae_id']}/attach", {"layer": self.sae.layer})
+        calm = {"name": "calm", "steering": {"1": 2.0}}
+        self.ids["profile_id"] = live.data("POST", "/api/profiles", calm, 201)["id"]
+        self.answers: defaultdict[str, set[int]] = defaultdict(set)
+
+    def answer(self, case: schemathesis.Case) -> None:
+        """Send a case, aimed; the answer must be as described."""
+        self._aim(case)
+        response = case.call_and_validate(self.live.url, checks=CHECKS_OF_EVERY_ANSWER)
+        self.answers[case.operation.label].add(response.status_code)
+
+    def never_succeeded(self) -> set[str]:
+        served = {
+            label for label, codes in self.answers.items() if any(code < 300 for code in codes)
+        }
+        return set(self.answers) - served
+
+    def _aim(self, case: schemathesis.Case) -> None:
+        for name, value in self.ids.items():
+            if isinstance((case.path_parameters or {}).get(name), str | int):
+                case.path_parameters[name] = value
+        for name in case.headers or {}:
+            if name.lower().startswith("x-service-"):
+                case.headers[name] = {"x-service-load-policy": "auto"}.get(name.lower(), "0")
+        body = case.body
+        if not isinstance(body, dict):
+            return
+        if isinstance(body.get("local_path"), str):
+            is_sae = case.path.startswith("/api/saes")
+            body["local_path"] = str(self.sae.path if is_sae else demo.MODEL_DIR)
+            body["source"] = "local"
+        if case.path.startswith("/v1"):
+            _aim_request(body, is_generating="embeddings" not in case.path)
+
+
+def _aim_request(body: dict[str, Any], is_generating: bool) -> None:
+    for name, value in (("model", demo.MODEL_NAME), ("profile", "calm")):
+        if isinstance(body.get(name), str):
+            body[name] = value
+    for message in body["messages"] if isinstance(body.get("messages"), list) else ():
+        if isinstance(message, dict) and message.get("content") is None:
+            message["content"] = "Hello"
+    for name in ("max_tokens", "max_completion_tokens"):
+        if isinstance(body.get(name), int) and body[name] > MOST_TOKENS:
+            body[name] = MOST_TOKENS
+    if is_generating and body.get("max_completion_tokens") is None:
+        body.setdefault("max_tokens", 1)
+
+
+# ------------------------------------------------------------------ what every answer is held to
+
+
+def failures_are_named(_: Any, response: schemathesis.Response, case: Any) -> None:
+    """A 5xx is one that the interface names, and a 503 says when to come back."""
+    if response.status_code == 503:
+        assert int(response.headers["retry-after"][0]) >= 1
+    elif response.status_code == 500:
+        assert response.json()["error"]["code"].upper() in NAMED_500
+    else:
+        assert response.status_code < 500 or response.status_code == 507
+
+
+def management_answers_in_its_envelope(_: Any, response: schemathesis.Response, case: Any) -> None:
+    if not case.path.startswith("/api"):
+        return
+    body = response.json()
+    assert set(body) == {"success", "data", "error"}
+    assert body["success"] is (response.status_code < 400)
+    if body["success"]:
+        assert body["error"] is None
+    else:
+        assert body["data"] is None
+        assert set(body["error"]) == {"code", "message", "details"}
+
+
+def the_compatible_door_refuses_in_its_form(
+    _: Any, response: schemathesis.Response, case: Any
+) -> None:
+    if case.path.startswith("/v1") and response.status_code >= 400:
+        body = response.json()
+        assert set(body) == {"error"}
+        assert {"message", "type", "code", "param"} <= set(body["error"])
+        assert response.headers["x-service-batch"] == ["extra_messages"]
+
+
+load_all_checks()
+CHECKS_OF_EVERY_ANSWER: list[Callable[..., Any]] = [
+    *CHECKS.get_by_names(list(STANDARD)),
+    failures_are_named,
+    management_answers_in_its_envelope,
+    the_compatible_door_refuses_in_its_form,
+]
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
+    """A service to break. What was tried must have reached it: all but a few operations succeeded at least once."""
+    with running(tmp_path_factory.mktemp("described")) as live:
+        made = World(live)
+        yield made
+        assert made.never_succeeded() <= NEVER_SUCCEED
+
+
+@lasting.parametrize()
+@FEW
+def test_every_answer_is_as_described(case: schemathesis.Case, world: World) -> None:
+    world.answer(case)
+
+
+@pytest.mark.slow
+@lasting.parametrize()
+@MANY
+def test_every_answer_of_many_is_as_described(case: schemathesis.Case, world: World) -> None:
+    world.answer(case)
+
+
+@removing.parametrize()
+@FEW
+def test_every_answer_of_a_removal_is_as_described(case: schemathesis.Case, world: World) -> None:
+    world.answer(case)
+
+
+@unloading.parametrize()
+@FEW
+def test_every_answer_of_an_unload_is_as_described(case: schemathesis.Case, world: World) -> None:
+    world.answer(case)
+
+
+@loading.parametrize()
+@FEW
+def test_every_answer_of_a_load_is_as_described(case: schemathesis.Case, world: World) -> None:
+    world.answer(case)
