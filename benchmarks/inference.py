@@ -17,10 +17,10 @@ from steerserve.engine.worker import admission, memory
 from steerserve.engine.worker.batch import Batch
 from steerserve.engine.worker.constrain import Grammars
 
-PROMPTS = 48
+PROMPTS = 32
 SHORTEST, LONGEST = 24, 384
-PEER_ROWS = (4, 8, 16, 32)
-ROUNDS = 5
+PEER_ROWS = (4, 8, 16)
+ROUNDS = 4
 HISTORY = 1000
 TURN = 24
 MASKED_ROWS = (1, 8)

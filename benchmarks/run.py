@@ -1,4 +1,4 @@
-"""Run every measurement and keep the result: `python -m benchmarks.run [--out FILE]`."""
+"""Run every measurement and keep the result: `python -m benchmarks.run [--only PART] [--out FILE]`."""
 
 from __future__ import annotations
 
@@ -6,8 +6,10 @@ import argparse
 import asyncio
 import json
 import tempfile
+from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 from benchmarks import engine, inference, machine, models, service
 from steerserve import __version__
@@ -20,31 +22,39 @@ def main() -> None:
     parser.add_argument(
         "--out", type=Path, help="where to write; by default benchmarks/results/<time>.json"
     )
+    parser.add_argument("--only", choices=PARTS, help="one part instead of all")
     given = parser.parse_args()
     started = datetime.now(UTC)
+    result: dict[str, Any] = {
+        "version": __version__,
+        "started": started.isoformat(timespec="seconds"),
+        "machine": machine.describe(),
+    }
     with tempfile.TemporaryDirectory() as folder:
         scratch = Path(folder)
         big = models.half_billion(scratch / "half-billion")
-        result = {
-            "version": __version__,
-            "started": started.isoformat(timespec="seconds"),
-            "machine": machine.describe(),
-            "service": asyncio.run(service.measure(scratch, big)),
-            "engine": engine.measure(big),
-            "inference": inference.measure(big),
-        }
+        for part in [given.only] if given.only else PARTS:
+            result[part] = PARTS[part](scratch, big)
     target = given.out or RESULTS / f"{started:%Y-%m-%dT%H%M}.json"
     target.parent.mkdir(parents=True, exist_ok=True)
     target.write_text(json.dumps(result, indent=2) + "\n")
-    print(summary(result))
+    print("\n".join(line for part in PARTS if part in result for line in LINES[part](result[part])))
     print(f"\nwritten to {target}")
 
 
-def summary(result: dict) -> str:
+def _of_service(served: dict[str, Any]) -> list[str]:
     """The ratios that the aims speak of."""
-    measured, served, asked = result["engine"], result["service"], result["inference"]
+    return [
+        f"added per request: {served['added_seconds_per_request']['added_of_medians'] * 1e3:.2f} ms",
+        f"added per streamed token: "
+        f"{served['added_seconds_per_streamed_token']['added_of_medians'] * 1e3:.3f} ms",
+        f"liveness while loading, p99: {served['liveness_seconds_while_loading']['p99'] * 1e3:.1f} ms",
+    ]
+
+
+def _of_engine(measured: dict[str, Any]) -> list[str]:
     decode = measured["decode_tokens_per_s"]
-    lines = [
+    return [
         f"decode, tokens/s: {decode['1']['median']:.1f} at 1 row, {decode['8']['median']:.1f} at 8, "
         f"{decode['32']['median']:.1f} at 32",
         f"32 rows over 1: {measured['rows_32_over_1']:.1f}",
@@ -52,20 +62,31 @@ def summary(result: dict) -> str:
         f"1 row over the bandwidth limit: {measured['one_row_over_bandwidth_limit']:.2f}",
         f"prefill over a plain forward pass: {measured['prefill_over_plain_forward']['median']:.2f}",
         f"a steered step over a plain one: {measured['steering_step_ratio_8_rows']['median']:.4f}",
+    ]
+
+
+def _of_inference(asked: dict[str, Any]) -> list[str]:
+    masked = asked["masked_step_ratio"]
+    return [
         f"scoring throughput over the best plain batched passes: "
         f"{asked['scoring_over_best_plain_throughput']['median']:.2f}",
         "a constrained step over a plain one: "
-        + ", ".join(
-            f"{r['median']:.3f} at {n} rows" for n, r in asked["masked_step_ratio"].items()
-        ),
+        + ", ".join(f"{ratio['median']:.3f} at {n} rows" for n, ratio in masked.items()),
         f"first token of a second turn after {asked['history_tokens']} tokens: "
         f"{asked['second_turn_sooner']:.1f} x sooner with the kept prefix",
-        f"added per request: {served['added_seconds_per_request']['added_of_medians'] * 1e3:.2f} ms",
-        f"added per streamed token: "
-        f"{served['added_seconds_per_streamed_token']['added_of_medians'] * 1e3:.3f} ms",
-        f"liveness while loading, p99: {served['liveness_seconds_while_loading']['p99'] * 1e3:.1f} ms",
     ]
-    return "\n".join(lines)
+
+
+PARTS: dict[str, Callable[[Path, Path], dict[str, Any]]] = {
+    "service": lambda scratch, big: asyncio.run(service.measure(scratch, big)),
+    "engine": lambda _, big: engine.measure(big),
+    "inference": lambda _, big: inference.measure(big),
+}
+LINES: dict[str, Callable[[dict[str, Any]], list[str]]] = {
+    "service": _of_service,
+    "engine": _of_engine,
+    "inference": _of_inference,
+}
 
 
 if __name__ == "__main__":

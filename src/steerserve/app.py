@@ -17,6 +17,7 @@ from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request
 from starlette.responses import Response
+from starlette.routing import Match, Route
 from starlette.types import ASGIApp as Application
 from starlette.types import Receive, Scope, Send
 
@@ -241,7 +242,18 @@ class Service:
         }.get(code, str(error.detail))
         response = self.answer(request.url.path, Refusal(code, message))
         response.headers.update(error.headers or {})
+        if error.status_code == 405:
+            response.headers["Allow"] = ", ".join(sorted(self._methods(request.scope)))
         return response
+
+    def _methods(self, scope: Scope) -> set[str]:
+        """What the path of a request may be asked with; the framework names its first route only."""
+        return {
+            method
+            for route in self.api.routes
+            if isinstance(route, Route) and route.matches(scope)[0] is not Match.NONE
+            for method in route.methods or ()
+        }
 
     async def _on_bug(self, request: Request, _: Exception) -> Response:
         refusal = Refusal("INTERNAL_ERROR", "an error inside the service; its log says more")

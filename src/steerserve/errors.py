@@ -49,7 +49,7 @@ _ROWS = (
     Row(
         "MODEL_ALREADY_EXISTS", 409, 409, "this checkpoint is already registered at this precision"
     ),
-    Row("MODEL_LOAD_FAILED", 500, 500, "the model could not be loaded"),
+    Row("MODEL_LOAD_FAILED", 500, 500, "the model could not be loaded", final=True),
     Row(
         "MODEL_NOT_LOADED",
         400,
@@ -142,7 +142,7 @@ _ROWS = (
     Row("NO_CHAT_TEMPLATE", 400, 400, "the model has no chat template"),
     Row("CONSTRAINED_OUTPUT_INVALID", 500, 500, "the constrained output is invalid", final=True),
     Row("INVALID_SCORING_REQUEST", 400, 400, "the scoring request is invalid"),
-    Row("NON_FINITE_LOGITS", 500, 500, "the model produced NaN or infinite logits"),
+    Row("NON_FINITE_LOGITS", 500, 500, "the model produced NaN or infinite logits", final=True),
     Row("INVALID_PARAMETER", 400, 400, "a parameter is invalid"),
     Row("NOT_FOUND", 404, 404, "no such route"),
     Row("METHOD_NOT_ALLOWED", 405, 405, "the route does not take this method"),

@@ -41,7 +41,7 @@ def write(
         left = [i for i in range(len(rows)) if i not in done]
         if not left:
             break
-        logits = torch.rand(len(left), source.n_vocab, generator=dice).log().neg().log().neg()
+        logits = torch.rand(len(left), source.width, generator=dice).log().neg().log().neg()
         logits[:, closers] += LEANING
         masked, refusals = mask(logits, [rows[i] for i in left])
         assert not refusals, refusals

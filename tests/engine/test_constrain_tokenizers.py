@@ -6,12 +6,13 @@ import json
 from typing import Any
 
 import pytest
+import torch
 from jsonschema import Draft202012Validator
 from tokenizers import Tokenizer, decoders, pre_tokenizers
 from tokenizers import models as kinds
 from transformers import PreTrainedTokenizerFast
 
-from steerserve.engine.worker.constrain import Grammars
+from steerserve.engine.worker.constrain import Grammars, mask
 from steerserve.errors import Refusal
 from steerserve.rules.schema_dialect import JSON_OBJECT
 from tests.engine import models
@@ -76,7 +77,7 @@ def test_padding_and_truncation_of_a_tokenizer_change_nothing() -> None:
     assert follow(row, '{"a": 1, "b": "a long enough text"}')
 
 
-@pytest.mark.parametrize("make", [pieces_of_words, lossy, object], ids=["words", "lossy", "slow"])
+@pytest.mark.parametrize("make", [pieces_of_words, lossy, dict], ids=["words", "lossy", "slow"])
 def test_a_tokenizer_that_cannot_be_constrained_is_refused_every_time(make: Any) -> None:
     source = Grammars(make(), 512, frozenset([EOS]))
     for _ in range(2):
@@ -86,7 +87,18 @@ def test_a_tokenizer_that_cannot_be_constrained_is_refused_every_time(make: Any)
         assert "cannot be constrained" in caught.value.message
 
 
-def test_logits_narrower_than_the_tokenizer_are_refused() -> None:
-    source = Grammars(models.tokenizer(), 300, frozenset([EOS]))
-    with pytest.raises(Refusal, match="cannot be constrained"):
-        source.compile(JSON_OBJECT).result()
+@pytest.mark.parametrize("ends", [frozenset([EOS]), frozenset([EOS, 319]), frozenset()])
+def test_logits_narrower_than_the_tokenizer_and_models_without_an_end_are_masked(
+    ends: frozenset[int],
+) -> None:
+    tokenizer = models.tokenizer()
+    narrow = 300
+    assert narrow < len(tokenizer)
+    source = Grammars(tokenizer, narrow, ends)
+    row = source.compile('{"const": 7}').result().constraint()
+    masked, refusals = mask(torch.zeros(1, narrow), [row])
+    assert not refusals
+    (seven,) = tokenizer.convert_tokens_to_ids(["7"])
+    assert torch.isfinite(masked[0]).nonzero().flatten().tolist() == [seven]
+    row.advance(seven)
+    assert row.may_end

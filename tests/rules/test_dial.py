@@ -468,11 +468,13 @@ def test_a_change_by_the_operator_wins_over_the_plan(
         (1 / 3, "0.333"),
         (0.1 + 0.2, "0.3"),
         (1.9999, "2"),
-        (0.0001, "0"),
-        (1e-300, "0"),
+        (0.0001, "0.0001"),
+        (1e-300, "1e-300"),
     ],
 )
-def test_the_echo_has_at_most_three_decimals_and_no_idle_zero(value: float, written: str) -> None:
+def test_the_echo_has_few_digits_no_idle_zero_and_is_0_for_off_only(
+    value: float, written: str
+) -> None:
     assert dial.echo(value) == written
 
 

@@ -292,3 +292,29 @@ def test_the_dialect_tightens_bounds_to_what_a_double_holds_and_drops_annotation
     }
     assert not re.search(r'"(title|description)": "', dialect(schema))
     assert set(json.loads(dialect(True))) == {"x-guidance"}
+
+
+@pytest.mark.parametrize(
+    ("schema", "keyword", "pointer"),
+    [
+        ({"type": "integer", "minimum": 2**63 + 1, "maximum": 2**64}, "minimum", "/minimum"),
+        ({"type": ["integer", "null"], "maximum": -(10**25)}, "maximum", "/maximum"),
+        ({"type": "integer", "minimum": 2**53 + 1, "maximum": 2**53 + 7}, "minimum", "/minimum"),
+        ({"items": {"minimum": 5, "maximum": 2}}, "minimum", "/items/minimum"),
+        ({"minItems": 3, "maxItems": 2}, "minItems", "/minItems"),
+        ({"minLength": 3, "maxLength": 2}, "minLength", "/minLength"),
+    ],
+)
+def test_bounds_that_cannot_be_met_or_told_apart_are_named(
+    schema: Any, keyword: str, pointer: str
+) -> None:
+    with pytest.raises(Refusal) as refused:
+        check(schema)
+    found = refused.value.details["unsupported"][0]
+    assert (found["keyword"], found["pointer"]) == (keyword, pointer)
+    assert found["reason"]
+
+
+@pytest.mark.parametrize("kind", ["integer", "number", ["integer", "null"]])
+def test_the_whole_of_64_bits_is_a_range(kind: Any) -> None:
+    check({"type": kind, "minimum": -(2**63), "maximum": 2**63 - 1})

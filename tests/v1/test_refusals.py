@@ -51,9 +51,9 @@ CASES: list[tuple[str, Any, tuple[int, str], str | None]] = [
         "messages[0].role",
     ),
     (TEXT, {"model": MODEL}, INVALID, "prompt"),
-    (TEXT, text(prompt=""), INVALID, "prompt"),
+    (TEXT, text(prompt="", add_special_tokens=False), INVALID, "prompt"),
     (TEXT, text(prompt=[]), INVALID, "prompt"),
-    (TEXT, text(prompt=["a", ""]), INVALID, "prompt[1]"),
+    (TEXT, text(prompt=["a", ""], add_special_tokens=False), INVALID, "prompt[1]"),
     (TEXT, text(prompt=[[1, 2, 3]]), INVALID, "prompt[0]"),
     (TEXT, text(prompt=["x"] * 129), INVALID, "prompt"),
     # sampling bounds

@@ -110,9 +110,13 @@ class Generation:
 
     async def models(self) -> list[ModelRow]:
         """The models that `/v1` lists; only the locked one while one is locked."""
-        rows = [row for row in await self._catalog.models() if row.status in naming.SERVEABLE]
+        rows = await self.serveable()
         view = self._conductor.view()
         return [row for row in rows if row.id == view.model_id] if view.is_locked else rows
+
+    async def serveable(self) -> list[ModelRow]:
+        """The models that a request may name."""
+        return [row for row in await self._catalog.models() if row.status in naming.SERVEABLE]
 
     async def resolve(self, name: str) -> ModelRow:
         """Raises:

@@ -148,7 +148,9 @@ def _features(raw: Any) -> tuple[int, ...] | None:
         return None
     is_list = isinstance(raw, list) and bool(raw)
     if not is_list or not all(_is_int(i) and 0 <= i <= _LARGEST for i in raw):
-        raise _refused("features", "a list of at least one feature index")
+        raise _refused(
+            "features", "a list of feature indices, at least one, each a whole number from 0"
+        )
     return tuple(dict.fromkeys(raw))
 
 

@@ -107,8 +107,9 @@ def plan(
 
 
 def echo(value: float) -> str:
-    """An intensity as its header says it: at most three decimals."""
-    return f"{value:.3f}".rstrip("0").rstrip(".")
+    """An intensity as its header says it: at most three decimals, but never 0 for what is not 0."""
+    text = f"{value:.3f}".rstrip("0").rstrip(".")
+    return f"{value:.3g}" if text == "0" and value else text
 
 
 def _has_base(is_profile_named: bool, profile: Profile | None, live: Live) -> bool:

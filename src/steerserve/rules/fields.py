@@ -125,6 +125,10 @@ def check_honoured(route: str, names: Sequence[str], engine: str = CHECKPOINT) -
         )
 
 
+_AS_IDS = "return_tokens_as_token_ids"
+"""Says how log-probabilities are written, so it is used only where they are asked for."""
+
+
 def is_scoring(body: Mapping[str, Any]) -> bool:
     """Whether a body asks for the distribution of the next token instead of text."""
     return any(name in ("logprobs", "allowed_token_ids") for name in changing(body))
@@ -157,8 +161,8 @@ def unused(route: str, body: Mapping[str, Any]) -> list[str]:
             found += list(_unknown(field, body.get(field), known))
     if is_scoring(body):
         found += [name for name, idle in _IDLE_IN_SCORING if body.get(name) not in (None, *idle)]
-    elif body.get("return_tokens_as_token_ids") and "return_tokens_as_token_ids" in read:
-        found.append("return_tokens_as_token_ids")
+    if "logprobs" not in changing(body) and _AS_IDS in read and body.get(_AS_IDS):
+        found.append(_AS_IDS)
     return found
 
 

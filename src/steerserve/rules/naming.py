@@ -38,7 +38,10 @@ def resolve(name: str, models: Iterable[Named]) -> Named:
         found = [m for m in serveable if m.name.rpartition(":")[0] == name]
     if not found:
         raise Refusal(
-            "MODEL_NOT_FOUND", f"no model is named {name!r}", param="model", requested=name
+            "MODEL_NOT_FOUND",
+            f"no model is named {name[:NAME_MAXIMUM]!r}",
+            param="model",
+            requested=name[:NAME_MAXIMUM],
         )
     if len(found) > 1:
         tags = sorted({m.name if m.name != name else f"{m.name}:{m.quantization}" for m in found})

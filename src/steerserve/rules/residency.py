@@ -83,7 +83,7 @@ def _not_resident(view: View, model_id: int, name: str) -> Refusal:
     is_coming = view.phase is Phase.LOADING and view.model_id == model_id
     if is_coming or view.next_id == model_id:
         return Refusal("MODEL_LOADING", f"model {name!r} is being loaded; try again shortly")
-    resident = view.model_name or "none"
+    resident = (view.model_name if view.phase is Phase.LOADED else None) or "none"
     held = "" if view.lease is None else f", leased by {view.lease.holder!r}"
     told = {} if view.lease is None else {"lease": leases.summary(view.lease)}
     return Refusal(
@@ -131,7 +131,7 @@ def may_lease(view: View, model_id: int, name: str) -> None:
     if view.phase in (Phase.LOADING, Phase.UNLOADING):
         raise busy(view)
     if view.model_id != model_id:
-        resident = view.model_name or "none"
+        resident = (view.model_name if view.phase is Phase.LOADED else None) or "none"
         raise Refusal(
             "MODEL_NOT_RESIDENT",
             f"model {name!r} is not resident, so it cannot be leased; resident: {resident}",

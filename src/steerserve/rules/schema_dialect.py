@@ -124,6 +124,11 @@ def _inward(rounding: str) -> Callable[[float], float]:
     return bound
 
 
+def tightened(keyword: str, value: float) -> float:
+    """A `minimum` or `maximum` as the engine is given it."""
+    return float(_VALUES[keyword](value))
+
+
 def _translated(part: dict[str, Any]) -> dict[str, Any]:
     return {
         keyword: _VALUES[keyword](value) if keyword in _VALUES else value

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from steerserve.errors import Refusal
-from steerserve.rules.schema_dialect import DIGITS, WHOLE_MAXIMUM, disputed
+from steerserve.rules.schema_dialect import DIGITS, WHOLE_MAXIMUM, disputed, tightened
 from steerserve.rules.schema_parts import (
     ANNOTATIONS,
     REFERENCE,
@@ -37,6 +37,9 @@ NAMED = 20
 """Keywords that the message names; the details name more."""
 
 LISTED = 100
+
+INTEGER_MAXIMUM = 2**63
+RANGES = (("minimum", "maximum"), ("minItems", "maxItems"), ("minLength", "maxLength"))
 
 FRACTIONS = (1e-6, 1e15)
 """Where the grammar engine writes decimal fractions as it read them."""
@@ -85,12 +88,13 @@ def _named(found: Fault) -> str:
     return f"{place}: {found['reason']}" if "reason" in found else f"{place} is not supported"
 
 
-def _too_large(message: str) -> Refusal:
+def _too_large(message: str, **limit: int) -> Refusal:
     return Refusal(
         "RESPONSE_FORMAT_UNSUPPORTED",
         f"the schema of response_format {message}",
         param="response_format",
         unsupported=[],
+        **limit,
     )
 
 
@@ -100,7 +104,10 @@ def _check_size(schema: Any) -> None:
     while layer := [value for value in layer if isinstance(value, dict | list)]:
         depth += 1
         if depth > VALUE_NESTING_MAXIMUM:
-            raise _too_large(f"is nested deeper than {VALUE_NESTING_MAXIMUM} objects and arrays")
+            raise _too_large(
+                f"is nested deeper than {VALUE_NESTING_MAXIMUM} objects and arrays",
+                max_depth=VALUE_NESTING_MAXIMUM,
+            )
         layer = [
             inner
             for value in layer
@@ -113,7 +120,11 @@ def _check_size(schema: Any) -> None:
     except ValueError:
         raise _too_large("holds a number with thousands of digits") from None
     if size > BYTES_MAXIMUM:
-        raise _too_large(f"has {size} bytes; at most {BYTES_MAXIMUM} are accepted")
+        raise _too_large(
+            f"has {size} bytes; at most {BYTES_MAXIMUM} are accepted",
+            bytes=size,
+            max_bytes=BYTES_MAXIMUM,
+        )
 
 
 class _Walk:
@@ -131,7 +142,9 @@ class _Walk:
             yield fault(path[-1] if path else "", path, "must be an object or a boolean")
             return
         if depth > NESTING_MAXIMUM:
-            raise _too_large(f"is nested deeper than {NESTING_MAXIMUM} schemas")
+            raise _too_large(
+                f"is nested deeper than {NESTING_MAXIMUM} schemas", max_depth=NESTING_MAXIMUM
+            )
         for keyword, value in schema.items():
             at = (*path, keyword)
             if keyword in ANNOTATIONS:
@@ -147,6 +160,7 @@ class _Walk:
                 continue
             for step, part in children(keyword, value):
                 yield from self.visit(part, (*path, *step), depth + 1)
+        yield from _bad_ranges(schema, path)
 
     def _reference(self, schema: dict[str, Any], reference: str) -> str | None:
         target = resolve(self._root, reference)
@@ -155,6 +169,28 @@ class _Walk:
         if id(schema) in self._idle:
             return "refers to itself without entering the instance"
         return None
+
+
+def _bad_ranges(schema: dict[str, Any], path: Path) -> Iterator[Fault]:
+    """Bounds that leave nothing between them, or that the engine cannot tell apart."""
+    kinds = schema.get("type")
+    is_integer = "integer" in (kinds if isinstance(kinds, list) else [kinds])
+    for low, high in RANGES:
+        given = {name: schema[name] for name in (low, high) if name in schema}
+        if any(_FORMS[name](value) is not None for name, value in given.items()):
+            continue
+        if low == "minimum" and is_integer:
+            for name, value in given.items():
+                if abs(value) > INTEGER_MAXIMUM:
+                    yield fault(name, (*path, name), "of an integer is beyond 64 bits")
+        if len(given) < len((low, high)):
+            continue
+        least, most = given.values()
+        if least > most:
+            yield fault(low, (*path, low), f"is greater than {high}")
+        elif low == "minimum" and tightened(low, least) > tightened(high, most):
+            reason = f"and {high} are too close together to be enforced exactly"
+            yield fault(low, (*path, low), reason)
 
 
 def _type(value: Any) -> str | None:

@@ -152,7 +152,7 @@ class FaultBody(BaseModel):
 
 RESPONSES: dict[int | str, dict[str, Any]] = {
     status: {"model": FaultBody, "description": "a refusal; `error.code` says which"}
-    for status in (400, 403, 404, 405, 409, 413, 500, 503, 507)
+    for status in (400, 403, 404, 405, 409, 413, 422, 500, 503, 507)
 }
 """What every inference route may answer beside its success."""
 

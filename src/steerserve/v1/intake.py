@@ -102,7 +102,6 @@ async def completion(request: Request, settings: Settings) -> intent.Generate | 
     if fields.is_scoring(raw):
         top = body.logprobs
         return _score(body, settings, raw, prompts=prompts, top=top, special=special, asked=asked)
-    _check_not_empty("prompt", prompts)
     return _generate(body, settings, raw, prompts=prompts, special=special, asked=asked)
 
 
@@ -111,7 +110,9 @@ async def embedding(request: Request, settings: Settings) -> intent.Embed:
     raw, asked = await _read(request, fields.EMBEDDINGS)
     body = _validated(bodies.EmbeddingBody, raw)
     texts = _texts("input", body.input, settings.embeddings_max_inputs)
-    _check_not_empty("input", texts)
+    for index, text in enumerate(texts):
+        if not text:
+            raise _bad("input" if len(texts) == 1 else f"input[{index}]", "an empty text")
     return intent.Embed(body.model, texts, body.encoding_format == "base64", **asked)
 
 
@@ -121,8 +122,9 @@ async def embedding(request: Request, settings: Settings) -> intent.Embed:
 async def _read(request: Request, route: str) -> tuple[dict[str, Any], dict[str, Any]]:
     """The body without the fields that ask for nothing, and what the headers ask."""
     raw = await read_json(request)
-    strict = fields.is_strict(request.headers.get("x-service-strict"))
-    policy = request.headers.get("x-service-load-policy", "auto").strip().lower()
+    strict = fields.is_strict(_header(request, "x-service-strict"))
+    policy = _header(request, "x-service-load-policy")
+    policy = "auto" if policy is None else policy.strip().lower()
     if policy not in ("auto", "refuse"):
         raise Refusal(
             "INVALID_PARAMETER",
@@ -146,6 +148,12 @@ async def _read(request: Request, route: str) -> tuple[dict[str, Any], dict[str,
         "may_load": policy == "auto",
         "lease": lease[:LEASE_MAXIMUM] if lease else None,
     }
+
+
+def _header(request: Request, name: str) -> str | None:
+    """A header's value; sent twice with different values it is both, which no check lets pass."""
+    values = request.headers.getlist(name)
+    return ", ".join(dict.fromkeys(values)) if values else None
 
 
 def _generate(
@@ -322,12 +330,6 @@ def _texts(where: str, given: str | list[str], maximum: int) -> tuple[str, ...]:
     return texts
 
 
-def _check_not_empty(where: str, texts: tuple[str, ...]) -> None:
-    for index, text in enumerate(texts):
-        if not text:
-            raise _bad(where if len(texts) == 1 else f"{where}[{index}]", "an empty text")
-
-
 def _message(where: str, message: bodies.Message) -> dict[str, Any]:
     """A message as templates expect it: role, text content, and a name if there is one."""
     content = message.content
@@ -348,7 +350,8 @@ def _validated(kind: type[Body], raw: dict[str, Any]) -> Body:
         return kind.model_validate(raw)
     except ValidationError as error:
         problems = error.errors(include_url=False, include_input=False, include_context=False)
-        first = max(problems, key=lambda problem: len(problem["loc"]))
+        # of the branches of a union, the one that went deepest, and not the one of another type
+        first = max(problems, key=lambda p: (len(p["loc"]), not p["type"].endswith("_type")))
         where = _location(first["loc"])
         field = where.partition(".")[0]
         raise Refusal(

@@ -19,7 +19,9 @@ def router(generation: Generation) -> APIRouter:
 
     @routes.get("/v1/models/{name:path}")
     async def get_model(name: str) -> dict[str, Any]:
-        for row in await generation.models():
+        if not name:
+            raise Refusal("NOT_FOUND", "no route '/v1/models/'")
+        for row in await generation.serveable():
             if row.name == name:
                 return entry(row)
         raise Refusal("MODEL_NOT_FOUND", f"no model is named {name!r}", param="model")

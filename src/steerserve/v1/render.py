@@ -31,7 +31,7 @@ from steerserve.errors import Refusal
 from steerserve.rules.intent import Embed, Generate, Intent, Score
 from steerserve.v1 import headers as service_headers
 from steerserve.v1.disconnect import Disconnected, unless_disconnected
-from steerserve.v1.shape import Choice, Shape, activations
+from steerserve.v1.shape import UNSTEERED, Choice, Shape, activations
 
 log = structlog.get_logger(__name__)
 DONE = b"data: [DONE]\n\n"
@@ -245,7 +245,7 @@ async def _vectors(intent: Embed, opened: _Opened) -> dict[str, Any]:
 def _service(intent: Generate | Score, opened: _Opened, found: Activated) -> dict[str, Any]:
     asked = intent.activations
     assert asked is not None
-    read_point = "unsteered" if isinstance(intent, Score) else asked.read_point
+    read_point = UNSTEERED if isinstance(intent, Score) else asked.read_point
     return {"service": {"sae_activations": activations(asked, opened.run, found, read_point)}}
 
 

@@ -10,6 +10,9 @@ from steerserve.rules.activations import Activations
 from steerserve.rules.intent import Generate, Score
 
 NOTE = "the last sampled token has no activation: no forward pass reads it"
+UNSTEERED = "unsteered"
+"""The read point of a scoring request."""
+NOTE_SCORED = "a scoring pass reads the prompt only"
 
 
 @dataclass(slots=True)
@@ -104,7 +107,7 @@ def activations(asked: Activations, run: Run, found: Activated, read_point: str)
             }
             for reading in found.readings
         ],
-        "note": NOTE,
+        "note": NOTE_SCORED if read_point == UNSTEERED else NOTE,
     }
 
 

@@ -139,9 +139,10 @@ def max_tokens(wanted: m.Sampling, prompt_tokens: int, context: int) -> int:
     if prompt_tokens + asked > context:
         raise Refusal(
             "CONTEXT_LENGTH_EXCEEDED",
-            f"the prompt has {prompt_tokens} tokens"
-            + (f" and max_tokens is {named}" if named else "")
-            + f"; together that exceeds the context of {context} tokens",
+            # the words by which client libraries know this refusal
+            f"This model's maximum context length is {context} tokens. However, you requested "
+            f"{prompt_tokens + (named or 0)} tokens ({prompt_tokens} in the prompt, "
+            f"{named or 0} for the completion).",
             max_context_tokens=context,
             requested_tokens=prompt_tokens + (named or 0),
             prompt_tokens=prompt_tokens,
@@ -197,7 +198,8 @@ def _check_length(prompt: m.Text | m.Chat, model: Tokens, context: int) -> None:
     if least > context:
         raise Refusal(
             "CONTEXT_LENGTH_EXCEEDED",
-            f"the prompt has at least {least} tokens; the context is {context} tokens",
+            f"This model's maximum context length is {context} tokens. However, your prompt has at "
+            f"least {least} tokens.",
             max_context_tokens=context,
             requested_tokens=least,
             prompt_tokens=least,

@@ -45,14 +45,15 @@ class Grammars:
         end_tokens: frozenset[int],
         kept: int = COMPILED_MAXIMUM,
     ) -> None:
-        """`n_vocab` is the width of the logits, which may be larger than the tokenizer.
+        """`n_vocab` is the width of the logits, which may be larger than the tokenizer, or smaller.
 
         Reading the tokenizer takes up to a second and cannot be done beside other work, so it is done here.
         """
-        self.n_vocab = n_vocab
         self.end_tokens = end_tokens
+        # a tokenizer may know more tokens than the model; without an end token the library adds one of its own
+        self.width = max(n_vocab, len(tokenizer)) + (0 if end_tokens else 1)
         self._kept = kept
-        self._tokenizer = _tokenizer(tokenizer, n_vocab, end_tokens)
+        self._tokenizer = _tokenizer(tokenizer, self.width, end_tokens)
         self._compiled: OrderedDict[str, LLMatcher] = OrderedDict()
         self._lock = Lock()
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="grammars")
@@ -128,6 +129,11 @@ class Constraint:
         return self._grammars.end_tokens
 
     @property
+    def width(self) -> int:
+        """Tokens that a mask speaks of; at least the width of the logits."""
+        return self._grammars.width
+
+    @property
     def may_end(self) -> bool:
         """The text is a whole document; an end token is allowed."""
         return self._has_ended or self._matcher.is_accepting()
@@ -154,7 +160,7 @@ class Constraint:
             self._restart()
 
     def fill(self, bits: np.ndarray, row: int) -> None:
-        """Write the allowed tokens into one row of `bits` int32 [rows, n_vocab / 32], the lowest bit first.
+        """Write the allowed tokens into one row of `bits` int32 [rows, width / 32], the lowest bit first.
 
         Raises:
             Refusal: CONSTRAINED_OUTPUT_INVALID when a limit is exceeded, or nothing is allowed.
@@ -201,7 +207,7 @@ def mask(
         return logits, {}
     refusals: dict[int, Refusal] = {}
     width = logits.shape[1]
-    bits = allocate_token_bitmask(len(rows), width)
+    bits = allocate_token_bitmask(len(rows), rows[0][1].width)
     may_end = np.zeros((len(rows), 1), dtype=bool)
     for place, (row, constraint) in enumerate(rows):
         try:
@@ -210,7 +216,7 @@ def mask(
         except Refusal as refusal:
             refusals[row] = refusal
     allowed = np.unpackbits(bits.view(np.uint8), axis=1, bitorder="little")[:, :width].astype(bool)
-    allowed[:, sorted(rows[0][1].end_tokens)] = may_end
+    allowed[:, [token for token in rows[0][1].end_tokens if token < width]] = may_end
     banned = torch.from_numpy(~allowed).to(logits.device)
     if len(rows) == len(constraints):
         return logits.masked_fill(banned, -torch.inf), refusals
