@@ -17,7 +17,7 @@ from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.routing import Match, Route
+from starlette.routing import BaseRoute, Match, Route
 from starlette.types import ASGIApp as Application
 from starlette.types import Receive, Scope, Send
 
@@ -99,6 +99,7 @@ class Service:
             self.settings, self.database, self.conductor, self.queue, self.generation
         )
         self.live = Live(self.bus, self.settings)
+        self._known: list[BaseRoute] = []
         self.api = self._routes()
         self._app = self._guarded()
 
@@ -139,6 +140,7 @@ class Service:
             v1_model_routes.router(self.generation),
         ):
             app.include_router(inference, responses=bodies.RESPONSES)
+            self._known += inference.routes
         for management in (
             model_routes.router(self.registry, self.conductor),
             lease_routes.router(self.registry, self.conductor),
@@ -148,6 +150,7 @@ class Service:
             health_routes.router(self.vitals),
         ):
             app.include_router(management, responses=envelope.RESPONSES)
+            self._known += management.routes
         app.add_exception_handler(Refusal, self._on_refusal)
         app.add_exception_handler(RequestValidationError, self._on_invalid)
         app.add_exception_handler(HTTPException, self._on_http)
@@ -248,12 +251,9 @@ class Service:
 
     def _methods(self, scope: Scope) -> set[str]:
         """What the path of a request may be asked with; the framework names its first route only."""
-        return {
-            method
-            for route in self.api.routes
-            if isinstance(route, Route) and route.matches(scope)[0] is not Match.NONE
-            for method in route.methods or ()
-        }
+        routes = [route for route in self._known if isinstance(route, Route)]
+        path = next((r.path for r in routes if r.matches(scope)[0] is not Match.NONE), None)
+        return {method for r in routes if r.path == path for method in r.methods or ()}
 
     async def _on_bug(self, request: Request, _: Exception) -> Response:
         refusal = Refusal("INTERNAL_ERROR", "an error inside the service; its log says more")

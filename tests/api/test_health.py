@@ -78,3 +78,10 @@ def test_health_answers_while_a_model_loads(start: Start) -> None:
             if live.data("GET", f"/api/models/{model_id}")["status"] == "loaded":
                 done.set()
         assert answers > 1
+
+
+def test_a_wrong_method_is_told_every_right_one(shared: Running) -> None:
+    answer = shared.http.options("/api/models")
+    assert answer.status_code == 405
+    assert answer.headers["allow"] == "GET, POST"
+    assert shared.http.put("/v1/models").headers["allow"] == "GET"
