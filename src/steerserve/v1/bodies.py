@@ -1,16 +1,20 @@
-"""The bodies of the `/v1` requests, for validation and for the API description."""
+"""The bodies of the `/v1` requests: their form, its validation, and the API description."""
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, WithJsonSchema
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, WithJsonSchema
+
+from steerserve.errors import Refusal
+from steerserve.rules import activations
 
 SEED_MAXIMUM = 2**32 - 1
 COUNT_MAXIMUM = 2**31 - 1
 LOGPROBS_MAXIMUM = 20
 NAME_MAXIMUM = 64
 
+Kind = TypeVar("Kind", bound=BaseModel)
 Finite = Annotated[float, Field(allow_inf_nan=False)]
 
 
@@ -167,6 +171,46 @@ _HEADERS = (
     ("X-Service-Load-Policy", "`refuse` never loads a model; `auto` does."),
     ("X-Service-Lease", "The lease of the one who holds the resident model."),
 )
+
+
+def validated(kind: type[Kind], raw: dict[str, Any]) -> Kind:
+    """The body of a request.
+
+    Raises:
+        Refusal: naming the location of what is wrong.
+    """
+    try:
+        return kind.model_validate(raw)
+    except ValidationError as error:
+        problems = error.errors(include_url=False, include_input=False, include_context=False)
+        # of the branches of a union, the one that went deepest, and not the one of another type
+        first = max(problems, key=lambda p: (len(p["loc"]), not p["type"].endswith("_type")))
+        where = _location(first["loc"])
+        field = where.partition(".")[0]
+        raise Refusal(
+            _CODES.get(field, "INVALID_PARAMETER"),
+            f"{where}: {first['msg']}" if where else first["msg"],
+            param=field if field == "response_format" else where or None,
+        ) from None
+
+
+_CODES = {
+    "response_format": "RESPONSE_FORMAT_UNSUPPORTED",
+    activations.FIELD: "SAE_ACTIVATIONS_REFUSED",
+}
+_BRANCHES = frozenset({"str", "constrained-str", "float", "bool", "Positions"})
+"""What a validator writes into a location for a branch of a union."""
+
+
+def _location(parts: tuple[int | str, ...]) -> str:
+    """`messages[2].content` from a validator's location; union branches are left out."""
+    text = ""
+    for part in parts:
+        if isinstance(part, int):
+            text += f"[{part}]"
+        elif "[" not in part and part not in _BRANCHES:
+            text += f".{part}" if text else part
+    return text
 
 
 def documented(kind: type[BaseModel]) -> dict[str, Any]:

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, TypeVar
+from typing import Any
 
 import msgspec
 import structlog
-from pydantic import BaseModel, ValidationError
 from starlette.requests import Request
 
 from steerserve.errors import Refusal
@@ -17,11 +16,9 @@ from steerserve.v1 import bodies
 
 log = structlog.get_logger(__name__)
 
-Body = TypeVar("Body", bound=BaseModel)
 COLDEST_SCORING = 0.001
 """The least temperature above 0 that logits are divided by."""
 
-LEASE_MAXIMUM = 200
 TOKEN_ID_MAXIMUM = 2**31 - 1
 LOCATIONS_LOGGED = 100
 
@@ -49,7 +46,7 @@ async def read_json(request: Request) -> dict[str, Any]:
 async def chat(request: Request, settings: Settings) -> intent.Generate | intent.Score:
     """The intent of a chat request."""
     raw, asked = await _read(request, fields.CHAT)
-    body = _validated(bodies.ChatBody, raw)
+    body = bodies.validated(bodies.ChatBody, raw)
     conversations = [("messages", body.messages)]
     extra = body.extra_messages or []
     if len(extra) > settings.max_extra_messages:
@@ -96,7 +93,7 @@ async def chat(request: Request, settings: Settings) -> intent.Generate | intent
 async def completion(request: Request, settings: Settings) -> intent.Generate | intent.Score:
     """The intent of a text completion request."""
     raw, asked = await _read(request, fields.COMPLETIONS)
-    body = _validated(bodies.CompletionBody, raw)
+    body = bodies.validated(bodies.CompletionBody, raw)
     prompts = _texts("prompt", body.prompt, settings.max_prompts)
     special = body.add_special_tokens is not False
     if fields.is_scoring(raw):
@@ -108,7 +105,7 @@ async def completion(request: Request, settings: Settings) -> intent.Generate | 
 async def embedding(request: Request, settings: Settings) -> intent.Embed:
     """The intent of an embeddings request."""
     raw, asked = await _read(request, fields.EMBEDDINGS)
-    body = _validated(bodies.EmbeddingBody, raw)
+    body = bodies.validated(bodies.EmbeddingBody, raw)
     texts = _texts("input", body.input, settings.embeddings_max_inputs)
     for index, text in enumerate(texts):
         if not text:
@@ -142,11 +139,10 @@ async def _read(request: Request, route: str) -> tuple[dict[str, Any], dict[str,
         for name, value in raw.items()
         if name not in fields.CHANGING or not fields.means_no_change(name, value)
     }
-    lease = request.headers.get("x-service-lease")
     return kept, {
         "ignored": tuple(unused),
         "may_load": policy == "auto",
-        "lease": lease[:LEASE_MAXIMUM] if lease else None,
+        "lease": request.headers.get("x-service-lease") or None,
     }
 
 
@@ -343,41 +339,6 @@ def _message(where: str, message: bodies.Message) -> dict[str, Any]:
     if message.name is not None:
         plain["name"] = message.name
     return plain
-
-
-def _validated(kind: type[Body], raw: dict[str, Any]) -> Body:
-    try:
-        return kind.model_validate(raw)
-    except ValidationError as error:
-        problems = error.errors(include_url=False, include_input=False, include_context=False)
-        # of the branches of a union, the one that went deepest, and not the one of another type
-        first = max(problems, key=lambda p: (len(p["loc"]), not p["type"].endswith("_type")))
-        where = _location(first["loc"])
-        field = where.partition(".")[0]
-        raise Refusal(
-            _CODES.get(field, "INVALID_PARAMETER"),
-            f"{where}: {first['msg']}" if where else first["msg"],
-            param=field if field == "response_format" else where or None,
-        ) from None
-
-
-_CODES = {
-    "response_format": "RESPONSE_FORMAT_UNSUPPORTED",
-    activations.FIELD: "SAE_ACTIVATIONS_REFUSED",
-}
-_BRANCHES = frozenset({"str", "constrained-str", "float", "bool", "Positions"})
-"""What a validator writes into a location for a branch of a union."""
-
-
-def _location(parts: tuple[int | str, ...]) -> str:
-    """`messages[2].content` from a validator's location; union branches are left out."""
-    text = ""
-    for part in parts:
-        if isinstance(part, int):
-            text += f"[{part}]"
-        elif "[" not in part and part not in _BRANCHES:
-            text += f".{part}" if text else part
-    return text
 
 
 def _bad(param: str, why: str) -> Refusal:
