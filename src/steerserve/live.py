@@ -19,6 +19,20 @@ from steerserve.settings import Settings
 def payload(event: events.Event) -> tuple[str, dict[str, Any]]:
     """An event's name and camelCase payload."""
     match event:
+        case events.DownloadProgress():
+            return "model:download:progress", {
+                "modelId": event.model_id,
+                "progress": event.progress,
+                "downloadedBytes": event.downloaded_bytes,
+                "totalBytes": event.total_bytes,
+                "speedBps": event.speed_bps,
+            }
+        case events.DownloadComplete():
+            body = {"modelId": event.model_id, "localPath": event.local_path}
+            return "model:download:complete", body
+        case events.DownloadError():
+            failed = {"code": event.code, "message": event.message, "details": event.details}
+            return "model:download:error", {"modelId": event.model_id, "error": failed}
         case events.LoadProgress():
             return "model:load:progress", {
                 "modelId": event.model_id,

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Annotated, Literal
 
 import platformdirs
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, SecretStr, field_validator, model_validator
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
 Seconds = Annotated[int, Field(ge=1, le=3600)]
@@ -68,6 +68,32 @@ class Settings(BaseSettings):
     hf_endpoint: str = Field(
         default="https://huggingface.co", description="Address of the model hub."
     )
+    hub_token: SecretStr | None = Field(
+        default=None,
+        description="Token sent to the model hub with requests that bring none of their own. Never logged or stored.",
+    )
+    max_download_workers: Count = Field(
+        default=2, description="Downloads that run at once; the next waits."
+    )
+    download_stall_timeout: float = Field(
+        default=60.0,
+        gt=0,
+        description="Seconds a download may receive nothing before the attempt is given up.",
+    )
+    download_attempts: Count = Field(
+        default=3, description="Attempts of a download, each going on where the last one ended."
+    )
+    disk_reserve_mb: int = Field(
+        default=1024,
+        ge=0,
+        description="Disk space in MiB that a download must leave free.",
+    )
+    hub_breaker_failures: Count = Field(
+        default=5, description="Failed calls in a row after which the model hub is left alone."
+    )
+    hub_breaker_recovery_s: Seconds = Field(
+        default=60, description="Seconds the model hub is then left alone."
+    )
     torch_threads: int = Field(
         default=0,
         ge=0,
@@ -114,6 +140,34 @@ class Settings(BaseSettings):
         default=0,
         ge=0,
         description="Memory for the KV cache in MiB; 0 takes a third of what is free after the load.",
+    )
+    transformers_cuda_context_mb: int = Field(
+        default=500,
+        ge=0,
+        description="Memory in MiB that the driver takes on each card a model is placed on, for the check before a load.",
+    )
+    transformers_idle_cache_release_s: float = Field(
+        default=5.0,
+        description="Seconds without work after which the engine gives unused card memory back; 0 at once, negative never.",
+    )
+    gguf_context_length: int = Field(
+        default=32_768,
+        ge=0,
+        description="Largest context in tokens of a GGUF model; 0 takes what the file says.",
+    )
+    gguf_kv_cache_type: Literal["f16", "q8_0"] = Field(
+        default="f16", description="Type of a GGUF model's KV cache."
+    )
+    gguf_tensor_split: str = Field(
+        default="",
+        description="Proportions in which a GGUF model is spread over the cards, one for each, separated by commas.",
+    )
+    gguf_enable_embeddings: bool = Field(
+        default=True, description="Load GGUF models so that they can embed too."
+    )
+    gguf_server_bin: str | None = Field(
+        default=None,
+        description="Path of a `llama-server` program that serves GGUF models instead of the bundled engine.",
     )
     prefix_cache_mb: int | None = Field(
         default=None,

@@ -12,6 +12,31 @@ log = structlog.get_logger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
+class DownloadProgress:
+    """`progress` is in percent; the speed None while it is not known."""
+
+    model_id: int
+    progress: float
+    downloaded_bytes: int
+    total_bytes: int
+    speed_bps: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class DownloadComplete:
+    model_id: int
+    local_path: str
+
+
+@dataclass(frozen=True, slots=True)
+class DownloadError:
+    model_id: int
+    code: str
+    message: str
+    details: dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
 class LoadProgress:
     model_id: int
     stage: str
@@ -55,7 +80,10 @@ class SteeringUpdate:
 
 
 Event = (
-    LoadProgress
+    DownloadProgress
+    | DownloadComplete
+    | DownloadError
+    | LoadProgress
     | LoadComplete
     | LoadError
     | UnloadComplete

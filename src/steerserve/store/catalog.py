@@ -24,7 +24,8 @@ Record = TypeVar("Record")
 
 @dataclass(frozen=True, slots=True)
 class ModelRow:
-    """One registered model."""
+    """One registered model. `engine` is `checkpoint` or `gguf`; `local_path` is a checkpoint's folder or the first file
+    of a GGUF model, None until it is downloaded."""
 
     id: int
     name: str
@@ -33,6 +34,8 @@ class ModelRow:
     revision: str | None
     local_path: str | None
     quantization: str
+    engine: str
+    gguf_label: str | None
     trust_remote_code: bool
     num_parameters: int | None
     architecture: str | None

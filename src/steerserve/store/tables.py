@@ -63,6 +63,8 @@ models = Table(
     Column("revision", String(100)),
     Column("local_path", String(4096)),
     Column("quantization", String(10), nullable=False),
+    Column("engine", String(20), nullable=False, default="checkpoint"),
+    Column("gguf_label", String(64)),
     Column("trust_remote_code", Boolean, nullable=False, default=False),
     Column("num_parameters", BigInteger),
     Column("architecture", String(255)),
