@@ -11,6 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from pydantic import SecretStr
 from pydantic.fields import FieldInfo
 
 from steerserve.errors import TABLE, Retry, Row
@@ -42,6 +43,7 @@ TYPE_NAMES = {
     str: "text",
     Path: "path",
     list[str]: "list, separated by commas",
+    SecretStr: "secret text",
 }
 BOUNDS = (("ge", "at least"), ("gt", "above"), ("le", "at most"), ("lt", "below"))
 
