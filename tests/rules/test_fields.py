@@ -13,7 +13,9 @@ from hypothesis import strategies as st
 
 from steerserve.errors import Refusal
 from steerserve.rules import fields
+from steerserve.rules.activations import Activations
 from steerserve.rules.fields import CHAT, CHECKPOINT, COMPLETIONS, EMBEDDINGS, GGUF
+from steerserve.rules.intent import Embed, Generate, Sampling, Score
 
 TABLE = """
 | Field | Chat (checkpoint engine) | Chat (GGUF) | Completions | Embeddings |
@@ -602,3 +604,53 @@ def test_a_body_full_of_unused_fields_is_cut_in_one_pass() -> None:
     value = fields.header_value(locations, 1024)
     assert len(value) <= 1024
     assert value.endswith(" more")
+
+
+# ---------------------------------------------------------------------- the engine of the named model
+
+SAMPLING = Sampling()
+
+
+def chat_intent(**fields_: Any) -> Generate:
+    body = {"seed": 7, "n": 2} if fields_.pop("changes", False) else {}
+    return Generate(
+        "m",
+        ("x",),
+        SAMPLING,
+        route=CHAT,
+        changing=fields.changing(body),
+        ignored=("user",),
+        **fields_,
+    )
+
+
+def test_a_checkpoint_takes_what_the_route_takes() -> None:
+    assert fields.check_engine(chat_intent(changes=True), CHECKPOINT) == ("user",)
+
+
+def test_what_only_checkpoints_honour_is_refused_for_gguf_before_it_is_loaded() -> None:
+    with pytest.raises(Refusal) as refused:
+        fields.check_engine(chat_intent(changes=True), GGUF)
+    assert refused.value.code == "FIELD_NOT_HONOURED"
+    assert refused.value.details["fields"] == ["seed", "n"]
+
+
+def test_scoring_is_refused_for_gguf() -> None:
+    scoring = Score("m", ("x",), top=1, route=COMPLETIONS, changing=("logprobs",))
+    with pytest.raises(Refusal) as refused:
+        fields.check_engine(scoring, GGUF)
+    assert refused.value.details["fields"] == ["logprobs"]
+
+
+def test_activations_are_refused_for_gguf() -> None:
+    asked = Activations(top_k=5)
+    with pytest.raises(Refusal) as refused:
+        fields.check_engine(chat_intent(activations=asked), GGUF)
+    assert refused.value.code == "SAE_ACTIVATIONS_REFUSED"
+
+
+def test_template_variables_are_reported_for_gguf_and_never_refused() -> None:
+    wanted = chat_intent(template={"thinking": True})
+    assert fields.check_engine(wanted, GGUF) == ("user", "chat_template_kwargs")
+    assert fields.check_engine(wanted, CHECKPOINT) == ("user",)
+    assert fields.check_engine(Embed("m", ("x",), route=EMBEDDINGS), GGUF) == ()

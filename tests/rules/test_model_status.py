@@ -1,4 +1,4 @@
-"""What a restart makes of statuses, and when a model may be deleted."""
+"""The statuses of a model: every move, what a restart makes of them, and what may be loaded or deleted."""
 
 from __future__ import annotations
 
@@ -6,8 +6,82 @@ import pytest
 
 from steerserve.errors import Refusal
 from steerserve.rules import model_status
+from steerserve.rules.model_status import Event
 
 STATUSES = ("downloading", "ready", "loading", "loaded", "error")
+
+
+TABLE = """
+| before      | event           | after       |
+| -           | registered      | ready       |
+| -           | requested       | downloading |
+| error       | requested       | downloading |
+| downloading | downloaded      | ready       |
+| downloading | download_failed | error       |
+| downloading | cancelled       | error       |
+| downloading | restarted       | error       |
+| ready       | load_began      | loading     |
+| error       | load_began      | loading     |
+| loading     | loaded          | loaded      |
+| loading     | load_failed     | error       |
+| loading     | lacked_memory   | ready       |
+| loading     | load_abandoned  | ready       |
+| loading     | restarted       | ready       |
+| loaded      | unloaded        | ready       |
+| loaded      | engine_ended    | ready       |
+| loaded      | restarted       | ready       |
+"""
+
+
+def test_these_and_no_other_moves_exist() -> None:
+    rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in TABLE.splitlines()[2:]]
+    moves = {(None if a == "-" else a, Event(event)): b for a, event, b in rows}
+    assert moves == model_status.MOVES
+    assert set(moves.values()) == set(STATUSES)
+
+
+def test_an_event_leads_to_one_status_from_wherever_it_happens() -> None:
+    for (_, event), to in model_status.MOVES.items():
+        if event is not Event.RESTARTED:
+            assert model_status.AFTER[event] == to
+
+
+@pytest.mark.parametrize(
+    ("status", "is_on_disk", "code"),
+    [
+        ("downloading", False, "MODEL_BUSY"),
+        ("downloading", True, "MODEL_BUSY"),
+        ("loading", True, "MODEL_BUSY"),
+        ("error", False, "DOWNLOAD_FAILED"),
+        ("error", True, None),
+        ("ready", True, None),
+        ("loaded", True, None),
+    ],
+)
+def test_a_model_is_loaded_once_its_files_are_whole(
+    status: str, is_on_disk: bool, code: str | None
+) -> None:
+    try:
+        model_status.check_load(status, is_on_disk, "cancelled by user")
+    except Refusal as refused:
+        assert refused.code == code
+        assert code != "DOWNLOAD_FAILED" or "cancelled by user" in refused.message
+    else:
+        assert code is None
+
+
+@pytest.mark.parametrize(
+    ("status", "is_on_disk", "goes_on"),
+    [
+        ("error", False, True),
+        ("error", True, False),
+        ("ready", True, False),
+        ("downloading", False, False),
+        ("loaded", True, False),
+    ],
+)
+def test_only_a_download_that_failed_goes_on(status: str, is_on_disk: bool, goes_on: bool) -> None:
+    assert model_status.may_go_on(status, is_on_disk) is goes_on
 
 
 def test_after_a_restart_nothing_is_resident_and_no_download_runs() -> None:

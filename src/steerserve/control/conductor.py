@@ -28,6 +28,7 @@ from steerserve.engine.client import Launcher
 from steerserve.errors import Refusal
 from steerserve.rules import residency
 from steerserve.rules.lease import Terms
+from steerserve.rules.model_status import Event
 from steerserve.rules.residency import Phase, Step, View
 from steerserve.settings import Settings
 from steerserve.store.catalog import Catalog, Clock, ModelRow, utc_now
@@ -203,7 +204,7 @@ class Conductor:
         if resident is not None and resident.engine is not None:
             resident.phase = Phase.UNLOADING
             await resident.engine.stop(_shutting_down())
-            await self.records.model(resident, status="ready")
+            await self.records.model(resident, Event.UNLOADED)
 
     # ------------------------------------------------------------- loading
 
@@ -230,7 +231,7 @@ class Conductor:
     async def _swap(self, leaving: Resident | None, coming: Resident) -> None:
         try:
             await self._catalog.model(coming.row.id)
-            await self.records.model(coming, status="loading", error_message=None)
+            await self.records.model(coming, Event.LOAD_BEGAN, error_message=None)
             if leaving is not None:
                 await self._leave(leaving)
             await self._fill(coming, has_unloaded=leaving is not None)
@@ -239,7 +240,7 @@ class Conductor:
                 coming.ready.set_exception(_shutting_down())
             if coming.engine is not None:
                 await coming.engine.stop()
-            await self.records.model(coming, status="ready")
+            await self.records.model(coming, Event.LOAD_ABANDONED)
             raise
         except Exception as error:
             log.exception("load_failed", model=coming.row.name)
@@ -255,7 +256,7 @@ class Conductor:
         assert coming.engine is not None
         await self.records.model(
             coming,
-            status="loaded",
+            Event.LOADED,
             error_message=None,
             architecture=facts.architecture,
             num_parameters=facts.parameters,
@@ -277,8 +278,8 @@ class Conductor:
             await coming.engine.stop()
         # a model that only lacked memory may be tried again by the next request
         lacked = "INSUFFICIENT_MEMORY" in (refusal.code, refusal.details.get("cause"))
-        status = "ready" if lacked else "error"
-        await self.records.model(coming, status=status, error_message=refusal.message)
+        event = Event.LACKED_MEMORY if lacked else Event.LOAD_FAILED
+        await self.records.model(coming, event, error_message=refusal.message)
         if self._resident is coming:
             self._resident = None
         if self._next is coming:
@@ -299,9 +300,9 @@ class Conductor:
                 Refusal("MODEL_BUSY", "the model was unloaded", unloading=True)
             )
         async with self.editing:
-            await self._vacate(leaving, error_message=None)
+            await self._vacate(leaving, Event.UNLOADED, None)
 
-    async def _vacate(self, leaving: Resident, *, error_message: str | None) -> None:
+    async def _vacate(self, leaving: Resident, event: Event, reason: str | None) -> None:
         """The model is gone: its SAEs, their steering, its lock and its lease with it; then the slot is free."""
         gone = list(leaving.attachments.values())
         leaving.attachments.clear()
@@ -310,7 +311,7 @@ class Conductor:
         for attached in gone:
             await self.records.sae(attached.sae_id, "cached")
             self._bus.publish(SaeDetached(attached.sae_id))
-        await self.records.model(leaving, status="ready", error_message=error_message)
+        await self.records.model(leaving, event, error_message=reason)
         self.leases.model_unloaded(leaving.row.id)
         self._resident, self._next = self._next, None
         self._bus.publish(UnloadComplete(leaving.row.id))
@@ -333,7 +334,7 @@ class Conductor:
         reason = resident.engine.ended.result()
         resident.phase = Phase.UNLOADING
         log.error("engine_ended", model=resident.row.name, reason=reason)
-        self._spawn(self._vacate(resident, error_message=reason))
+        self._spawn(self._vacate(resident, Event.ENGINE_ENDED, reason))
 
     def _spawn(self, work: Awaitable[None]) -> asyncio.Task[None]:
         task = asyncio.ensure_future(work)

@@ -15,7 +15,7 @@ from steerserve.control.resident import Attachment, Resident
 from steerserve.engine import messages as m
 from steerserve.engine.grammar import Checker
 from steerserve.errors import Refusal
-from steerserve.rules import activations, architecture, batching, dial, naming
+from steerserve.rules import activations, architecture, batching, dial, fields, naming
 from steerserve.rules.intent import Constraint, Embed, Generate, Intent, Score
 from steerserve.rules.steering import Live
 from steerserve.settings import Settings
@@ -43,11 +43,13 @@ class Admitted:
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """One request being answered. `events` begins with Started; every check has passed once that came."""
+    """One request being answered. `events` begins with Started; every check has passed once that came. `ignored` has the
+    fields that nothing here reads."""
 
     model_name: str
     fingerprint: str
     backend: str
+    ignored: tuple[str, ...]
     admitted: Admitted
     events: AsyncIterator[Started | Outcome]
 
@@ -147,8 +149,9 @@ class Generation:
             raise Refusal("SHUTTING_DOWN", "the service is shutting down")
         row = await self.resolve(intent.model)
         profile = None
+        ignored = fields.check_engine(intent, row.engine)
         if not isinstance(intent, Embed):
-            architecture.check_generates(row.name, row.architecture)
+            architecture.check_generates(row.name, row.architecture, row.engine)
         if isinstance(intent, Generate):
             profile = await self._named(intent)
             if intent.constraint is not None and intent.constraint.is_schema:
@@ -161,7 +164,8 @@ class Generation:
             yield Run(
                 row.name,
                 fingerprint(admitted.resident),
-                self._backend(intent),
+                self._backend(intent, row),
+                ignored,
                 admitted,
                 flow.events(),
             )
@@ -172,10 +176,11 @@ class Generation:
 
     # ------------------------------------------------------------- inside
 
-    def _backend(self, intent: Intent) -> str:
+    def _backend(self, intent: Intent, row: ModelRow) -> str:
         settings = self._settings
         fixed = batching.Fixed(settings.cbm_default_temperature, settings.cbm_default_top_p)
-        return batching.backend(intent, fixed if self.is_batching else None)
+        is_batching = self.is_batching and row.engine == fields.CHECKPOINT
+        return batching.backend(intent, fixed if is_batching else None)
 
     async def _named(self, intent: Generate) -> dial.Profile | None:
         """The profile that a request names; an unknown one passes only where the dial is off.
@@ -196,7 +201,7 @@ class Generation:
     async def _pump(
         self, intent: Intent, row: ModelRow, profile: dial.Profile | None, flow: _Flow
     ) -> None:
-        queue = self._queue if self._backend(intent) == batching.SERIAL else self._batched
+        queue = self._queue if self._backend(intent, row) == batching.SERIAL else self._batched
         try:
             async with AsyncExitStack() as held:
                 await held.enter_async_context(queue.room())
@@ -321,6 +326,10 @@ def fingerprint(resident: Resident) -> str:
     """`service:<model>@<revision>:<dtype>/<quantization>:<engine>`; what is not known is `unrecorded`."""
     row, facts = resident.row, resident.facts
     revision = row.revision or "unrecorded"
+    if row.engine == fields.GGUF:
+        return (
+            f"service:{row.name}@{revision}:unrecorded/{row.gguf_label or 'unrecorded'}:llama.cpp"
+        )
     dtype = facts.dtype if facts else "unrecorded"
     return f"service:{row.name}@{revision}:{dtype}/{row.quantization}:transformers"
 

@@ -12,6 +12,7 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from steerserve.control.resident import Resident
 from steerserve.errors import Refusal
+from steerserve.rules.model_status import AFTER, Event
 from steerserve.store.catalog import Catalog
 
 log = structlog.get_logger(__name__)
@@ -23,9 +24,12 @@ class Records:
     def __init__(self, catalog: Catalog) -> None:
         self._catalog = catalog
 
-    async def model(self, resident: Resident, **values: Any) -> None:
+    async def model(self, resident: Resident, event: Event, **values: Any) -> None:
+        """What happened to the model, and what is known of it since."""
         try:
-            resident.row = await self._catalog.change_model(resident.row.id, **values)
+            resident.row = await self._catalog.change_model(
+                resident.row.id, status=AFTER[event], **values
+            )
         except (Refusal, SQLAlchemyError) as error:
             log.error("status_not_recorded", model=resident.row.name, reason=str(error))
 

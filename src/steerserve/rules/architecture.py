@@ -11,19 +11,28 @@ _GENERATIVE = re.compile(
 )
 
 
-def is_embedding_only(architecture: str | None) -> bool:
-    """Whether a checkpoint has no head that says which token comes next (BERT and its like).
+_GGUF_ENCODERS = frozenset(
+    "bert nomic-bert nomic-bert-moe jina-bert-v2 jina-bert-v3 modern-bert neo-bert eurobert t5encoder "
+    "gemma-embedding".split()
+)
+"""What GGUF files call architectures that only embed (general.architecture)."""
 
-    A checkpoint that names no architecture is taken as a language model.
+
+def is_embedding_only(architecture: str | None, engine: str = "checkpoint") -> bool:
+    """Whether a model has no head that says which token comes next (BERT and its like).
+
+    A model that names no architecture is taken as a language model.
     """
+    if engine == "gguf":
+        return architecture in _GGUF_ENCODERS
     return architecture is not None and not _GENERATIVE.search(architecture)
 
 
-def check_generates(name: str, architecture: str | None) -> None:
+def check_generates(name: str, architecture: str | None, engine: str = "checkpoint") -> None:
     """Raises:
     Refusal: INVALID_PARAMETER for a model that can only embed.
     """
-    if is_embedding_only(architecture):
+    if is_embedding_only(architecture, engine):
         raise Refusal(
             "INVALID_PARAMETER",
             f"{name!r} ({architecture}) is an embedding model: it can only be used on /v1/embeddings",

@@ -12,6 +12,7 @@ from urllib.parse import quote
 
 from steerserve.errors import Refusal
 from steerserve.rules import activations
+from steerserve.rules.intent import Embed, Intent
 
 CHAT = "chat"
 COMPLETIONS = "completions"
@@ -123,6 +124,28 @@ def check_honoured(route: str, names: Sequence[str], engine: str = CHECKPOINT) -
             param=found[0],
             fields=found,
         )
+
+
+def check_engine(wanted: Intent, engine: str) -> tuple[str, ...]:
+    """What the engine of the named model makes of a request: the fields that it does not use.
+
+    A GGUF model renders its template without variables of the client's; that is reported, and never refused.
+
+    Raises:
+        Refusal: FIELD_NOT_HONOURED for what only checkpoints honour, SAE_ACTIVATIONS_REFUSED.
+    """
+    if engine != GGUF:
+        return wanted.ignored
+    check_honoured(wanted.route, wanted.changing, engine)
+    if isinstance(wanted, Embed):
+        return wanted.ignored
+    if wanted.activations is not None:
+        raise Refusal(
+            "SAE_ACTIVATIONS_REFUSED",
+            f"{activations.FIELD}: a GGUF model has no layers that an SAE could read",
+            param=activations.FIELD,
+        )
+    return (*wanted.ignored, *(["chat_template_kwargs"] if wanted.template else []))
 
 
 _AS_IDS = "return_tokens_as_token_ids"

@@ -41,8 +41,11 @@ class Constraint:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Asked:
-    """What every request carries. `may_load` is the load policy; the lease is a secret."""
+    """What every request carries. `route` and `changing` (the fields that ask to change the output) are looked at again
+    once the model's engine is known; `may_load` is the load policy; the lease is a secret."""
 
+    route: str = ""
+    changing: tuple[str, ...] = ()
     ignored: tuple[str, ...] = ()
     may_load: bool = True
     lease: str | None = field(default=None, repr=False)

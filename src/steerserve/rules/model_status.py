@@ -1,17 +1,89 @@
-"""The statuses of a model and an SAE: what a restart makes of them, and what may be deleted."""
+"""The status of a model (and of an SAE) as a state machine: what moves it, from where, and what a client may ask then."""
 
 from __future__ import annotations
 
+from enum import StrEnum
+
 from steerserve.errors import Refusal
 
-AFTER_RESTART: dict[str, str] = {"loading": "ready", "loaded": "ready", "downloading": "error"}
-"""What a status becomes when the service starts: nothing is resident, and no download survived."""
+
+class Event(StrEnum):
+    """What happens to a registered model."""
+
+    REGISTERED = "registered"
+    """From a folder on this machine."""
+    REQUESTED = "requested"
+    """From the hub: the download begins, or goes on after it had failed."""
+    DOWNLOADED = "downloaded"
+    DOWNLOAD_FAILED = "download_failed"
+    CANCELLED = "cancelled"
+    LOAD_BEGAN = "load_began"
+    LOADED = "loaded"
+    LOAD_FAILED = "load_failed"
+    LACKED_MEMORY = "lacked_memory"
+    """A load that failed for want of memory only; the next request may try again."""
+    LOAD_ABANDONED = "load_abandoned"
+    UNLOADED = "unloaded"
+    ENGINE_ENDED = "engine_ended"
+    RESTARTED = "restarted"
+    """The service started: nothing is resident, and no download survived."""
+
+
+MOVES: dict[tuple[str | None, Event], str] = {
+    (None, Event.REGISTERED): "ready",
+    (None, Event.REQUESTED): "downloading",
+    ("error", Event.REQUESTED): "downloading",
+    ("downloading", Event.DOWNLOADED): "ready",
+    ("downloading", Event.DOWNLOAD_FAILED): "error",
+    ("downloading", Event.CANCELLED): "error",
+    ("downloading", Event.RESTARTED): "error",
+    ("ready", Event.LOAD_BEGAN): "loading",
+    ("error", Event.LOAD_BEGAN): "loading",
+    ("loading", Event.LOADED): "loaded",
+    ("loading", Event.LOAD_FAILED): "error",
+    ("loading", Event.LACKED_MEMORY): "ready",
+    ("loading", Event.LOAD_ABANDONED): "ready",
+    ("loading", Event.RESTARTED): "ready",
+    ("loaded", Event.UNLOADED): "ready",
+    ("loaded", Event.ENGINE_ENDED): "ready",
+    ("loaded", Event.RESTARTED): "ready",
+}
+"""Status and event -> next status. A pair that is not here does not happen; None is a model not registered yet."""
+
+AFTER_RESTART: dict[str, str] = {
+    before: after
+    for (before, event), after in MOVES.items()
+    if event is Event.RESTARTED and before is not None
+}
 
 SAE_AFTER_RESTART: dict[str, str] = {"attached": "cached", "downloading": "error"}
 
 
+AFTER: dict[Event, str] = {
+    event: to for (_, event), to in MOVES.items() if event is not Event.RESTARTED
+}
+"""What each event leads to, from wherever it happens."""
+
+
+def check_load(status: str, is_on_disk: bool, reason: str | None) -> None:
+    """Whether a model of this status can be loaded; `reason` is why it is in `error`.
+
+    Raises:
+        Refusal: MODEL_BUSY while it is downloaded or loaded, DOWNLOAD_FAILED when its files are not whole.
+    """
+    if status in ("downloading", "loading"):
+        raise Refusal("MODEL_BUSY", f"the model is {status}; try again later", status=status)
+    if not is_on_disk:
+        raise Refusal(
+            "DOWNLOAD_FAILED",
+            f"the model is not on this machine ({reason or 'its download did not end'}); "
+            "POST /api/models with the same body goes on with the download",
+            status=status,
+        )
+
+
 def check_delete(status: str, is_locked: bool) -> None:
-    """A model that is loaded, loading or locked is not deleted.
+    """A model that is loaded, loading or locked is not deleted; a download is cancelled by it.
 
     Raises:
         Refusal: MODEL_BUSY or MODEL_LOCKED.
@@ -20,3 +92,8 @@ def check_delete(status: str, is_locked: bool) -> None:
         raise Refusal("MODEL_BUSY", f"the model is {status}; unload it first", status=status)
     if is_locked:
         raise Refusal("MODEL_LOCKED", "the model is locked; unlock it first")
+
+
+def may_go_on(status: str, is_on_disk: bool) -> bool:
+    """Whether asking again for a registered hub model goes on with its download instead of being a duplicate."""
+    return (status, Event.REQUESTED) in MOVES and not is_on_disk

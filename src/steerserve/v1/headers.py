@@ -12,8 +12,8 @@ from steerserve.rules.intent import Embed, Generate, Intent, Score
 def of(intent: Intent, run: Run, *, limit: int, is_shared: bool) -> dict[str, str]:
     """The headers that are known once a request is admitted. `is_shared`: continuous batching runs here."""
     found = {"X-Service-Backend": run.backend}
-    if intent.ignored:
-        found["X-Service-Ignored-Fields"] = fields.header_value(intent.ignored, limit)
+    if run.ignored:
+        found["X-Service-Ignored-Fields"] = fields.header_value(run.ignored, limit)
     if not isinstance(intent, Embed) and intent.seed is not None:
         found["X-Service-Seed"] = f"{intent.seed};scope={_scope(intent, is_shared)}"
     if not isinstance(intent, Generate):

@@ -140,6 +140,8 @@ async def _read(request: Request, route: str) -> tuple[dict[str, Any], dict[str,
         if name not in fields.CHANGING or not fields.means_no_change(name, value)
     }
     return kept, {
+        "route": route,
+        "changing": fields.changing(raw),
         "ignored": tuple(unused),
         "may_load": policy == "auto",
         "lease": request.headers.get("x-service-lease") or None,
