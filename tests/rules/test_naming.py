@@ -15,10 +15,15 @@ GGUF_TWO = [
     Named(5, "org/two-GGUF:Q4_K_M", "Q4", "ready"),
     Named(6, "org/two-GGUF:Q8_0", "Q8", "ready"),
 ]
+HUB = Named(10, "far", "FP16", "ready", "acme/far")
+HUB_GGUF = [
+    Named(11, "wide:Q4_0", "Q4", "ready", "acme/wide:Q4_0"),
+    Named(12, "wide:Q8_0", "Q8", "ready", "acme/wide:Q8_0"),
+]
 LOADING = Named(7, "org/coming", "FP16", "loading")
 BROKEN = Named(8, "org/broken", "FP16", "error")
 DOWNLOADING = Named(9, "org/partial", "FP16", "downloading")
-ALL = [FP16, *TWICE, GGUF_ONE, *GGUF_TWO, LOADING, BROKEN, DOWNLOADING]
+ALL = [FP16, *TWICE, GGUF_ONE, *GGUF_TWO, HUB, *HUB_GGUF, LOADING, BROKEN, DOWNLOADING]
 
 
 @pytest.mark.parametrize(
@@ -32,6 +37,11 @@ ALL = [FP16, *TWICE, GGUF_ONE, *GGUF_TWO, LOADING, BROKEN, DOWNLOADING]
         ("org/one-GGUF:Q4_K_M", 4),
         ("org/two-GGUF:Q8_0", 6),
         ("org/coming", 7),
+        ("far", 10),
+        ("acme/far", 10),
+        ("acme/far:FP16", 10),
+        ("acme/wide:Q8_0", 12),
+        ("wide:Q4_0", 11),
     ],
 )
 def test_a_name_resolves_to_its_model(name: str, model_id: int) -> None:
@@ -43,6 +53,8 @@ def test_a_name_resolves_to_its_model(name: str, model_id: int) -> None:
     [
         ("org/twice", ["org/twice:FP16", "org/twice:Q8"]),
         ("org/two-GGUF", ["org/two-GGUF:Q4_K_M", "org/two-GGUF:Q8_0"]),
+        ("wide", ["wide:Q4_0", "wide:Q8_0"]),
+        ("acme/wide", ["wide:Q4_0", "wide:Q8_0"]),
     ],
 )
 def test_a_bare_name_with_several_quantizations_is_ambiguous_and_lists_them(

@@ -126,14 +126,12 @@ class Generation:
         """
         rows = await self._catalog.models()
         for row in rows:
-            if row.name == name and row.status == "error":
+            if row.name == name and row.status == "error" and row.local_path is not None:
                 raise Refusal(
                     "MODEL_LOAD_FAILED",
                     f"the last load of {name!r} failed: {row.error_message}; load it again over /api/models",
                 )
-        named = naming.resolve(
-            name, (naming.Named(r.id, r.name, r.quantization, r.status) for r in rows)
-        )
+        named = naming.resolve(name, (_named(row) for row in rows))
         return next(row for row in rows if row.id == named.id)
 
     @asynccontextmanager
@@ -320,6 +318,12 @@ class Generation:
             stops=list(wanted.stops),
             seed=wanted.seed,
         )
+
+
+def _named(row: ModelRow) -> naming.Named:
+    label = f":{row.gguf_label}" if row.gguf_label else ""
+    alias = row.repo_id + label if row.repo_id else None
+    return naming.Named(row.id, row.name, row.quantization, row.status, alias)
 
 
 def fingerprint(resident: Resident) -> str:

@@ -16,26 +16,35 @@ NAME_MAXIMUM = 100
 
 @dataclass(frozen=True, slots=True)
 class Named:
-    """What resolution needs to know of a registered model."""
+    """What resolution needs to know of a registered model. `alias` is its repository's whole name, with its label."""
 
     id: int
     name: str
     quantization: str
     status: str
+    alias: str | None = None
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return (self.name,) if self.alias is None else (self.name, self.alias)
 
 
 def resolve(name: str, models: Iterable[Named]) -> Named:
-    """The one model that a request's `model` names: its exact name, or `name:QUANTIZATION`.
+    """The one model that a request's `model` names.
+
+    The first of these that any model has: (1) its name; (2) its repository's whole name; (3) either with
+    `:QUANTIZATION`; (4) either without the tag it ends in.
 
     Raises:
         Refusal: MODEL_NOT_FOUND, or AMBIGUOUS_MODEL_NAME listing what the name could mean.
     """
     serveable = [m for m in models if m.status in SERVEABLE]
-    found = [m for m in serveable if m.name == name]
-    if not found:
-        found = [m for m in serveable if f"{m.name}:{m.quantization}" == name]
-    if not found and name:
-        found = [m for m in serveable if m.name.rpartition(":")[0] == name]
+    found = (
+        [m for m in serveable if m.name == name]
+        or [m for m in serveable if m.alias == name]
+        or [m for m in serveable if name in [f"{n}:{m.quantization}" for n in m.names]]
+        or [m for m in serveable if name and name in [n.rpartition(":")[0] for n in m.names]]
+    )
     if not found:
         raise Refusal(
             "MODEL_NOT_FOUND",
@@ -44,7 +53,7 @@ def resolve(name: str, models: Iterable[Named]) -> Named:
             requested=name[:NAME_MAXIMUM],
         )
     if len(found) > 1:
-        tags = sorted({m.name if m.name != name else f"{m.name}:{m.quantization}" for m in found})
+        tags = sorted({_tag(m, name) for m in found})
         raise Refusal(
             "AMBIGUOUS_MODEL_NAME",
             f"{name!r} could be {', '.join(tags)}: name one of them",
@@ -52,6 +61,11 @@ def resolve(name: str, models: Iterable[Named]) -> Named:
             candidates=tags,
         )
     return found[0]
+
+
+def _tag(model: Named, name: str) -> str:
+    """A name that means this model and no other one that `name` could mean."""
+    return f"{name}:{model.quantization}" if name in model.names else model.name
 
 
 def check_name(name: str) -> str:
