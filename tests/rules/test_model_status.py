@@ -49,9 +49,8 @@ def test_an_event_leads_to_one_status_from_wherever_it_happens() -> None:
 @pytest.mark.parametrize(
     ("status", "is_on_disk", "code", "words"),
     [
-        ("downloading", False, "MODEL_BUSY", "downloading"),
-        ("downloading", True, "MODEL_BUSY", "downloading"),
-        ("loading", True, "MODEL_BUSY", "loading"),
+        ("downloading", False, "MODEL_BUSY", "downloaded"),
+        ("downloading", True, "MODEL_BUSY", "downloaded"),
         ("error", False, "DOWNLOAD_FAILED", "cancelled by user"),
     ],
 )

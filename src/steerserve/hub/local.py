@@ -11,6 +11,7 @@ from typing import Any
 
 from steerserve.errors import Refusal
 from steerserve.rules.paths import is_protected
+from steerserve.rules.precision import StoredTensor
 
 MIB = 1 << 20
 _HEADER_MAXIMUM = 100_000_000
@@ -62,17 +63,33 @@ def resolve(named: str) -> Path:
     return path
 
 
+def resolve_file(named: str) -> Path:
+    """The file a client names, in its folder with links resolved. Its own name stays, which may be a link's: caches keep
+    files under names that say nothing.
+
+    Raises:
+        Refusal: INVALID_LOCAL_PATH, also when the link leads to a system folder.
+    """
+    folder, _, name = named.rpartition("/")
+    file = resolve(folder or "/") / name
+    if not _is_file(file):
+        raise _bad_path("the path is not a file", named)
+    if is_protected(file.resolve()):
+        raise _bad_path("the path is in a protected system folder", named)
+    return file
+
+
 def read_model(path: Path) -> Folder:
     """What a model folder holds.
 
     Raises:
         Refusal: INVALID_LOCAL_PATH when it is not a checkpoint or its index names files outside it.
     """
-    config = _json(path / "config.json", path)
+    config = configuration(path)
     architectures = config.get("architectures")
     weights = weight_files(path)
     total = sum(f.stat().st_size for f in path.iterdir() if f.is_file())
-    tensors = [_tensor_counts(f) for f in weights if f.suffix == ".safetensors"]
+    counts = [t.count for f in weights if f.suffix == ".safetensors" for t in tensors(f)]
     dtype = config.get("dtype", config.get("torch_dtype"))
     return Folder(
         path=path,
@@ -80,9 +97,18 @@ def read_model(path: Path) -> Folder:
         if isinstance(architectures, list) and architectures
         else None,
         dtype=str(dtype) if dtype else None,
-        parameters=sum(tensors) if tensors else None,
+        parameters=sum(counts) if counts else None,
         size_bytes=total,
     )
+
+
+def configuration(path: Path) -> dict[str, Any]:
+    """The `config.json` of a model folder.
+
+    Raises:
+        Refusal: INVALID_LOCAL_PATH.
+    """
+    return _json(path / "config.json", path)
 
 
 def weight_files(path: Path) -> list[Path]:
@@ -127,8 +153,12 @@ def _json(file: Path, folder: Path) -> dict[str, Any]:
     return value
 
 
-def _tensor_counts(file: Path) -> int:
-    """Elements of a safetensors file, from its header alone (8-byte length, JSON)."""
+def tensors(file: Path) -> list[StoredTensor]:
+    """The tensors of a safetensors file, from its header alone (8-byte length, JSON).
+
+    Raises:
+        Refusal: INVALID_LOCAL_PATH when it is damaged.
+    """
     with file.open("rb") as opened:
         prefix = opened.read(8)
         size = struct.unpack("<Q", prefix)[0] if len(prefix) == 8 else 0
@@ -137,19 +167,18 @@ def _tensor_counts(file: Path) -> int:
                 f"{file.name} is not a safetensors file, or is cut short", str(file.parent)
             )
         raw = opened.read(size)
+    available = file.stat().st_size - 8 - size
     try:
         header = json.loads(raw)
-        tensors = [entry for name, entry in header.items() if name != "__metadata__"]
-        counts = [_elements(entry, file.stat().st_size - 8 - size) for entry in tensors]
+        return [_tensor(n, entry, available) for n, entry in header.items() if n != "__metadata__"]
     except (ValueError, RecursionError, KeyError, TypeError, AttributeError, IndexError):
         raise _bad_path(
             f"{file.name} has a damaged header, or is cut short", str(file.parent)
         ) from None
-    return sum(counts)
 
 
-def _elements(entry: dict[str, Any], available: int) -> int:
-    """Elements of one tensor of a header; its bytes must lie within those available and fit its shape.
+def _tensor(name: str, entry: dict[str, Any], available: int) -> StoredTensor:
+    """One tensor of a header; its bytes must lie within those available and fit its shape.
 
     Raises:
         ValueError: they do not.
@@ -159,10 +188,9 @@ def _elements(entry: dict[str, Any], available: int) -> int:
     numbers = [begin, end, *shape]
     if not all(type(number) is int and number >= 0 for number in numbers):
         raise ValueError("not a count")
-    count = math.prod(shape)
-    if end > available or (end - begin) * 8 != count * bits:
+    if end > available or (end - begin) * 8 != math.prod(shape) * bits:
         raise ValueError("offsets do not fit the shape")
-    return count
+    return StoredTensor(name, entry["dtype"], tuple(shape), end - begin)
 
 
 def _is_file(path: Path) -> bool:

@@ -69,10 +69,10 @@ def check_load(status: str, is_on_disk: bool, reason: str | None) -> None:
     """Whether a model of this status can be loaded; `reason` is why it is in `error`.
 
     Raises:
-        Refusal: MODEL_BUSY while it is downloaded or loaded, DOWNLOAD_FAILED when its files are not whole.
+        Refusal: MODEL_BUSY while it is downloaded, DOWNLOAD_FAILED when its files are not whole.
     """
-    if status in ("downloading", "loading"):
-        raise Refusal("MODEL_BUSY", f"the model is {status}; try again later", status=status)
+    if status == "downloading":
+        raise Refusal("MODEL_BUSY", "the model is still being downloaded", status=status)
     if not is_on_disk:
         raise Refusal(
             "DOWNLOAD_FAILED",

@@ -10,7 +10,7 @@ from steerserve.errors import Refusal
 
 SERVEABLE = frozenset({"ready", "loaded", "loading"})
 
-_NAME = re.compile(r"[\w][\w.\-/: +()@]*", re.UNICODE)
+_NAME = re.compile(r"[\w][\w.\-/: +()@]*(?<! )", re.UNICODE)
 NAME_MAXIMUM = 100
 
 

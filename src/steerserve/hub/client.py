@@ -1,0 +1,246 @@
+"""The model hub, asked about repositories. Each question is a process of its own; a circuit breaker stands before all."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import tenacity
+
+from steerserve.errors import Refusal
+from steerserve.hub.child import refusal, running, usable
+from steerserve.hub.wire import Ask, Describe, Described, Kind, Trouble
+from steerserve.rules import breaker
+from steerserve.rules.breaker import Breaker, Limits
+from steerserve.rules.repository import RepoFile, check_paths, check_repo_id, check_revision
+from steerserve.settings import Settings
+
+NAME = "huggingface"
+DESCRIBE_SECONDS = 20.0
+"""What a description may take, its second try included."""
+
+RETRY_SECONDS = 0.2
+AT_ONCE = 4
+"""Descriptions asked for at the same time; the next waits."""
+
+
+@dataclass(frozen=True, slots=True)
+class Repository:
+    """What the hub says of a repository at one commit (`sha`). `config` is the content of config.json, and
+    `parameters_by_dtype` counts the elements of its safetensors; unknown is None."""
+
+    repo_id: str
+    sha: str
+    revision: str | None
+    is_gated: bool
+    is_private: bool
+    files: tuple[RepoFile, ...]
+    config: dict[str, Any] | None
+    downloads: int | None
+    likes: int | None
+    tags: tuple[str, ...]
+    pipeline_tag: str | None
+    license: str | None
+    language: str | None
+    parameters: int | None
+    parameters_by_dtype: dict[str, int]
+    gguf_architecture: str | None
+    gguf_context_length: int | None
+    gguf_parameters: int | None
+
+    @property
+    def architectures(self) -> tuple[str, ...]:
+        listed = (self.config or {}).get("architectures")
+        return tuple(map(str, listed)) if isinstance(listed, list) else ()
+
+    @property
+    def model_type(self) -> str | None:
+        found = (self.config or {}).get("model_type")
+        return found if isinstance(found, str) else None
+
+    @property
+    def requires_trust_remote_code(self) -> bool:
+        return bool((self.config or {}).get("auto_map"))
+
+
+class Hub:
+    """Owns the breaker. `clock` gives seconds that never go back; `describe_seconds` bounds a description."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        clock: Callable[[], float] = time.monotonic,
+        describe_seconds: float = DESCRIBE_SECONDS,
+    ) -> None:
+        self.settings = settings
+        self._clock = clock
+        self._describe_seconds = describe_seconds
+        self._room = asyncio.Semaphore(AT_ONCE)
+        self._breaker = Breaker()
+        self._limits = Limits(settings.hub_breaker_failures, settings.hub_breaker_recovery_s)
+
+    async def describe(
+        self, repo_id: str, revision: str | None = None, token: str | None = None
+    ) -> Repository:
+        """What the hub says of a repository. Without a token the operator's is sent, if there is one.
+
+        Raises:
+            Refusal: VALIDATION_ERROR, REPO_NOT_FOUND, GATED_MODEL_NO_TOKEN, INVALID_HUB_TOKEN, HUB_UNAVAILABLE, or
+                DOWNLOAD_FAILED for an answer that makes no sense.
+        """
+        check_repo_id(repo_id)
+        if revision is not None:
+            check_revision(revision)
+        token = usable(token, self.settings.hub_token)
+        ask = Ask(self.settings.hf_endpoint, token, Describe(repo_id, revision))
+        async with self._room:
+            with self.call() as call:
+                try:
+                    async with asyncio.timeout(self._describe_seconds):
+                        found = await self._described(ask)
+                except TimeoutError:
+                    raise self._failed(call, "the hub does not answer in time") from None
+                except Trouble as trouble:
+                    if trouble.is_transport:
+                        raise self._failed(call, trouble.reason) from None
+                    call.answered()
+                    raise refusal(trouble, repo_id) from None
+                call.answered()
+        return _repository(found, revision)
+
+    @contextmanager
+    def call(self, *, is_repeated: bool = False) -> Generator[Call, None, None]:
+        """Stands around every use of the hub: the breaker lets it through, and learns how it went. A call that repeats
+        one which was let through waits in its own way, and is not held up by the breaker.
+
+        Raises:
+            Refusal: HUB_UNAVAILABLE while the breaker is open.
+        """
+        is_probe = False
+        if not is_repeated:
+            self.check()
+            entered = breaker.enter(self._breaker, self._limits, self._clock())
+            assert entered is not None
+            self._breaker, is_probe = entered, entered.is_probing
+        call = Call(self)
+        try:
+            yield call
+        finally:
+            if is_probe and not call.is_settled:
+                self._breaker = breaker.abandon(self._breaker)
+
+    def check(self) -> None:
+        """Raises:
+        Refusal: HUB_UNAVAILABLE while a call would not be let through.
+        """
+        if breaker.enter(self._breaker, self._limits, self._clock()) is None:
+            raise self.unavailable("it failed too often")
+
+    def unavailable(self, why: str) -> Refusal:
+        """The refusal, with the seconds until the hub is tried again (1 while the breaker is closed)."""
+        seconds = breaker.retry_in(self._breaker, self._limits, self._clock())
+        return Refusal(
+            "HUB_UNAVAILABLE",
+            f"the model hub cannot be reached: {why}",
+            recovery_seconds=seconds or 1.0,
+        )
+
+    def breakers(self) -> list[dict[str, Any]]:
+        """The one breaker, as the operator sees it."""
+        now = self._clock()
+        return [
+            {
+                "name": NAME,
+                "state": self._breaker.state,
+                "is_open": self._breaker.state == "open",
+                "failure_count": self._breaker.failures,
+                "failure_threshold": self._limits.failures,
+                "recovery_seconds": self._limits.recovery_seconds,
+                "retry_in_seconds": breaker.retry_in(self._breaker, self._limits, now),
+                "trips": self._breaker.trips,
+            }
+        ]
+
+    def reset(self, name: str) -> dict[str, Any]:
+        """Close a breaker.
+
+        Raises:
+            Refusal: BREAKER_NOT_FOUND.
+        """
+        if name != NAME:
+            raise Refusal("BREAKER_NOT_FOUND", f"the only breaker is {NAME}", available=[NAME])
+        self._breaker = breaker.reset(self._breaker)
+        return self.breakers()[0]
+
+    def succeeded(self) -> None:
+        self._breaker = breaker.succeed(self._breaker)
+
+    def failed(self) -> None:
+        self._breaker = breaker.fail(self._breaker, self._limits, self._clock())
+
+    def _failed(self, call: Call, why: str) -> Refusal:
+        call.failed()
+        return self.unavailable(why)
+
+    async def _described(self, ask: Ask) -> Described:
+        """Tried a second time when nobody answered.
+
+        Raises:
+            Trouble
+        """
+        retrying = tenacity.AsyncRetrying(
+            stop=tenacity.stop_after_attempt(2),
+            wait=tenacity.wait_fixed(RETRY_SECONDS),
+            retry=tenacity.retry_if_exception(is_transport),
+            reraise=True,
+        )
+        return await retrying(self._described_once, ask)
+
+    async def _described_once(self, ask: Ask) -> Described:
+        async with running(ask, self.settings.model_cache_dir, self._describe_seconds) as events:
+            async for event in events:
+                if isinstance(event, Described):
+                    return event
+        raise Trouble(Kind.FAILED, "the downloader ended early")
+
+
+class Call:
+    """One use of the hub. The first word on how it went counts."""
+
+    def __init__(self, hub: Hub) -> None:
+        self._hub = hub
+        self.is_settled = False
+
+    def answered(self) -> None:
+        """The hub is there, whatever it said."""
+        if not self.is_settled:
+            self.is_settled = True
+            self._hub.succeeded()
+
+    def failed(self) -> None:
+        """Nobody answered, or not to the end."""
+        self.is_settled = True
+        self._hub.failed()
+
+
+def is_transport(error: BaseException) -> bool:
+    """Whether repeating may help."""
+    return isinstance(error, Trouble) and error.is_transport
+
+
+def _repository(found: Described, revision: str | None) -> Repository:
+    """Raises:
+    Refusal: DOWNLOAD_FAILED for a hostile listing.
+    """
+    files = tuple(RepoFile(file.path, file.size, file.digest) for file in found.files)
+    check_paths(files)
+    facts = {
+        name: getattr(found, name)
+        for name in found.__struct_fields__
+        if name not in ("files", "tags")
+    }
+    return Repository(revision=revision, files=files, tags=tuple(found.tags), **facts)

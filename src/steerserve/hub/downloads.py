@@ -1,0 +1,305 @@
+"""The running downloads: how many at once, their attempts, their progress, their one end. The bytes are fetched by a
+process for each attempt; what an attempt fetched is there for the next one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import time
+from collections import deque
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from weakref import WeakValueDictionary
+
+import structlog
+import tenacity
+
+from steerserve.errors import Refusal
+from steerserve.hub.child import refusal, running, usable
+from steerserve.hub.client import Hub, is_transport
+from steerserve.hub.folder import MIB, Folder, free_bytes, missing_bytes
+from steerserve.hub.wire import Ask, Done, Download, Progressed, Trouble, Wanted
+from steerserve.rules.repository import RepoFile, check_paths, check_repo_id, is_commit
+
+FIRST_WAIT = 2.0
+LONGEST_WAIT = 30.0
+SPEED_SECONDS = 5.0
+"""The speed is that of the last seconds."""
+
+log = structlog.get_logger("steerserve.hub")
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """Files of one commit, and the folder they go to (see `folder.folder_of`)."""
+
+    repo_id: str
+    sha: str
+    files: tuple[RepoFile, ...]
+    folder: Path
+    token: str | None = field(default=None, repr=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """Bytes that were there before the job count as downloaded. `percent` is 100 only at the end, `speed_bps` (bytes a
+    second) None while nothing flows."""
+
+    downloaded_bytes: int
+    total_bytes: int
+    percent: int
+    speed_bps: float | None = None
+
+
+OnProgress = Callable[[int, Progress], None]
+OnEnd = Callable[[int, Refusal | None], Awaitable[None]]
+Sleep = Callable[[float], Awaitable[None]]
+
+
+@dataclass(slots=True, eq=False)
+class _Run:
+    """A job under way. `work` fetches and may be cancelled, `end` waits for it and is not."""
+
+    job: Job
+    on_progress: OnProgress
+    on_end: OnEnd
+    progress: Progress
+    marks: deque[tuple[float, int]] = field(default_factory=deque)
+    interruption: Refusal | None = None
+    work: asyncio.Task[None] | None = None
+    end: asyncio.Task[None] | None = None
+
+
+class Downloads:
+    """Owns the running downloads by the caller's keys. `sleep` waits between attempts, `clock` measures speed."""
+
+    def __init__(
+        self,
+        hub: Hub,
+        sleep: Sleep = asyncio.sleep,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._hub = hub
+        self._settings = hub.settings
+        self._sleep = sleep
+        self._clock = clock
+        self._runs: dict[int, _Run] = {}
+        self._ends: set[asyncio.Task[None]] = set()
+        self._room = asyncio.Semaphore(self._settings.max_download_workers)
+        self._locks: WeakValueDictionary[Path, asyncio.Lock] = WeakValueDictionary()
+        self._is_closed = False
+
+    def start(self, key: int, job: Job, on_progress: OnProgress, on_end: OnEnd) -> None:
+        """Begin a download; nothing is fetched before this returns. `on_end` is called once, with None for success.
+
+        Raises:
+            Refusal: VALIDATION_ERROR, DOWNLOAD_FAILED (a hostile job), INVALID_HUB_TOKEN, INSUFFICIENT_DISK,
+                HUB_UNAVAILABLE, SHUTTING_DOWN.
+        """
+        assert key not in self._runs, f"download {key} is running"
+        if self._is_closed:
+            raise _stopping()
+        check_repo_id(job.repo_id)
+        check_paths(job.files)
+        if not is_commit(job.sha):
+            raise Refusal("DOWNLOAD_FAILED", "files can be fetched of a commit only")
+        usable(job.token, self._settings.hub_token)
+        self._hub.check()
+        self.check_disk(job)
+        total = sum(file.size or 0 for file in job.files)
+        present = total - self.missing_bytes(job)
+        run = _Run(job, on_progress, on_end, Progress(present, total, _percent(present, total)))
+        self._runs[key] = run
+        run.work = asyncio.create_task(self._fetch(key, run))
+        run.end = asyncio.create_task(self._finish(key, run))
+        self._ends.add(run.end)
+        run.end.add_done_callback(self._ends.discard)
+
+    async def cancel(self, key: int) -> bool:
+        """End a download and remove what it fetched. Returns when its process is gone and `on_end` has been told; False
+        when there was nothing to cancel."""
+        run = self._runs.get(key)
+        if run is None or run.work is None or run.end is None:
+            return False
+        is_cancelled = run.work.cancel()
+        if is_cancelled:
+            run.interruption = Refusal("DOWNLOAD_CANCELLED", "cancelled by user")
+        await asyncio.wait([run.end])
+        return is_cancelled
+
+    def progress(self, key: int) -> Progress | None:
+        """How far a running download is."""
+        run = self._runs.get(key)
+        return run.progress if run else None
+
+    def is_running(self, key: int) -> bool:
+        """Whether a download is fetching or waits for its turn."""
+        return key in self._runs
+
+    async def close(self) -> None:
+        """End all downloads for a stop of the service. What they fetched stays, and a later start goes on from it."""
+        self._is_closed = True
+        for run in self._runs.values():
+            if run.work is not None and run.work.cancel():
+                run.interruption = run.interruption or _stopping()
+        if self._ends:
+            await asyncio.wait(set(self._ends))
+
+    def missing_bytes(self, job: Job) -> int:
+        """Bytes still to fetch."""
+        return missing_bytes(job.folder, job.files)
+
+    def check_disk(self, job: Job) -> None:
+        """Whether the job, what runs beside it, and the reserve fit on the disk.
+
+        Raises:
+            Refusal: INSUFFICIENT_DISK with the figures in MiB.
+        """
+        needed, free = self.missing_bytes(job), free_bytes(job.folder)
+        jobs = [run.job for run in self._runs.values() if run.job is not job]
+        promised = sum(self.missing_bytes(other) for other in jobs)
+        reserve = self._settings.disk_reserve_mb
+        if needed and free - promised - needed < reserve * MIB:
+            needed_mb, free_mb = math.ceil(needed / MIB), free // MIB
+            raise Refusal(
+                "INSUFFICIENT_DISK",
+                f"the download needs {needed_mb} MiB, and {reserve} MiB must stay free: {free_mb} MiB are free",
+                needed_mb=needed_mb,
+                free_mb=free_mb,
+                reserve_mb=reserve,
+                promised_mb=math.ceil(promised / MIB),
+            )
+
+    # ------------------------------------------------------------- one download
+
+    async def _fetch(self, key: int, run: _Run) -> None:
+        """All attempts, in turn with the other downloads of the same folder."""
+        job = run.job
+        lock = self._locks.setdefault(job.folder, asyncio.Lock())
+        async with lock, self._room:
+            self.check_disk(job)
+            retrying = tenacity.AsyncRetrying(
+                stop=tenacity.stop_after_attempt(self._settings.download_attempts),
+                wait=_wait,
+                retry=tenacity.retry_if_exception(is_transport),
+                sleep=self._sleep,
+                reraise=True,
+            )
+            async for attempt in retrying:
+                with attempt:
+                    await self._attempt(key, run, attempt.retry_state.attempt_number)
+            Folder(job.folder).commit(job.files)
+        self._advance(key, run, run.progress.total_bytes, is_over=True)
+
+    async def _attempt(self, key: int, run: _Run, number: int) -> None:
+        """One process. The chunk store is tried first only: what it fetched in part is of no use to a second attempt.
+
+        Raises:
+            Trouble
+        """
+        run.marks.clear()
+        present = run.progress.total_bytes - self.missing_bytes(run.job)
+        with self._hub.call(is_repeated=number > 1) as call:
+            try:
+                async with running(
+                    self._ask(run.job, use_xet=number == 1),
+                    self._settings.model_cache_dir,
+                    self._settings.download_stall_timeout,
+                ) as events:
+                    async for event in events:
+                        if isinstance(event, Done):
+                            break
+                        assert isinstance(event, Progressed)
+                        if event.present_bytes > present:
+                            call.answered()
+                        self._advance(key, run, event.present_bytes)
+            except Trouble as trouble:
+                if trouble.is_transport:
+                    call.failed()
+                else:
+                    call.answered()
+                log.warning(
+                    "download_attempt_failed", model_id=key, attempt=number, reason=trouble.reason
+                )
+                raise
+            call.answered()
+
+    def _ask(self, job: Job, *, use_xet: bool) -> Ask:
+        files = [Wanted(file.path, file.size, file.digest) for file in job.files]
+        return Ask(
+            self._settings.hf_endpoint,
+            usable(job.token, self._settings.hub_token),
+            Download(job.repo_id, job.sha, files, str(job.folder), use_xet),
+        )
+
+    def _advance(self, key: int, run: _Run, present: int, *, is_over: bool = False) -> None:
+        """Tell how far the job is. What a damaged file takes back is not shown."""
+        now, total = self._clock(), run.progress.total_bytes
+        run.marks.append((now, present))
+        while run.marks[0][0] < now - SPEED_SECONDS and len(run.marks) > 2:
+            run.marks.popleft()
+        (since, before), shown = run.marks[0], max(present, run.progress.downloaded_bytes)
+        speed = (present - before) / (now - since) if now > since and present > before else None
+        percent = 100 if is_over else _percent(shown, total)
+        run.progress = Progress(shown, total, percent, speed)
+        run.on_progress(key, run.progress)
+
+    # ------------------------------------------------------------- its end
+
+    async def _finish(self, key: int, run: _Run) -> None:
+        outcome = await self._outcome(key, run)
+        if outcome is not None and outcome.code == "DOWNLOAD_CANCELLED":
+            self._discard(run)
+        del self._runs[key]
+        try:
+            await run.on_end(key, outcome)
+        except (
+            Exception
+        ):  # border: the end is another owner's business, and must not end this task unseen
+            log.exception("download_end_failed", model_id=key)
+
+    async def _outcome(self, key: int, run: _Run) -> Refusal | None:
+        """Why the job did not succeed."""
+        assert run.work is not None
+        try:
+            await run.work
+        except asyncio.CancelledError:
+            return run.interruption or _stopping()
+        except Refusal as refused:
+            return refused
+        except Trouble as trouble:
+            return refusal(trouble, run.job.repo_id)
+        except Exception:  # border of a background task
+            log.exception("download_failed", model_id=key)
+            return Refusal("DOWNLOAD_FAILED", "the download failed: an error inside the service")
+        return None
+
+    def _discard(self, run: _Run) -> None:
+        """Remove what was fetched, but not what other downloads of the same folder want too."""
+        others = [other.job for other in self._runs.values() if other is not run]
+        shared = {file.path for job in others if job.folder == run.job.folder for file in job.files}
+        is_alone = all(job.folder.parent != run.job.folder.parent for job in others)
+        files = [file for file in run.job.files if file.path not in shared]
+        Folder(run.job.folder).discard(files, tidy=is_alone)
+
+
+def _percent(present: int, total: int) -> int:
+    """Below 100: that is said at the end only."""
+    return min(99, 100 * present // total) if total else 0
+
+
+def _wait(state: tenacity.RetryCallState) -> float:
+    """Seconds before the next attempt: doubling, or what the hub asks for if that is longer, within the same cap."""
+    error = state.outcome.exception() if state.outcome else None
+    asked = error.wait_seconds if isinstance(error, Trouble) else None
+    doubled = FIRST_WAIT * 2.0 ** min(state.attempt_number - 1, 10)
+    return min(max(doubled, asked or 0.0), LONGEST_WAIT)
+
+
+def _stopping() -> Refusal:
+    return Refusal(
+        "SHUTTING_DOWN",
+        "the service is shutting down; the download goes on when it is started again",
+    )

@@ -1,0 +1,244 @@
+"""The downloader, `python -m steerserve.hub.fetch`: one process for one description or one download.
+
+It reads one JSON line (`wire.Ask`), writes JSON lines, and ends when its input closes, so a service that was killed
+leaves none behind. huggingface_hub and its HTTP client live only here, in `session.py` and in `transfer.py`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import resource
+import signal
+import sys
+import threading
+from typing import Any, BinaryIO
+from urllib.parse import quote
+
+import msgspec
+from huggingface_hub import get_hf_file_metadata, hf_hub_url
+
+from steerserve.errors import Refusal
+from steerserve.hub.session import Session, troubles
+from steerserve.hub.transfer import fetch_all
+from steerserve.hub.wire import (
+    Ask,
+    Begun,
+    Describe,
+    Described,
+    Done,
+    Event,
+    Failed,
+    Kind,
+    Trouble,
+    Wanted,
+)
+from steerserve.rules.repository import check_repo_id
+
+INFO_BYTES = 16 << 20
+LISTING_BYTES = 32 << 20
+LISTED_FILES = 20_000
+CONFIG_BYTES = 1 << 20
+DESCRIBE_MEMORY = 1 << 30
+"""Address space of a process that describes."""
+
+READ_SECONDS = 15.0
+TEXT_MAXIMUM = 200
+TAGS_MAXIMUM = 200
+
+
+def describe(job: Describe, session: Session) -> Described:
+    """What the hub says of a repository at one commit. Values of the wrong type are None, a malformed listing is refused.
+
+    Raises:
+        Trouble
+    """
+    info = _info(job, session)
+    sha = info.get("sha")
+    if not isinstance(sha, str) or not re.fullmatch(r"[0-9a-f]{40,64}", sha):
+        raise Trouble(Kind.FAILED, "the hub names no commit of the repository")
+    repo_id = _name(info.get("id"), job.repo_id)
+    files = _listing(repo_id, sha, session)
+    is_gated = info.get("gated") not in (None, False)
+    config = next((file for file in files if file.path == "config.json"), None)
+    if is_gated and files:
+        _check_access(repo_id, sha, config or files[0], session)
+    card, weights, gguf = (_object(info.get(name)) for name in ("cardData", "safetensors", "gguf"))
+    dtypes = {str(k): v for k, v in _object(weights.get("parameters")).items() if _count(v)}
+    return Described(
+        repo_id=repo_id,
+        sha=sha,
+        is_gated=is_gated,
+        is_private=info.get("private") is True,
+        files=files,
+        config=_config(repo_id, sha, config, session),
+        downloads=_count(info.get("downloads")),
+        likes=_count(info.get("likes")),
+        tags=_texts(info.get("tags")),
+        pipeline_tag=_text(info.get("pipeline_tag")),
+        license=_text(card.get("license")),
+        language=_text(card.get("language")) or ", ".join(_texts(card.get("language"))) or None,
+        parameters=_count(weights.get("total")),
+        parameters_by_dtype=dict(list(dtypes.items())[:TAGS_MAXIMUM]),
+        gguf_architecture=_text(gguf.get("architecture")),
+        gguf_context_length=_count(gguf.get("context_length")),
+        gguf_parameters=_count(gguf.get("total")),
+    )
+
+
+def _info(job: Describe, session: Session) -> dict[str, Any]:
+    url = f"{session.endpoint}/api/models/{job.repo_id}"
+    if job.revision is not None:
+        url += f"/revision/{quote(job.revision, safe='')}"
+    info, _ = session.json(url, INFO_BYTES)
+    if not isinstance(info, dict):
+        raise Trouble(Kind.FAILED, "the hub's answer is not of the form that hubs give")
+    return info
+
+
+def _name(found: object, asked: str) -> str:
+    """The repository's name as the hub writes it: one that was renamed answers with its new name."""
+    with contextlib.suppress(Refusal):
+        return check_repo_id(found) if isinstance(found, str) else asked
+    return asked
+
+
+def _listing(repo_id: str, sha: str, session: Session) -> list[Wanted]:
+    """All files of a commit, however deep, page by page."""
+    url: str | None = f"{session.endpoint}/api/models/{repo_id}/tree/{sha}?recursive=true"
+    files: list[Wanted] = []
+    for _ in range(LISTED_FILES):
+        if url is None:
+            return files
+        if not session.is_home(url):
+            raise Trouble(Kind.FAILED, "the hub's listing goes on elsewhere")
+        page, url = session.json(url, LISTING_BYTES)
+        if not isinstance(page, list):
+            raise Trouble(Kind.FAILED, "the hub's listing is malformed")
+        files += (_listed(entry) for entry in page if not _is_folder(entry))
+        if len(files) > LISTED_FILES:
+            break
+    raise Trouble(Kind.FAILED, f"the repository has more than {LISTED_FILES} files")
+
+
+def _is_folder(entry: object) -> bool:
+    return isinstance(entry, dict) and entry.get("type") == "directory"
+
+
+def _listed(entry: object) -> Wanted:
+    """One file. Those kept outside git have a SHA-256 of their content, the others the name of their git blob."""
+    if not isinstance(entry, dict) or not isinstance(entry.get("path"), str):
+        raise Trouble(Kind.FAILED, "the hub's listing is malformed")
+    lfs = _object(entry.get("lfs"))
+    size, digest = lfs.get("size", entry.get("size")), lfs.get("oid", entry.get("oid"))
+    if (size is not None and type(size) is not int) or not _is_encodable(entry["path"]):
+        raise Trouble(Kind.FAILED, "the hub's listing is malformed")
+    is_digest = isinstance(digest, str) and re.fullmatch(r"[0-9a-f]{40}|[0-9a-f]{64}", digest)
+    return Wanted(entry["path"], size, digest if is_digest else None)
+
+
+def _is_encodable(path: str) -> bool:
+    try:
+        return bool(path.encode())
+    except UnicodeEncodeError:
+        return False
+
+
+def _check_access(repo_id: str, sha: str, file: Wanted, session: Session) -> None:
+    """A gated repository shows its facts to everybody; only its files tell whether they may be had."""
+    url = hf_hub_url(repo_id, file.path, revision=sha, endpoint=session.endpoint)
+    get_hf_file_metadata(url, headers=session.headers, endpoint=session.endpoint, token=False)
+
+
+def _config(repo_id: str, sha: str, file: Wanted | None, session: Session) -> dict[str, Any] | None:
+    """The content of config.json, None where there is none, it is too large, or no JSON object."""
+    if file is None or (file.size or 0) > CONFIG_BYTES:
+        return None
+    url = hf_hub_url(repo_id, file.path, revision=sha, endpoint=session.endpoint)
+    body = bytearray()
+    with session.stream(url) as response:
+        for chunk in response.iter_bytes():
+            body += chunk
+            if len(body) > CONFIG_BYTES:
+                return None
+    try:
+        config = json.loads(body)
+        msgspec.json.encode(config)
+    except (ValueError, RecursionError):
+        return None
+    return config if isinstance(config, dict) else None
+
+
+def _object(value: object) -> dict[str, Any]:
+    return value if isinstance(value, dict) else {}
+
+
+def _count(value: object) -> int | None:
+    return value if type(value) is int and 0 <= value < 1 << 63 else None
+
+
+def _text(value: object) -> str | None:
+    """One printable line of bounded length."""
+    if not isinstance(value, str):
+        return None
+    return "".join(c for c in value[:TEXT_MAXIMUM] if c.isprintable()) or None
+
+
+def _texts(value: object) -> list[str]:
+    listed = value[:TAGS_MAXIMUM] if isinstance(value, list) else []
+    return [text for text in map(_text, listed) if text]
+
+
+# ------------------------------------------------------------------ the process
+
+
+def main() -> None:
+    """One question, its events, the end."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    # what libraries print must not stand between the events
+    out = os.fdopen(os.dup(1), "wb")
+    os.dup2(2, 1)
+    ask = msgspec.json.decode(sys.stdin.buffer.readline(), type=Ask)
+    threading.Thread(target=_end_with_input, daemon=True).start()
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    if isinstance(ask.job, Describe):
+        # a small answer may unpack to a huge one
+        with contextlib.suppress(ValueError, OSError):
+            resource.setrlimit(resource.RLIMIT_AS, (DESCRIBE_MEMORY, DESCRIBE_MEMORY))
+    _send(out, Begun())
+    _send(out, _run(ask, out))
+    # threads of libraries must not keep the process
+    os._exit(0)
+
+
+def _run(ask: Ask, out: BinaryIO) -> Event:
+    """The last event."""
+    try:
+        with troubles(ask.token is not None):
+            if isinstance(ask.job, Describe):
+                return describe(ask.job, Session(ask.endpoint, ask.token, READ_SECONDS))
+            # a download that stands still is ended by the service, which sees all of it
+            session = Session(ask.endpoint, ask.token, None)
+            fetch_all(ask.job, session, lambda event: _send(out, event))
+            return Done()
+    except Trouble as trouble:
+        return Failed(trouble.kind, trouble.reason, trouble.wait_seconds)
+    except Exception as error:  # the border of the process: its text may hold anything
+        return Failed(Kind.FAILED, type(error).__name__)
+
+
+def _send(out: BinaryIO, event: Event) -> None:
+    out.write(msgspec.json.encode(event) + b"\n")
+    out.flush()
+
+
+def _end_with_input() -> None:
+    while sys.stdin.buffer.read(1):
+        pass
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    main()

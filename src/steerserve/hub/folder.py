@@ -1,0 +1,128 @@
+"""Where downloads lie on the disk. `<cache>/<owner>--<name>/<commit>` holds only files of finished downloads; a download
+that is not finished keeps its files beside it, in `<commit>.parts`, and moves them over when it has them all.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import shutil
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Protocol
+
+from steerserve.errors import Refusal
+from steerserve.rules.repository import check_repo_id, is_commit
+
+MIB = 1 << 20
+PART = ".part"
+XET_PART = ".xet-part"
+
+
+class File(Protocol):
+    @property
+    def path(self) -> str: ...
+    @property
+    def size(self) -> int | None: ...
+
+
+def folder_of(cache: Path, repo_id: str, sha: str) -> Path:
+    """The folder of one commit of a repository, in the model cache.
+
+    Raises:
+        Refusal: VALIDATION_ERROR for what is no repository's name, DOWNLOAD_FAILED for what is no commit.
+    """
+    check_repo_id(repo_id)
+    if not is_commit(sha):
+        raise Refusal("DOWNLOAD_FAILED", "the hub names no commit that files can be pinned to")
+    return cache / repo_id.replace("/", "--") / sha
+
+
+class Folder:
+    """The files of one commit: finished ones, whole ones that wait for the rest, and parts."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.staging = path.with_name(path.name + ".parts")
+
+    def final(self, file: File) -> Path:
+        """Where a finished download has the file; the path has been checked by `rules.repository`."""
+        return self.path / file.path
+
+    def whole(self, file: File) -> Path:
+        """Where a fetched file waits. A digest names it, so no name of the hub's reaches the staging folder."""
+        return self.staging / hashlib.sha256(file.path.encode()).hexdigest()[:32]
+
+    def part(self, file: File) -> Path:
+        return self.whole(file).with_suffix(PART)
+
+    def is_fetched(self, file: File) -> bool:
+        """Whether the file is there whole, of this download or of one before it."""
+        return any(_fits(path, file.size) for path in (self.final(file), self.whole(file)))
+
+    def present_bytes(self, file: File) -> int:
+        """Bytes of the file that need not be fetched."""
+        for path in (self.final(file), self.whole(file)):
+            if _fits(path, file.size):
+                return path.stat().st_size
+        have = _size(self.part(file)) or 0
+        return have if file.size is None else min(have, file.size)
+
+    def commit(self, files: Iterable[File]) -> None:
+        """Move fetched files to their places. On one file system, so each move is a rename."""
+        for file in files:
+            if self.whole(file).is_file():
+                place = self.final(file)
+                place.parent.mkdir(parents=True, exist_ok=True)
+                os.replace(self.whole(file), place)
+        self._tidy()
+
+    def discard(self, files: Iterable[File], *, tidy: bool = True) -> None:
+        """Remove what unfinished downloads fetched of these files, and with `tidy` the folders that are empty then."""
+        for file in files:
+            for suffix in ("", PART, XET_PART):
+                self.whole(file).with_suffix(suffix).unlink(missing_ok=True)
+        if tidy:
+            self._tidy()
+
+    def remove(self, files: Sequence[File]) -> None:
+        """Remove a deleted model's files, wherever they are, and folders that are empty then. The caller leaves out what
+        other models of the same commit have too."""
+        for file in files:
+            place = self.final(file)
+            place.unlink(missing_ok=True)
+            for folder in place.relative_to(self.path).parents:
+                with contextlib.suppress(OSError):
+                    (self.path / folder).rmdir()
+        self.discard(files)
+
+    def _tidy(self) -> None:
+        for folder in (self.staging, self.path, self.path.parent):
+            with contextlib.suppress(OSError):
+                folder.rmdir()
+
+
+def missing_bytes(folder: Path, files: Iterable[File]) -> int:
+    """Bytes still to fetch; files of unlisted size count as nothing."""
+    place = Folder(folder)
+    return sum(max(0, (file.size or 0) - place.present_bytes(file)) for file in files)
+
+
+def free_bytes(folder: Path) -> int:
+    """Free bytes of the file system that the folder is or will be on."""
+    there = next(path for path in (folder, *folder.parents) if path.exists())
+    return shutil.disk_usage(there).free
+
+
+def _size(path: Path) -> int | None:
+    """Bytes of a regular file, None where there is none."""
+    try:
+        return path.stat().st_size if path.is_file() else None
+    except OSError:
+        return None
+
+
+def _fits(path: Path, size: int | None) -> bool:
+    have = _size(path)
+    return have is not None and size in (None, have)

@@ -1,0 +1,189 @@
+"""The downloader's connection to the hub: every request passes a guard, every failure becomes a `Trouble`.
+
+Only the downloader process imports this.
+"""
+
+from __future__ import annotations
+
+import errno
+import ipaddress
+import json
+import re
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+from urllib.parse import urljoin, urlsplit
+
+import httpx2
+from huggingface_hub.errors import HfHubHTTPError
+from huggingface_hub.utils import build_hf_headers, get_session, set_client_factory
+
+from steerserve.hub.wire import Kind, Trouble
+
+CONNECT_SECONDS = 10.0
+REDIRECTS = 5
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+_PORTS = {"http": 80, "https": 443}
+
+Origin = tuple[str, str, int | None]
+
+
+class Session:
+    """Requests to one hub with one token. The token goes to the hub's own origin and nowhere else."""
+
+    def __init__(self, endpoint: str, token: str | None, read_seconds: float | None) -> None:
+        self.endpoint = endpoint.rstrip("/")
+        self.has_token = token is not None
+        self.headers: dict[str, str] = build_hf_headers(token=token or False)
+        self.headers["Accept-Encoding"] = "identity"
+        self._home = origin(self.endpoint)
+        self._is_hub_public = not _addresses(self._home) or all(
+            address.is_global for address in _addresses(self._home)
+        )
+        timeout = httpx2.Timeout(CONNECT_SECONDS, read=read_seconds)
+        # huggingface_hub's own calls go through this client too
+        set_client_factory(
+            lambda: httpx2.Client(event_hooks={"request": [self._guard]}, timeout=timeout)
+        )
+
+    def is_home(self, url: str) -> bool:
+        """Whether an address is of the hub's own origin."""
+        return origin(url) == self._home
+
+    def json(self, url: str, maximum: int) -> tuple[Any, str | None]:
+        """A JSON answer of the hub of at most `maximum` bytes unpacked, and the address of its next page.
+
+        Raises:
+            Trouble
+        """
+        body = bytearray()
+        with self.stream(url, at_home=True) as response:
+            for chunk in response.iter_bytes():
+                body += chunk
+                if len(body) > maximum:
+                    raise Trouble(Kind.FAILED, "the hub's answer is too large")
+            following = response.links.get("next", {}).get("url")
+        try:
+            return json.loads(body), urljoin(url, following) if following else None
+        except (ValueError, RecursionError):
+            raise Trouble(Kind.FAILED, "the hub's answer is not JSON") from None
+
+    @contextmanager
+    def stream(
+        self, url: str, headers: dict[str, str] | None = None, *, at_home: bool = False
+    ) -> Iterator[httpx2.Response]:
+        """A GET whose answer is a success, redirects followed one by one and their bodies left unread. `at_home` follows
+        them within the hub only.
+
+        Raises:
+            Trouble
+        """
+        headers = self.headers | (headers or {})
+        for _ in range(REDIRECTS):
+            with get_session().stream("GET", url, headers=headers) as response:
+                if not response.has_redirect_location:
+                    check_status(response, self.has_token and self.is_home(url))
+                    yield response
+                    return
+                target = urljoin(url, response.headers["Location"])
+            if at_home and not self.is_home(target):
+                raise Trouble(Kind.FAILED, "the hub redirects its own answers elsewhere")
+            url = target
+        raise Trouble(Kind.FAILED, "the hub redirects too often")
+
+    def _guard(self, request: httpx2.Request) -> None:
+        """Stands before every request, redirected ones included.
+
+        Raises:
+            Trouble: FAILED where the hub sends us to a place that no hub has business with.
+        """
+        target = origin(str(request.url))
+        if target == self._home:
+            return
+        request.headers.pop("Authorization", None)
+        if target[0] not in _PORTS or (self._home[0] == "https" and target[0] != "https"):
+            raise Trouble(Kind.FAILED, "the hub redirects to an address that is not safe")
+        for address in _addresses(target):
+            is_never = address.is_link_local or address.is_multicast or address.is_unspecified
+            # a hub on the internet has nothing on our own network to offer
+            if is_never or (self._is_hub_public and not address.is_global):
+                raise Trouble(Kind.FAILED, "the hub redirects to an address that is not safe")
+
+
+def origin(url: str) -> Origin:
+    """Scheme, host and port of an address.
+
+    Raises:
+        Trouble: FAILED for what is no address.
+    """
+    try:
+        parts = urlsplit(url)
+        return parts.scheme, (parts.hostname or "").lower(), parts.port or _PORTS.get(parts.scheme)
+    except ValueError:
+        raise Trouble(Kind.FAILED, "the hub names a malformed address") from None
+
+
+def _addresses(target: Origin) -> list[ipaddress.IPv4Address | ipaddress.IPv6Address]:
+    """Of a host; none where the name is only known to a proxy."""
+    try:
+        found = socket.getaddrinfo(target[1], target[2], type=socket.SOCK_STREAM)
+        plain = [ipaddress.ip_address(str(entry[4][0]).partition("%")[0]) for entry in found]
+    except (OSError, ValueError):
+        return []
+    return [getattr(address, "ipv4_mapped", None) or address for address in plain]
+
+
+def check_status(response: httpx2.Response, has_token: bool) -> None:
+    """Raises:
+    Trouble: unless the answer is a success.
+    """
+    status, code = response.status_code, response.headers.get("X-Error-Code", "")
+    if response.is_success:
+        return
+    if status in (408, 429) or status >= 500:
+        wait = response.headers.get("Retry-After", "")
+        seconds = float(wait) if re.fullmatch(r"\d{1,5}", wait) else None
+        raise Trouble(Kind.UNREACHABLE, f"the hub answered {status}", seconds)
+    kind = {
+        "RevisionNotFound": Kind.NO_REVISION,
+        "EntryNotFound": Kind.NO_FILE,
+        "RepoNotFound": Kind.NO_REPO,
+        "GatedRepo": Kind.NO_ACCESS if has_token else Kind.GATED,
+    }.get(code) or _kind_by_status(status, has_token)
+    raise Trouble(kind, f"the hub answered {status}")
+
+
+def _kind_by_status(status: int, has_token: bool) -> Kind:
+    if status == 404:
+        return Kind.NO_REPO
+    if status == 401:
+        # without a token the hub does not tell what is private from what is not there
+        return Kind.BAD_TOKEN if has_token else Kind.NO_REPO
+    if status == 403:
+        return Kind.NO_ACCESS if has_token else Kind.GATED
+    return Kind.FAILED
+
+
+@contextmanager
+def troubles(has_token: bool) -> Iterator[None]:
+    """Give every failure of the network, the hub or the disk its kind. Nothing of their texts is kept."""
+    try:
+        yield
+    except HfHubHTTPError as error:  # an OSError too, so it comes first
+        check_status(error.response, has_token)
+        raise Trouble(Kind.FAILED, type(error).__name__) from None
+    except (httpx2.UnsupportedProtocol, httpx2.InvalidURL):
+        raise Trouble(Kind.FAILED, "the hub names a malformed address") from None
+    except httpx2.DecodingError:
+        raise Trouble(Kind.DAMAGED, "the hub's answer cannot be unpacked") from None
+    except httpx2.TransportError as error:
+        raise Trouble(Kind.UNREACHABLE, type(error).__name__) from None
+    except MemoryError:
+        raise Trouble(Kind.FAILED, "the hub's answer is too large") from None
+    except OSError as error:
+        if error.errno in _FULL:
+            raise Trouble(Kind.DISK_FULL, "no space left") from None
+        raise Trouble(
+            Kind.FAILED, f"cannot write files: {error.strerror or type(error).__name__}"
+        ) from None

@@ -1,0 +1,243 @@
+"""Fetching the files of a repository into a staging folder: resumed where an earlier attempt stopped, checked when whole.
+
+huggingface_hub itself no longer goes on with partial files (each of its downloads starts a file of its own and removes
+it on failure), so the bytes are fetched here; its metadata call and its chunk store are used as they are.
+
+Only the downloader process imports this.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+import os
+import re
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import httpx2
+from huggingface_hub import get_hf_file_metadata, hf_hub_url
+from huggingface_hub.file_download import HfFileMetadata, xet_get
+
+from steerserve.hub.folder import XET_PART, Folder
+from steerserve.hub.session import Session
+from steerserve.hub.wire import Download, Kind, Progressed, Trouble, Wanted
+
+REPORT_SECONDS = 0.25
+HTTP_MAXIMUM = 50 * 10**9
+"""Larger files are not served over plain HTTP."""
+
+_READ_BYTES = 1 << 20
+_CONTENT_RANGE = re.compile(r"bytes (\d+)-\d+/(?:\d+|\*)")
+
+
+class Meter:
+    """Bytes of a job that are on the disk, told every `REPORT_SECONDS` while the work goes on, by a thread of its own:
+    what came before a silence is told too."""
+
+    def __init__(self, present: int, send: Callable[[Progressed], None]) -> None:
+        self._present = present
+        self._send = send
+        self._is_moving = True
+        self._over = threading.Event()
+        self._teller = threading.Thread(target=self._tell, daemon=True)
+
+    def __enter__(self) -> Meter:
+        self._teller.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._over.set()
+        self._teller.join()
+
+    def add(self, count: int) -> None:
+        """Count bytes; 0 only shows that the work goes on, less than 0 takes back."""
+        self._present += count
+        self._is_moving = True
+
+    def _tell(self) -> None:
+        while not self._over.wait(REPORT_SECONDS):
+            if self._is_moving:
+                self._is_moving = False
+                self._send(Progressed(self._present))
+
+
+def fetch_all(job: Download, session: Session, send: Callable[[Progressed], None]) -> None:
+    """Fetch every file that is not there yet.
+
+    Raises:
+        Trouble
+    """
+    folder = Folder(Path(job.folder))
+    folder.staging.mkdir(parents=True, exist_ok=True)
+    with Meter(sum(folder.present_bytes(file) for file in job.files), send) as meter:
+        for file in job.files:
+            if not folder.is_fetched(file):
+                _Transfer(job, file, folder, session, meter).run()
+
+
+class _Transfer:
+    """One file on its way."""
+
+    def __init__(
+        self, job: Download, file: Wanted, folder: Folder, session: Session, meter: Meter
+    ) -> None:
+        self.job, self.file, self.session, self.meter = job, file, session, meter
+        self.part, self.whole = folder.part(file), folder.whole(file)
+        self.url = hf_hub_url(job.repo_id, file.path, revision=job.sha, endpoint=session.endpoint)
+        self.size = 0
+
+    def run(self) -> None:
+        facts = get_hf_file_metadata(
+            self.url, headers=self.session.headers, endpoint=self.session.endpoint, token=False
+        )
+        self.size = self._checked_size(facts)
+        if self._may_use_xet(facts) and self._by_xet(facts):
+            return
+        try:
+            self._by_http()
+            self._check(self.part)
+        except Trouble as trouble:
+            if trouble.kind is Kind.DAMAGED:
+                self._drop_part()
+            raise
+        os.replace(self.part, self.whole)
+
+    def _checked_size(self, facts: HfFileMetadata) -> int:
+        """Bytes of the file. The listing and the file's own facts must be of one commit and agree."""
+        if facts.commit_hash not in (None, self.job.sha):
+            raise Trouble(Kind.FAILED, "the hub offers a file of another commit")
+        size = facts.size if self.file.size is None else self.file.size
+        if size is None or size < 0:
+            raise Trouble(Kind.FAILED, "the hub does not tell how large a file is")
+        if facts.size not in (None, size):
+            raise Trouble(Kind.DAMAGED, "the hub tells two sizes of one file")
+        return size
+
+    # ------------------------------------------------------------- plain HTTP
+
+    def _by_http(self) -> None:
+        have = self.part.stat().st_size if self.part.exists() else -1
+        if have > self.size:
+            self._drop_part()
+            have = -1
+        if have == self.size:
+            return
+        wanted = {"Range": f"bytes={have}-"} if have > 0 else {}
+        with self.session.stream(self.url, wanted) as response, self.part.open("ab") as out:
+            if have > 0 and not _goes_on(response, have):
+                out.truncate(0)
+                self.meter.add(-have)
+                have = 0
+            have = max(have, 0)
+            for chunk in response.iter_bytes():
+                have += len(chunk)
+                if have > self.size:
+                    raise Trouble(Kind.DAMAGED, "a file is longer than the hub listed it")
+                out.write(chunk)
+                self.meter.add(len(chunk))
+        if have < self.size:
+            raise Trouble(Kind.UNREACHABLE, "a file ended early")
+
+    def _drop_part(self) -> None:
+        if self.part.exists():
+            self.meter.add(-self.part.stat().st_size)
+            self.part.unlink()
+
+    def _check(self, path: Path) -> None:
+        """Compare the content with the digest that the hub listed. Reading a large file takes a while: the meter is told."""
+        digest = _hasher(self.file.digest, self.size)
+        if digest is None:
+            return
+        with path.open("rb") as opened:
+            while block := opened.read(_READ_BYTES):
+                digest.update(block)
+                self.meter.add(0)
+        if digest.hexdigest() != self.file.digest:
+            raise Trouble(Kind.DAMAGED, "a file has not the content that the hub listed")
+
+    # ------------------------------------------------------------- the hub's chunk store
+
+    def _may_use_xet(self, facts: HfFileMetadata) -> bool:
+        """Where the hub offers it. Its parts cannot be resumed, so it is not used for a file that has begun."""
+        data = facts.xet_file_data
+        if data is None or importlib.util.find_spec("hf_xet") is None:
+            return False
+        if self.size <= HTTP_MAXIMUM and (not self.job.use_xet or self.part.exists()):
+            return False
+        # the token is sent there by code that does not pass the session's guard
+        return self.session.is_home(data.refresh_route)
+
+    def _by_xet(self, facts: HfFileMetadata) -> bool:
+        """Whether the file was fetched. If not, nothing of it is left."""
+        place = self.whole.with_suffix(XET_PART)
+        counted = _Counted(self.meter)
+        headers = {k: v for k, v in self.session.headers.items() if k != "Accept-Encoding"}
+        try:
+            xet_get(
+                incomplete_path=place,
+                xet_file_data=facts.xet_file_data,  # type: ignore[arg-type]
+                headers=headers,
+                expected_size=self.size,
+                displayed_filename=place.name,
+                tqdm_class=counted,  # type: ignore[arg-type]
+            )
+            if place.stat().st_size != self.size:
+                raise Trouble(Kind.DAMAGED, "a file ended early")
+            self._check(place)
+        except Exception:  # whatever is wrong there, plain HTTP fetches the same file
+            place.unlink(missing_ok=True)
+            self.meter.add(-counted.bytes)
+            return False
+        self.meter.add(self.size - counted.bytes)
+        os.replace(place, self.whole)
+        return True
+
+
+class _Counted:
+    """Stands where huggingface_hub makes and draws progress bars, and passes what they would show to the meter. That it
+    has `update_transfer` makes it one bar for the bytes on the disk and for those on the wire, which are not counted.
+    """
+
+    def __init__(self, meter: Meter) -> None:
+        self._meter = meter
+        self.bytes = 0
+        self.total: int | None = None
+
+    def __call__(self, **_: Any) -> _Counted:
+        return self
+
+    def update(self, count: float) -> None:
+        self.bytes += int(count)
+        self._meter.add(int(count))
+
+    def update_transfer(self, _count: float) -> None:
+        self._meter.add(0)
+
+    def set_postfix_str(self, _text: str, **_: Any) -> None:
+        """Nothing is drawn."""
+
+    set_transfer_postfix_str = set_postfix_str
+
+    def close(self) -> None:
+        """Nothing is drawn."""
+
+
+def _goes_on(response: httpx2.Response, have: int) -> bool:
+    """Whether an answer holds the bytes from `have` on, and not the whole file."""
+    found = _CONTENT_RANGE.fullmatch(response.headers.get("Content-Range", ""))
+    is_plain = response.headers.get("Content-Encoding", "identity") == "identity"
+    return response.status_code == 206 and is_plain and found is not None and int(found[1]) == have
+
+
+def _hasher(digest: str | None, size: int) -> Any:
+    """What computes a digest of this form: SHA-256 of the content, or SHA-1 as git names it. None for other forms."""
+    if digest is None or not re.fullmatch(r"[0-9a-f]+", digest):
+        return None
+    if len(digest) == 64:
+        return hashlib.sha256()
+    if len(digest) == 40:
+        return hashlib.sha1(b"blob %d\x00" % size, usedforsecurity=False)
+    return None

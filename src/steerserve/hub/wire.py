@@ -1,0 +1,121 @@
+"""What the service and its downloader process say to each other: one JSON line down, JSON lines up."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import Any
+
+import msgspec
+
+
+class Kind(StrEnum):
+    """What went wrong, as far as it decides what happens next."""
+
+    NO_REPO = "no_repo"
+    NO_REVISION = "no_revision"
+    NO_FILE = "no_file"
+    GATED = "gated"
+    BAD_TOKEN = "bad_token"  # noqa: S105  (the name of a failure)
+    NO_ACCESS = "no_access"
+    UNREACHABLE = "unreachable"
+    """Transport: connections, timeouts, 408, 429, 5xx. Repeating may help."""
+    DAMAGED = "damaged"
+    """The bytes are not those that were listed. Repeating may help."""
+    DISK_FULL = "disk_full"
+    FAILED = "failed"
+
+
+class Wanted(msgspec.Struct, frozen=True):
+    """A file to fetch; `digest` as in `rules.repository.RepoFile`."""
+
+    path: str
+    size: int | None
+    digest: str | None
+
+
+class Describe(msgspec.Struct, frozen=True, tag="describe"):
+    repo_id: str
+    revision: str | None
+
+
+class Download(msgspec.Struct, frozen=True, tag="download"):
+    """`use_xet` allows the hub's chunk store where the hub offers it."""
+
+    repo_id: str
+    sha: str
+    files: list[Wanted]
+    folder: str
+    use_xet: bool
+
+
+class Ask(msgspec.Struct, frozen=True):
+    """The one line that a downloader is given. It carries the token, so it has no text form."""
+
+    endpoint: str
+    token: str | None
+    job: Describe | Download
+
+    def __repr__(self) -> str:
+        return f"Ask({self.job!r})"
+
+
+class Begun(msgspec.Struct, frozen=True, tag="begun"):
+    """The process has imported what it needs, and starts its job."""
+
+
+class Described(msgspec.Struct, frozen=True, tag="described"):
+    """What the hub says of a repository, each value of the type it should have or None."""
+
+    repo_id: str
+    sha: str
+    is_gated: bool
+    is_private: bool
+    files: list[Wanted]
+    config: dict[str, Any] | None
+    downloads: int | None
+    likes: int | None
+    tags: list[str]
+    pipeline_tag: str | None
+    license: str | None
+    language: str | None
+    parameters: int | None
+    parameters_by_dtype: dict[str, int]
+    gguf_architecture: str | None
+    gguf_context_length: int | None
+    gguf_parameters: int | None
+
+
+class Progressed(msgspec.Struct, frozen=True, tag="progressed"):
+    """Bytes of the job that are on the disk, those of earlier attempts included."""
+
+    present_bytes: int
+
+
+class Done(msgspec.Struct, frozen=True, tag="done"):
+    """Every file is there whole."""
+
+
+class Failed(msgspec.Struct, frozen=True, tag="failed"):
+    """`reason` is one short line without addresses; `wait_seconds` what the hub asks to wait."""
+
+    kind: Kind
+    reason: str
+    wait_seconds: float | None = None
+
+
+Event = Begun | Described | Progressed | Done | Failed
+
+
+class Trouble(Exception):
+    """A failure on the hub's side of the work, before it is a refusal. See `Failed` for the fields."""
+
+    def __init__(self, kind: Kind, reason: str, wait_seconds: float | None = None) -> None:
+        super().__init__(reason)
+        self.kind = kind
+        self.reason = reason
+        self.wait_seconds = wait_seconds
+
+    @property
+    def is_transport(self) -> bool:
+        """Whether repeating may help."""
+        return self.kind in (Kind.UNREACHABLE, Kind.DAMAGED)

@@ -1,0 +1,78 @@
+"""A circuit breaker: after several failures in a row a remote service is left alone for a while, then tried once.
+
+Pure: every step takes the breaker and the time, and gives the next breaker. Only failures of transport count; an
+answer that refuses (not found, gated, bad token) shows that the service is there, and counts as a success.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Literal
+
+State = Literal["closed", "open", "half_open"]
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """Failures in a row that open the breaker, and the seconds until one call is let through again."""
+
+    failures: int
+    recovery_seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class Breaker:
+    """`opened_at` is a time of the caller's clock, None while closed; `trips` counts how often it opened."""
+
+    failures: int = 0
+    opened_at: float | None = None
+    is_probing: bool = False
+    trips: int = 0
+
+    @property
+    def state(self) -> State:
+        if self.opened_at is None:
+            return "closed"
+        return "half_open" if self.is_probing else "open"
+
+
+def retry_in(breaker: Breaker, limits: Limits, now: float) -> float:
+    """Seconds until a call may be let through: 0 when one may be now, but not below 1 while a probe is out."""
+    if breaker.opened_at is None:
+        return 0.0
+    left = max(0.0, breaker.opened_at + limits.recovery_seconds - now)
+    return max(left, 1.0) if breaker.is_probing else left
+
+
+def enter(breaker: Breaker, limits: Limits, now: float) -> Breaker | None:
+    """The breaker with one more call let through, or None when the call must not be made."""
+    if breaker.opened_at is None:
+        return breaker
+    if retry_in(breaker, limits, now) > 0:
+        return None
+    return replace(breaker, is_probing=True)
+
+
+def succeed(breaker: Breaker) -> Breaker:
+    """A call was answered: closed, with no failures."""
+    return Breaker(trips=breaker.trips)
+
+
+def fail(breaker: Breaker, limits: Limits, now: float) -> Breaker:
+    """A call found nobody. A failure that arrives late, while open, changes nothing."""
+    if breaker.state == "open":
+        return breaker
+    failures = breaker.failures + 1
+    if breaker.state == "closed" and failures < limits.failures:
+        return replace(breaker, failures=failures)
+    return Breaker(failures=failures, opened_at=now, trips=breaker.trips + 1)
+
+
+def abandon(breaker: Breaker) -> Breaker:
+    """A call was given up by its caller: it tells nothing, and a probe's place is free again."""
+    return replace(breaker, is_probing=False)
+
+
+def reset(breaker: Breaker) -> Breaker:
+    """Closed by the operator."""
+    return succeed(breaker)

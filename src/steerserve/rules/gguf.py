@@ -1,0 +1,260 @@
+"""GGUF files by their names: which quantization a file holds, what belongs together, and the proportions over cards."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+from steerserve.errors import Refusal
+
+_QUANTIZATION = (
+    r"BF16|FP?16|FP?32|F64|MXFP4(?:_MOE)?|NVFP4|TQ[12]_0"
+    r"|IQ[1-4]_(?:XXS|XS|NL|S|M|L|XL)(?:_[A-Z]{1,3})?"
+    r"|Q[1-8]_K(?:_(?:XXS|XS|S|M|L|XL|P))?"
+    r"|Q[1-8]_[01](?:_[48]_[48]|_G\d+)?(?:_(?:XL|L))?"
+)
+_LABEL = re.compile(rf"(?<![A-Z0-9])(UD[-_])?({_QUANTIZATION})(?![A-Z0-9]|_[A-Z0-9])")
+_SHARD = re.compile(r"-(\d{5})-of-(\d{5})$", re.IGNORECASE)
+_BITS = re.compile(r"(?:^|[^A-Z])(?:I|T)?Q(\d)_")
+_PLAIN = re.compile(r"(?:BF|FP?)(?:16|32|64)$")
+_SUFFIX = ".gguf"
+
+MODEL = "model"
+PROJECTOR = "projector"
+_OTHER_KINDS = (
+    (PROJECTOR, re.compile(r"mmproj|(?:^|[-_.])(?:clip|vision-?(?:proj|adapter|encoder))")),
+    ("importance_matrix", re.compile(r"imatrix")),
+    ("adapter", re.compile(r"(?:^|[-_.])lora(?:[-_.]|$)")),
+    ("vocabulary", re.compile(r"(?:^|[-_.])vocab(?:[-_.]|$)")),
+)
+_UNQUANTIZED = frozenset({"importance_matrix", "vocabulary"})
+"""Kinds of files that are never quantized."""
+
+
+@dataclass(frozen=True, slots=True)
+class File:
+    """A file of a repository or folder, with `/` between folders."""
+
+    path: str
+    size_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Named:
+    """What a file's name says. `label` None where it names no quantization; `shard` is (number, count) from 1 on."""
+
+    kind: str
+    label: str | None
+    base: str
+    shard: tuple[int, int] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Variant:
+    """One complete model: its files in the order of their shards. `label` is None where only the header tells it."""
+
+    label: str | None
+    base: str
+    files: tuple[File, ...]
+
+    @property
+    def name(self) -> str:
+        """The label, or the file's own name where it has none."""
+        return self.label or self.base
+
+    @property
+    def total_bytes(self) -> int:
+        return sum(file.size_bytes for file in self.files)
+
+    @property
+    def is_split(self) -> bool:
+        return len(self.files) > 1
+
+    @property
+    def quant_parsed(self) -> bool:
+        return self.label is not None
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """Files that are not offered: `kind` is `incomplete` (shards are missing) or `ambiguous` (one label, two models)."""
+
+    kind: str
+    name: str
+    paths: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Listing:
+    """What a repository or folder offers, the smallest first. `companions` are projectors, which are no weights."""
+
+    variants: tuple[Variant, ...] = ()
+    problems: tuple[Problem, ...] = ()
+    companions: tuple[File, ...] = field(default=())
+
+
+def classify(path: str) -> Named:
+    """What the name of a file says; the last label in the file's name counts, else that of the nearest folder."""
+    *folders, name = path.split("/")
+    if not name.lower().endswith(_SUFFIX):
+        return Named("other", None, name)
+    stem = name[: -len(_SUFFIX)]
+    shard = None
+    if found := _SHARD.search(stem):
+        shard = int(found[1]), int(found[2])
+        stem = stem[: found.start()]
+    lowered = stem.lower()
+    label, base = _labelled(stem)
+    kind = next((kind for kind, pattern in _OTHER_KINDS if pattern.search(lowered)), MODEL)
+    if label and kind in _UNQUANTIZED:
+        kind = MODEL  # it only tells how it was quantized, or what was changed before
+    for folder in reversed(folders):
+        label = label or _labelled(folder)[0]
+    return Named(kind, label, base, shard)
+
+
+def variants(files: Iterable[tuple[str, int]]) -> Listing:
+    """The models among (path, size in bytes), what cannot be offered, and the companions."""
+    sets: dict[tuple[str, str, int], list[tuple[Named, File]]] = defaultdict(list)
+    companions = []
+    for path, size in sorted(files):
+        named, file = classify(path), File(path, size)
+        if named.kind == MODEL:
+            count = named.shard[1] if named.shard else 0
+            # a base alone does not tell a set: folders may hold sets of the same names
+            sets[path.rpartition("/")[0], _without_shard(path), count].append((named, file))
+        elif named.kind == PROJECTOR:
+            companions.append(file)
+    complete, problems = [], []
+    for members in sets.values():
+        if _is_whole(members):
+            first = members[0][0]
+            complete.append(Variant(first.label, first.base, tuple(file for _, file in members)))
+        else:
+            problems.append(_problem("incomplete", members[0][0], [f for _, f in members]))
+    offered, ambiguous = _told_apart(complete)
+    return Listing(tuple(offered), (*problems, *ambiguous), tuple(companions))
+
+
+def choose(listing: Listing, label: str) -> Variant:
+    """The variant of a label, whatever its case.
+
+    Raises:
+        Refusal: VALIDATION_ERROR naming `gguf_label` and the labels that there are.
+    """
+    for variant in listing.variants:
+        if variant.name.casefold() == label.strip().casefold():
+            return variant
+    raise _not_chosen(listing, f"there is no complete GGUF quantization {label[:64]!r} here")
+
+
+def only(listing: Listing) -> Variant:
+    """The variant of a listing that has no other.
+
+    Raises:
+        Refusal: VALIDATION_ERROR naming `gguf_label` and the labels that there are.
+    """
+    if len(listing.variants) != 1:
+        raise _not_chosen(listing, "one GGUF quantization has to be named")
+    return listing.variants[0]
+
+
+def _not_chosen(listing: Listing, why: str) -> Refusal:
+    available = [variant.name for variant in listing.variants]
+    return Refusal(
+        "VALIDATION_ERROR",
+        f"{why}; there is {', '.join(available) or 'none'}",
+        param="gguf_label",
+        available=available,
+        errors=[{"loc": ["body", "gguf_label"], "msg": "not one of the labels"}],
+    )
+
+
+def precision_of(label: str | None) -> str:
+    """A label as one of FP16, Q8, Q4 and Q2, by the bits of a weight; what names none is FP16, the unquantized."""
+    upper = (label or "").upper()
+    if "FP4" in upper:
+        return "Q4"
+    found = _BITS.search(upper)
+    if _PLAIN.search(upper) or not found:
+        return "FP16"
+    bits = int(found[1])
+    if bits > 4:
+        return "Q8"
+    return "Q4" if bits > 2 else "Q2"
+
+
+def tensor_split(text: str, cards: int) -> tuple[float, ...] | None:
+    """The proportions of GGUF_TENSOR_SPLIT, one for each card; None where it is empty.
+
+    Raises:
+        Refusal: INVALID_GGUF_TENSOR_SPLIT.
+    """
+    if not text.strip():
+        return None
+    try:
+        shares = tuple(float(part) for part in text.split(","))
+    except ValueError:
+        raise _bad_split("is not a list of numbers separated by commas", cards) from None
+    if not all(math.isfinite(share) and share >= 0 for share in shares):
+        raise _bad_split("has a proportion that is negative or not finite", cards)
+    if len(shares) != cards:
+        raise _bad_split(
+            f"names {len(shares)} proportions, but the engine sees {cards} cards", cards
+        )
+    if not 0 < sum(shares) < math.inf:
+        raise _bad_split("gives no card anything", cards)
+    return shares
+
+
+def _bad_split(why: str, cards: int) -> Refusal:
+    return Refusal("INVALID_GGUF_TENSOR_SPLIT", f"GGUF_TENSOR_SPLIT {why}", cards=cards)
+
+
+def _labelled(stem: str) -> tuple[str | None, str]:
+    """The last label in a name, and the name without it."""
+    found = list(_LABEL.finditer(stem.upper()))
+    # a letter whose capital is two letters would shift what is cut out
+    if not found or len(stem.upper()) != len(stem):
+        return (_spelled(found[-1]) if found else None), stem
+    last = found[-1]
+    rest = (stem[: last.start()] + stem[last.end() :]).strip("-._")
+    return _spelled(last), rest
+
+
+def _spelled(found: re.Match[str]) -> str:
+    plain = found[2].replace("FP16", "F16").replace("FP32", "F32")
+    return f"UD-{plain}" if found[1] else plain
+
+
+def _without_shard(path: str) -> str:
+    return _SHARD.sub("", path[: -len(_SUFFIX)])
+
+
+def _is_whole(members: Sequence[tuple[Named, File]]) -> bool:
+    shards = [named.shard for named, _ in members]
+    if shards[0] is None:
+        return True
+    count = shards[0][1]
+    return shards == [(number, count) for number in range(1, count + 1)]
+
+
+def _told_apart(found: list[Variant]) -> tuple[list[Variant], list[Problem]]:
+    """The variants whose name no other has, the smallest first, and the rest."""
+    named: dict[str, list[Variant]] = defaultdict(list)
+    for variant in sorted(found, key=lambda v: (v.total_bytes, v.files[0].path)):
+        named[variant.name.casefold()].append(variant)
+    offered = [same[0] for same in named.values() if len(same) == 1]
+    problems = [
+        Problem("ambiguous", same[0].name, tuple(f.path for v in same for f in v.files))
+        for same in named.values()
+        if len(same) > 1
+    ]
+    return offered, problems
+
+
+def _problem(kind: str, named: Named, files: list[File]) -> Problem:
+    return Problem(kind, named.label or named.base, tuple(file.path for file in files))

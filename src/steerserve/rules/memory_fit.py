@@ -1,0 +1,357 @@
+"""Whether a model fits the memory that is there, and on which devices: one card, several, or the host's memory.
+
+Each device has to hold its part of the weights, the KV cache of its layers at the least context, working memory, what
+loading takes for a moment, and on a card its context.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from steerserve.errors import Refusal
+from steerserve.rules.placement import Choice, Wanted
+
+MIB = 1 << 20
+PASSES_MAXIMUM = 4
+"""Times that layers are moved between cards before a split counts as impossible."""
+
+PREFILL_TOKENS = 1024
+"""Tokens of one prefill pass, which is when most working memory is taken."""
+
+LOGIT_ROWS = 32
+"""Rows whose logits are counted: they are sampled together, in float32."""
+
+_LOGIT_COPIES = 3
+_HIDDEN_COPIES = 8
+"""Tensors of tokens x hidden that live at once in a layer: the stream, its norm, queries, keys, values, attention."""
+_MLP_COPIES = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Needs:
+    """What a model takes, in bytes. `first` is what runs before the layers (and all that is not in a layer, when the
+    output head is tied to it), `last` what runs behind them. `kv_per_token` is one layer's."""
+
+    layers: tuple[int, ...]
+    first: int = 0
+    last: int = 0
+    kv_per_token: int = 0
+    min_context: int = 0
+    model_max_context: int = 0
+    working: int = 0
+    working_tokens: int = 0
+    staging: int = 0
+
+    @property
+    def weights(self) -> int:
+        return self.first + sum(self.layers) + self.last
+
+
+@dataclass(frozen=True, slots=True)
+class Device:
+    """A place for weights: `label` is `cuda:N` or `cpu`, `index` the card's number. `free_mb` counts what an unload will
+    give back."""
+
+    label: str
+    name: str
+    free_mb: int
+    context_mb: int = 0
+    index: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """What one device would hold of a plan, in MiB."""
+
+    device: Device
+    layers: int
+    weights_mb: int
+    kv_mb: int
+    working_mb: int
+    staging_mb: int
+
+    @property
+    def needed_mb(self) -> int:
+        """All of it; nothing on a device that gets no part."""
+        parts = self.weights_mb + self.kv_mb + self.working_mb + self.staging_mb
+        return parts + self.device.context_mb if parts else 0
+
+    @property
+    def fits(self) -> bool:
+        return self.needed_mb <= self.device.free_mb
+
+    def described(self) -> dict[str, Any]:
+        return {
+            "device": self.device.label,
+            "name": self.device.name,
+            "free_mb": self.device.free_mb,
+            "weights_mb": self.weights_mb,
+            "kv_mb": self.kv_mb,
+            "working_mb": self.working_mb,
+            "staging_mb": self.staging_mb,
+            "context_mb": self.device.context_mb,
+            "needed_mb": self.needed_mb,
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """Where a model goes. `layer_devices` has the device of each layer, or one entry where there is one device."""
+
+    mode: str
+    reason: str
+    requested: str | int | None
+    shares: tuple[Share, ...]
+    layer_devices: tuple[str, ...]
+    passes: int = 0
+
+    @property
+    def devices(self) -> list[str]:
+        return [share.device.label for share in self.shares]
+
+    @property
+    def gpu_indices(self) -> list[int]:
+        return [s.device.index for s in self.shares if s.device.index is not None]
+
+    @property
+    def planned_mb_by_device(self) -> dict[str, int]:
+        """Weights by device."""
+        return {share.device.label: share.weights_mb for share in self.shares}
+
+    @property
+    def working_mb(self) -> int:
+        return max(share.working_mb for share in self.shares)
+
+    def placement(self, memory_by_device_mb: dict[str, int]) -> dict[str, Any]:
+        """The placement of a resident model as records show it, given what it really takes."""
+        shown: dict[str, Any] = {
+            "mode": self.mode,
+            "reason": self.reason,
+            "requested": None if self.requested is None else str(self.requested),
+            "required_mb": sum(share.needed_mb for share in self.shares),
+            "capacity_mb": sum(share.device.free_mb for share in self.shares),
+            "devices": self.devices,
+            "gpu_indices": self.gpu_indices,
+            "memory_by_device_mb": memory_by_device_mb,
+        }
+        if self.mode == "shard":
+            shown["planned_mb_by_device"] = self.planned_mb_by_device
+            shown["budget_mb_by_device"] = {
+                s.device.label: s.device.free_mb - (s.needed_mb - s.weights_mb) for s in self.shares
+            }
+        return shown
+
+
+def working_bytes(
+    hidden: int,
+    intermediate: int,
+    vocabulary: int,
+    width: int,
+    tokens: int,
+    *,
+    is_int8: bool = False,
+) -> int:
+    """An estimate of what a prefill pass over `tokens` tokens takes beside weights and KV cache.
+
+    tokens x (8 x hidden + 3 x intermediate) x width, as one layer's tensors live at once, and the logits of 32 rows in
+    the model's dtype and three times in float32, which is what sampling holds. 8-bit products are made in 32-bit whole
+    numbers and scaled in float32: 16 bytes more for each value of the widest one.
+    """
+    layer = tokens * (_HIDDEN_COPIES * hidden + _MLP_COPIES * intermediate) * width
+    if is_int8:
+        layer += tokens * max(hidden, intermediate) * 16
+    return layer + LOGIT_ROWS * vocabulary * (width + 4 * _LOGIT_COPIES)
+
+
+def plan(needs: Needs, devices: Sequence[Device], wanted: Wanted) -> Plan:
+    """Place a model on the devices it may use.
+
+    (1) One device: it fits there or is refused. (2) "all": every card gets a part or the load is refused. (3) Else the
+    card with most free memory if it fits there; (4) else it is split over as few cards as hold it, the emptiest first.
+
+    Raises:
+        Refusal: INSUFFICIENT_MEMORY, SPLIT_NOT_HONOURED.
+    """
+    ranked = sorted(devices, key=lambda d: -(d.free_mb - d.context_mb))
+    if len(devices) == 1 or not needs.layers:
+        return _single(needs, ranked[0], wanted)
+    if wanted.choice is Choice.ALL:
+        return _shard(needs, devices, wanted, "all_cards_requested")
+    if _whole(needs, ranked[0]).fits:
+        return _single(needs, ranked[0], wanted)
+    for count in range(2, len(devices) + 1):
+        chosen = sorted(ranked[:count], key=devices.index)
+        found, _, _ = _split(needs, chosen)
+        if all(share.fits for share in found):
+            return _shard(needs, chosen, wanted, "no_card_holds_it_alone")
+    return _shard(needs, devices, wanted, "no_card_holds_it_alone")
+
+
+def plan_in(
+    needs: Needs, devices: Sequence[Device], wanted: Wanted, proportions: Sequence[float]
+) -> Plan:
+    """Place a model on the devices in the operator's own proportions.
+
+    Raises:
+        Refusal: INSUFFICIENT_MEMORY.
+    """
+    shares = _shares(needs, devices, _counts(len(needs.layers), proportions))
+    if not all(share.fits for share in shares):
+        raise insufficient(needs, shares)
+    used = tuple(share for share in shares if share.layers)
+    labels = tuple(share.device.label for share in used for _ in range(share.layers))
+    mode = "shard" if len(used) > 1 else "single"
+    return Plan(mode, "configured_proportions", wanted.named, used, labels)
+
+
+def _single(needs: Needs, device: Device, wanted: Wanted) -> Plan:
+    share = _whole(needs, device)
+    if not share.fits:
+        raise insufficient(needs, [share])
+    reason = "most_free_card_fits"
+    if device.index is None:
+        reason = "host_memory"
+    elif wanted.choice is Choice.CARD:
+        reason = "requested_card"
+    return Plan("single", reason, wanted.named, (share,), (device.label,))
+
+
+def _shard(needs: Needs, devices: Sequence[Device], wanted: Wanted, reason: str) -> Plan:
+    shares, passes, lowered = _split(needs, devices)
+    if not all(share.fits for share in shares):
+        raise insufficient(needs, shares, passes=passes, lowered=lowered)
+    unused = [share.device.label for share in shares if not share.layers]
+    if unused and wanted.choice is Choice.ALL:
+        raise Refusal(
+            "SPLIT_NOT_HONOURED",
+            f"{', '.join(unused)} would get nothing of the model; name one card, or leave the choice open",
+            unused_devices=unused,
+            mapped_mb_by_device={s.device.label: s.weights_mb for s in shares},
+        )
+    used = tuple(share for share in shares if share.layers)
+    labels = tuple(share.device.label for share in used for _ in range(share.layers))
+    if len(used) == 1:
+        return Plan("single", reason, wanted.named, used, (used[0].device.label,), passes)
+    return Plan("shard", reason, wanted.named, used, labels, passes)
+
+
+def insufficient(
+    needs: Needs,
+    shares: Sequence[Share],
+    *,
+    passes: int = 0,
+    lowered: dict[str, int] | None = None,
+) -> Refusal:
+    """The refusal of a load that does not fit, with the figures of every card."""
+    short = [share for share in shares if not share.fits]
+    told = "; ".join(
+        f"{s.device.label} has {s.device.free_mb} MiB free of the {s.needed_mb} MiB it would need"
+        for s in short
+    )
+    return Refusal(
+        "INSUFFICIENT_MEMORY",
+        f"the model does not fit with a context of {needs.min_context} tokens: {told}",
+        before_loading=True,
+        per_card=[share.described() for share in shares],
+        working_memory={"method": "estimated", "tokens": needs.working_tokens},
+        short_devices=[share.device.label for share in short],
+        min_context_tokens=needs.min_context,
+        model_max_context_tokens=needs.model_max_context,
+        rebalance_passes=passes,
+        lowered_limits=lowered or {},
+    )
+
+
+# ---------------------------------------------------------------- arithmetic
+
+
+def _mib(size: int) -> int:
+    return -(-size // MIB)
+
+
+def _whole(needs: Needs, device: Device) -> Share:
+    return _share(needs, device, 0, len(needs.layers), is_first=True, is_last=True)
+
+
+def _share(
+    needs: Needs, device: Device, start: int, end: int, *, is_first: bool, is_last: bool
+) -> Share:
+    """What a device takes that holds the layers from `start` to before `end`; nothing but its context without any."""
+    count = end - start
+    if not count and not (is_first and is_last):
+        return Share(device, 0, 0, 0, 0, 0)
+    weights = sum(needs.layers[start:end])
+    weights += (needs.first if is_first else 0) + (needs.last if is_last else 0)
+    return Share(
+        device,
+        count,
+        _mib(weights),
+        _mib(needs.kv_per_token * count * needs.min_context),
+        _mib(needs.working),
+        _mib(needs.staging),
+    )
+
+
+def _shares(needs: Needs, devices: Sequence[Device], counts: Sequence[int]) -> list[Share]:
+    """The devices' shares; the first that has layers holds what runs before them, the last what runs behind."""
+    used = [i for i, count in enumerate(counts) if count]
+    found, start = [], 0
+    for i, (device, count) in enumerate(zip(devices, counts, strict=True)):
+        ends = {"is_first": i == used[0], "is_last": i == used[-1]}
+        found.append(_share(needs, device, start, start + count, **ends))
+        start += count
+    return found
+
+
+def _split(needs: Needs, devices: Sequence[Device]) -> tuple[list[Share], int, dict[str, int]]:
+    """Layers in order over the devices, in proportion to their free memory, then moved until all fit or none can.
+
+    Also the passes of moving, and the MiB of weights left to each device that had to give layers away.
+    """
+    counts = _proportional(needs, devices)
+    lowered: dict[str, int] = {}
+    shares = _shares(needs, devices, counts)
+    for passes in range(PASSES_MAXIMUM + 1):
+        if all(share.fits for share in shares) or passes == PASSES_MAXIMUM:
+            break
+        before = list(counts)
+        _push(needs, devices, counts, range(len(devices) - 1), 1)
+        _push(needs, devices, counts, range(len(devices) - 1, 0, -1), -1)
+        shares = _shares(needs, devices, counts)
+        if counts == before:
+            break
+        for was, now, share in zip(before, counts, shares, strict=True):
+            if now < was:
+                lowered[share.device.label] = share.weights_mb
+    return shares, passes, lowered
+
+
+def _push(
+    needs: Needs, devices: Sequence[Device], counts: list[int], order: range, step: int
+) -> None:
+    """Each device that is over its memory gives its outermost layers to the neighbour at `step`."""
+    for i in order:
+        while counts[i] and not _shares(needs, devices, counts)[i].fits:
+            counts[i] -= 1
+            counts[i + step] += 1
+
+
+def _proportional(needs: Needs, devices: Sequence[Device]) -> list[int]:
+    """Layers per device by its free memory. A card without room for working memory and one layer gets none."""
+    fixed = _mib(needs.working) + _mib(needs.staging)
+    least = _mib(min(needs.layers) + needs.kv_per_token * needs.min_context)
+    rooms = [d.free_mb - d.context_mb - fixed for d in devices]
+    rooms = [room if room >= least else 0 for room in rooms]
+    total, layers = sum(rooms), len(needs.layers)
+    if not total:
+        return [layers, *[0] * (len(devices) - 1)]
+    return _counts(layers, rooms)
+
+
+def _counts(layers: int, proportions: Sequence[float]) -> list[int]:
+    """So many layers in these proportions, whole ones."""
+    total = sum(proportions)
+    bounds = [round(layers * sum(proportions[: i + 1]) / total) for i in range(len(proportions))]
+    return [bound - before for before, bound in zip([0, *bounds], bounds, strict=False)]

@@ -1,0 +1,150 @@
+"""Repositories of a model hub: which names may be asked for, which listings are trusted, which files a checkpoint needs."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+
+from steerserve.errors import Refusal
+
+REPO_ID_MAXIMUM = 255
+REVISION_MAXIMUM = 100
+PATH_MAXIMUM = 1000
+SEGMENT_BYTES = 255
+SIZE_LIMIT = 1 << 63
+_SHOWN = 80
+
+_REPO_ID = re.compile(r"(?:[A-Za-z0-9_][A-Za-z0-9_-]*/)?[A-Za-z0-9_][A-Za-z0-9_.-]*")
+_REVISION = re.compile(r"[A-Za-z0-9_.][A-Za-z0-9_./-]*")
+_COMMIT = re.compile(r"[0-9a-f]{40}(?:[0-9a-f]{24})?")
+
+_SETTINGS = re.compile(
+    r"(?:config|generation_config|(?:.*_)?tokenizer(?:_config)?|tekken|vocab|special_tokens_map|added_tokens"
+    r"|(?:pre)?processor_config|chat_template|quantize_config|quantization_config|hf_quant_config)\.json"
+    r"|(?:vocab|merges)\.(?:txt|bpe)|[^/]+\.model|[^/]+\.tiktoken"
+    r"|(?:additional_chat_templates/)?[^/]+\.jinja"
+)
+_SAFE = re.compile(r"model(?:-\d+-of-\d+)?\.safetensors")
+_SAFE_INDEX = "model.safetensors.index.json"
+_PICKLED = re.compile(r"pytorch_model(?:-\d+-of-\d+)?\.bin")
+_PICKLED_INDEX = "pytorch_model.bin.index.json"
+_CODE = re.compile(r"[^/]+\.py")
+
+
+@dataclass(frozen=True, slots=True)
+class RepoFile:
+    """A file of a repository: path in it, bytes, and its content's digest where the hub lists one: 64 hex digits are
+    a SHA-256, 40 the SHA-1 of a git blob."""
+
+    path: str
+    size: int | None
+    digest: str | None = None
+
+
+def check_repo_id(repo_id: str) -> str:
+    """`owner/name`, or a bare `name` as the oldest models have.
+
+    Raises:
+        Refusal: VALIDATION_ERROR naming `repo_id`.
+    """
+    is_odd = any(part in repo_id for part in ("..", "--")) or repo_id.endswith((".git", ".", "-"))
+    if len(repo_id) > REPO_ID_MAXIMUM or is_odd or not _REPO_ID.fullmatch(repo_id):
+        raise _invalid("repo_id", "repo_id must look like owner/name, as the hub writes it")
+    return repo_id
+
+
+def check_revision(revision: str) -> str:
+    """A branch, a tag or a commit.
+
+    Raises:
+        Refusal: VALIDATION_ERROR naming `revision`.
+    """
+    is_odd = any(part in revision for part in ("..", "//")) or revision.endswith("/")
+    if len(revision) > REVISION_MAXIMUM or is_odd or not _REVISION.fullmatch(revision):
+        raise _invalid("revision", "revision must be a branch, a tag or a commit of the repository")
+    return revision
+
+
+def is_commit(sha: str) -> bool:
+    return _COMMIT.fullmatch(sha) is not None
+
+
+def check_paths(files: Iterable[RepoFile]) -> None:
+    """Refuse a listing that names anything but plain files below the repository's top.
+
+    Raises:
+        Refusal: DOWNLOAD_FAILED naming the offender.
+    """
+    paths: set[str] = set()
+    folders: set[str] = set()
+    for file in files:
+        why = _fault(file)
+        if not why and file.path in paths:
+            why = "is listed twice"
+        if why:
+            raise _hostile(file.path, why)
+        paths.add(file.path)
+        segments = file.path.split("/")
+        folders.update("/".join(segments[:depth]) for depth in range(1, len(segments)))
+    for path in sorted(paths & folders):
+        raise _hostile(path, "is listed as a file and as a folder")
+
+
+def has_weights(files: Sequence[RepoFile]) -> bool:
+    """Whether the repository holds a checkpoint."""
+    return any(_SAFE.fullmatch(file.path) or _PICKLED.fullmatch(file.path) for file in files)
+
+
+def checkpoint_files(files: Sequence[RepoFile], *, trust_remote_code: bool) -> tuple[RepoFile, ...]:
+    """What a checkpoint needs to be loaded, in the listing's order. One format of weights, safetensors before pickles;
+    Python files only where the operator trusts the repository's code.
+
+    Raises:
+        Refusal: DOWNLOAD_FAILED when the repository has no weights.
+    """
+    safe = any(_SAFE.fullmatch(file.path) for file in files)
+    weights, index = (_SAFE, _SAFE_INDEX) if safe else (_PICKLED, _PICKLED_INDEX)
+    if not any(weights.fullmatch(file.path) for file in files):
+        raise _no_weights(files)
+    wanted: list[Callable[[str], object]] = [weights.fullmatch, _SETTINGS.fullmatch, index.__eq__]
+    if trust_remote_code:
+        wanted.append(_CODE.fullmatch)
+    return tuple(file for file in files if any(wants(file.path) for wants in wanted))
+
+
+def _no_weights(files: Iterable[RepoFile]) -> Refusal:
+    if any(file.path.endswith(".gguf") for file in files):
+        return Refusal(
+            "DOWNLOAD_FAILED",
+            "the repository has no checkpoint weights, but GGUF files: name one of its labels in gguf_label",
+        )
+    return Refusal("DOWNLOAD_FAILED", "the repository has no weights that can be loaded")
+
+
+def _fault(file: RepoFile) -> str | None:
+    """What is wrong with one entry of a listing."""
+    path = file.path
+    if not path or len(path) > PATH_MAXIMUM:
+        return "is empty or too long"
+    if any(ord(c) < 32 or 127 <= ord(c) < 160 or 0xD800 <= ord(c) < 0xE000 for c in path):
+        return "has characters that no file name should have"
+    if "\\" in path:
+        return "has a backslash"
+    if any(segment in ("", ".", "..") for segment in path.split("/")):
+        return "leads elsewhere"
+    if any(len(segment.encode()) > SEGMENT_BYTES for segment in path.split("/")):
+        return "has too long a name"
+    if file.size is not None and not 0 <= file.size < SIZE_LIMIT:
+        return "has an impossible size"
+    return None
+
+
+def _hostile(path: str, why: str) -> Refusal:
+    shown = ascii(path[:_SHOWN])
+    return Refusal("DOWNLOAD_FAILED", f"the repository's listing is refused: {shown} {why}")
+
+
+def _invalid(param: str, message: str) -> Refusal:
+    errors = [{"loc": ["body", param], "msg": message}]
+    return Refusal("VALIDATION_ERROR", message, param=param, errors=errors)

@@ -1,0 +1,16 @@
+"""Which progress reports are passed on: the first, then at most so many a second, and always the last."""
+
+from __future__ import annotations
+
+LEAST_SECONDS = 0.25
+"""Between two reports of the same work."""
+
+
+def may_pass(last: float | None, now: float, *, is_final: bool) -> bool:
+    """Whether a report may pass; one that may not is dropped, never held back.
+
+    Args:
+        last: when the last one passed, None before the first; seconds of the same clock as `now`.
+        is_final: no other follows it.
+    """
+    return is_final or last is None or now - last >= LEAST_SECONDS

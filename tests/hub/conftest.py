@@ -1,0 +1,190 @@
+"""A loopback hub, and the service's two owners that talk to it through real downloader processes."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from steerserve.errors import Refusal
+from steerserve.hub.client import Hub, Repository
+from steerserve.hub.downloads import Downloads, Job, Progress
+from steerserve.hub.folder import folder_of
+from steerserve.settings import Settings
+from tests.loopback_hub import LoopbackHub
+
+PATIENCE = 30.0
+WEIGHTS = os.urandom(400_000)
+FILES = {
+    "config.json": b'{"architectures": ["TinyForCausalLM"], "model_type": "tiny"}',
+    "model.safetensors": WEIGHTS,
+    "tokenizer.json": b"{}" * 500,
+}
+TOTAL = sum(map(len, FILES.values()))
+GET = "GET /acme/tiny/resolve/"
+
+
+class Clock:
+    now = 1000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+class Desk:
+    """Downloads, and everything they told."""
+
+    def __init__(self, hub: Hub) -> None:
+        self.waits: list[float] = []
+        self.downloads = Downloads(hub, sleep=self._sleep)
+        self.hub = hub
+        self.told: list[tuple[int, Progress]] = []
+        self.ends: list[tuple[int, Refusal | None]] = []
+        self._changed = asyncio.Condition()
+        self._was_told = asyncio.Event()
+
+    @property
+    def cache(self) -> Path:
+        return self.hub.settings.model_cache_dir
+
+    @property
+    def codes(self) -> list[str | None]:
+        """How the jobs ended, in that order."""
+        return [refusal.code if refusal else None for _, refusal in self.ends]
+
+    @property
+    def files(self) -> list[str]:
+        """Everything under the cache, folders included, but not what the hub's library keeps for itself."""
+        found = (path.relative_to(self.cache).as_posix() for path in self.cache.rglob("*"))
+        return sorted(path for path in found if not path.startswith(".hub"))
+
+    def job(self, found: Repository, *paths: str, token: str | None = None) -> Job:
+        files = tuple(file for file in found.files if not paths or file.path in paths)
+        folder = folder_of(self.cache, found.repo_id, found.sha)
+        return Job(found.repo_id, found.sha, files, folder, token)
+
+    def start(self, key: int, job: Job) -> None:
+        self.downloads.start(key, job, self._on_progress, self._on_end)
+
+    async def ended(self, count: int = 1) -> None:
+        async with asyncio.timeout(PATIENCE), self._changed:
+            await self._changed.wait_for(lambda: len(self.ends) >= count)
+
+    async def told_of(self, is_it: Callable[[Progress], bool]) -> None:
+        """Until a progress of this kind has been told."""
+        async with asyncio.timeout(PATIENCE):
+            while not any(is_it(progress) for _, progress in self.told):
+                self._was_told.clear()
+                await self._was_told.wait()
+
+    async def _sleep(self, seconds: float) -> None:
+        self.waits.append(seconds)
+
+    def _on_progress(self, key: int, progress: Progress) -> None:
+        self.told.append((key, progress))
+        self._was_told.set()
+
+    async def _on_end(self, key: int, refusal: Refusal | None) -> None:
+        async with self._changed:
+            self.ends.append((key, refusal))
+            self._changed.notify_all()
+
+
+MakeDesk = Callable[..., Desk]
+MakeHub = Callable[..., Hub]
+
+
+def percents(desk: Desk) -> list[int]:
+    return [progress.percent for _, progress in desk.told]
+
+
+def assert_there(job: Job, files: dict[str, bytes] = FILES) -> None:
+    """The job's folder has these files, and nothing is left that waits for more."""
+    assert {p.name: p.read_bytes() for p in job.folder.rglob("*") if p.is_file()} == files
+    assert not job.folder.with_name(job.folder.name + ".parts").exists()
+
+
+def downloaders() -> list[psutil.Process]:
+    """The downloader processes that this one has started and that run."""
+    found = []
+    for child in psutil.Process().children(recursive=True):
+        try:
+            if "steerserve.hub.fetch" in child.cmdline():
+                found.append(child)
+        except psutil.NoSuchProcess:
+            continue
+    return found
+
+
+async def refused(work: Awaitable[object]) -> Refusal:
+    """The refusal that some work must end with."""
+    with pytest.raises(Refusal) as raised:
+        await work
+    return raised.value
+
+
+async def held(event: Any) -> None:
+    """Until the loopback hub has come to where it was told to hold."""
+    assert await asyncio.to_thread(event.wait, PATIENCE)
+
+
+@pytest.fixture
+def loopback() -> Iterator[LoopbackHub]:
+    with LoopbackHub() as hub:
+        yield hub
+
+
+@pytest.fixture
+def tiny(loopback: LoopbackHub) -> LoopbackHub:
+    """The loopback hub with one repository, acme/tiny."""
+    loopback.add("acme/tiny", FILES)
+    return loopback
+
+
+@pytest.fixture
+def settings(loopback: LoopbackHub, tmp_path: Path) -> Callable[..., Settings]:
+    def make(**values: Any) -> Settings:
+        defaults: dict[str, Any] = {
+            "steerserve_home": tmp_path / "home",
+            "hf_endpoint": loopback.url,
+        }
+        return Settings(_env_file=None, **({"disk_reserve_mb": 0} | defaults | values))
+
+    return make
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+def make_hub(settings: Callable[..., Settings], clock: Clock) -> Callable[..., Hub]:
+    def make(describe_seconds: float = PATIENCE, **values: Any) -> Hub:
+        return Hub(settings(**values), clock, describe_seconds)
+
+    return make
+
+
+@pytest.fixture
+async def make_desk(make_hub: Callable[..., Hub]) -> AsyncIterator[MakeDesk]:
+    desks: list[Desk] = []
+
+    def make(**values: Any) -> Desk:
+        desks.append(Desk(make_hub(**values)))
+        return desks[-1]
+
+    yield make
+    for desk in desks:
+        await desk.downloads.close()
+    assert not downloaders()
+
+
+@pytest.fixture
+async def desk(make_desk: MakeDesk) -> Desk:
+    return make_desk()
