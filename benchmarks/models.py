@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import string
 from pathlib import Path
+from typing import Any
 
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
@@ -13,20 +14,60 @@ from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
 VOCABULARY = 151_936
 
 
+SIZES: dict[str, dict[str, Any]] = {
+    "none": {
+        "hidden_size": 64,
+        "intermediate_size": 64,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 1,
+        "num_key_value_heads": 1,
+        "vocab_size": 512,
+        "tie_word_embeddings": True,
+    },
+    "tiny": {
+        "hidden_size": 512,
+        "intermediate_size": 3072,
+        "num_hidden_layers": 12,
+        "num_attention_heads": 8,
+        "num_key_value_heads": 2,
+        "vocab_size": 32_000,
+        "tie_word_embeddings": True,
+    },
+    "0.5b": {
+        "hidden_size": 896,
+        "intermediate_size": 4864,
+        "num_hidden_layers": 24,
+        "num_attention_heads": 14,
+        "num_key_value_heads": 2,
+        "vocab_size": VOCABULARY,
+        "tie_word_embeddings": True,
+    },
+    "7b": {
+        "hidden_size": 3584,
+        "intermediate_size": 18_944,
+        "num_hidden_layers": 28,
+        "num_attention_heads": 28,
+        "num_key_value_heads": 4,
+        "vocab_size": 152_064,
+        "tie_word_embeddings": False,
+    },
+}
+"""Shapes: next to nothing, 150 MiB, Qwen2.5-0.5B and Qwen2.5-7B in half precision."""
+
+
 def half_billion(folder: Path) -> Path:
     """A bfloat16 checkpoint in the shape of Qwen2.5-0.5B: 24 layers, hidden 896, vocabulary 151,936."""
-    if (folder / "model.safetensors").is_file():
+    return sized("0.5b", folder)
+
+
+def sized(size: str, folder: Path, tokens: int = 0) -> Path:
+    """A bfloat16 checkpoint of one of SIZES; its tokenizer has `tokens` tokens, or as many as the model."""
+    if (folder / "config.json").is_file():
         return folder
     torch.manual_seed(0)
     config = Qwen2Config(
-        vocab_size=VOCABULARY,
-        hidden_size=896,
-        intermediate_size=4864,
-        num_hidden_layers=24,
-        num_attention_heads=14,
-        num_key_value_heads=2,
+        **SIZES[size],
         max_position_embeddings=4096,
-        tie_word_embeddings=True,
         bos_token_id=None,
         eos_token_id=None,
         dtype=torch.bfloat16,
@@ -35,16 +76,16 @@ def half_billion(folder: Path) -> Path:
     model = Qwen2ForCausalLM(config)
     torch.set_default_dtype(torch.float32)
     model.save_pretrained(folder)
-    _tokenizer().save_pretrained(folder)
+    _tokenizer(tokens or config.vocab_size).save_pretrained(folder)
     return folder
 
 
-def _tokenizer() -> PreTrainedTokenizerFast:
+def _tokenizer(size: int) -> PreTrainedTokenizerFast:
     """One token a byte going in, words going out: every id of the vocabulary decodes to some text."""
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     vocabulary = {character: i for i, character in enumerate(alphabet)}
     source = random.Random(0)
-    while len(vocabulary) < VOCABULARY:
+    while len(vocabulary) < size:
         word = "Ġ" + "".join(source.choices(string.ascii_lowercase, k=source.randint(4, 9)))
         vocabulary.setdefault(word, len(vocabulary))
     tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=[]))

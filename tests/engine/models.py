@@ -136,14 +136,14 @@ def tokenizer() -> PreTrainedTokenizerFast:
     )
 
 
-def save(variant: str, folder: Path) -> Path:
-    """A random checkpoint of the variant, the same at every call."""
+def save(variant: str, folder: Path, *, dtype: torch.dtype = torch.float32, **more: Any) -> Path:
+    """A random checkpoint of the variant, the same at every call; `more` are other values of its configuration."""
     kind, fields = VARIANTS[variant]
     plain = {k: v for k, v in _PLAIN.items() if not (k == "head_dim" and kind == "falcon")}
-    config = CONFIG_MAPPING[kind](**{**plain, **fields})
+    config = CONFIG_MAPPING[kind](**{**plain, **fields, **more})
     with torch.random.fork_rng():
         torch.manual_seed(sum(variant.encode()))
-        model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+        model = AutoModelForCausalLM.from_config(config, dtype=dtype)
     model.generation_config = GenerationConfig(bos_token_id=0, eos_token_id=1)
     model.save_pretrained(folder)
     tokenizer().save_pretrained(folder)

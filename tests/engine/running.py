@@ -52,10 +52,16 @@ STORY = (
 )
 
 
-def open_checkpoint(path: Path) -> Checkpoint:
+def open_checkpoint(
+    path: Path, quantization: str = "FP16", devices: tuple[str, ...] = ()
+) -> Checkpoint:
     with torch.inference_mode():
         return Checkpoint(
-            path, quantization="FP16", trust_remote_code=False, report=lambda *_: None
+            path,
+            quantization=quantization,
+            trust_remote_code=False,
+            report=lambda *_: None,
+            devices=devices,
         )
 
 

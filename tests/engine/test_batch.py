@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from steerserve.engine.messages import Suppressed
-from steerserve.engine.worker import batch as batch_module
+from steerserve.engine.worker import group as group_module
 from steerserve.engine.worker.checkpoint import Checkpoint
 from steerserve.engine.worker.kv import SlotCache
 from steerserve.errors import Refusal
@@ -68,7 +68,7 @@ def test_a_prompt_prefilled_in_parts_equals_the_whole(
 ) -> None:
     model = loaded(variant)
     whole = [alone(model, words(100, start), max_tokens=10).text for start in (0, 9)]
-    monkeypatch.setattr(batch_module, "PREFILL_TOKENS", 16)
+    monkeypatch.setattr(group_module, "PREFILL_TOKENS", 16)
     bench = Bench(model)
     neighbour = bench.ask(1, words(5), max_tokens=30)
     bench.step(2)
@@ -158,7 +158,7 @@ def test_seeded_choices_that_never_fit_together_are_refused(llama: Checkpoint) -
 def test_no_more_rows_decode_together_than_the_bound(
     llama: Checkpoint, at_once: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(batch_module, "ROWS_MAXIMUM", 4)
+    monkeypatch.setattr(group_module, "ROWS_MAXIMUM", 4)
     bench = Bench(llama)
     answers = []
     for i in range(10):
@@ -192,7 +192,7 @@ def test_a_row_cancelled_while_decoding_leaves_its_neighbours_unchanged(llama: C
 def test_a_row_cancelled_between_the_parts_of_its_prompt_leaves_no_trace(
     llama: Checkpoint, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(batch_module, "PREFILL_TOKENS", 16)
+    monkeypatch.setattr(group_module, "PREFILL_TOKENS", 16)
     bench = Bench(llama)
     neighbours = [bench.ask(i, words(12, i), max_tokens=24) for i in (1, 2)]
     bench.step(3)
@@ -211,7 +211,7 @@ def test_a_row_cancelled_between_the_parts_of_its_prompt_leaves_no_trace(
 def test_a_decoding_row_that_leaves_does_not_disturb_a_prompt_in_parts(
     llama: Checkpoint, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(batch_module, "PREFILL_TOKENS", 16)
+    monkeypatch.setattr(group_module, "PREFILL_TOKENS", 16)
     bench = Bench(llama)
     for i in (1, 2, 3):
         bench.ask(i, words(12, i), max_tokens=30)
@@ -269,7 +269,7 @@ def test_no_order_of_joining_and_cancelling_changes_a_text(
     loaded: Loaded, variant: str, seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model = loaded(variant)
-    monkeypatch.setattr(batch_module, "PREFILL_TOKENS", 24)
+    monkeypatch.setattr(group_module, "PREFILL_TOKENS", 24)
     draw = random.Random(seed)
     lengths, limits = (3, 20, 47, 90), (1, 6, 25)
     truths: dict[tuple[int, int], str] = {}

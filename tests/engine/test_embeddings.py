@@ -18,8 +18,8 @@ from transformers import CONFIG_MAPPING, AutoModel, PreTrainedTokenizerFast
 from steerserve.engine import messages as m
 from steerserve.engine.client import Engine, Launcher
 from steerserve.engine.messages import Embed, Embedded, Refused, Text
-from steerserve.engine.worker import batch as batch_module
 from steerserve.engine.worker import encoder as encoder_module
+from steerserve.engine.worker import group as group_module
 from steerserve.engine.worker.admission import pooling_rows, shortest_first
 from steerserve.engine.worker.checkpoint import Checkpoint
 from steerserve.engine.worker.encoder import Encoder, Passes
@@ -76,7 +76,7 @@ def test_texts_of_different_lengths_are_pooled_as_by_a_plain_pass(
 def test_a_text_pooled_in_parts_equals_the_whole(
     loaded: Loaded, variant: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(batch_module, "PREFILL_TOKENS", 16)
+    monkeypatch.setattr(group_module, "PREFILL_TOKENS", 16)
     bench = Bench(loaded(variant))
     bench.embed(1, TEXTS)
     bench.step(4)
@@ -90,7 +90,7 @@ def test_a_text_pooled_in_parts_equals_the_whole(
 def test_vectors_and_texts_and_scores_beside_each_other_are_those_of_each_alone(
     loaded: Loaded, variant: str, part: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(batch_module, "PREFILL_TOKENS", part)
+    monkeypatch.setattr(group_module, "PREFILL_TOKENS", part)
     model = loaded(variant)
     alone = Bench(model)
     alone.score(3, words(25, 3))
@@ -136,7 +136,7 @@ def test_a_text_may_fill_the_context(llama: Checkpoint) -> None:
 def test_vectors_beside_steered_texts_are_bitwise_those_without_steering(
     llama: Checkpoint, part: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(batch_module, "PREFILL_TOKENS", part)
+    monkeypatch.setattr(group_module, "PREFILL_TOKENS", part)
     found = []
     for live in (LIVE, Live()):
         bench = Bench(llama)
@@ -591,7 +591,7 @@ async def test_an_engine_with_an_encoder_embeds_and_refuses_all_else_by_code(
 async def test_an_encoder_at_a_quantization_that_cannot_be_applied_is_refused(
     engine: Engine, encoder_folder: Folder
 ) -> None:
-    fields = {**FIELDS, "quantization": "Q4"}
+    fields = {**FIELDS, "quantization": "Q2"}
     with pytest.raises(Refusal) as refused:
         await engine.load(lambda _: None, path=str(encoder_folder("bert")), **fields)
     assert refused.value.code == "UNSUPPORTED_QUANTIZATION"

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from steerserve.engine.messages import Follow, Overlay, Plan, Suppressed, Tap
-from steerserve.engine.worker import batch as batch_module
+from steerserve.engine.worker import group as group_module
 from steerserve.engine.worker.checkpoint import Checkpoint
 from steerserve.engine.worker.kv import SlotCache
 from steerserve.engine.worker.prefix import LEAST, Prefixes
@@ -173,7 +173,7 @@ def test_without_room_for_prefixes_nothing_is_kept(model: Checkpoint) -> None:
 def test_rows_with_and_without_a_prefix_give_their_own_text_beside_each_other(
     wide: Loaded, variant: str, part: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(batch_module, "PREFILL_TOKENS", part)
+    monkeypatch.setattr(group_module, "PREFILL_TOKENS", part)
     model = wide(variant)
     bench = Counted(model)
     first, _ = bench.turn(1, tokens(300))
@@ -203,7 +203,7 @@ def test_what_is_new_may_itself_be_prefilled_in_parts(
 ) -> None:
     bench = Counted(model)
     first, _ = bench.turn(1, tokens(300))
-    monkeypatch.setattr(batch_module, "PREFILL_TOKENS", 32)
+    monkeypatch.setattr(group_module, "PREFILL_TOKENS", 32)
     ids = next_turn(first, tokens(200, 2))
     bench.take()
     answer = bench.ask(2, "", ids=ids)
@@ -225,7 +225,7 @@ def test_a_kept_prefix_is_not_changed_by_the_rows_that_use_it(model: Checkpoint)
 def test_no_order_of_turns_changes_a_text(
     model: Checkpoint, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(batch_module, "PREFILL_TOKENS", 100)
+    monkeypatch.setattr(group_module, "PREFILL_TOKENS", 100)
     draw = random.Random(3)
     bench = Counted(model, prefix_tokens=1500)
     talks = [tokens(260 + 40 * i, i) for i in range(4)]
@@ -269,7 +269,7 @@ def test_a_row_that_is_cancelled_breaks_no_prefix(
 ) -> None:
     bench = Counted(model)
     first, _ = bench.turn(1, tokens(300))
-    monkeypatch.setattr(batch_module, "PREFILL_TOKENS", 32)
+    monkeypatch.setattr(group_module, "PREFILL_TOKENS", 32)
     ids = next_turn(first, tokens(100, 2))
     kept = bench.kept
     for request, steps in ((2, 1), (3, 2), (4, 9)):
@@ -417,7 +417,7 @@ def test_a_text_whose_steering_changed_on_the_way_is_not_kept(
     model: Checkpoint, steps: int, last: Live, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # the prompt takes five passes, so that the change falls between its parts or between tokens
-    monkeypatch.setattr(batch_module, "PREFILL_TOKENS", 64)
+    monkeypatch.setattr(group_module, "PREFILL_TOKENS", 64)
     bench = Counted(model)
     with bench.attached(KEY, SAE):
         bench.steering.set_live(ON)

@@ -303,7 +303,7 @@ async def test_a_broken_checkpoint_is_refused_and_the_engine_still_answers(
 async def test_a_quantization_that_cannot_be_applied_is_refused(
     empty: Engine, folder: Folder
 ) -> None:
-    fields = {**FIELDS, "quantization": "Q4"}
+    fields = {**FIELDS, "quantization": "Q2"}
     with pytest.raises(Refusal) as refused:
         await empty.load(lambda _: None, path=str(folder("llama")), **fields)
     assert refused.value.code == "UNSUPPORTED_QUANTIZATION"

@@ -16,7 +16,7 @@ from torch import Tensor
 from steerserve.engine import messages as m
 from steerserve.engine.client import Launcher
 from steerserve.engine.messages import Chat, Scored
-from steerserve.engine.worker import batch as batch_module
+from steerserve.engine.worker import group as group_module
 from steerserve.engine.worker.checkpoint import Checkpoint
 from steerserve.errors import Refusal
 from steerserve.rules.steering import Live
@@ -127,7 +127,7 @@ def test_prompts_of_different_lengths_are_scored_as_by_a_plain_pass(
 def test_a_prompt_scored_in_parts_equals_the_whole(
     loaded: Loaded, variant: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(batch_module, "PREFILL_TOKENS", 16)
+    monkeypatch.setattr(group_module, "PREFILL_TOKENS", 16)
     bench = Bench(loaded(variant))
     bench.score(1, list(PROMPTS))
     bench.step(4)
@@ -141,7 +141,7 @@ def test_a_prompt_scored_in_parts_equals_the_whole(
 def test_scores_and_texts_beside_each_other_are_those_of_each_alone(
     loaded: Loaded, variant: str, part: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(batch_module, "PREFILL_TOKENS", part)
+    monkeypatch.setattr(group_module, "PREFILL_TOKENS", part)
     model = loaded(variant)
     bench = Bench(model)
     answers = [bench.ask(1, words(20), max_tokens=24)]
@@ -181,7 +181,7 @@ def test_a_prompt_may_leave_room_for_just_the_scored_token(llama: Checkpoint) ->
 def test_a_cancelled_scoring_request_leaves_no_trace(
     llama: Checkpoint, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(batch_module, "PREFILL_TOKENS", 16)
+    monkeypatch.setattr(group_module, "PREFILL_TOKENS", 16)
     bench = Bench(llama)
     answer = bench.ask(1, words(20), max_tokens=24)
     bench.step(2)
@@ -529,7 +529,7 @@ def composition(model: Checkpoint, live: Live) -> Bench:
 def test_scores_beside_steered_texts_are_bitwise_those_without_steering(
     loaded: Loaded, variant: str, part: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(batch_module, "PREFILL_TOKENS", part)
+    monkeypatch.setattr(group_module, "PREFILL_TOKENS", part)
     model = loaded(variant)
     steered, plain = composition(model, LIVE), composition(model, Live())
     assert steered.scores == plain.scores

@@ -28,7 +28,7 @@ from steerserve.engine.messages import (
     Tap,
     is_last,
 )
-from steerserve.engine.worker import batch as batch_module
+from steerserve.engine.worker import group as group_module
 from steerserve.engine.worker import taps as taps_module
 from steerserve.engine.worker.checkpoint import Checkpoint
 from steerserve.engine.worker.sae.canonical import Sae
@@ -136,7 +136,7 @@ def test_exactly_the_positions_asked_for_and_passed_are_read(
     part: int,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(batch_module, "PREFILL_TOKENS", part)
+    monkeypatch.setattr(group_module, "PREFILL_TOKENS", part)
     bench, answer = tapped(llama, tap(positions), max_tokens=max_tokens)
     prompt, end = len(answer.row.prompt), len(passed(answer))
     assert end == prompt + max_tokens - 1
@@ -160,7 +160,7 @@ def test_exactly_the_positions_asked_for_and_passed_are_read(
 def test_readings_beside_rows_of_other_lengths_are_the_rows_own(
     loaded: Loaded, variant: str, part: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(batch_module, "PREFILL_TOKENS", part)
+    monkeypatch.setattr(group_module, "PREFILL_TOKENS", part)
     model = loaded(variant)
     bench = Bench(model)
     plans: dict[int, tuple[Plan, dict[int, float]]] = {
@@ -205,7 +205,7 @@ def test_readings_follow_the_live_values_of_each_pass(llama: Checkpoint) -> None
 def test_a_scored_prompt_is_read_unsteered_at_every_token(
     llama: Checkpoint, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(batch_module, "PREFILL_TOKENS", 16)
+    monkeypatch.setattr(group_module, "PREFILL_TOKENS", 16)
     bench = Bench(llama)
     with bench.attached(KEY, SAE, 1):
         bench.steering.set_live(Live(1, True, {KEY: ONE}))

@@ -11,8 +11,8 @@ from typing import Any
 import msgspec
 import structlog
 
+from steerserve.engine import endings, process
 from steerserve.engine import messages as m
-from steerserve.engine import process
 from steerserve.errors import Refusal
 
 log = structlog.get_logger(__name__)
@@ -69,6 +69,12 @@ class Engine:
         answer = await self._ask(lambda i: m.Load(id=i, **fields), report)
         assert isinstance(answer, m.Loaded)
         return answer
+
+    async def measure(self) -> dict[str, tuple[int, int]]:
+        """Bytes allocated and reserved by card that the model lies on; it waits for the pass that runs now."""
+        answer = await self._ask(m.Measure)
+        assert isinstance(answer, m.Measured)
+        return answer.devices
 
     async def inspect(self, path: str) -> m.Claims:
         answer = await self._ask(lambda i: m.Inspect(i, path))
@@ -149,9 +155,7 @@ class Engine:
                 meanwhile.
         """
         if self.ended.done():
-            raise self._parting or Refusal(
-                "MODEL_NOT_LOADED", f"{self.ended.result()} while the request waited"
-            )
+            raise self._parting or endings.gone_before(self.ended.result())
         number = next(self._ids)
         events: asyncio.Queue[m.Event | m.Outcome] = asyncio.Queue()
         self._streams[number] = events
@@ -190,13 +194,13 @@ class Engine:
 
     async def _send(self, command: m.Command) -> None:
         if self.ended.done():
-            raise self._parting or _gone(self.ended.result())
+            raise self._parting or endings.gone(self.ended.result())
         self._writer.write(m.frame(command))
         try:
             await self._writer.drain()
         except ConnectionError:
             reason = await self.ended
-            raise self._parting or _gone(reason) from None
+            raise self._parting or endings.gone(reason) from None
 
     async def _read(self) -> None:
         try:
@@ -215,7 +219,7 @@ class Engine:
                 await asyncio.to_thread(self._child.join, STOP_PATIENCE)
                 self._child.kill()
             await asyncio.to_thread(self._child.join)
-            self._end(_reason(self._child.exitcode))
+            self._end(endings.reason(self._child.exitcode))
 
     def _dispatch(self, event: m.Event) -> None:
         match event:
@@ -236,26 +240,12 @@ class Engine:
 
     def _end(self, reason: str) -> None:
         self.ended.set_result(reason)
-        gone = self._parting or _gone(reason)
+        gone = self._parting or endings.gone(reason)
         for number, answer in self._answers.items():
             if not answer.done():
                 answer.set_result(m.Refused(number, gone.code, gone.message, None, gone.details))
         for number, events in self._streams.items():
             events.put_nowait(m.Refused(number, gone.code, gone.message, None, gone.details))
-
-
-def _reason(exit_code: int | None) -> str:
-    if exit_code is not None and exit_code < 0:
-        return f"the engine process was ended by signal {-exit_code}"
-    return (
-        "the engine process ended"
-        if not exit_code
-        else f"the engine process ended with code {exit_code}"
-    )
-
-
-def _gone(reason: str) -> Refusal:
-    return Refusal("ENGINE_UNAVAILABLE", f"{reason}; the model has to be loaded again")
 
 
 def _refusal(event: m.Refused) -> Refusal:

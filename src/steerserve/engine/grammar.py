@@ -1,36 +1,28 @@
 """The checker: child processes that compile schemas and validate documents, so that a hostile one cannot block the service.
 
-`Checker` is their client in the control plane; `python -m steerserve.engine.grammar` is a process. Frames on its standard
-input and output are a 4-byte big-endian length and a JSON body. It ends when its input closes.
+`Checker` is their client in the control plane; `python -m steerserve.engine.grammar` is a process, which is asked in JSON.
 """
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import hashlib
 import json
-import math
-import os
 import random
 import re
-import resource
-import signal
 import sys
 import time
 import warnings
-from asyncio.subprocess import DEVNULL, PIPE, Process
 from collections import OrderedDict
 from collections.abc import Iterator
-from typing import BinaryIO, NoReturn
+from typing import NoReturn
 
 import msgspec
 from jsonschema import Draft202012Validator
 from jsonschema.exceptions import ValidationError
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 
-from steerserve.engine.messages import LENGTH
-from steerserve.errors import Refusal
+from steerserve.engine.lane import Died, Lane, limit, serve
 from steerserve.rules.schema_dialect import LEXER_STATES, dialect
 from steerserve.rules.schema_parts import Schema, is_endless, parts
 from steerserve.rules.schema_subset import Fault, compact, fault, refusal
@@ -40,9 +32,6 @@ CHECK_SECONDS = 1.5
 
 LANES = 4
 """Processes that may run at once."""
-
-START_SECONDS = 30.0
-"""What the process may take to import what it needs."""
 
 MEMORY_BYTES = 1 << 30
 """Address space of a process."""
@@ -55,9 +44,6 @@ WALKS = 4
 WALK_BYTES = 256
 STEP_SECONDS = 0.05
 """Processor time of one byte of a rehearsed document. A large vocabulary takes about twice as long."""
-
-_KEPT = ("PATH", "PYTHONPATH", "LD_LIBRARY_PATH")
-_READY = b"ready"
 
 
 class Ask(msgspec.Struct):
@@ -81,7 +67,8 @@ class Checker:
     """Owns the processes: a hostile schema holds up one of them, and the next question takes another."""
 
     def __init__(self) -> None:
-        self._lanes = [Lane() for _ in range(LANES)]
+        command = [sys.executable, "-m", "steerserve.engine.grammar"]
+        self._lanes = [Lane("the checker of schemas", command) for _ in range(LANES)]
         # the last one used is the next one used: most services never start a second
         self._free: asyncio.LifoQueue[Lane] = asyncio.LifoQueue()
         for lane in self._lanes:
@@ -121,96 +108,17 @@ class Checker:
             await lane.close()
 
     async def _ask(self, ask: Ask) -> Answer:
+        """The answer of a process, or why it has none within its limits."""
         lane = await self._free.get()
         try:
-            return await lane.ask(ask)
+            found = await lane.ask(msgspec.json.encode(ask), CHECK_SECONDS)
+            return msgspec.json.decode(found, type=Answer)
+        except TimeoutError:
+            return Answer(f"takes longer than {CHECK_SECONDS:g} s to check")
+        except Died:
+            return Answer("needs more memory or depth than a check has")
         finally:
             self._free.put_nowait(lane)
-
-
-class Lane:
-    """One process: started when it is first needed, and again after it had to be killed or died."""
-
-    def __init__(self) -> None:
-        self._lock = asyncio.Lock()
-        self._child: Process | None = None
-        self._is_closed = False
-
-    @property
-    def pid(self) -> int | None:
-        return self._child.pid if self._child else None
-
-    async def close(self) -> None:
-        self._is_closed = True
-        if self._child and self._child.returncode is None:
-            self._child.kill()
-        async with self._lock:
-            await self._end()
-
-    async def ask(self, ask: Ask) -> Answer:
-        """The answer of the process, or why it has none within its limits."""
-        async with self._lock:
-            for _ in range(2):
-                is_fresh = self._child is None or self._child.returncode is not None
-                child = await self._started()
-                try:
-                    return await self._exchange(child, msgspec.json.encode(ask))
-                except TimeoutError:
-                    await self._end()
-                    return Answer(f"takes longer than {CHECK_SECONDS:g} s to check")
-                except (asyncio.IncompleteReadError, ConnectionError):
-                    await self._end()
-                    if is_fresh and not self._is_closed:
-                        return Answer("needs more memory or depth than a check has")
-                    # it may have died before this question: that is not this schema's fault
-                except asyncio.CancelledError:
-                    # the answer that is still to come would be taken for the next one's
-                    await self._end()
-                    raise
-            raise AssertionError("a fresh process either answers or not")
-
-    async def _exchange(self, child: Process, body: bytes) -> Answer:
-        assert child.stdin is not None
-        assert child.stdout is not None
-        async with asyncio.timeout(CHECK_SECONDS):
-            child.stdin.write(LENGTH.pack(len(body)) + body)
-            await child.stdin.drain()
-            (size,) = LENGTH.unpack(await child.stdout.readexactly(LENGTH.size))
-            return msgspec.json.decode(await child.stdout.readexactly(size), type=Answer)
-
-    async def _started(self) -> Process:
-        if self._is_closed:
-            raise Refusal("SHUTTING_DOWN", "the service is shutting down")
-        if self._child and self._child.returncode is None:
-            return self._child
-        await self._end()
-        self._child = await asyncio.create_subprocess_exec(
-            sys.executable,
-            "-m",
-            "steerserve.engine.grammar",
-            stdin=PIPE,
-            stdout=PIPE,
-            stderr=DEVNULL,
-            env={name: os.environ[name] for name in _KEPT if name in os.environ},
-        )
-        assert self._child.stdout
-        try:
-            async with asyncio.timeout(START_SECONDS):
-                await self._child.stdout.readexactly(len(_READY))
-        except (asyncio.IncompleteReadError, TimeoutError):
-            await self._end()
-            raise Refusal("INTERNAL_ERROR", "the checker of schemas does not start") from None
-        except asyncio.CancelledError:
-            await self._end()
-            raise
-        return self._child
-
-    async def _end(self) -> None:
-        child, self._child = self._child, None
-        if child:
-            with contextlib.suppress(ProcessLookupError):
-                child.kill()
-            await child.communicate()
 
 
 # ------------------------------------------------------------------ in the process
@@ -314,21 +222,13 @@ def _line(text: str) -> str:
 
 
 def main() -> None:
-    """The process: one question, one answer, until the input closes."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    with contextlib.suppress(ValueError, OSError):
-        resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))
-        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    """The process."""
+    limit(MEMORY_BYTES)
     tokenizer = LLTokenizer("byte")
-    sys.stdout.buffer.write(_READY)
-    sys.stdout.buffer.flush()
-    while body := _read(sys.stdin.buffer):
-        # a service that was killed cannot stop a question that takes for ever
-        signal.alarm(math.ceil(CHECK_SECONDS) + 1)
-        answer = msgspec.json.encode(_answer(msgspec.json.decode(body, type=Ask), tokenizer))
-        signal.alarm(0)
-        sys.stdout.buffer.write(LENGTH.pack(len(answer)) + answer)
-        sys.stdout.buffer.flush()
+    serve(
+        lambda body: msgspec.json.encode(_answer(msgspec.json.decode(body, type=Ask), tokenizer)),
+        CHECK_SECONDS,
+    )
 
 
 def _answer(ask: Ask, tokenizer: LLTokenizer) -> Answer:
@@ -339,11 +239,6 @@ def _answer(ask: Ask, tokenizer: LLTokenizer) -> Answer:
         return check(schema, tokenizer)
     except ValueError as error:
         return Answer(_line(str(error)))
-
-
-def _read(source: BinaryIO) -> bytes:
-    header = source.read(LENGTH.size)
-    return source.read(LENGTH.unpack(header)[0]) if len(header) == LENGTH.size else b""
 
 
 if __name__ == "__main__":

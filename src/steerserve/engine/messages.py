@@ -84,7 +84,12 @@ class Constraint(Message, frozen=True):
 
 class Load(Message, frozen=True):
     """Load a checkpoint folder; one per engine process. `kv_cache_mb` 0 derives it from free memory, and
-    `prefix_cache_mb` None from that; `grammar_cache` compiled grammars are kept."""
+    `prefix_cache_mb` None from that; `grammar_cache` compiled grammars are kept.
+
+    `devices` says where: nothing leaves it to the engine, one device holds everything, else it is the device of each
+    decoder layer. `working_mb` is what passes are expected to take beside weights and KV cache. After
+    `idle_cache_release_s` seconds without work, memory that is kept for later tensors is given back; below 0, never.
+    """
 
     id: int
     path: str
@@ -95,6 +100,15 @@ class Load(Message, frozen=True):
     min_context: int
     prefix_cache_mb: int | None = None
     grammar_cache: int = 32
+    devices: list[str] = []
+    working_mb: int = 0
+    idle_cache_release_s: float = -1.0
+
+
+class Measure(Message, frozen=True):
+    """Read what the allocator holds on the cards that the model lies on."""
+
+    id: int
 
 
 class Inspect(Message, frozen=True):
@@ -177,7 +191,9 @@ class Stop(Message, frozen=True):
     id: int = 0
 
 
-Command = Load | Inspect | Attach | Detach | Steer | Generate | Score | Embed | Cancel | Stop
+Command = (
+    Load | Measure | Inspect | Attach | Detach | Steer | Generate | Score | Embed | Cancel | Stop
+)
 
 
 # ------------------------------------------------------------------ events
@@ -192,7 +208,7 @@ class Progress(Message, frozen=True):
 
 
 class Loaded(Message, frozen=True):
-    """Facts of the loaded model. Sizes in tokens, features and MiB."""
+    """Facts of the loaded model. Sizes in tokens, features and MiB; `quantization` is what it is held as."""
 
     id: int
     architecture: str
@@ -208,6 +224,17 @@ class Loaded(Message, frozen=True):
     kv_bytes_per_token: int
     has_chat_template: bool
     is_embedding_only: bool = False
+    memory_by_device_mb: dict[str, int] = {}
+    gpu_indices: list[int] = []
+    supports_embeddings: bool = True
+    quantization: str = ""
+
+
+class Measured(Message, frozen=True):
+    """Bytes allocated and reserved by card (`cuda:N`); nothing on a host without cards."""
+
+    id: int
+    devices: dict[str, tuple[int, int]]
 
 
 class Claims(Message, frozen=True):
@@ -326,7 +353,7 @@ class Stepped(Message, frozen=True):
     applied: dict[str, int]
 
 
-Event = Progress | Loaded | Inspected | Attached | Done | Refused | Started | Stepped
+Event = Progress | Loaded | Measured | Inspected | Attached | Done | Refused | Started | Stepped
 
 
 def is_last(event: Outcome) -> bool:

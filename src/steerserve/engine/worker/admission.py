@@ -8,6 +8,7 @@ from typing import Any, Protocol
 import torch
 
 from steerserve.engine import messages as m
+from steerserve.engine.prompts import Place, check_length, max_tokens
 from steerserve.engine.worker import memory, sampling
 from steerserve.engine.worker.checkpoint import Checkpoint
 from steerserve.engine.worker.constrain import Constraint
@@ -16,9 +17,6 @@ from steerserve.engine.worker.taps import TapReader
 from steerserve.engine.worker.text import TextStream
 from steerserve.errors import Refusal
 from steerserve.rules import activations
-
-LENGTH_MARGIN = 4
-"""How many times its longest token's length a token may stand for after a tokenizer's own normalisation."""
 
 OpenTap = Callable[[m.Tap, int], TapReader]
 """A tap and the number of prompt tokens -> its reader."""
@@ -53,7 +51,7 @@ def rows_of(
     """
     rows: list[Row] = []
     for index, prompt in enumerate(command.prompts):
-        with _Place(command.prompts, index) as where:
+        with Place(command.prompts, index) as where:
             ids = _encoded(prompt, model, context, "INVALID_PARAMETER")
             limit = max_tokens(command.sampling, len(ids), context)
             for i in range(command.n):
@@ -98,7 +96,7 @@ def scoring_rows(
     allowed = None if command.allowed is None else torch.tensor(command.allowed).to(model.device)
     rows = []
     for index, prompt in enumerate(command.prompts):
-        with _Place(command.prompts, index) as where:
+        with Place(command.prompts, index) as where:
             ids = _encoded(prompt, model, context, "INVALID_SCORING_REQUEST")
             max_tokens(m.Sampling(max_tokens=1), len(ids), context)
             goal = Scoring(command.temperature, command.top, allowed, model.decode_token)
@@ -116,7 +114,7 @@ def pooling_rows(command: m.Embed, model: Tokens, context: int) -> list[Row]:
     """
     rows = []
     for index, prompt in enumerate(command.prompts):
-        with _Place(command.prompts, index, "input") as where:
+        with Place(command.prompts, index, "input") as where:
             ids = _encoded(prompt, model, context, "INVALID_PARAMETER")
             max_tokens(m.Sampling(max_tokens=0), len(ids), context)
             rows.append(Row(command.id, index, ids, m.Suppressed(), Pooling(), where=where))
@@ -128,56 +126,9 @@ def shortest_first(rows: list[Row]) -> list[Row]:
     return sorted(rows, key=lambda row: len(row.prompt))
 
 
-def max_tokens(wanted: m.Sampling, prompt_tokens: int, context: int) -> int:
-    """Completion tokens of a prompt: what the request names, or the default lowered to what the context leaves.
-
-    Raises:
-        Refusal: CONTEXT_LENGTH_EXCEEDED when the prompt leaves no room, or not the room that was named.
-    """
-    named = wanted.max_tokens
-    asked = named if named is not None else 1
-    if prompt_tokens + asked > context:
-        raise Refusal(
-            "CONTEXT_LENGTH_EXCEEDED",
-            # the words by which client libraries know this refusal
-            f"This model's maximum context length is {context} tokens. However, you requested "
-            f"{prompt_tokens + (named or 0)} tokens ({prompt_tokens} in the prompt, "
-            f"{named or 0} for the completion).",
-            max_context_tokens=context,
-            requested_tokens=prompt_tokens + (named or 0),
-            prompt_tokens=prompt_tokens,
-            max_tokens=named,
-        )
-    return named if named is not None else min(wanted.default_max_tokens, context - prompt_tokens)
-
-
-class _Place:
-    """Names the offending prompt in what is refused inside the block."""
-
-    def __init__(
-        self, prompts: Sequence[m.Text | m.Chat], index: int, field: str = "prompt"
-    ) -> None:
-        self._is_one = len(prompts) == 1
-        if isinstance(prompts[index], m.Chat):
-            self._where = f"extra_messages[{index - 1}]" if index else "messages"
-        else:
-            self._where = field if self._is_one else f"{field}[{index}]"
-
-    def __enter__(self) -> str | None:
-        """The prompt's name among several."""
-        return None if self._is_one else self._where
-
-    def __exit__(self, _: object, error: BaseException | None, __: object) -> None:
-        if not isinstance(error, Refusal):
-            return
-        message = error.message if self._is_one else f"{self._where}: {error.message}"
-        param = error.param if self._is_one and error.param != "prompt" else self._where
-        raise Refusal(error.code, message, param=param, **error.details) from error
-
-
 def _encoded(prompt: m.Text | m.Chat, model: Tokens, context: int, empty: str) -> list[int]:
     """The tokens of a prompt; `empty` is the code that refuses one without any."""
-    _check_length(prompt, model, context)
+    check_length(prompt, model.longest_token, context)
     if isinstance(prompt, m.Chat):
         ids = model.encode_chat(prompt.messages, prompt.variables)
     else:
@@ -185,26 +136,6 @@ def _encoded(prompt: m.Text | m.Chat, model: Tokens, context: int, empty: str) -
     if not ids:
         raise Refusal(empty, "the prompt has no tokens", param="prompt")
     return ids
-
-
-def _check_length(prompt: m.Text | m.Chat, model: Tokens, context: int) -> None:
-    """A text that cannot possibly fit is refused before it is tokenized, which would hold up every other row.
-
-    Raises:
-        Refusal: CONTEXT_LENGTH_EXCEEDED, with the least number of tokens it can have.
-    """
-    texts = [prompt.text] if isinstance(prompt, m.Text) else [c["content"] for c in prompt.messages]
-    least = sum(len(text) for text in texts) // (LENGTH_MARGIN * model.longest_token)
-    if least > context:
-        raise Refusal(
-            "CONTEXT_LENGTH_EXCEEDED",
-            f"This model's maximum context length is {context} tokens. However, your prompt has at "
-            f"least {least} tokens.",
-            max_context_tokens=context,
-            requested_tokens=least,
-            prompt_tokens=least,
-            max_tokens=None,
-        )
 
 
 def _tap(tap: m.Tap | None, row: Row, open_tap: OpenTap | None) -> TapReader | None:

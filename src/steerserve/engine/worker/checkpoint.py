@@ -13,18 +13,24 @@ import torch
 from torch import Tensor, nn
 from transformers import AutoModelForCausalLM
 
+from steerserve.engine.worker import memory
 from steerserve.engine.worker.kv import LENGTH_STEP, SlotCache
 from steerserve.engine.worker.transformer import (
     Report,
     Transformer,
-    check_quantization,
     configuration,
     first_line,
 )
 from steerserve.errors import Refusal
+from steerserve.rules.precision import Scheme
 
 _CHECK_TOKENS = 24
 _TOLERANCE = {torch.float32: 2e-3, torch.float16: 0.1, torch.bfloat16: 0.2}
+_QUANTIZED_TOLERANCE = 0.2
+"""Kernels of quantized weights may compute in half precision whatever the dtype of the model."""
+_INT8_TOLERANCE = 0.5
+"""8-bit weights meet activations that are rounded to 8 bits too, and a column with an outlier in any row of the pass is
+not: both passes are right, as far apart as that rounding goes."""
 _LAYER_TYPES = frozenset({"full_attention", "sliding_attention"})
 
 _OWN_MASKS = frozenset({"gpt_neo"})
@@ -39,9 +45,14 @@ class Checkpoint(Transformer):
     """
 
     def __init__(
-        self, path: Path, *, quantization: str, trust_remote_code: bool, report: Report
+        self,
+        path: Path,
+        *,
+        quantization: str,
+        trust_remote_code: bool,
+        report: Report,
+        devices: Sequence[str] = (),
     ) -> None:
-        check_quantization(quantization)
         config = configuration(path, trust_remote_code)
         if config.model_type in _OWN_MASKS:
             raise _not_served(f"{config.model_type} makes attention masks of its own")
@@ -49,6 +60,8 @@ class Checkpoint(Transformer):
             path,
             AutoModelForCausalLM,
             config,
+            quantization=quantization,
+            devices=devices,
             trust_remote_code=trust_remote_code,
             report=report,
         )
@@ -66,7 +79,12 @@ class Checkpoint(Transformer):
         self.sums: Tensor | None = None
         self.model.get_output_embeddings().register_forward_pre_hook(self._keep_last)
         report("checking", 90.0)
-        self.kv_bytes_per_token = self._check()
+        self.kv_bytes_by_device = self._check()
+
+    @property
+    def kv_bytes_per_token(self) -> int:
+        """Bytes that a token takes in the cache, over all devices."""
+        return sum(self.kv_bytes_by_device.values())
 
     @property
     def has_chat_template(self) -> bool:
@@ -143,7 +161,7 @@ class Checkpoint(Transformer):
             len(rows), -1
         )
         masks = None if start == 0 else self._masks(positions, start + width)
-        self._sizes = torch.tensor(sizes, device=self.device) if with_sums else None
+        self._sizes = torch.tensor(sizes) if with_sums else None
         return self._forward(cache, tokens, positions, masks, last=torch.tensor(sizes) - 1)
 
     def decode_step(
@@ -159,7 +177,7 @@ class Checkpoint(Transformer):
     def _forward(
         self, cache: SlotCache, tokens: Tensor, positions: Tensor, masks: Any, last: Tensor | None
     ) -> Tensor:
-        self._last = None if last is None else last.to(self.device)
+        self._last = last
         try:
             out = self.model(
                 input_ids=tokens.to(self.device),
@@ -170,7 +188,7 @@ class Checkpoint(Transformer):
             )
         finally:
             self._last = None
-        return out.logits[:, -1]
+        return out.logits[:, -1].to(self.device)
 
     def _keep_last(self, _: nn.Module, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...] | None:
         """Before the output embedding: keep [rows, 1, hidden] of [rows, T, hidden], each row's last token."""
@@ -179,9 +197,10 @@ class Checkpoint(Transformer):
         hidden = inputs[0]
         if self._sizes is not None:
             places = torch.arange(hidden.shape[1], device=hidden.device)
-            real = (places[None] < self._sizes[:, None]).to(torch.float32)
-            self.sums = torch.einsum("rth,rt->rh", hidden.float(), real)
-        return (hidden[torch.arange(hidden.shape[0], device=hidden.device), self._last][:, None],)
+            real = (places[None] < self._sizes.to(hidden.device)[:, None]).to(torch.float32)
+            self.sums = torch.einsum("rth,rt->rh", hidden.float(), real).to(self.device)
+        rows = torch.arange(hidden.shape[0], device=hidden.device)
+        return (hidden[rows, self._last.to(hidden.device)][:, None],)
 
     def _masks(self, positions: Tensor, length: int) -> Any:
         """Attention masks [rows, 1, T, length] for queries at `positions` [rows, T], one per layer type."""
@@ -219,29 +238,41 @@ class Checkpoint(Transformer):
         return frozenset(int(e) for e in [*ends, self.tokenizer.eos_token_id] if e is not None)
 
     @torch.inference_mode()
-    def _check(self) -> int:
-        """Whether passes over the cache equal one plain pass on this architecture; bytes of KV per token.
+    def _check(self) -> dict[torch.device, int]:
+        """Whether passes over the cache equal one plain pass on this architecture; bytes of KV per token by device.
 
         Raises:
             Refusal: MODEL_LOAD_FAILED when they do not, because every answer would be wrong.
         """
         try:
-            off, bytes_per_token = self._check_error()
+            off, bytes_by_device = self._check_error()
         except (ValueError, TypeError, RuntimeError, IndexError) as error:
+            if memory.is_exhausted(error):
+                raise
             # what an architecture raises when it cannot take these masks, positions or cache
             raise _not_served(first_line(error)) from error
-        if not off <= _TOLERANCE[self.dtype]:
+        if not off <= self._tolerance:
             raise _not_served(f"the relative error of its logits is {off:.3g}")
-        return bytes_per_token
+        return bytes_by_device
 
-    def _check_error(self) -> tuple[float, int]:
+    @property
+    def _tolerance(self) -> float:
+        if self.held.name == "int8":
+            return _INT8_TOLERANCE
+        if self.held.scheme in (Scheme.NF4, Scheme.AS_STORED):
+            return _QUANTIZED_TOLERANCE
+        return _TOLERANCE[self.dtype]
+
+    def _check_error(self) -> tuple[float, dict[torch.device, int]]:
         """How far the running batch's logits are from a plain pass, in their standard deviations; bytes of KV per
-        token."""
+        token by device."""
         source = torch.Generator().manual_seed(0)
         ids = torch.randint(0, self.vocabulary, (_CHECK_TOKENS,), generator=source).tolist()
-        plain = self.model(
-            input_ids=torch.tensor([ids], device=self.device), use_cache=False
-        ).logits[0, -1]
+        plain = (
+            self.model(input_ids=torch.tensor([ids], device=self.device), use_cache=False)
+            .logits[0, -1]
+            .to(self.device)
+        )
         cache = SlotCache()
         cache.resize(2, LENGTH_STEP)
         cut = _CHECK_TOKENS - 2
@@ -249,7 +280,7 @@ class Checkpoint(Transformer):
         self.decode_step(cache, [ids[cut], ids[cut - 3]], [cut, cut - 3])
         stepped = self.decode_step(cache, [ids[cut + 1], ids[cut - 2]], [cut + 1, cut - 2])[0]
         error = (stepped - plain).float().abs().max() / plain.float().std().clamp_min(1e-6)
-        return error.item(), cache.bytes_per_token
+        return error.item(), cache.bytes_by_device
 
 
 def _max_context(text: Any) -> int:

@@ -15,11 +15,11 @@ import torch
 from torch import Tensor
 from transformers import AutoModel
 
+from steerserve.engine.worker import memory
 from steerserve.engine.worker.rows import Ending, Row, embedded, settled
 from steerserve.engine.worker.transformer import (
     Report,
     Transformer,
-    check_quantization,
     configuration,
     first_line,
 )
@@ -42,12 +42,23 @@ class Encoder(Transformer):
     """
 
     def __init__(
-        self, path: Path, *, quantization: str, trust_remote_code: bool, report: Report
+        self,
+        path: Path,
+        *,
+        quantization: str,
+        trust_remote_code: bool,
+        report: Report,
+        devices: Sequence[str] = (),
     ) -> None:
-        check_quantization(quantization)
         config = configuration(path, trust_remote_code)
         super().__init__(
-            path, AutoModel, config, trust_remote_code=trust_remote_code, report=report
+            path,
+            AutoModel,
+            config,
+            quantization=quantization,
+            devices=devices,
+            trust_remote_code=trust_remote_code,
+            report=report,
         )
         self.layers = int(getattr(self.config, "num_hidden_layers", 0))
         self.hidden_size = int(getattr(self.config, "hidden_size", 0))
@@ -75,7 +86,7 @@ class Encoder(Transformer):
             mask[i, : len(ids)] = 1
         mask = mask.to(self.device)
         out = self.model(input_ids=tokens.to(self.device), attention_mask=mask)
-        hidden = out.last_hidden_state.float()
+        hidden = out.last_hidden_state.float().to(self.device)
         weights = mask.float()[..., None]
         return (hidden * weights).sum(1) / weights.sum(1)
 
@@ -94,6 +105,9 @@ class Encoder(Transformer):
         try:
             self.pooled([self.encode("a b", special=True), self.encode("a", special=True)])
         except Exception as error:
+            # whatever an architecture raises that cannot take plain tokens
+            if memory.is_exhausted(error):
+                raise
             raise Refusal(
                 "MODEL_LOAD_FAILED",
                 f"the model does not give hidden states for plain tokens: {first_line(error)}",
@@ -135,6 +149,7 @@ class Passes:
             outcomes: list[Ending] = [
                 row.failed(error, self._model.device, len(rows)) for row in rows
             ]
+            memory.recover(error)
         else:
             outcomes = [embedded(row, vector) for row, vector in zip(rows, vectors, strict=True)]
         outcomes, refused = settled(outcomes)

@@ -141,7 +141,7 @@ class Steering:
         steered: Tensor | None = None
         if attachment.delta is not None:
             attachment.applied += 1
-            steered = hidden + attachment.delta
+            steered = hidden + attachment.delta.to(hidden.device)
         for row, tap in attachment.taps:
             tap.catch((hidden if tap.is_before or steered is None else steered)[row])
         return steered

@@ -36,20 +36,28 @@ class SlotCache:
         self._decode: tuple[int, Tensor, Tensor, int] | None = None
 
     def resize(self, rows: int, length: int, keep: int = 0) -> None:
-        """Hold exactly `rows` rows of `length` tokens; the first `keep` rows keep what fits."""
-        self.rows, self.length = rows, length
+        """Hold exactly `rows` rows of `length` tokens; the first `keep` rows keep what fits.
+
+        Where memory runs out over it, what layers hold by then differs; the cache counts as what all of them hold.
+        """
+        asked = rows, length
+        self.rows, self.length = min(rows, self.rows), min(length, self.length)
         for held in (self._keys, self._values):
             for layer, old in held.items():
                 new = old.new_zeros(rows, old.shape[1], length, old.shape[3])
                 kept = min(length, old.shape[2])
                 new[:keep, :, :kept] = old[:keep, :, :kept]
                 held[layer] = new
+        self.rows, self.length = asked
 
     @property
-    def bytes_per_token(self) -> int:
-        """Bytes that one token of one row takes over all layers."""
-        tensors = [*self._keys.values(), *self._values.values()]
-        return sum(t.shape[1] * t.shape[3] * t.element_size() for t in tensors)
+    def bytes_by_device(self) -> dict[torch.device, int]:
+        """Bytes that one token of one row takes over all layers, by device."""
+        found: dict[torch.device, int] = {}
+        for tensor in (*self._keys.values(), *self._values.values()):
+            size = tensor.shape[1] * tensor.shape[3] * tensor.element_size()
+            found[tensor.device] = found.get(tensor.device, 0) + size
+        return found
 
     def release(self) -> None:
         """Give the memory back; the cache is empty."""
@@ -98,6 +106,7 @@ class SlotCache:
         held_keys, held_values = self._keys[layer_idx], self._values[layer_idx]
         if self._decode is not None:
             count, rows, positions, length = self._decode
+            rows, positions = rows.to(keys.device), positions.to(keys.device)
             held_keys[rows, :, positions] = keys[:, :, 0]
             held_values[rows, :, positions] = values[:, :, 0]
             return held_keys[:count, :, :length], held_values[:count, :, :length]

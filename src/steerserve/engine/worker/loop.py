@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import os
-import select
 import signal
 import socket
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import Future
 from functools import partial
 from pathlib import Path
@@ -19,29 +18,23 @@ from transformers.utils import logging as transformers_logging
 
 from steerserve import log as logs
 from steerserve.engine import messages as m
-from steerserve.engine.worker import admission, memory
+from steerserve.engine.worker import admission, budget, memory
 from steerserve.engine.worker.batch import Batch
 from steerserve.engine.worker.checkpoint import Checkpoint
 from steerserve.engine.worker.constrain import Grammar, Grammars
 from steerserve.engine.worker.encoder import Encoder, Passes
 from steerserve.engine.worker.hooks import Steering
-from steerserve.engine.worker.kv import LENGTH_STEP
 from steerserve.engine.worker.rows import Row
 from steerserve.engine.worker.sae import formats, selfcheck, sites
 from steerserve.engine.worker.taps import TapReader
 from steerserve.engine.worker.transformer import Report, configuration
+from steerserve.engine.worker.wire import Wire
 from steerserve.errors import Refusal
 from steerserve.rules.architecture import is_embedding_only
 from steerserve.rules.schema_dialect import JSON_OBJECT
 from steerserve.rules.steering import Live
 
 log = structlog.get_logger(__name__)
-KV_SHARE = 3
-"""Without a setting, one part in this many of the free memory is given to the KV cache."""
-
-PREFIX_SHARE = 4
-"""Without a setting, kept prefixes may take one part in this many of the KV cache's memory, beside it."""
-
 MIB = 1 << 20
 
 
@@ -57,59 +50,6 @@ def main(link: socket.socket, log_level: str, log_format: str) -> None:
         Engine(wire).run()
 
 
-class Wire:
-    """Frames over the socket. Sending blocks; receiving blocks only when asked to."""
-
-    def __init__(self, link: socket.socket) -> None:
-        self._link = link
-        self._buffer = bytearray()
-        self._woken, self._waker = socket.socketpair()
-        self.is_closed = False
-
-    def __enter__(self) -> Wire:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._woken.close()
-        self._waker.close()
-
-    def wake(self) -> None:
-        """End a wait of `receive`; from any thread."""
-        self._waker.send(b"!")
-
-    def receive(self, *, wait: bool) -> Iterator[m.Command]:
-        """Every whole command that is there; with `wait`, not before there is something or someone wakes it."""
-        while ready := select.select([self._link, self._woken], [], [], None if wait else 0)[0]:
-            wait = False
-            if self._woken in ready:
-                self._woken.recv(1 << 10)
-            if self._link not in ready:
-                continue
-            chunk = self._link.recv(1 << 16)
-            if not chunk:
-                self.is_closed = True
-                break
-            self._buffer += chunk
-        while len(self._buffer) >= m.LENGTH.size:
-            end = m.LENGTH.size + m.LENGTH.unpack_from(self._buffer)[0]
-            if len(self._buffer) < end:
-                break
-            body = bytes(self._buffer[m.LENGTH.size : end])
-            del self._buffer[:end]
-            yield m.decode_command(body)
-
-    def send(self, event: m.Event) -> None:
-        """Send an event; one that cannot be written, such as an integer beyond 64 bits, becomes a refusal."""
-        try:
-            frame = m.frame(event)
-        except (OverflowError, TypeError):
-            log.exception("event_not_sent", event_type=type(event).__name__)
-            if isinstance(event, m.Stepped):
-                raise
-            frame = m.frame(m.Refused(event.id, "INTERNAL_ERROR", "the engine failed"))
-        self._link.sendall(frame)
-
-
 class Engine:
     """One model at most, its batch, its SAEs."""
 
@@ -123,17 +63,27 @@ class Engine:
         self._compiling: list[tuple[m.Generate, Future[Grammar]]] = []
         self._context = 0
         self._kv_tokens = 0
+        self._working = 0
+        self._release_after: float | None = None
+        self._may_release = False
         self._is_stopped = False
 
     def run(self) -> None:
         while not (self._is_stopped or self._wire.is_closed):
             idle = self._batch is None or self._batch.is_idle
+            wait = self._release_after if self._may_release else None
+            has_come = False
             try:
-                for command in self._wire.receive(wait=idle):
+                for command in self._wire.receive(wait=idle, seconds=wait):
+                    has_come = True
                     self._answer(command, partial(self._obey, command))
                 self._admit_compiled()
                 if self._batch is not None and not self._batch.is_idle:
                     self._step(self._batch)
+                    self._may_release = self._release_after is not None
+                elif idle and self._may_release and not has_come:
+                    memory.give_back()
+                    self._may_release = False
             except (BrokenPipeError, ConnectionResetError):
                 return
 
@@ -155,17 +105,32 @@ class Engine:
             answer = m.Refused(
                 command.id, refusal.code, refusal.message, refusal.param, refusal.details
             )
+        except (BrokenPipeError, ConnectionResetError):
+            raise  # nobody is there any more
         except Exception as error:
+            # whatever a command raises is its own failure; the engine serves on
             log.exception("command_failed", command=type(command).__name__)
-            code = _CODE_OF_FAILURE.get(type(command), "INTERNAL_ERROR")
-            answer = m.Refused(command.id, code, f"the engine failed: {type(error).__name__}")
+            answer = self._failed(command, error)
+            memory.recover(error)
         if answer is not None:
             self._wire.send(answer)
+
+    def _failed(self, command: m.Command, error: Exception) -> m.Refused:
+        if memory.is_exhausted(error):
+            usual = self._model.device if self._model else memory.device()
+            where = memory.described(memory.exhausted(error, usual))
+            told = f"{where['device']} ran out of memory"
+            return m.Refused(command.id, "INSUFFICIENT_MEMORY", told, None, dict(where))
+        code = _CODE_OF_FAILURE.get(type(command), "INTERNAL_ERROR")
+        return m.Refused(command.id, code, f"the engine failed: {type(error).__name__}")
 
     def _obey(self, command: m.Command) -> m.Event | None:
         match command:
             case m.Load():
                 return self._load(command)
+            case m.Measure():
+                model = self._encoder or self._model
+                return m.Measured(command.id, memory.measured(model.devices if model else []))
             case m.Inspect():
                 return m.Inspected(command.id, formats.inspect(Path(command.path)))
             case m.Attach():
@@ -199,6 +164,9 @@ class Engine:
 
     def _load(self, command: m.Load) -> m.Loaded:
         torch.set_num_threads(command.threads or _cores())
+        self._working = command.working_mb * MIB
+        if command.idle_cache_release_s >= 0:
+            self._release_after = command.idle_cache_release_s
         path = Path(command.path)
 
         def report(stage: str, percent: float) -> None:
@@ -212,21 +180,12 @@ class Engine:
             quantization=command.quantization,
             trust_remote_code=command.trust_remote_code,
             report=report,
+            devices=command.devices,
         )
-        self._kv_tokens = _tokens(
-            command.kv_cache_mb * MIB or memory.free(model.device) // KV_SHARE, model
-        )
-        self._context = min(model.model_max_context, self._kv_tokens)
         least = min(command.min_context, model.model_max_context)
-        if self._context < least:
-            raise Refusal(
-                "INSUFFICIENT_MEMORY",
-                f"the KV cache holds {self._kv_tokens} tokens here; at least {least} are needed",
-                min_context_tokens=least,
-                model_max_context_tokens=model.model_max_context,
-            )
-        named = command.prefix_cache_mb
-        prefixes = self._kv_tokens // PREFIX_SHARE if named is None else _tokens(named * MIB, model)
+        self._kv_tokens = budget.kv_tokens(model, command.kv_cache_mb * MIB, least, self._working)
+        self._context = min(model.model_max_context, self._kv_tokens)
+        prefixes = budget.prefix_tokens(model, self._kv_tokens, command.prefix_cache_mb)
         self._model = model
         self._steering = Steering(model.dtype, model.device)
         self._batch = Batch(model, self._steering, self._kv_tokens, prefixes)
@@ -247,6 +206,7 @@ class Engine:
             quantization=command.quantization,
             trust_remote_code=command.trust_remote_code,
             report=report,
+            devices=command.devices,
         )
         self._encoder = encoder
         self._context = encoder.model_max_context
@@ -261,13 +221,18 @@ class Engine:
         )
 
     def _facts(self, command: m.Load, model: Checkpoint | Encoder, **more: Any) -> m.Loaded:
+        memory.give_back()  # what loading took for a moment is not the model's
+        by_device = {str(d): memory.held(d) // MIB for d in model.devices}
         return m.Loaded(
             id=command.id,
             architecture=(model.config.architectures or [type(model.model).__name__])[0],
             parameters=model.parameters,
             dtype=str(model.dtype).removeprefix("torch."),
-            device=str(model.device),
-            memory_mb=memory.held(model.device) // MIB,
+            device=", ".join(by_device),
+            memory_mb=sum(by_device.values()),
+            memory_by_device_mb=by_device,
+            gpu_indices=[d.index or 0 for d in model.devices if d.type == "cuda"],
+            quantization=model.held.name,
             context_length=self._context,
             layers=model.layers,
             hidden_size=model.hidden_size,
@@ -278,8 +243,12 @@ class Engine:
     def _attach(self, command: m.Attach) -> m.Attached:
         model, steering = self._loaded(), self._hooks()
         folder = Path(command.path)
-        claims, sae = formats.inspect(folder), formats.load(folder)
+        claims = formats.inspect(folder)
         site = sites.find(model.model, model.layers, claims.site or sites.RESID_POST, command.layer)
+        budget.check_attach(
+            model, site.device, claims.size_bytes, self._kv_tokens, self._working, self._kv_held()
+        )
+        sae = formats.load(folder).to(site.device)
         check = selfcheck.run(model, sae, site) if command.check else {}
         steering.attach(command.key, sae, site)
         return m.Attached(
@@ -337,6 +306,10 @@ class Engine:
             raise Refusal("MODEL_NOT_LOADED", "this engine holds no language model")
         return self._model
 
+    def _kv_held(self) -> int:
+        """Tokens of KV cache that are allocated already."""
+        return self._batch.kv_held if isinstance(self._batch, Batch) else 0
+
     def _hooks(self) -> Steering:
         self._loaded()
         assert self._steering is not None
@@ -355,11 +328,6 @@ def _cores() -> int:
     has_affinity = hasattr(os, "sched_getaffinity")  # not every system lets a process be pinned
     allowed = len(os.sched_getaffinity(0)) if has_affinity else os.cpu_count() or 1
     return max(1, min(psutil.cpu_count(logical=False) or allowed, allowed))
-
-
-def _tokens(size: int, model: Checkpoint) -> int:
-    """Tokens of KV cache in so many bytes, in whole length steps."""
-    return int(size // max(1, model.kv_bytes_per_token)) // LENGTH_STEP * LENGTH_STEP
 
 
 def _says_something(outcome: m.Outcome) -> bool:

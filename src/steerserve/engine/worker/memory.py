@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import ctypes
+import gc
+import re
+from collections.abc import Sequence
 
 import psutil
 import torch
@@ -11,6 +14,8 @@ KEPT_BYTES = 1 << 28
 """Tensors up to this size reuse freed memory, and this much of it is kept."""
 _TRIM_THRESHOLD = -1
 _MMAP_THRESHOLD = -3
+_HOST_REFUSAL = re.compile(r"can't allocate memory|not enough memory")
+_CARD = re.compile(r"GPU (\d+)")
 
 
 def device() -> torch.device:
@@ -26,10 +31,55 @@ def described(where: torch.device) -> dict[str, str]:
 
 
 def free(where: torch.device) -> int:
-    """Bytes that can still be taken on the device."""
+    """Bytes that can still be taken on the device, those included that the allocator keeps without using them."""
     if where.type == "cuda":
-        return int(torch.cuda.mem_get_info(where)[0])
+        kept = torch.cuda.memory_reserved(where) - torch.cuda.memory_allocated(where)
+        return int(torch.cuda.mem_get_info(where)[0]) + int(kept)
     return int(psutil.virtual_memory().available)
+
+
+def measured(devices: Sequence[torch.device]) -> dict[str, tuple[int, int]]:
+    """Bytes allocated and reserved on each card among the devices."""
+    return {
+        str(d): (int(torch.cuda.memory_allocated(d)), int(torch.cuda.memory_reserved(d)))
+        for d in devices
+        if d.type == "cuda"
+    }
+
+
+def is_exhausted(error: BaseException) -> bool:
+    """Whether memory ran out; on the host the library says so in a plain RuntimeError."""
+    if isinstance(error, (torch.OutOfMemoryError, MemoryError)):
+        return True
+    return isinstance(error, RuntimeError) and bool(_HOST_REFUSAL.search(str(error)))
+
+
+def exhausted(error: BaseException, usual: torch.device) -> torch.device:
+    """The device that ran out; `usual` where the error does not name one."""
+    found = _CARD.search(str(error)) if usual.type == "cuda" else None
+    return torch.device("cuda", int(found[1])) if found else usual
+
+
+def recover(error: BaseException) -> None:
+    """After memory ran out: drop what the error's frames still hold, and give back what nobody uses."""
+    if not is_exhausted(error):
+        return
+    held: BaseException | None = error
+    while held is not None:
+        held.__traceback__ = None
+        held = held.__context__
+    give_back()
+
+
+def give_back() -> None:
+    """Give memory that is kept for later tensors back to the system."""
+    gc.collect()
+    if torch.cuda.is_initialized():
+        torch.cuda.empty_cache()
+    try:
+        ctypes.CDLL(None).malloc_trim(0)
+    except (OSError, AttributeError):  # without glibc
+        return
 
 
 def held(where: torch.device) -> int:

@@ -13,6 +13,8 @@ os.environ["HF_HUB_OFFLINE"] = "1"
 # asking for cards through the driver library instead of the runtime makes no context that a fork would break
 os.environ["PYTORCH_NVML_BASED_CUDA_CHECK"] = "1"
 os.environ["HF_HUB_DISABLE_TELEMETRY"] = "1"
+# the order in which the driver's own library counts the cards
+os.environ["CUDA_DEVICE_ORDER"] = "PCI_BUS_ID"
 
 import torch  # noqa: E402
 import transformers  # noqa: E402

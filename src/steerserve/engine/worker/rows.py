@@ -143,8 +143,9 @@ class Row:
 
     def failed(self, error: Exception, device: torch.device, rows: int) -> Refused:
         """A forward pass over `rows` rows that failed, as this row's typed refusal."""
-        if not isinstance(error, (torch.OutOfMemoryError, MemoryError)):
+        if not memory.is_exhausted(error):
             return self.refused("INTERNAL_ERROR", "the model's forward pass failed")
+        device = memory.exhausted(error, device)
         return self.refused(
             "INSUFFICIENT_MEMORY",
             f"{device} ran out of memory while generating",

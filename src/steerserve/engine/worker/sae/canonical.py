@@ -7,7 +7,8 @@ activation. Decoding: f @ W_dec + b_dec -> undo the normalisation. (Conventions 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -56,10 +57,25 @@ class Sae:
         held = [self.W_enc, self.b_enc, self.W_dec, self.b_dec, self.threshold, *gate]
         return sum(t.numel() * t.element_size() for t in held if t is not None)
 
+    def to(self, device: torch.device) -> Sae:
+        """The same on another device; itself where it is there already."""
+        if self.W_dec.device == device:
+            return self
+        moved: dict[str, Any] = {}
+        for field in fields(self):
+            value = getattr(self, field.name)
+            if isinstance(value, Gate):
+                value = Gate(*(t.to(device) for t in (value.b_gate, value.b_mag, value.r_mag)))
+            moved[field.name] = value.to(device) if isinstance(value, Tensor) else value
+        return Sae(**moved)
+
     def direction(self, values: Mapping[int, float]) -> Tensor:
         """The sum of value x decoder row as stored, in float32 [d_in]."""
-        index = torch.tensor(sorted(values), dtype=torch.long)
-        weights = torch.tensor([values[i] for i in index.tolist()], dtype=torch.float32)
+        device = self.W_dec.device
+        index = torch.tensor(sorted(values), dtype=torch.long, device=device)
+        weights = torch.tensor(
+            [values[i] for i in sorted(values)], dtype=torch.float32, device=device
+        )
         return weights @ self.W_dec[index].float()
 
     def encode(self, x: Tensor) -> Tensor:

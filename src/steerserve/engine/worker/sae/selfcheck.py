@@ -32,7 +32,7 @@ def run(model: Checkpoint, sae: Sae, site: Site) -> dict[str, float]:
     kept: list[Tensor] = []
 
     def keep(hidden: Tensor) -> None:
-        kept.append(hidden[0, 1:].detach().float().cpu())
+        kept.append(hidden[0, 1:].detach().float())
 
     ids = model.encode(TEXT, special=True)[: model.model_max_context]
     handle = site.hook(keep)

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
@@ -59,6 +60,11 @@ class Site:
     module: nn.Module
     path: str
     is_input: bool
+
+    @property
+    def device(self) -> torch.device:
+        """Where the module lies."""
+        return next(self.module.parameters()).device
 
     def hook(self, edit: Edit) -> RemovableHandle:
         """Hook the site: `edit` gets the hidden states [rows, T, hidden] and returns new ones, or None to leave

@@ -1,0 +1,121 @@
+"""The cards of this machine, read through the driver's own library (NVML): no context is made on any of them."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
+from typing import Any, TypeVar
+
+import pynvml
+
+from steerserve.rules.cards import Card, CardProcess, torch_indices
+
+Fact = TypeVar("Fact")
+HIDDEN = "the driver does not tell the memory of single processes"
+
+
+def read(
+    environ: Mapping[str, str] = os.environ, nvml: Any = pynvml
+) -> tuple[list[Card], str | None]:
+    """Every card, and why there is none or why some are missing; takes milliseconds to seconds and blocks.
+
+    Args:
+        environ: what the engine process is started with: it says which cards the tensor library sees.
+        nvml: the module `pynvml`, or one like it.
+    """
+    try:
+        nvml.nvmlInit()
+    except nvml.NVMLError as error:
+        return [], f"no card can be read: {error}"
+    try:
+        return _Reader(nvml).all(environ)
+    except nvml.NVMLError as error:
+        return [], f"no card can be read: {error}"
+    finally:
+        with suppress(nvml.NVMLError):
+            nvml.nvmlShutdown()
+
+
+def torch_version() -> str | None:
+    """Version of the installed tensor library, which is not imported for it; None without one."""
+    with suppress(PackageNotFoundError):
+        return version("torch")
+    return None
+
+
+@dataclass(frozen=True, slots=True)
+class _Reader:
+    nvml: Any
+
+    def all(self, environ: Mapping[str, str]) -> tuple[list[Card], str | None]:
+        uuids = [self._uuid(index) for index in range(self.nvml.nvmlDeviceGetCount())]
+        seen = torch_indices(uuids, environ)
+        cards, missing = [], []
+        for index, uuid in enumerate(uuids):
+            try:
+                cards.append(self._card(index, uuid, seen.get(uuid)))
+            except self.nvml.NVMLError as error:
+                missing.append(f"card {index} cannot be read: {error}")
+        if not cards and not missing:
+            return [], "the driver lists no card"
+        return cards, "; ".join(missing) or None
+
+    def _uuid(self, index: int) -> str:
+        """A lost card gets a name of its own, so that the others keep their places."""
+        try:
+            return str(self.nvml.nvmlDeviceGetUUID(self.nvml.nvmlDeviceGetHandleByIndex(index)))
+        except self.nvml.NVMLError:
+            return f"lost-{index}"
+
+    def _card(self, index: int, uuid: str, torch_index: int | None) -> Card:
+        handle = self.nvml.nvmlDeviceGetHandleByIndex(index)
+        held = self._memory(handle)
+        processes, reason = self._processes(handle)
+        usage = self._try(self.nvml.nvmlDeviceGetUtilizationRates, handle)
+        able = self._try(self.nvml.nvmlDeviceGetCudaComputeCapability, handle)
+        return Card(
+            smi_index=index,
+            uuid=uuid,
+            name=self.nvml.nvmlDeviceGetName(handle),
+            total_mb=held.total >> 20,
+            used_mb=held.used >> 20,
+            free_mb=held.free >> 20,
+            torch_index=torch_index,
+            processes=processes,
+            processes_reason=reason,
+            utilization=None if usage is None else usage.gpu,
+            temperature=self._try(
+                self.nvml.nvmlDeviceGetTemperature, handle, self.nvml.NVML_TEMPERATURE_GPU
+            ),
+            capability=None if able is None else (able[0], able[1]),
+        )
+
+    def _memory(self, handle: Any) -> Any:
+        """In bytes. The second form leaves what the driver keeps for itself out of `used`, as its own tool does."""
+        second = self._try(
+            self.nvml.nvmlDeviceGetMemoryInfo, handle, version=self.nvml.nvmlMemory_v2
+        )
+        return second or self.nvml.nvmlDeviceGetMemoryInfo(handle)
+
+    def _processes(self, handle: Any) -> tuple[tuple[CardProcess, ...] | None, str | None]:
+        try:
+            found = self.nvml.nvmlDeviceGetComputeRunningProcesses(handle)
+        except self.nvml.NVMLError as error:
+            return None, f"the driver does not list processes: {error}"
+        processes = tuple(
+            CardProcess(
+                process.pid, None if process.usedGpuMemory is None else process.usedGpuMemory >> 20
+            )
+            for process in found
+        )
+        return processes, HIDDEN if any(p.used_mb is None for p in processes) else None
+
+    def _try(self, ask: Callable[..., Fact], *args: Any, **named: Any) -> Fact | None:
+        """What the driver says; None where this card does not have it."""
+        try:
+            return ask(*args, **named)
+        except self.nvml.NVMLError:
+            return None

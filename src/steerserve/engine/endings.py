@@ -1,0 +1,24 @@
+"""How the end of an engine process is worded, whichever engine it is."""
+
+from __future__ import annotations
+
+from steerserve.errors import Refusal
+
+
+def reason(exit_code: int | None) -> str:
+    """Why a process is gone, as a clause."""
+    if exit_code is not None and exit_code < 0:
+        return f"the engine process was ended by signal {-exit_code}"
+    if not exit_code:
+        return "the engine process ended"
+    return f"the engine process ended with code {exit_code}"
+
+
+def gone(why: str) -> Refusal:
+    """What requests in flight are refused with."""
+    return Refusal("ENGINE_UNAVAILABLE", f"{why}; the model has to be loaded again")
+
+
+def gone_before(why: str) -> Refusal:
+    """What a request is refused with whose engine had ended before its turn came."""
+    return Refusal("MODEL_NOT_LOADED", f"{why} while the request waited")

@@ -1,0 +1,141 @@
+"""Who may use the llama.cpp server now: rows that write share a pool of KV cells, an embedding has the server to itself.
+
+First come, first served. The server would end every request when its pool runs out, and would let an embedding wait until
+nobody writes any more; here neither can happen, because nothing is sent that does not fit.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+
+
+@dataclass(slots=True, eq=False)
+class Place:
+    """One slot of the server. `tokens` is what its cache begins with, `held` what its row may come to fill."""
+
+    number: int
+    tokens: Sequence[int] = ()
+    held: int = 0
+    turn: int = 0
+
+
+@dataclass(slots=True, eq=False)
+class _Waiter:
+    tokens: Sequence[int]
+    need: int
+    admitted: asyncio.Future[Place | None] = field(
+        default_factory=lambda: asyncio.get_running_loop().create_future()
+    )
+
+    @property
+    def wants_all(self) -> bool:
+        return not self.need
+
+
+class Gate:
+    """`pool` tokens of cache, `places` rows at once."""
+
+    def __init__(self, pool: int, places: int) -> None:
+        self._pool = pool
+        self._free = [Place(number) for number in range(places)]
+        self._running = 0
+        self._held = 0
+        self._is_alone = False
+        self._turns = 0
+        self._waiting: deque[_Waiter] = deque()
+
+    @property
+    def is_idle(self) -> bool:
+        return not (self._running or self._is_alone or self._waiting)
+
+    @property
+    def held(self) -> int:
+        """Tokens that the running rows may come to fill."""
+        return self._held
+
+    async def enter(self, tokens: Sequence[int], need: int) -> Place:
+        """A place for a row with these prompt tokens that may fill `need` cells, until `leave`."""
+        place = await self._turn(_Waiter(tokens, need))
+        assert place is not None
+        return place
+
+    def leave(self, place: Place) -> None:
+        self._running -= 1
+        self._held -= place.held
+        self._turns += 1
+        place.held, place.turn = 0, self._turns
+        self._free.append(place)
+        self._admit()
+
+    @asynccontextmanager
+    async def alone(self) -> AsyncIterator[None]:
+        """The whole server; newcomers wait behind."""
+        await self._turn(_Waiter((), 0))
+        try:
+            yield
+        finally:
+            self._end_alone()
+
+    def _end_alone(self) -> None:
+        self._is_alone = False
+        self._admit()
+
+    async def _turn(self, waiter: _Waiter) -> Place | None:
+        self._waiting.append(waiter)
+        self._admit()
+        try:
+            return await waiter.admitted
+        except asyncio.CancelledError:
+            if waiter in self._waiting:
+                self._waiting.remove(waiter)
+                self._admit()
+            elif waiter.admitted.done() and not waiter.admitted.cancelled():
+                # its turn came in the moment it was cancelled
+                place = waiter.admitted.result()
+                self._end_alone() if place is None else self.leave(place)
+            raise
+
+    def _admit(self) -> None:
+        while self._waiting and self._fits(self._waiting[0]):
+            waiter = self._waiting.popleft()
+            if waiter.admitted.done():
+                continue
+            if waiter.wants_all:
+                self._is_alone = True
+                waiter.admitted.set_result(None)
+            else:
+                waiter.admitted.set_result(self._taken(waiter))
+
+    def _fits(self, waiter: _Waiter) -> bool:
+        if self._is_alone:
+            return False
+        if waiter.wants_all:
+            return not self._running
+        return bool(self._free) and self._held + waiter.need <= self._pool
+
+    def _taken(self, waiter: _Waiter) -> Place:
+        """The free place whose cache has most of the prompt already; among equals the one unused for longest."""
+        best = max(
+            self._free, key=lambda place: (_common(place.tokens, waiter.tokens), -place.turn)
+        )
+        self._free.remove(best)
+        best.held, best.tokens = waiter.need, waiter.tokens
+        self._running += 1
+        self._held += waiter.need
+        return best
+
+
+def _common(one: Sequence[int], other: Sequence[int]) -> int:
+    """How many tokens both begin with, by halving, because comparing slices is quick."""
+    low, high = 0, min(len(one), len(other))
+    while low < high:
+        middle = (low + high + 1) // 2
+        if one[low:middle] == other[low:middle]:
+            low = middle
+        else:
+            high = middle - 1
+    return low

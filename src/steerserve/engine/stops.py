@@ -1,0 +1,39 @@
+"""Stop strings in a text that comes in pieces."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+
+class StopStrings:
+    """Cuts a text at the first stop string, and holds back what may be the beginning of one."""
+
+    def __init__(self, stops: Sequence[str]) -> None:
+        self._stops = [stop for stop in stops if stop]
+        self._held = ""
+        self.is_stopped = False
+
+    def push(self, new: str) -> str:
+        """Text that is certain; sets `is_stopped` when a stop string was completed."""
+        self._held += new
+        found = [at for at in (self._held.find(stop) for stop in self._stops) if at >= 0]
+        if found:
+            self.is_stopped = True
+            text, self._held = self._held[: min(found)], ""
+            return text
+        cut = len(self._held) - self._beginning_of_a_stop()
+        text, self._held = self._held[:cut], self._held[cut:]
+        return text
+
+    def finish(self) -> str:
+        """What is still held when no text follows."""
+        text, self._held = self._held, ""
+        return text
+
+    def _beginning_of_a_stop(self) -> int:
+        """Length of the longest end of the held text that a stop string begins with."""
+        longest = max((len(stop) for stop in self._stops), default=1) - 1
+        for size in range(min(longest, len(self._held)), 0, -1):
+            if any(stop.startswith(self._held[-size:]) for stop in self._stops):
+                return size
+        return 0

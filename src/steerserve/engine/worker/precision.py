@@ -1,0 +1,113 @@
+"""Loading a checkpoint at a precision: what the rules choose on this machine, and what the library is told.
+
+8 and 4 bits are bitsandbytes', on cards and on hosts alike; it is imported only when it is needed.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import logging
+import os
+from typing import Any
+
+import torch
+from torch import nn
+from transformers import BitsAndBytesConfig
+from transformers.pytorch_utils import Conv1D
+
+from steerserve.errors import Refusal
+from steerserve.rules import precision
+from steerserve.rules.precision import Held, Machine, Scheme
+
+
+def held(quantization: str, config: Any, *, has_card: bool) -> Held:
+    """What a checkpoint of this configuration is held as.
+
+    Raises:
+        Refusal: UNSUPPORTED_QUANTIZATION.
+    """
+    text = config.get_text_config(decoder=True)
+    stored = getattr(text, "dtype", None) or config.dtype
+    quantized = precision.quantization_config(config.to_dict())
+    chosen = precision.choose(
+        quantization,
+        str(stored).removeprefix("torch.") if stored is not None else None,
+        quantized,
+        machine(has_card=has_card),
+    )
+    if chosen.name in ("int8", "nf4", "fp4"):
+        _silence()
+    return chosen
+
+
+def machine(*, has_card: bool) -> Machine:
+    cards = range(torch.cuda.device_count()) if has_card else range(0)
+    return Machine(
+        has_card=has_card,
+        capability=min((torch.cuda.get_device_capability(i) for i in cards), default=None),
+        packages=frozenset(p for p in precision.PACKAGES if importlib.util.find_spec(p)),
+    )
+
+
+def load_options(held: Held, kind: Any, config: Any, *, trust_remote_code: bool) -> dict[str, Any]:
+    """Arguments of `from_pretrained` beside the dtype.
+
+    Raises:
+        Refusal: UNSUPPORTED_QUANTIZATION when no module of the architecture can be quantized.
+    """
+    if held.scheme is Scheme.EXPANDED:
+        # threads that read ahead would fill the device with packed weights while they are being turned into plain ones
+        os.environ["HF_DEACTIVATE_ASYNC_LOAD"] = "1"
+    if not held.quantizes:
+        return {}
+    with torch.device("meta"):
+        left_plain = _left_plain(
+            kind.from_config(config, trust_remote_code=trust_remote_code), held
+        )
+    if held.scheme is Scheme.INT8:
+        chosen = BitsAndBytesConfig(load_in_8bit=True, llm_int8_skip_modules=left_plain)
+    else:
+        chosen = BitsAndBytesConfig(
+            load_in_4bit=True,
+            bnb_4bit_quant_type="nf4",
+            bnb_4bit_use_double_quant=True,
+            bnb_4bit_compute_dtype=getattr(torch, held.dtype),
+            llm_int8_skip_modules=left_plain,
+        )
+    return {"quantization_config": chosen}
+
+
+def _left_plain(model: nn.Module, held: Held) -> list[str]:
+    """Paths of the linear modules that are not quantized: those outside the layers, and those whose shape 4 bits do
+    not fit."""
+    found: list[str] = []
+    total = 0
+    for path, module in model.named_modules():
+        if type(module) is not nn.Linear and not isinstance(module, Conv1D):
+            continue
+        total += 1
+        rows, columns = module.weight.shape
+        if isinstance(module, Conv1D):
+            rows, columns = columns, rows
+        fits = held.scheme is Scheme.INT8 or precision.fits_blocks(rows, columns)
+        if not precision.is_in_layer(path) or not fits:
+            found.append(path)
+    if len(found) == total:
+        raise Refusal(
+            "UNSUPPORTED_QUANTIZATION",
+            f"no weight of {type(model).__name__} can be held as {held.name}; register the model as FP16",
+        )
+    return found
+
+
+def let_go_of_files(model: nn.Module) -> None:
+    """Copy what is still read from the checkpoint's files: one embedding would keep all of a file mapped, with the pages
+    of every weight that was quantized from it."""
+    for parameter in model.parameters():
+        if parameter.device.type == "cpu" and type(parameter) is nn.Parameter:
+            parameter.data = parameter.data.clone()
+
+
+def _silence() -> None:
+    """The library writes a line per layer and call when it computes in another dtype than float16."""
+    logging.getLogger("bitsandbytes").setLevel(logging.ERROR)

@@ -1,0 +1,67 @@
+"""The engine's end of the socket: whole frames in and out."""
+
+from __future__ import annotations
+
+import select
+import socket
+from collections.abc import Iterator
+
+import structlog
+
+from steerserve.engine import messages as m
+
+log = structlog.get_logger(__name__)
+
+
+class Wire:
+    """Frames over the socket. Sending blocks; receiving blocks only when asked to."""
+
+    def __init__(self, link: socket.socket) -> None:
+        self._link = link
+        self._buffer = bytearray()
+        self._woken, self._waker = socket.socketpair()
+        self.is_closed = False
+
+    def __enter__(self) -> Wire:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._woken.close()
+        self._waker.close()
+
+    def wake(self) -> None:
+        """End a wait of `receive`; from any thread."""
+        self._waker.send(b"!")
+
+    def receive(self, *, wait: bool, seconds: float | None = None) -> Iterator[m.Command]:
+        """Every whole command that is there; with `wait`, not before there is something, someone wakes it, or `seconds`
+        are over."""
+        while ready := select.select([self._link, self._woken], [], [], seconds if wait else 0)[0]:
+            wait = False
+            if self._woken in ready:
+                self._woken.recv(1 << 10)
+            if self._link not in ready:
+                continue
+            chunk = self._link.recv(1 << 16)
+            if not chunk:
+                self.is_closed = True
+                break
+            self._buffer += chunk
+        while len(self._buffer) >= m.LENGTH.size:
+            end = m.LENGTH.size + m.LENGTH.unpack_from(self._buffer)[0]
+            if len(self._buffer) < end:
+                break
+            body = bytes(self._buffer[m.LENGTH.size : end])
+            del self._buffer[:end]
+            yield m.decode_command(body)
+
+    def send(self, event: m.Event) -> None:
+        """Send an event; one that cannot be written, such as an integer beyond 64 bits, becomes a refusal."""
+        try:
+            frame = m.frame(event)
+        except (OverflowError, TypeError):
+            log.exception("event_not_sent", event_type=type(event).__name__)
+            if isinstance(event, m.Stepped):
+                raise
+            frame = m.frame(m.Refused(event.id, "INTERNAL_ERROR", "the engine failed"))
+        self._link.sendall(frame)
