@@ -5,7 +5,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: run serve test test-all contract check format bench demo-model docs clean
+.PHONY: run serve test test-all soak contract check format bench demo-model docs clean
 
 $(STAMP): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
@@ -19,10 +19,13 @@ serve: $(STAMP) ## serve with the settings of the environment
 	$(BIN)/python -m steerserve serve
 
 test: $(STAMP) ## the test suite
-	$(BIN)/python -m pytest -m 'not slow and not gpu'
+	$(BIN)/python -m pytest -m 'not slow and not gpu and not soak'
 
 test-all: $(STAMP) ## the test suite with its slow part
-	$(BIN)/python -m pytest -m 'not gpu'
+	$(BIN)/python -m pytest -m 'not gpu and not soak'
+
+soak: $(STAMP) ## minutes of stress; prints what was measured
+	$(BIN)/python -m pytest -m soak -rP tests/soak
 
 contract: $(STAMP) ## real clients in environments of their own; rewrites docs/clients.md (needs node and npm)
 	$(BIN)/python -m tests.contract.clients

@@ -11,7 +11,7 @@ import sys
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -59,10 +59,11 @@ class Process:
 
     def _read(self) -> None:
         assert self.process.stderr is not None
-        for line in self.process.stderr:
-            self.lines.append(line)
-            if "Application startup complete" in line:
-                self.started.set()
+        with suppress(ValueError):  # closed under it: a child still held the other end
+            for line in self.process.stderr:
+                self.lines.append(line)
+                if "Application startup complete" in line:
+                    self.started.set()
         self.started.set()
 
     def load_demo(self) -> int:
@@ -96,10 +97,12 @@ def serving(home: Path, **settings: Any) -> Iterator[Process]:
                 child.kill()
             served.process.kill()
         served.process.wait(10)
+        served._reader.join(
+            10
+        )  # it reads to the end of the pipe, which children hold open for a moment
         for pipe in (served.process.stdout, served.process.stderr):
             assert pipe is not None
             pipe.close()
-        served._reader.join(10)
 
 
 @pytest.mark.parametrize("sent", [signal.SIGTERM, signal.SIGINT])

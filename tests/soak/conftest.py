@@ -1,0 +1,28 @@
+"""Fixtures: two tiny models that answer the same prompt differently."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from transformers.utils import logging as transformers_logging
+
+from tests.engine import models
+from tests.engine.running import with_bos
+
+TEMPLATE = (
+    "{{ bos_token }}{% for m in messages %}[{{ m.role }}]{{ m.content }}{% endfor %}"
+    "{% if add_generation_prompt %}[assistant]{% endif %}"
+)
+
+
+@pytest.fixture(scope="session")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """Name -> checkpoint folder."""
+    transformers_logging.disable_progress_bar()
+    root = tmp_path_factory.mktemp("stressed")
+    variants = {"red": "llama", "blue": "qwen2"}
+    return {
+        name: with_bos(models.save(variant, root / name), TEMPLATE)
+        for name, variant in variants.items()
+    }
