@@ -16,9 +16,13 @@ from typing import Any, TypeVar
 
 from steerserve.control.attachments import Attachments
 from steerserve.control.bus import Bus, Event
+from steerserve.control.cards import Cards
 from steerserve.control.catalog import Registry
 from steerserve.control.conductor import Conductor
+from steerserve.control.downloads import HubModels
+from steerserve.control.gauges import Gauges
 from steerserve.control.generate import Generation
+from steerserve.control.metrics import Metrics
 from steerserve.control.profiles import Profiles
 from steerserve.control.queue import Queue
 from steerserve.control.resident import Resident
@@ -27,6 +31,8 @@ from steerserve.control.vitals import Vitals
 from steerserve.engine import messages as m
 from steerserve.engine.grammar import Checker
 from steerserve.errors import Refusal
+from steerserve.hub import client as hub_client
+from steerserve.rules.cards import Card
 from steerserve.rules.intent import Generate, Sampling
 from steerserve.rules.residency import Phase
 from steerserve.settings import Settings
@@ -113,6 +119,8 @@ class Engine:
     def __init__(self, launcher: Launcher) -> None:
         self._launcher = launcher
         self.applied: dict[str, int] = {}
+        self.pid: int | None = None
+        self.figures: dict[str, tuple[int, int]] = {}
         self.ended: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         self.loaded: dict[str, Any] | None = None
         self.attached: dict[str, tuple[str, int]] = {}
@@ -156,6 +164,10 @@ class Engine:
     async def steer(self, epoch: int, enabled: bool, values: dict[str, dict[int, float]]) -> None:
         await self._step("steer")
         self.steered = (epoch, enabled, values)
+
+    async def measure(self) -> dict[str, tuple[int, int]]:
+        await self._step("measure")
+        return self.figures
 
     async def generate(
         self, prompts: list[Any], n: int, sampling: m.Sampling, plan: m.Plan, **_: Any
@@ -210,6 +222,7 @@ class Launcher:
         self.engines: list[Engine] = []
         self.log: list[str] = []
         self.streams: asyncio.Queue[Stream] = asyncio.Queue()
+        self.failure: str | None = None
         self._gates: dict[str, Gate] = {}
         self._failures: dict[str, Exception] = {}
 
@@ -230,7 +243,7 @@ class Launcher:
         """Make the next `step` of any engine fail."""
         self._failures[step] = error
 
-    async def launch(self) -> Engine:
+    async def launch(self, engine: str = "checkpoint") -> Engine:
         await self.step("launch")
         self.engines.append(Engine(self))
         return self.engines[-1]
@@ -257,6 +270,36 @@ class Launcher:
 
 def _gone(reason: str) -> Refusal:
     return Refusal("ENGINE_UNAVAILABLE", f"{reason}; the model has to be loaded again")
+
+
+class Driver:
+    """What the cards' driver says; a machine without cards until a test says otherwise."""
+
+    def __init__(self) -> None:
+        self.cards: list[Card] = []
+        self.reason: str | None = "no driver"
+        self.readings = 0
+
+    def read(self) -> tuple[list[Card], str | None]:
+        self.readings += 1
+        return list(self.cards), self.reason
+
+
+class Hub:
+    """Circuit breakers in whatever state a test puts them."""
+
+    def __init__(self) -> None:
+        self.states: list[dict[str, Any]] = []
+
+    def breakers(self) -> list[dict[str, Any]]:
+        return [dict(state) for state in self.states]
+
+    def reset(self, name: str) -> dict[str, Any]:
+        for state in self.states:
+            if state["name"] == name:
+                state |= {"state": "closed", "is_open": False, "failure_count": 0}
+                return dict(state)
+        raise Refusal("BREAKER_NOT_FOUND", "no such breaker")
 
 
 # ---------------------------------------------------------------------- the world around it
@@ -294,7 +337,12 @@ class World:
     queue: Queue
     generation: Generation
     registry: Registry
+    metrics: Metrics
+    driver: Driver
+    hub: Hub
+    cards: Cards
     vitals: Vitals
+    gauges: Gauges
     events: list[Event] = field(default_factory=list)
     _tasks: list[asyncio.Task[Any]] = field(default_factory=list)
 
@@ -402,7 +450,9 @@ async def world(home: Path, *, now: Clock = utc_now, **changes: Any) -> AsyncIte
         settings.max_pending_requests,
         settings.queue_duration_window,
     )
-    checker = Checker()
+    checker, metrics, driver, hub = Checker(), Metrics(), Driver(), Hub()
+    cards = Cards(driver.read, torch_version="2.13.0")
+    bus.subscribe(metrics.took)
     generation = Generation(
         settings,
         catalog,
@@ -411,7 +461,9 @@ async def world(home: Path, *, now: Clock = utc_now, **changes: Any) -> AsyncIte
         Profiles(Documents(database)),
         checker,
         lambda: steering.live,
+        metrics,
     )
+    hub_models = HubModels(settings, catalog, hub_client.Hub(settings), bus)
     made = World(
         home,
         settings,
@@ -424,8 +476,22 @@ async def world(home: Path, *, now: Clock = utc_now, **changes: Any) -> AsyncIte
         steering,
         queue,
         generation,
-        Registry(catalog, conductor, launcher),
-        Vitals(settings, database, conductor, queue, generation),
+        Registry(catalog, conductor, launcher, hub_models),
+        metrics,
+        driver,
+        hub,
+        cards,
+        Vitals(
+            settings,
+            database,
+            conductor,
+            queue,
+            generation,
+            cards,
+            hub,
+            lambda: launcher.failure,
+        ),
+        Gauges(metrics, conductor, queue, cards, hub, lambda: steering.live),
     )
     bus.subscribe(made.events.append)
     try:

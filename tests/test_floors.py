@@ -14,6 +14,10 @@ FILES = sorted(path.relative_to(ROOT).as_posix() for path in ROOT.rglob("*.py"))
 LARGEST = 600
 
 ZERO = {"", "errors", "settings", "log"}
+ENGINE = {
+    "engine." + path.stem for path in (ROOT / "engine").glob("*.py") if path.stem != "__init__"
+}
+"""The other process as it is seen from here; never its inside, `engine.worker`."""
 # where a module stands (the longest prefix counts) -> what it may import; a prefix allows all below it
 FLOORS: dict[str, set[str]] = {
     "": set(),
@@ -23,16 +27,16 @@ FLOORS: dict[str, set[str]] = {
     "rules": {"errors", "rules"},
     "store": ZERO | {"rules", "store"},
     "hub": ZERO | {"rules", "hub"},
-    "engine": ZERO
-    | {"rules", "engine.messages", "engine.client", "engine.process", "engine.grammar"},
+    "engine": ZERO | {"rules"} | ENGINE,
     # the process configures its own log, so it may import `log` too
-    "engine.worker": {"errors", "log", "rules", "engine.messages", "engine.worker"},
-    "control": ZERO
-    | {"rules", "store", "hub", "engine.messages", "engine.client", "engine.grammar"},
+    "engine.worker": {"errors", "log", "rules", "engine.worker"}
+    | {"engine.messages", "engine.prompts", "engine.stops"},
+    "control": ZERO | {"rules", "store", "hub"} | ENGINE,
     "v1": ZERO | {"rules", "control", "v1"},
     "api": ZERO | {"rules", "control", "api"},
     "live": ZERO | {"rules", "control"},
     "webui": ZERO | {"rules", "control"},
+    "meter": {"control.metrics"},
     "guards": {"errors", "settings"},  # before every route: knows no domain
     "serve": {"settings"},  # names the application by a string
     "doctor": ZERO,
@@ -43,25 +47,38 @@ FLOORS: dict[str, set[str]] = {
         "rules",
         "store",
         "hub",
-        "engine.client",
-        "engine.grammar",
         "control",
         "v1",
         "api",
         "live",
         "guards",
+        "meter",
+        "webui",
     }
-    | {"webui"},
+    | ENGINE,
     "demo": {"demo"},  # the scripts that made the data
 }
-SHARED = {"bus", "queue", "conductor", "resident", "retry"}
+SHARED = {"bus", "queue", "conductor", "resident", "retry", "metrics", "breakers"}
 """Owners that every other owner may know."""
 SIBLINGS = {
     ("conductor", "leases"),  # the conductor's own rooms:
     ("conductor", "loading"),  # its state is here,
     ("conductor", "records"),  # but not all of its work
     ("vitals", "generate"),  # readiness says whether the service is closing
+    ("vitals", "cards"),  # health and the numbers
+    ("gauges", "cards"),  # are told of the cards
     ("generate", "profiles"),  # a request may name one
+    ("catalog", "downloads"),  # deleting a model cancels its download
+    ("preview", "downloads"),  # a preview offers what a download would choose,
+    ("preview", "fitting"),  # and what it would take
+    ("loading", "fitting"),
+    ("loading", "fitting_gguf"),
+    ("loading", "engines"),
+    ("fitting_gguf", "fitting"),
+    ("downloads", "fitting"),
+    ("catalog", "engines"),
+    ("conductor", "engines"),
+    ("resident", "engines"),
     ("demo", "attachments"),  # the demo plays the operator: it registers,
     ("demo", "catalog"),  # loads and attaches
 }

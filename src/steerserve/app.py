@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
@@ -15,7 +16,7 @@ from fastapi.exceptions import RequestValidationError
 from socketio import ASGIApp
 from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.routing import BaseRoute, Match, Route
 from starlette.types import ASGIApp as Application
@@ -32,18 +33,24 @@ from steerserve.api import steering as steering_routes
 from steerserve.control import demo, retry
 from steerserve.control.attachments import Attachments
 from steerserve.control.bus import Bus
+from steerserve.control.cards import Cards, torch_version
 from steerserve.control.catalog import Registry
 from steerserve.control.conductor import Conductor
+from steerserve.control.downloads import HubModels
+from steerserve.control.engines import Engines
+from steerserve.control.gauges import Gauges
 from steerserve.control.generate import Generation
+from steerserve.control.metrics import Metrics
 from steerserve.control.profiles import Profiles
 from steerserve.control.queue import Queue
 from steerserve.control.steering import Steering
 from steerserve.control.vitals import Vitals
-from steerserve.engine.client import Launcher
 from steerserve.engine.grammar import Checker
 from steerserve.errors import Refusal
 from steerserve.guards import Guards
+from steerserve.hub.client import Hub
 from steerserve.live import Live
+from steerserve.meter import Meter, is_counted
 from steerserve.settings import Settings
 from steerserve.store.catalog import Catalog
 from steerserve.store.db import Database
@@ -69,9 +76,15 @@ class Service:
 
     def __init__(self, settings: Settings | None = None) -> None:
         self.settings = settings or Settings()
+        # what was read is kept from every child process
+        os.environ.pop("HUB_TOKEN", None)
         log.configure(self.settings.log_level, self.settings.log_format)
         self.bus = Bus()
-        self.launcher = Launcher(self.settings.log_level, self.settings.log_format)
+        self.metrics = Metrics()
+        self.bus.subscribe(self.metrics.took)
+        self.cards = Cards(torch_version=torch_version())
+        self.hub = Hub(self.settings)
+        self.launcher = Engines(self.settings)
         self.database = Database(self.settings.database_url)
         self.catalog = Catalog(self.database)
         self.profiles = Profiles(Documents(self.database))
@@ -93,12 +106,29 @@ class Service:
             self.profiles,
             self.checker,
             lambda: self.steering.live,
+            self.metrics,
         )
-        self.registry = Registry(self.catalog, self.conductor, self.launcher)
+        self.hub_models = HubModels(self.settings, self.catalog, self.hub, self.bus)
+        self.registry = Registry(self.catalog, self.conductor, self.launcher, self.hub_models)
         self.vitals = Vitals(
-            self.settings, self.database, self.conductor, self.queue, self.generation
+            self.settings,
+            self.database,
+            self.conductor,
+            self.queue,
+            self.generation,
+            self.cards,
+            self.hub,
+            self.launcher.failure,
         )
-        self.live = Live(self.bus, self.settings)
+        self.gauges = Gauges(
+            self.metrics,
+            self.conductor,
+            self.queue,
+            self.cards,
+            self.hub,
+            lambda: self.steering.live,
+        )
+        self.live = Live(self.bus, self.settings, self.cards)
         self._known: list[BaseRoute] = []
         self.api = self._routes()
         self._app = self._guarded()
@@ -132,6 +162,7 @@ class Service:
             self.settings.ignored_fields_header_max_bytes,
             self.settings.enable_continuous_batching,
             lambda refusal: retry.seconds(self.settings, refusal, refusal.row.v1),
+            self.metrics,
         )
         for inference in (
             chat_routes.router(self.settings, door),
@@ -142,18 +173,19 @@ class Service:
             app.include_router(inference, responses=bodies.RESPONSES)
             self._known += inference.routes
         for management in (
-            model_routes.router(self.registry, self.conductor),
+            model_routes.router(self.registry, self.hub_models, self.conductor),
             lease_routes.router(self.registry, self.conductor),
             steering_routes.router(self.steering),
             sae_routes.router(self.registry, self.conductor, self.attachments, self.steering),
             profile_routes.router(self.profiles),
-            health_routes.router(self.vitals),
+            health_routes.router(self.vitals, self.gauges),
         ):
             app.include_router(management, responses=envelope.RESPONSES)
             self._known += management.routes
         app.add_exception_handler(Refusal, self._on_refusal)
         app.add_exception_handler(RequestValidationError, self._on_invalid)
         app.add_exception_handler(HTTPException, self._on_http)
+        app.add_exception_handler(ClientDisconnect, _on_client_gone)
         app.add_exception_handler(Exception, self._on_bug)
         return app
 
@@ -167,18 +199,22 @@ class Service:
                 allow_headers=["*"],
                 expose_headers=["*"],
             )
-        return Guards(inner, self.settings, self.answer)
+        return Meter(Guards(inner, self.settings, self.answer), self.metrics)
 
     @asynccontextmanager
     async def _lifespan(self, _: FastAPI) -> AsyncIterator[None]:
         await self.database.open()
+        # for the bodies that may not ask the driver themselves
+        self.cards.begin()
         starting = asyncio.create_task(self._start())
         try:
             yield
         finally:
+            self.live.system.close()
             starting.cancel()
             with suppress(asyncio.CancelledError):
                 await starting
+            await self.hub_models.close()
             await self.conductor.close()
             await self.checker.close()
             await self.database.close()
@@ -210,6 +246,8 @@ class Service:
     def answer(self, path: str, refusal: Refusal) -> Response:
         """A refusal as the door of the path answers it."""
         row = refusal.row
+        if is_counted(path):
+            self.metrics.failed(refusal.code)
         if path.startswith("/v1"):
             response = Response(render.error_bytes(refusal), row.v1, media_type="application/json")
             if row.final:
@@ -237,7 +275,8 @@ class Service:
 
     async def _on_http(self, request: Request, error: Exception) -> Response:
         assert isinstance(error, HTTPException)
-        code = _CODES.get(error.status_code, "VALIDATION_ERROR")
+        is_ours = error.status_code >= 500
+        code = "INTERNAL_ERROR" if is_ours else _CODES.get(error.status_code, "VALIDATION_ERROR")
         message = {
             "NOT_FOUND": f"no route {request.url.path!r}",
             "METHOD_NOT_ALLOWED": f"{request.method} is not allowed here",
@@ -245,6 +284,8 @@ class Service:
         }.get(code, str(error.detail))
         response = self.answer(request.url.path, Refusal(code, message))
         response.headers.update(error.headers or {})
+        if is_ours:
+            response.status_code = error.status_code
         if error.status_code == 405:
             response.headers["Allow"] = ", ".join(sorted(self._methods(request.scope)))
         return response
@@ -253,11 +294,17 @@ class Service:
         """What the path of a request may be asked with; the framework names its first route only."""
         routes = [route for route in self._known if isinstance(route, Route)]
         path = next((r.path for r in routes if r.matches(scope)[0] is not Match.NONE), None)
-        return {method for r in routes if r.path == path for method in r.methods or ()}
+        told = [r for r in routes if r.path == path and r.include_in_schema]
+        return {method for r in told for method in r.methods or ()}
 
     async def _on_bug(self, request: Request, _: Exception) -> Response:
         refusal = Refusal("INTERNAL_ERROR", "an error inside the service; its log says more")
         return self.answer(request.url.path, refusal)
+
+
+async def _on_client_gone(_: Request, __: Exception) -> Response:
+    """A client that leaves while it sends its body is answered with nothing that it could read."""
+    return Response(status_code=499)
 
 
 def _announce(ready: demo.Ready, settings: Settings) -> None:

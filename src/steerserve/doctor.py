@@ -81,13 +81,15 @@ def disk(home: Path) -> str:
 
 
 def engines() -> str:
-    found = []
-    for package in ("torch", "transformers"):
-        try:
-            found.append(f"{package} {version(package)}")
-        except PackageNotFoundError:
-            found.append(f"{package} is missing")
-    return f"checkpoints through {', '.join(found)}"
+    checkpoints = ", ".join(map(_installed, ("torch", "transformers", "bitsandbytes")))
+    return f"checkpoints through {checkpoints}; GGUF through {_installed('xllamacpp')}"
+
+
+def _installed(package: str) -> str:
+    try:
+        return f"{package} {version(package)}"
+    except PackageNotFoundError:
+        return f"{package} (missing)"
 
 
 def hub(endpoint: str) -> str:

@@ -84,7 +84,7 @@ class Guards:
                 if scope["path"].startswith("/v1"):
                     headers.setdefault("X-Service-Backend", "serial")
                     headers["X-Service-Batch"] = "extra_messages"
-                if message["status"] == 503 and "retry-after" not in headers:
+                if message["status"] == 503 and not _is_time(headers.get("retry-after", "")):
                     log.warning("retry_after_defaulted", path=scope["path"])
                     headers["Retry-After"] = str(self._settings.retry_after_fallback_s)
             await send(message)
@@ -110,6 +110,11 @@ class _Limited:
 
 def _too_large(limit: int) -> Refusal:
     return Refusal("PAYLOAD_TOO_LARGE", f"the body is larger than {limit} bytes", limit_bytes=limit)
+
+
+def _is_time(text: str) -> bool:
+    """Whether a Retry-After is whole seconds, at least one."""
+    return text.isascii() and text.isdigit() and int(text[:20]) >= 1
 
 
 def _name(host: str) -> str:

@@ -7,13 +7,25 @@ from __future__ import annotations
 
 import asyncio
 import re
+import time
+from collections.abc import Callable
 from typing import Any
 
 import socketio
+import structlog
 
 from steerserve.control import bus as events
+from steerserve.control import cards as card_reading
 from steerserve.control.bus import Bus
+from steerserve.control.cards import Cards
+from steerserve.rules import throttle
 from steerserve.settings import Settings
+
+log = structlog.get_logger(__name__)
+
+SYSTEM = "system:metrics"
+SYSTEM_SECONDS = 2.0
+"""Between two reports of the cards."""
 
 
 def payload(event: events.Event) -> tuple[str, dict[str, Any]]:
@@ -72,21 +84,100 @@ def with_twins(body: dict[str, Any]) -> dict[str, Any]:
     }
 
 
+class Throttle:
+    """Drops progress reports that come too fast; the first and the last of each work always pass."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._passed: dict[tuple[str, int], float] = {}
+
+    def passes(self, event: events.Event) -> bool:
+        match event:
+            case events.DownloadProgress():
+                return self._may_pass(("download", event.model_id), event.progress)
+            case events.LoadProgress():
+                return self._may_pass(("load", event.model_id), event.progress)
+            case events.DownloadComplete() | events.DownloadError():
+                self._passed.pop(("download", event.model_id), None)
+            case events.LoadComplete() | events.LoadError():
+                self._passed.pop(("load", event.model_id), None)
+        return True
+
+    def _may_pass(self, work: tuple[str, int], percent: float) -> bool:
+        now = self._clock()
+        passes = throttle.may_pass(self._passed.get(work), now, is_final=percent >= 100)
+        if passes:
+            self._passed[work] = now
+        return passes
+
+
+class System:
+    """Sends the cards' numbers to whoever joins: at once, then every `seconds` while somebody is there."""
+
+    def __init__(
+        self, server: socketio.AsyncServer, cards: Cards, seconds: float = SYSTEM_SECONDS
+    ) -> None:
+        self._server = server
+        self._cards = cards
+        self.seconds = seconds
+        self._joined: set[str] = set()
+        self._sending: asyncio.Task[None] | None = None
+
+    async def join(self, sid: str, _data: Any = None) -> None:
+        if not self._server.manager.is_connected(sid, "/"):
+            return  # it left before its turn came
+        self._joined.add(sid)
+        if self._sending is None:
+            self._sending = asyncio.create_task(self._send_on(), name="system-metrics")
+        await self._send([sid])
+
+    async def leave(self, sid: str, *_: Any) -> None:
+        self._joined.discard(sid)
+        if not self._joined:
+            self.close()
+
+    def close(self) -> None:
+        """Send no more."""
+        if self._sending is not None:
+            self._sending.cancel()
+            self._sending = None
+
+    async def _send_on(self) -> None:
+        while True:
+            await asyncio.sleep(self.seconds)
+            try:
+                await self._send(list(self._joined))
+            except Exception:
+                # fire and forget: the next report may go through
+                log.exception("system_metrics_failed")
+
+    async def _send(self, sids: list[str]) -> None:
+        body = card_reading.metrics(await self._cards.reading(self.seconds / 2))
+        for sid in sids:
+            await self._server.emit(SYSTEM, body, to=sid)
+
+
 class Live:
     """Owner of the Socket.IO server. Emission is fire and forget; clients resync over REST."""
 
-    def __init__(self, bus: Bus, settings: Settings) -> None:
+    def __init__(self, bus: Bus, settings: Settings, cards: Cards) -> None:
         allowed = settings.cors_origins
         origins: Any = "*" if "*" in allowed else allowed or None
         self.server = socketio.AsyncServer(
             async_mode="asgi", cors_allowed_origins=origins, max_http_buffer_size=100_000
         )
         self._emitting: set[asyncio.Task[None]] = set()
+        self.system = System(self.server, cards)
+        self._throttle = Throttle()
         self.server.on("monitoring:join", _joined)
-        self.server.on("system:join", _joined)
+        self.server.on("system:join", self.system.join)
+        self.server.on("system:leave", self.system.leave)
+        self.server.on("disconnect", self.system.leave)
         bus.subscribe(self._emit)
 
     def _emit(self, event: events.Event) -> None:
+        if not self._throttle.passes(event):
+            return
         name, body = payload(event)
         task = asyncio.create_task(self.server.emit(name, with_twins(body)))
         self._emitting.add(task)
@@ -94,4 +185,4 @@ class Live:
 
 
 async def _joined(_sid: str, _data: Any = None) -> None:
-    """Every event is sent to everyone, so joining needs nothing more."""
+    """Activations are sent to everyone, so joining needs nothing more."""

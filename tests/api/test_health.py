@@ -2,9 +2,16 @@
 
 from __future__ import annotations
 
+import json
 import threading
+from datetime import datetime, timedelta
+from pathlib import Path
+from typing import Any
 
-from steerserve import __version__
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from steerserve import __version__, demo
 from tests.conftest import Start
 from tests.service import Running, add_demo
 
@@ -85,3 +92,97 @@ def test_a_wrong_method_is_told_every_right_one(shared: Running) -> None:
     assert answer.status_code == 405
     assert answer.headers["allow"] == "GET, POST"
     assert shared.http.put("/v1/models").headers["allow"] == "GET"
+
+
+def test_the_cards_are_listed_or_the_reason_is_given(shared: Running) -> None:
+    body = shared.data("GET", "/api/health/gpus")
+    assert set(body) == {"read_at", "reason", "cards"}
+    assert bool(body["cards"]) != (body["reason"] is not None)
+    assert datetime.fromisoformat(body["read_at"]).utcoffset() == timedelta(0)
+
+
+def test_the_detailed_body_has_every_block(shared: Running) -> None:
+    body = shared.data("GET", "/api/health/detailed")
+    expected = (
+        "status version timestamp uptime_seconds components circuit_breakers model_loaded model_name "
+        "model_placement sae_attached sae_id sae_count sae_ids inference active_profile lease errors"
+    )
+    assert set(body) == set(expected.split())
+    assert body["errors"] == {}
+    assert body["model_name"] == demo.MODEL_NAME
+    assert {part["name"] for part in body["components"]} == {"database", "engine", "gpu", "hub"}
+    assert {part["status"] for part in body["components"]} == {"healthy"}
+
+
+def test_the_metrics_grow_with_the_requests(steered: Running) -> None:
+    before = steered.data("GET", "/api/health/metrics")
+    steered.complete("One day", max_tokens=3)
+    after = steered.data("GET", "/api/health/metrics")
+    assert after["total_requests"] > before["total_requests"]
+    assert after["completion_tokens"] > before["completion_tokens"]
+    assert after["latency_ms"]["p50"] > 0
+    assert after["time_to_first_token_ms"]["p99"] >= after["time_to_first_token_ms"]["p50"] > 0
+    assert (after["model_name"], after["sae_attached"]) == (demo.MODEL_NAME, True)
+    assert after["uptime_seconds"] > before["uptime_seconds"]
+
+
+def test_the_text_is_what_a_scraper_reads(shared: Running) -> None:
+    shared.complete("One day", max_tokens=3)
+    answer = shared.http.get("/api/health/metrics/prometheus")
+    assert answer.headers["content-type"] == "text/plain; version=0.0.4; charset=utf-8"
+    families = {f.name: f for f in text_string_to_metric_families(answer.text)}
+    assert families["steerserve_completion_tokens"].type == "counter"
+    assert families["steerserve_time_to_first_token_seconds"].type == "histogram"
+    memory = families["steerserve_process_resident_memory_bytes"].samples
+    assert {sample.labels["process"] for sample in memory} == {"control", "engine"}
+    assert demo.MODEL_NAME not in answer.text
+
+
+def test_breakers_are_listed_and_reset_by_name(shared: Running) -> None:
+    listed = shared.data("GET", "/api/health/circuits")
+    for state in listed:
+        assert {"name", "state", "failure_count", "is_open"} <= set(state)
+        assert shared.data("POST", f"/api/health/circuits/{state['name']}/reset") == state
+    status, code, _ = shared.error("POST", "/api/health/circuits/nobody/reset")
+    assert (status, code) == (404, "BREAKER_NOT_FOUND")
+
+
+def test_the_backend_is_described(shared: Running) -> None:
+    body = shared.data("GET", "/api/health/inference")
+    assert body["backend"] == "serial"
+    assert body["queue"] == {"max_concurrent": 8, "max_pending": 64, "current_pending": 0}
+
+
+PAGE = Path(__file__).parent.parent.parent / "docs" / "health.md"
+SECTIONS = PAGE.read_text(encoding="utf-8").split("\n## ")
+SHOWN = {
+    section.split("`")[1].split()[1]: json.loads(
+        section.partition("```json")[2].partition("```")[0]
+    )
+    for section in SECTIONS
+    if "```json" in section
+}
+
+
+def test_the_page_shows_every_route_that_answers_json(shared: Running) -> None:
+    described = shared.service.api.openapi()["paths"]
+    mine = {path for path in described if path.startswith("/api/health")}
+    assert set(SHOWN) == mine - {"/api/health/metrics/prometheus"}
+
+
+@pytest.mark.parametrize("route", SHOWN)
+def test_the_page_shows_the_fields_that_are_answered(shared: Running, route: str) -> None:
+    is_reset = route.endswith("/reset")
+    path = route.replace("{name}", "huggingface")
+    answered = shared.data("POST" if is_reset else "GET", path)
+    assert fields(answered) == fields(SHOWN[route])
+
+
+def fields(body: Any) -> Any:
+    """The names in a body: of an object, and of the objects in it; devices are those of the machine."""
+    if isinstance(body, list):
+        return [fields(body[0])] if body and isinstance(body[0], dict) else []
+    return {
+        name: fields(part) if isinstance(part, dict) and name != "memory_by_device_mb" else None
+        for name, part in body.items()
+    }

@@ -267,3 +267,21 @@ async def test_events_tell_a_load_and_an_unload(start: Start) -> None:
     assert complete["memoryUsedMb"] > 0
     percents = [body["progress"] for name, body in seen if name == "model:load:progress"]
     assert percents == sorted(percents)
+
+
+@pytest.mark.parametrize("written", ["1%0A", "%201", "+1", "1.0", "01", "1_0", "١"])
+def test_an_id_is_written_in_one_way_only(shared: Running, written: str) -> None:
+    for method, path in (("GET", ""), ("POST", "/unload"), ("GET", "/lease")):
+        status, code, _ = shared.error(method, f"/api/models/{written}{path}")
+        assert (status, code) == (422, "VALIDATION_ERROR")
+
+
+def test_an_id_beyond_any_row_is_not_found(shared: Running) -> None:
+    for written in ("0", "-1", "99999999999999999"):
+        status, code, _ = shared.error("GET", f"/api/models/{written}")
+        assert (status, code) == (404, "MODEL_NOT_FOUND")
+
+
+def test_a_name_does_not_end_in_a_blank(shared: Running) -> None:
+    body = {"source": "local", "local_path": str(demo.MODEL_DIR), "custom_name": "red "}
+    assert shared.error("POST", "/api/models", body)[:2] == (422, "VALIDATION_ERROR")

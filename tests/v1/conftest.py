@@ -68,7 +68,7 @@ class Zoo:
         self.register(name)
 
     def register(self, name: str) -> None:
-        quantization = "Q4" if name == "quarter" else "FP16"
+        quantization = "Q2" if name == "quarter" else "FP16"
         folder = self.folders[name]
         self.ids[name] = add_model(self.live, folder, name, quantization=quantization)
 

@@ -2,15 +2,33 @@
 
 from __future__ import annotations
 
-from typing import Any
+import re
+from typing import Annotated, Any
 
 import msgspec
-from pydantic import BaseModel, ConfigDict
+from fastapi import Path
+from pydantic import BaseModel, BeforeValidator, ConfigDict
 from starlette.responses import Response
 
 from steerserve.errors import Refusal
 
 _encode = msgspec.json.Encoder().encode
+
+
+_DIGITS = re.compile(r"-?[0-9]{1,64}", re.ASCII)
+
+
+def _plain(value: Any) -> Any:
+    """Raises:
+    ValueError: for what only a lenient reader takes as a number: blanks, signs, underscores, a fraction.
+    """
+    if isinstance(value, str) and not (_DIGITS.fullmatch(value) and str(int(value)) == value):
+        raise ValueError("a whole number in plain digits")
+    return value
+
+
+RowId = Annotated[int, BeforeValidator(_plain), Path()]
+"""The id of a row in a path, written in one way only."""
 
 
 class RequestBody(BaseModel):

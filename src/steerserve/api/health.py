@@ -1,4 +1,4 @@
-"""/api/health: liveness, readiness, the components and the queue."""
+"""/api/health: liveness, readiness, the components, the cards, the metrics, the circuit breakers."""
 
 from __future__ import annotations
 
@@ -7,11 +7,12 @@ from starlette.responses import Response
 
 from steerserve import __version__
 from steerserve.api.envelope import Envelope, success
+from steerserve.control.gauges import CONTENT_TYPE, Gauges
 from steerserve.control.vitals import Vitals
 from steerserve.errors import Refusal
 
 
-def router(vitals: Vitals) -> APIRouter:
+def router(vitals: Vitals, gauges: Gauges) -> APIRouter:
     routes = APIRouter(prefix="/api/health", tags=["health"])
 
     @routes.get("", response_model=Envelope)
@@ -29,9 +30,33 @@ def router(vitals: Vitals) -> APIRouter:
     async def detailed() -> Response:
         return success(await vitals.detailed())
 
+    @routes.get("/gpus", response_model=Envelope)
+    async def gpus() -> Response:
+        return success(await vitals.gpus())
+
     @routes.get("/inference", response_model=Envelope)
     async def inference() -> Response:
         return success(vitals.backend())
+
+    @routes.get("/metrics", response_model=Envelope)
+    async def metrics() -> Response:
+        return success(await gauges.body())
+
+    @routes.get(
+        "/metrics/prometheus",
+        response_class=Response,
+        responses={200: {"content": {"text/plain": {"schema": {"type": "string"}}}}},
+    )
+    async def prometheus() -> Response:
+        return Response(await gauges.text(), headers={"content-type": CONTENT_TYPE})
+
+    @routes.get("/circuits", response_model=Envelope)
+    async def circuits() -> Response:
+        return success(vitals.breakers())
+
+    @routes.post("/circuits/{name}/reset", response_model=Envelope)
+    async def reset(name: str) -> Response:
+        return success(vitals.reset(name))
 
     @routes.get("/version", response_model=Envelope)
     async def version() -> Response:

@@ -11,7 +11,7 @@ from fastapi import APIRouter, Body, Header
 from pydantic import WithJsonSchema
 from starlette.responses import Response
 
-from steerserve.api.envelope import Envelope, success
+from steerserve.api.envelope import Envelope, RowId, success
 from steerserve.control.catalog import Registry
 from steerserve.control.conductor import Conductor
 from steerserve.rules import lease as rules
@@ -46,7 +46,7 @@ def router(registry: Registry, conductor: Conductor) -> APIRouter:
     leases = conductor.leases
 
     @routes.post("", response_model=Envelope, status_code=201)
-    async def grant_lease(model_id: int, body: GrantBody = None) -> Response:
+    async def grant_lease(model_id: RowId, body: GrantBody = None) -> Response:
         terms = rules.terms(body, leases.limits)
         granted = conductor.lease(await registry.model(model_id), terms)
         told = rules.status(granted.lease, granted.lease.acquired_at)
@@ -55,7 +55,7 @@ def router(registry: Registry, conductor: Conductor) -> APIRouter:
         return response
 
     @routes.get("", response_model=Envelope)
-    async def get_lease(model_id: int) -> Response:
+    async def get_lease(model_id: RowId) -> Response:
         await registry.model(model_id)
         return success(
             {"lease": leases.status(model_id), "last_ended": leases.last_ended(model_id)}
@@ -63,14 +63,14 @@ def router(registry: Registry, conductor: Conductor) -> APIRouter:
 
     @routes.post("/renew", response_model=Envelope)
     async def renew_lease(
-        model_id: int, body: RenewBody = None, lease: LeaseHeader = None
+        model_id: RowId, body: RenewBody = None, lease: LeaseHeader = None
     ) -> Response:
         lease_id = rules.required_id(lease)
         renewed = leases.renew(model_id, lease_id, rules.renewal(body, leases.limits))
         return success(rules.status(renewed, leases.now()))
 
     @routes.delete("", response_model=Envelope)
-    async def release_lease(model_id: int, lease: LeaseHeader = None) -> Response:
+    async def release_lease(model_id: RowId, lease: LeaseHeader = None) -> Response:
         return success(rules.ended_status(leases.release(model_id, rules.required_id(lease))))
 
     return routes

@@ -6,31 +6,63 @@ import asyncio
 from dataclasses import replace
 from typing import Annotated, Any, Literal
 
-from fastapi import APIRouter, Query
-from pydantic import Field
+from fastapi import APIRouter, HTTPException, Query
+from pydantic import AliasChoices, Field, SecretStr
 from starlette.responses import Response
 
-from steerserve.api.envelope import Envelope, RequestBody, success
+from steerserve.api.envelope import Envelope, RequestBody, RowId, success
 from steerserve.api.leases import LeaseHeader
+from steerserve.control import preview
 from steerserve.control.catalog import Registry
 from steerserve.control.conductor import Conductor
+from steerserve.control.downloads import HubModels, Progress, Wanted
 from steerserve.control.resident import Resident
 from steerserve.control.vitals import iso
 from steerserve.errors import Refusal
+from steerserve.rules import placement
 from steerserve.rules.naming import parameters_label
 
 
-class NewModel(RequestBody):
-    """A model to register. `source` local registers the folder `local_path` in place."""
+class HubBody(RequestBody):
+    """A repository of the model hub. The token is sent to the hub and dropped."""
+
+    revision: Annotated[str, Field(min_length=1, max_length=100)] | None = None
+    hub_token: SecretStr | None = Field(
+        default=None, validation_alias=AliasChoices("hub_token", "hf_token")
+    )
+
+    @property
+    def token(self) -> str | None:
+        return self.hub_token.get_secret_value() or None if self.hub_token else None
+
+
+class PreviewBody(HubBody):
+    """A repository to look at."""
+
+    repo_id: Annotated[str, Field(min_length=1, max_length=255)]
+
+
+class NewModel(HubBody):
+    """A model to register. `source` huggingface downloads `repo_id`, local registers `local_path` in place."""
 
     source: Literal["huggingface", "local"]
+    repo_id: Annotated[str, Field(min_length=1, max_length=255)] | None = None
     local_path: Annotated[str, Field(min_length=1, max_length=500)] | None = None
     quantization: Literal["FP16", "Q8", "Q4", "Q2"] = "FP16"
     trust_remote_code: bool = False
+    gguf_label: Annotated[str, Field(min_length=1, max_length=64)] | None = None
     custom_name: Annotated[str, Field(min_length=1, max_length=100)] | None = None
 
 
-def record(row: Any, resident: Resident | None, lease: dict[str, Any] | None) -> dict[str, Any]:
+class LoadBody(RequestBody):
+    """Where to load: a card's index or UUID, `auto` (the default), or `all` to spread over every card."""
+
+    gpu: int | str | None = None
+
+
+def record(
+    row: Any, resident: Resident | None, lease: dict[str, Any] | None, progress: Progress | None
+) -> dict[str, Any]:
     """A model record: what is stored, and for the resident model what is live; `lease` is what a read tells of it."""
     live = resident if resident is not None and resident.row.id == row.id else None
     facts = live.facts if live else None
@@ -42,6 +74,8 @@ def record(row: Any, resident: Resident | None, lease: dict[str, Any] | None) ->
         "revision": row.revision,
         "local_path": row.local_path,
         "quantization": row.quantization,
+        "gguf_label": row.gguf_label,
+        "engine": row.engine,
         "params": parameters_label(row.num_parameters),
         "architecture": row.architecture,
         "disk_size_mb": row.disk_size_mb,
@@ -56,7 +90,11 @@ def record(row: Any, resident: Resident | None, lease: dict[str, Any] | None) ->
         "trust_remote_code": row.trust_remote_code,
         "error_message": row.error_message,
         "num_parameters": row.num_parameters,
+        "download_progress": int(progress.percent) if progress else None,
         "memory_footprint": facts.memory_mb << 20 if facts else None,
+        "gpu_indices": live.placement["gpu_indices"] if live and live.placement else [],
+        "memory_by_device_mb": facts.memory_by_device_mb if facts else {},
+        "placement": live.placement if live else None,
         "context_length": facts.context_length if facts else None,
         "kv_cache_tokens": facts.kv_tokens if facts else None,
         "kv_cache_mb": facts.kv_tokens * facts.kv_bytes_per_token >> 20 if facts else None,
@@ -65,11 +103,12 @@ def record(row: Any, resident: Resident | None, lease: dict[str, Any] | None) ->
     }
 
 
-def router(registry: Registry, conductor: Conductor) -> APIRouter:
+def router(registry: Registry, hub: HubModels, conductor: Conductor) -> APIRouter:
     routes = APIRouter(prefix="/api/models", tags=["models"])
 
     def told(row: Any) -> dict[str, Any]:
-        return record(row, conductor.resident, conductor.leases.status(row.id))
+        lease = conductor.leases.status(row.id)
+        return record(row, conductor.resident, lease, hub.progress(row.id))
 
     @routes.get("", response_model=Envelope)
     async def list_models() -> Response:
@@ -80,32 +119,59 @@ def router(registry: Registry, conductor: Conductor) -> APIRouter:
 
     @routes.post("", response_model=Envelope, status_code=202)
     async def add_model(body: NewModel) -> Response:
-        if body.source != "local":
-            raise _invalid("source", "this version registers models from local folders only")
-        if body.local_path is None:
-            raise _invalid("local_path", "required when source is local")
-        row = await registry.add_model(
-            body.local_path,
-            quantization=body.quantization,
-            custom_name=body.custom_name,
-            trust_remote_code=body.trust_remote_code,
-        )
+        if body.source == "huggingface":
+            row = await hub.add(
+                Wanted(
+                    repo_id=_given("repo_id", body.repo_id, body.source),
+                    revision=body.revision,
+                    precision=body.quantization,
+                    gguf_label=body.gguf_label,
+                    custom_name=body.custom_name,
+                    trust_remote_code=body.trust_remote_code,
+                    token=body.token,
+                )
+            )
+        else:
+            row = await registry.add_model(
+                _given("local_path", body.local_path, body.source),
+                quantization=body.quantization,
+                custom_name=body.custom_name,
+                trust_remote_code=body.trust_remote_code,
+                gguf_label=body.gguf_label,
+            )
         return success(told(row), 202)
 
+    @routes.post("/preview", response_model=Envelope)
+    async def preview_model(body: PreviewBody) -> Response:
+        return success(preview.of(await hub.describe(body.repo_id, body.revision, body.token)))
+
+    @routes.api_route("/preview", methods=["GET", "DELETE"], include_in_schema=False)
+    async def preview_is_posted() -> Response:
+        # else the word would be read as an id
+        raise HTTPException(405)
+
     @routes.get("/{model_id}", response_model=Envelope)
-    async def get_model(model_id: int) -> Response:
+    async def get_model(model_id: RowId) -> Response:
         return success(told(await registry.model(model_id)))
 
     @routes.delete("/{model_id}", response_model=Envelope)
-    async def delete_model(model_id: int) -> Response:
+    async def delete_model(model_id: RowId) -> Response:
         row = await registry.remove_model(model_id)
         return success({"id": row.id, "name": row.name, "deleted": True})
 
+    @routes.post("/{model_id}/cancel", response_model=Envelope)
+    async def cancel_download(model_id: RowId) -> Response:
+        return success(told(await hub.cancel(await registry.model(model_id))))
+
     @routes.post("/{model_id}/load", response_model=Envelope, status_code=202)
     async def load_model(
-        model_id: int, wait: Annotated[bool, Query()] = False, lease: LeaseHeader = None
+        model_id: RowId,
+        body: LoadBody | None = None,
+        wait: Annotated[bool, Query()] = False,
+        lease: LeaseHeader = None,
     ) -> Response:
-        resident = await conductor.load(await registry.model(model_id), lease)
+        gpu = placement.parse(body.gpu if body else None)
+        resident = await conductor.load(await registry.model(model_id), lease, gpu)
         if wait:
             await asyncio.shield(resident.ready)
             return success(told(await registry.model(model_id)))
@@ -113,19 +179,19 @@ def router(registry: Registry, conductor: Conductor) -> APIRouter:
         return success(told(row), 202)
 
     @routes.post("/{model_id}/unload", response_model=Envelope)
-    async def unload_model(model_id: int, lease: LeaseHeader = None) -> Response:
+    async def unload_model(model_id: RowId, lease: LeaseHeader = None) -> Response:
         await registry.model(model_id)
         await conductor.unload(model_id, lease)
         return success(told(await registry.model(model_id)))
 
     @routes.post("/{model_id}/lock", response_model=Envelope)
-    async def lock_model(model_id: int) -> Response:
+    async def lock_model(model_id: RowId) -> Response:
         row = await registry.model(model_id)
         conductor.lock(model_id)
         return success(told(row))
 
     @routes.post("/{model_id}/unlock", response_model=Envelope)
-    async def unlock_model(model_id: int) -> Response:
+    async def unlock_model(model_id: RowId) -> Response:
         row = await registry.model(model_id)
         conductor.unlock(model_id)
         return success(told(row))
@@ -133,7 +199,12 @@ def router(registry: Registry, conductor: Conductor) -> APIRouter:
     return routes
 
 
-def _invalid(param: str, why: str) -> Refusal:
-    return Refusal(
-        "VALIDATION_ERROR", f"{param}: {why}", errors=[{"loc": ["body", param], "msg": why}]
-    )
+def _given(param: str, value: str | None, source: str) -> str:
+    """Raises:
+    Refusal: VALIDATION_ERROR naming the field that this source needs.
+    """
+    if value is None:
+        why = f"required when source is {source}"
+        errors = [{"loc": ["body", param], "msg": why}]
+        raise Refusal("VALIDATION_ERROR", f"{param}: {why}", param=param, errors=errors)
+    return value

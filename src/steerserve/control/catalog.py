@@ -4,16 +4,21 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 from sqlalchemy.exc import IntegrityError
 
 from steerserve.control.conductor import Conductor
-from steerserve.engine.client import Launcher
+from steerserve.control.downloads import HubModels, checkpoint_values, gguf_values
+from steerserve.control.engines import Engines
 from steerserve.engine.messages import Claims
 from steerserve.errors import Refusal
+from steerserve.hub import gguf as gguf_files
 from steerserve.hub import local
-from steerserve.rules import model_status, naming
+from steerserve.rules import gguf, model_status, naming
+from steerserve.rules.model_status import AFTER, Event
 from steerserve.store.catalog import Catalog, ModelRow, SaeRow
 
 MIB = 1 << 20
@@ -22,10 +27,17 @@ MIB = 1 << 20
 class Registry:
     """Brings checkpoints on this machine into the catalog, and takes them out."""
 
-    def __init__(self, catalog: Catalog, conductor: Conductor, launcher: Launcher) -> None:
+    def __init__(
+        self,
+        catalog: Catalog,
+        conductor: Conductor,
+        launcher: Engines,
+        hub_models: HubModels,
+    ) -> None:
         self._catalog = catalog
         self._conductor = conductor
         self._launcher = launcher
+        self._hub_models = hub_models
         self._registering = asyncio.Lock()
 
     async def models(self) -> list[ModelRow]:
@@ -53,42 +65,46 @@ class Registry:
         quantization: str,
         custom_name: str | None,
         trust_remote_code: bool,
+        gguf_label: str | None = None,
     ) -> ModelRow:
-        """Register a folder as a model, in place.
+        """Register a checkpoint folder, or a GGUF file or folder, in place. `gguf_label` chooses among a folder's GGUF
+        models.
 
         Raises:
             Refusal: INVALID_LOCAL_PATH, MODEL_ALREADY_EXISTS, VALIDATION_ERROR for the name.
         """
         if custom_name is not None:
             naming.check_name(custom_name)
-        folder = await asyncio.to_thread(lambda: local.read_model(local.resolve(local_path)))
+        found = await asyncio.to_thread(_local, local_path, gguf_label, quantization)
+        values: dict[str, Any] = {"quantization": quantization, **found}
+        if custom_name is not None:
+            values["name"] = custom_name
         return await self._catalog.add_model(
-            name=custom_name or folder.path.name[: naming.NAME_MAXIMUM],
             source="local",
-            local_path=str(folder.path),
-            quantization=quantization,
             trust_remote_code=trust_remote_code,
-            num_parameters=folder.parameters,
-            architecture=folder.architecture,
-            dtype=folder.dtype,
-            disk_size_mb=-(-folder.size_bytes // MIB),
-            estimated_memory_mb=-(-folder.size_bytes // MIB),
             supports_embeddings=True,
-            status="ready",
+            status=AFTER[Event.REGISTERED],
+            **values,
         )
 
     async def remove_model(self, model_id: int) -> ModelRow:
-        """Forget a model. The files of a local source are never removed.
+        """Forget a model; its download is cancelled, and the files of a hub model are removed. Those of a local source
+        never are.
 
         Raises:
             Refusal: MODEL_NOT_FOUND, MODEL_BUSY, MODEL_LOCKED.
         """
-        row = await self._catalog.model(model_id)
-        view = self._conductor.view()
-        status = "loaded" if self._conductor.has(model_id) else row.status
-        model_status.check_delete(status, view.is_locked and view.model_id == model_id)
+        self._check_unused(await self._catalog.model(model_id))
+        row = await self._hub_models.cancel(await self._catalog.model(model_id))
+        self._check_unused(row)
         await self._catalog.remove_model(model_id)
+        await self._hub_models.remove(row)
         return row
+
+    def _check_unused(self, row: ModelRow) -> None:
+        view = self._conductor.view()
+        status = "loaded" if self._conductor.has(row.id) else row.status
+        model_status.check_delete(status, view.is_locked and view.model_id == row.id)
 
     async def add_sae(self, local_path: str) -> tuple[SaeRow, bool]:
         """Register a folder as an SAE, in place; the row, and whether it was there before.
@@ -146,6 +162,38 @@ class Registry:
             return await engine.inspect(str(folder))
         finally:
             await engine.stop()
+
+
+def _local(named: str, label: str | None, quantization: str) -> dict[str, Any]:
+    """What lies at a path of this machine, as the values of a record.
+
+    Raises:
+        Refusal: INVALID_LOCAL_PATH.
+    """
+    if named.lower().endswith(".gguf"):
+        return _gguf(local.resolve_file(named), label)
+    path = local.resolve(named)
+    if label is not None or not (path / "config.json").exists():
+        with suppress(gguf_files.GGUFError):
+            if gguf_files.listing(path).variants:
+                return _gguf(path, label)
+    return {"name": path.name[: naming.NAME_MAXIMUM], **checkpoint_values(path, quantization)}
+
+
+def _gguf(path: Path, label: str | None) -> dict[str, Any]:
+    """A GGUF model, called by its file or folder and its label.
+
+    Raises:
+        Refusal: INVALID_LOCAL_PATH.
+    """
+    try:
+        files = gguf_files.entry(path, label)
+    except gguf_files.GGUFError as error:
+        raise Refusal("INVALID_LOCAL_PATH", str(error), local_path=str(path)[:500]) from error
+    named = gguf.classify(files[0].name)
+    values = gguf_values(files, named.label)
+    tag = f":{values['gguf_label']}"
+    return values | {"name": named.base[: naming.NAME_MAXIMUM - len(tag)] + tag}
 
 
 def _sae_id(source: str) -> str:

@@ -21,14 +21,16 @@ from steerserve.control.bus import (
     SaeDetached,
     UnloadComplete,
 )
+from steerserve.control.engines import Engines
 from steerserve.control.leases import Granted, Leases
+from steerserve.control.loading import ANYWHERE, Prepared
 from steerserve.control.records import Records
 from steerserve.control.resident import Attachment, Resident
-from steerserve.engine.client import Launcher
 from steerserve.errors import Refusal
 from steerserve.rules import residency
 from steerserve.rules.lease import Terms
 from steerserve.rules.model_status import Event
+from steerserve.rules.placement import Wanted
 from steerserve.rules.residency import Phase, Step, View
 from steerserve.settings import Settings
 from steerserve.store.catalog import Catalog, Clock, ModelRow, utc_now
@@ -45,7 +47,7 @@ class Conductor:
         self,
         settings: Settings,
         catalog: Catalog,
-        launcher: Launcher,
+        launcher: Engines,
         bus: Bus,
         now: Clock = utc_now,
     ) -> None:
@@ -132,10 +134,10 @@ class Conductor:
             return residency.may_serve(self.view(lease), row.id, row.name, may_load=may_load)
 
         if step() is Step.LOAD:
-            await loading.check_loadable(row)
+            prepared = await self._prepared(row)
             # the world may have moved on during the check
             if step() is Step.LOAD:
-                self._begin_load(row)
+                self._begin_load(prepared)
         self.leases.note_ignored(lease)
         # a load begun here may first have to unload: then the slot still shows the model that leaves
         resident = self._coming(row.id)
@@ -146,17 +148,19 @@ class Conductor:
         finally:
             resident.let_go()
 
-    async def load(self, row: ModelRow, lease: str | None = None) -> Resident:
+    async def load(
+        self, row: ModelRow, lease: str | None = None, gpu: Wanted = ANYWHERE
+    ) -> Resident:
         """Accept a load of the management surface; `ready` of the answer is done when it is over.
 
         Raises:
             Refusal: before anything is touched.
         """
         residency.may_load(self.view(lease), row.id)
-        await loading.check_loadable(row)
+        prepared = await self._prepared(row, gpu)
         residency.may_load(self.view(lease), row.id)
         self.leases.note_ignored(lease)
-        return self._begin_load(row)
+        return self._begin_load(prepared)
 
     async def unload(self, model_id: int, lease: str | None = None) -> None:
         """Unload the resident model; returns when its memory is back.
@@ -215,8 +219,12 @@ class Conductor:
                 return candidate
         raise residency.busy(self.view())
 
-    def _begin_load(self, row: ModelRow) -> Resident:
-        coming = Resident(row)
+    async def _prepared(self, row: ModelRow, gpu: Wanted = ANYWHERE) -> Prepared:
+        """The load, checked against the memory there is and what the resident model gives back."""
+        return await loading.prepare(row, gpu, self._resident, self._launcher, self._settings)
+
+    def _begin_load(self, prepared: Prepared) -> Resident:
+        coming = Resident(prepared.row)
         # nobody may be waiting for it: its failure is in the record and in an event
         coming.ready.add_done_callback(lambda done: done.cancelled() or done.exception())
         leaving = self._resident
@@ -225,16 +233,16 @@ class Conductor:
         else:
             leaving.phase = Phase.UNLOADING
             self._next = coming
-        self._spawn(self._swap(leaving, coming))
+        self._spawn(self._swap(leaving, coming, prepared))
         return coming
 
-    async def _swap(self, leaving: Resident | None, coming: Resident) -> None:
+    async def _swap(self, leaving: Resident | None, coming: Resident, prepared: Prepared) -> None:
         try:
             await self._catalog.model(coming.row.id)
             await self.records.model(coming, Event.LOAD_BEGAN, error_message=None)
             if leaving is not None:
                 await self._leave(leaving)
-            await self._fill(coming, has_unloaded=leaving is not None)
+            await self._fill(coming, prepared, has_unloaded=leaving is not None)
         except asyncio.CancelledError:
             if not coming.ready.done():
                 coming.ready.set_exception(_shutting_down())
@@ -246,10 +254,10 @@ class Conductor:
             log.exception("load_failed", model=coming.row.name)
             await self._fail(coming, loading.as_refusal(error, has_unloaded=leaving is not None))
 
-    async def _fill(self, coming: Resident, *, has_unloaded: bool) -> None:
+    async def _fill(self, coming: Resident, prepared: Prepared, *, has_unloaded: bool) -> None:
         """Load the model, and make it the one that serves."""
         try:
-            facts = await loading.fill(coming, self._launcher, self._settings, self._bus)
+            facts = await loading.fill(coming, prepared, self._launcher, self._settings, self._bus)
         except (Refusal, TimeoutError) as error:
             await self._fail(coming, loading.as_refusal(error, has_unloaded=has_unloaded))
             return
@@ -261,6 +269,7 @@ class Conductor:
             architecture=facts.architecture,
             num_parameters=facts.parameters,
             dtype=facts.dtype,
+            supports_embeddings=facts.supports_embeddings,
         )
         if coming.engine.ended.done():
             await self._fail(coming, Refusal("MODEL_LOAD_FAILED", coming.engine.ended.result()))

@@ -9,6 +9,7 @@ from contextlib import AsyncExitStack, aclosing, asynccontextmanager
 from dataclasses import dataclass
 
 from steerserve.control.conductor import Conductor
+from steerserve.control.metrics import Metrics
 from steerserve.control.profiles import Profiles
 from steerserve.control.queue import Queue
 from steerserve.control.resident import Attachment, Resident
@@ -93,6 +94,7 @@ class Generation:
         profiles: Profiles,
         checker: Checker,
         live: Callable[[], Live],
+        metrics: Metrics,
     ) -> None:
         self._settings = settings
         self._catalog = catalog
@@ -101,6 +103,7 @@ class Generation:
         self._profiles = profiles
         self._checker = checker
         self._live = live
+        self._metrics = metrics
         self._batched = Queue(settings.cbm_max_queue_size, 0, settings.queue_duration_window)
         self.is_closing = False
         self.active = 0
@@ -200,6 +203,7 @@ class Generation:
         self, intent: Intent, row: ModelRow, profile: dial.Profile | None, flow: _Flow
     ) -> None:
         queue = self._queue if self._backend(intent, row) == batching.SERIAL else self._batched
+        timing = self._metrics.request()
         try:
             async with AsyncExitStack() as held:
                 await held.enter_async_context(queue.room())
@@ -207,17 +211,21 @@ class Generation:
                     self._conductor.use(row, may_load=intent.may_load, lease=intent.lease)
                 )
                 await held.enter_async_context(queue.slot())
+                timing.admitted()
                 plan = self._plan(intent, profile, resident)
                 tapped = self._tapped(intent, resident)
                 flow.put(Admitted(resident, plan.echo, tapped))
                 stream = self._stream(intent, resident, self._overlay(plan), tapped)
                 async with aclosing(self._validated(intent, stream)) as events:
                     async for event in events:
+                        timing.take(event)
                         flow.put(event)
             flow.put(None)
         except Exception as error:
             # whatever ends the request is raised where its events are read
             flow.put(error)
+        finally:
+            timing.ended()
 
     def _plan(self, intent: Intent, profile: dial.Profile | None, resident: Resident) -> dial.Plan:
         """How the request is steered, decided in its slot on the live values of that moment."""

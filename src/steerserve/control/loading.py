@@ -3,56 +3,107 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
 
+from steerserve.control import fitting, fitting_gguf
 from steerserve.control.bus import Bus, LoadProgress
+from steerserve.control.engines import Engines
 from steerserve.control.resident import Resident
-from steerserve.engine.client import Launcher
+from steerserve.engine.cards import read as read_cards
 from steerserve.engine.messages import Loaded
 from steerserve.errors import Refusal
-from steerserve.hub import local
+from steerserve.hub import gguf as gguf_files
+from steerserve.hub import local, weights
+from steerserve.rules import model_status
+from steerserve.rules.fields import GGUF
+from steerserve.rules.gguf_header import Header
+from steerserve.rules.memory_fit import Plan
+from steerserve.rules.placement import Wanted
 from steerserve.settings import Settings
 from steerserve.store.catalog import ModelRow, utc_now
 
+ANYWHERE = Wanted()
 
-async def check_loadable(row: ModelRow) -> None:
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """A load that may begin, and where its weights go."""
+
+    row: ModelRow
+    plan: Plan
+    header: Header | None = None
+    cards: int = 0
+
+
+async def prepare(
+    row: ModelRow,
+    wanted: Wanted,
+    resident: Resident | None,
+    launcher: Engines,
+    settings: Settings,
+) -> Prepared:
     """Everything that can refuse a load before the resident model is touched.
 
     Raises:
-        Refusal: MODEL_BUSY, UNSUPPORTED_QUANTIZATION, INVALID_LOCAL_PATH.
+        Refusal: MODEL_BUSY, DOWNLOAD_FAILED, INVALID_LOCAL_PATH, UNSUPPORTED_QUANTIZATION, GPU_NOT_FOUND,
+            INSUFFICIENT_MEMORY, SPLIT_NOT_HONOURED, INVALID_GGUF_TENSOR_SPLIT.
     """
-    if row.status == "downloading":
-        raise Refusal("MODEL_BUSY", "the model is still being downloaded", status=row.status)
-    if row.quantization != "FP16":
-        raise Refusal(
-            "UNSUPPORTED_QUANTIZATION",
-            f"{row.quantization} cannot be applied by this engine; register the model as FP16",
-            quantization=row.quantization,
-        )
-    await asyncio.to_thread(lambda: local.read_model(local.resolve(row.local_path or "")))
+    model_status.check_load(row.status, row.local_path is not None, row.error_message)
+    path, returns = row.local_path or "", _returns(resident, settings)
+    if row.engine == GGUF:
+        header = await asyncio.to_thread(_header, path)
+        seen = await launcher.gguf_cards()
+        plan = await fitting_gguf.plan(header, seen, wanted, returns, settings)
+        return Prepared(row, plan, header, len(seen))
+    found = await asyncio.to_thread(_weights, path)
+    fit = await fitting.plan(
+        found, row.quantization, wanted, returns, settings, read_cards=read_cards
+    )
+    return Prepared(row, fit.plan)
 
 
-async def fill(coming: Resident, launcher: Launcher, settings: Settings, bus: Bus) -> Loaded:
+async def fill(
+    coming: Resident, prepared: Prepared, launcher: Engines, settings: Settings, bus: Bus
+) -> Loaded:
     """Start an engine and load the model into it; the engine is the resident's from its start on.
 
     Raises:
         Refusal: what the load refuses.
         TimeoutError: after LOAD_TIMEOUT.
     """
-    coming.engine = await launcher.launch()
+    row, plan = prepared.row, prepared.plan
+    coming.engine = await launcher.launch(row.engine)
     async with asyncio.timeout(settings.load_timeout):
         coming.facts = await coming.engine.load(
-            lambda p: bus.publish(LoadProgress(coming.row.id, p.stage, p.percent)),
-            path=coming.row.local_path or "",
-            quantization=coming.row.quantization,
-            trust_remote_code=coming.row.trust_remote_code,
-            threads=settings.torch_threads,
-            kv_cache_mb=settings.kv_cache_mb,
-            min_context=settings.transformers_min_context,
-            prefix_cache_mb=settings.prefix_cache_mb,
-            grammar_cache=settings.structured_output_grammar_cache,
+            lambda p: bus.publish(LoadProgress(row.id, p.stage, p.percent)),
+            **_asked(prepared, settings),
         )
+    coming.placement = plan.placement(coming.facts.memory_by_device_mb)
     coming.loaded_at = utc_now()
     return coming.facts
+
+
+def _asked(prepared: Prepared, settings: Settings) -> dict[str, Any]:
+    """What the engine is told of the model."""
+    row, plan = prepared.row, prepared.plan
+    if prepared.header is not None:
+        split = fitting_gguf.split(plan, prepared.cards)
+        return {"path": row.local_path, "header": prepared.header, "split": split}
+    return {
+        "path": row.local_path,
+        "quantization": row.quantization,
+        "trust_remote_code": row.trust_remote_code,
+        "threads": settings.torch_threads,
+        "kv_cache_mb": settings.kv_cache_mb,
+        "min_context": settings.transformers_min_context,
+        "prefix_cache_mb": settings.prefix_cache_mb,
+        "grammar_cache": settings.structured_output_grammar_cache,
+        "devices": list(plan.layer_devices),
+        "working_mb": plan.working_mb,
+        "idle_cache_release_s": settings.transformers_idle_cache_release_s,
+    }
 
 
 def as_refusal(error: Exception, *, has_unloaded: bool) -> Refusal:
@@ -69,3 +120,27 @@ def as_refusal(error: Exception, *, has_unloaded: bool) -> Refusal:
     if has_unloaded and error.code != "MODEL_LOAD_FAILED":
         return Refusal("MODEL_LOAD_FAILED", error.message, cause=error.code, **error.details)
     return error
+
+
+def _returns(resident: Resident | None, settings: Settings) -> Mapping[str, int]:
+    """MiB by device that the resident model will give back."""
+    if resident is None or resident.facts is None or resident.engine is None:
+        return {}
+    context = settings.transformers_cuda_context_mb
+    return fitting.returned(resident.engine.pid, resident.facts.memory_by_device_mb, context)
+
+
+def _weights(path: str) -> weights.Weights:
+    folder = local.resolve(path)
+    local.read_model(folder)
+    return weights.read(folder)
+
+
+def _header(path: str) -> Header:
+    """Raises:
+    Refusal: INVALID_LOCAL_PATH.
+    """
+    try:
+        return gguf_files.read(gguf_files.entry(local.resolve_file(path)))
+    except gguf_files.GGUFError as error:
+        raise Refusal("INVALID_LOCAL_PATH", str(error)) from error

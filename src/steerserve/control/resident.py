@@ -5,10 +5,11 @@ from __future__ import annotations
 import asyncio
 from dataclasses import dataclass, field
 from datetime import datetime
+from typing import Any
 
 import structlog
 
-from steerserve.engine.client import Engine
+from steerserve.control.engines import Engine
 from steerserve.engine.messages import Loaded
 from steerserve.errors import Refusal
 from steerserve.rules.residency import Phase
@@ -40,6 +41,7 @@ class Resident:
     engine: Engine | None = None
     facts: Loaded | None = None
     loaded_at: datetime | None = None
+    placement: dict[str, Any] | None = None
     is_locked: bool = False
     attachments: dict[str, Attachment] = field(default_factory=dict)
     users: int = 0

@@ -27,6 +27,7 @@ from steerserve.control.generate import (
     Scored,
     Started,
 )
+from steerserve.control.metrics import Metrics
 from steerserve.errors import Refusal
 from steerserve.rules.intent import Embed, Generate, Intent, Score
 from steerserve.v1 import headers as service_headers
@@ -42,12 +43,14 @@ RetryAfter = Callable[[Refusal], int | None]
 
 @dataclass(frozen=True, slots=True)
 class Door:
-    """What answering needs of the service. `is_shared`: continuous batching runs here."""
+    """What answering needs of the service. `is_shared`: continuous batching runs here. `metrics` is told what
+    fails after its 200 was sent."""
 
     generation: Generation
     header_limit: int
     is_shared: bool
     retry_after: RetryAfter
+    metrics: Metrics
 
 
 async def answer(request: Request, intent: Generate | Score, shape: Shape, door: Door) -> Response:
@@ -211,10 +214,12 @@ async def _stream(
             if service:
                 yield chunk([], **service)
         except Refusal as refusal:
+            door.metrics.failed(refusal.code)
             yield b"data: " + _json(in_stream(refusal, door.retry_after(refusal))) + b"\n\n"
         except Exception:
             log.exception("stream_failed")
             broken = Refusal("INTERNAL_ERROR", "an error inside the service")
+            door.metrics.failed(broken.code)
             yield b"data: " + _json(in_stream(broken, None)) + b"\n\n"
         yield DONE
 

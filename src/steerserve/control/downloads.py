@@ -1,0 +1,321 @@
+"""Models from the hub: what a repository offers, fetching it in the background, giving up, and removing it again."""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import structlog
+from sqlalchemy.exc import SQLAlchemyError
+
+from steerserve.control import fitting
+from steerserve.control.bus import Bus, DownloadComplete, DownloadError, DownloadProgress
+from steerserve.errors import Refusal
+from steerserve.hub import gguf as gguf_files
+from steerserve.hub import local, weights
+from steerserve.hub.client import Hub, Repository
+from steerserve.hub.downloads import Downloads, Job, Progress
+from steerserve.hub.folder import Folder, folder_of
+from steerserve.rules import gguf, model_status, naming, repository
+from steerserve.rules.fields import CHECKPOINT, GGUF
+from steerserve.rules.model_status import AFTER, Event
+from steerserve.rules.repository import RepoFile
+from steerserve.settings import Settings
+from steerserve.store.catalog import Catalog, ModelRow
+
+__all__ = ["HubModels", "Progress", "Wanted"]
+
+log = structlog.get_logger(__name__)
+MIB = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """A model asked of the hub. `precision` None is what the repository suggests; the token is used and dropped."""
+
+    repo_id: str
+    revision: str | None = None
+    precision: str | None = None
+    gguf_label: str | None = None
+    custom_name: str | None = None
+    trust_remote_code: bool = False
+    token: str | None = field(default=None, repr=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Chosen:
+    """The files of a repository that one model needs; `label` is that of a GGUF model."""
+
+    files: tuple[RepoFile, ...]
+    label: str | None
+
+    @property
+    def size_bytes(self) -> int:
+        return sum(file.size or 0 for file in self.files)
+
+
+class HubModels:
+    """Downloads of models and their records. The bytes are fetched by `hub/downloads`."""
+
+    def __init__(self, settings: Settings, catalog: Catalog, hub: Hub, bus: Bus) -> None:
+        self._settings = settings
+        self._catalog = catalog
+        self._hub = hub
+        self._bus = bus
+        self._downloads = Downloads(hub)
+        self._adding = asyncio.Lock()
+
+    def progress(self, model_id: int) -> Progress | None:
+        """How far a running download is."""
+        return self._downloads.progress(model_id)
+
+    async def describe(self, repo_id: str, revision: str | None, token: str | None) -> Repository:
+        """What the hub says of a repository; every file name in it has been checked.
+
+        Raises:
+            Refusal: VALIDATION_ERROR for the name, REPO_NOT_FOUND, GATED_MODEL_NO_TOKEN, INVALID_HUB_TOKEN,
+                HUB_UNAVAILABLE, DOWNLOAD_FAILED for a repository that is not what it should be.
+        """
+        return await self._hub.describe(repo_id, revision, token)
+
+    async def add(self, wanted: Wanted) -> ModelRow:
+        """Register a model and begin its download, or go on with one that had failed.
+
+        Raises:
+            Refusal: what `describe` raises, MODEL_ALREADY_EXISTS, INSUFFICIENT_DISK, VALIDATION_ERROR for the label or
+                the name.
+        """
+        if wanted.custom_name is not None:
+            naming.check_name(wanted.custom_name)
+        found = await self.describe(wanted.repo_id, wanted.revision, wanted.token)
+        chosen = choose(found, wanted)
+        folder = folder_of(self._settings.model_cache_dir, found.repo_id, found.sha)
+        job = Job(found.repo_id, found.sha, chosen.files, folder, wanted.token)
+        async with self._adding:
+            before = await self._before(found, chosen, wanted)
+            self._downloads.check_disk(job)
+            values = self._values(found, chosen, wanted)
+            if before is not None:
+                row = await self._catalog.change_model(before.id, **values)
+            else:
+                name = await self._name(found, chosen, wanted)
+                row = await self._catalog.add_model(name=name, source="huggingface", **values)
+            try:
+                self._downloads.start(row.id, job, self._on_progress, partial(self._end, job))
+            except Refusal as refusal:
+                await self._record(row.id, Event.DOWNLOAD_FAILED, error_message=refusal.message)
+                raise
+        return row
+
+    async def cancel(self, row: ModelRow) -> ModelRow:
+        """Give a running download up; nothing of it stays. A model in any other status is left as it is."""
+        await self._downloads.cancel(row.id)
+        return await self._catalog.model(row.id)
+
+    async def remove(self, row: ModelRow) -> None:
+        """Remove the files of a model that is no longer registered; what other models use stays."""
+        if row.source != "huggingface" or row.repo_id is None or row.revision is None:
+            return
+        folder = folder_of(self._settings.model_cache_dir, row.repo_id, row.revision)
+        others = [
+            other
+            for other in await self._catalog.models()
+            if (other.repo_id, other.revision) == (row.repo_id, row.revision)
+        ]
+        await asyncio.to_thread(_remove, folder, row, others)
+
+    async def close(self) -> None:
+        """End every download; what is there already is where the next attempt goes on."""
+        await self._downloads.close()
+
+    # ------------------------------------------------------------- inside
+
+    async def _before(self, found: Repository, chosen: Chosen, wanted: Wanted) -> ModelRow | None:
+        """The record of the same download that had failed, if there is one.
+
+        Raises:
+            Refusal: MODEL_ALREADY_EXISTS.
+        """
+        precision = _precision(chosen, wanted)
+        for row in await self._catalog.models():
+            same = (row.repo_id, row.revision, row.quantization, row.gguf_label)
+            if same != (found.repo_id, found.sha, precision, chosen.label):
+                continue
+            if model_status.may_go_on(row.status, row.local_path is not None):
+                return row
+            raise Refusal(
+                "MODEL_ALREADY_EXISTS",
+                f"{found.repo_id} is registered at this precision as {row.name!r}",
+                model_id=row.id,
+                quantization=row.quantization,
+            )
+        return None
+
+    async def _name(self, found: Repository, chosen: Chosen, wanted: Wanted) -> str:
+        """What `/v1` calls the model: the repository's last part, or all of it when another model has that name."""
+        if wanted.custom_name is not None:
+            return wanted.custom_name
+        tag = f":{chosen.label}" if chosen.label else ""
+        short = found.repo_id.rpartition("/")[2] + tag
+        taken = {
+            row.name.rpartition(":")[0] or row.name
+            for row in await self._catalog.models()
+            if row.repo_id != found.repo_id
+        }
+        return found.repo_id + tag if found.repo_id.rpartition("/")[2] in taken else short
+
+    def _values(self, found: Repository, chosen: Chosen, wanted: Wanted) -> dict[str, Any]:
+        return {
+            "repo_id": found.repo_id,
+            "revision": found.sha,
+            "quantization": _precision(chosen, wanted),
+            "engine": GGUF if chosen.label else CHECKPOINT,
+            "gguf_label": chosen.label,
+            "trust_remote_code": wanted.trust_remote_code,
+            "architecture": next(iter(found.architectures), None) or found.gguf_architecture,
+            "num_parameters": found.parameters,
+            "disk_size_mb": -(-chosen.size_bytes // MIB),
+            "estimated_memory_mb": -(-chosen.size_bytes // MIB),
+            "supports_embeddings": True,
+            "status": AFTER[Event.REQUESTED],
+            "error_message": None,
+        }
+
+    def _on_progress(self, model_id: int, progress: Progress) -> None:
+        self._bus.publish(
+            DownloadProgress(
+                model_id,
+                progress.percent,
+                progress.downloaded_bytes,
+                progress.total_bytes,
+                None if progress.speed_bps is None else int(progress.speed_bps),
+            )
+        )
+
+    async def _end(self, job: Job, model_id: int, refusal: Refusal | None) -> None:
+        """Write how a download ended into its record, and tell."""
+        if refusal is None:
+            try:
+                row = await self._catalog.model(model_id)
+                values = await asyncio.to_thread(_facts, row, job)
+            except Refusal as unusable:
+                refusal = Refusal("DOWNLOAD_FAILED", unusable.message, cause=unusable.code)
+            else:
+                await self._record(model_id, Event.DOWNLOADED, error_message=None, **values)
+                self._bus.publish(DownloadComplete(model_id, values["local_path"]))
+                return
+        cancelled = refusal.code == "DOWNLOAD_CANCELLED"
+        event = Event.CANCELLED if cancelled else Event.DOWNLOAD_FAILED
+        await self._record(model_id, event, error_message=refusal.message)
+        self._bus.publish(DownloadError(model_id, refusal.code, refusal.message, refusal.details))
+
+    async def _record(self, model_id: int, event: Event, **values: Any) -> None:
+        """What happened to the model; a database that cannot take the note is repaired at the next start."""
+        try:
+            await self._catalog.change_model(model_id, status=AFTER[event], **values)
+        except (Refusal, SQLAlchemyError) as error:
+            log.error("status_not_recorded", model_id=model_id, reason=str(error))
+
+
+def choose(found: Repository, wanted: Wanted) -> Chosen:
+    """The files to fetch: those of the GGUF label asked for, else a checkpoint's, else the only GGUF there is.
+
+    Raises:
+        Refusal: VALIDATION_ERROR naming the labels, DOWNLOAD_FAILED when there is nothing to load.
+    """
+    listing = offered(found.files)
+    if wanted.gguf_label is not None:
+        variant = gguf.choose(listing, wanted.gguf_label)
+    elif repository.has_weights(found.files) or not listing.variants:
+        trusted = wanted.trust_remote_code
+        return Chosen(repository.checkpoint_files(found.files, trust_remote_code=trusted), None)
+    else:
+        variant = gguf.only(listing)
+    named = {file.path for file in variant.files}
+    return Chosen(tuple(file for file in found.files if file.path in named), variant.name)
+
+
+def offered(files: Sequence[RepoFile]) -> gguf.Listing:
+    """The GGUF models of a repository."""
+    return gguf.variants((file.path, file.size or 0) for file in files)
+
+
+def _precision(chosen: Chosen, wanted: Wanted) -> str:
+    if chosen.label is not None:
+        return gguf.precision_of(chosen.label)
+    return wanted.precision or "FP16"
+
+
+def _facts(row: ModelRow, job: Job) -> dict[str, Any]:
+    """What a fetched model is, read from its files; what the record says already stays.
+
+    Raises:
+        Refusal: INVALID_LOCAL_PATH when it is not what it should be.
+    """
+    if row.engine == GGUF:
+        return gguf_values([job.folder / file.path for file in job.files], row.gguf_label)
+    found = checkpoint_values(job.folder, row.quantization)
+    return found | {"num_parameters": found["num_parameters"] or row.num_parameters}
+
+
+def checkpoint_values(path: Path, quantization: str) -> dict[str, Any]:
+    """A checkpoint folder as the values of a record.
+
+    Raises:
+        Refusal: INVALID_LOCAL_PATH.
+    """
+    folder = local.read_model(path)
+    return {
+        "local_path": str(path),
+        "architecture": folder.architecture,
+        "num_parameters": folder.parameters,
+        "dtype": folder.dtype,
+        "disk_size_mb": -(-folder.size_bytes // MIB),
+        "estimated_memory_mb": fitting.estimated_memory_mb(weights.read(path), quantization),
+    }
+
+
+def gguf_values(files: Sequence[Path], label: str | None) -> dict[str, Any]:
+    """A GGUF model as the values of a record; without a label its header's counts.
+
+    Raises:
+        Refusal: INVALID_LOCAL_PATH.
+    """
+    try:
+        header = gguf_files.read(files)
+    except gguf_files.GGUFError as error:
+        raise Refusal("INVALID_LOCAL_PATH", str(error)) from error
+    label, size_mb = label or header.label, -(-header.size_bytes // MIB)
+    return {
+        "local_path": str(files[0]),
+        "engine": GGUF,
+        "gguf_label": label,
+        "quantization": gguf.precision_of(label),
+        "architecture": header.architecture,
+        "num_parameters": header.parameters,
+        "disk_size_mb": size_mb,
+        "estimated_memory_mb": size_mb,
+    }
+
+
+def _remove(folder: Path, row: ModelRow, others: Sequence[ModelRow]) -> None:
+    """Remove what only this model has in its repository's folder; whole files and what an interrupted download left."""
+    if not others:
+        shutil.rmtree(folder, ignore_errors=True)
+        shutil.rmtree(Folder(folder).staging, ignore_errors=True)
+        with suppress(OSError):
+            folder.parent.rmdir()
+        return
+    if any((o.engine, o.gguf_label) == (row.engine, row.gguf_label) for o in others):
+        return
+    for file in [f for f in folder.rglob("*") if f.is_file()]:
+        label = gguf.classify(file.relative_to(folder).as_posix()).label
+        is_gguf = file.suffix.lower() == ".gguf"
+        if is_gguf == (row.engine == GGUF) and (not is_gguf or label == row.gguf_label):
+            file.unlink(missing_ok=True)

@@ -1,0 +1,187 @@
+"""Where a model would go and whether it fits, found before anything is loaded or unloaded."""
+
+from __future__ import annotations
+
+import asyncio
+import importlib.metadata
+import importlib.util
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+
+import psutil
+
+from steerserve.errors import Refusal
+from steerserve.hub.weights import Weights
+from steerserve.rules import memory_fit, precision
+from steerserve.rules.architecture import is_embedding_only
+from steerserve.rules.cards import Card
+from steerserve.rules.memory_fit import MIB, PREFILL_TOKENS, Device, Needs, Plan
+from steerserve.rules.placement import Wanted, select
+from steerserve.rules.precision import Held, Machine, Scheme
+from steerserve.settings import Settings
+
+HOST = "cpu"
+_HEADROOM = 1.2
+"""Estimates for records add this to the weights: the KV cache of a short context, working memory and a context."""
+
+ReadCards = Callable[[], tuple[list[Card], str | None]]
+
+
+@dataclass(frozen=True, slots=True)
+class Fit:
+    """A plan, and what the checkpoint will be held as."""
+
+    plan: Plan
+    held: Held
+
+
+async def plan(
+    weights: Weights,
+    quantization: str,
+    wanted: Wanted,
+    returns_mb: Mapping[str, int],
+    settings: Settings,
+    *,
+    read_cards: ReadCards,
+    free_host_mb: Callable[[], int] | None = None,
+    is_built_for_cards: bool | None = None,
+) -> Fit:
+    """Place a model on what is free now.
+
+    `returns_mb` is what unloading the resident model gives back, by device (`cuda:N` or `cpu`); see `returned`.
+    `is_built_for_cards` says whether the tensor library can use a card; None looks at its version.
+
+    Raises:
+        Refusal: GPU_NOT_FOUND, UNSUPPORTED_QUANTIZATION, INSUFFICIENT_MEMORY, SPLIT_NOT_HONOURED.
+    """
+    if is_built_for_cards is None:
+        is_built_for_cards = _is_built_for_cards()
+    cards, _ = await asyncio.to_thread(read_cards) if is_built_for_cards else ([], None)
+    cards = select(wanted, cards)
+    held = precision.choose(quantization, weights.dtype, weights.quantized, machine(cards))
+    if cards:
+        context = settings.transformers_cuda_context_mb
+        devices = [_card(card, context, returns_mb) for card in cards]
+    else:
+        free = free_host_mb() if free_host_mb else psutil.virtual_memory().available // MIB
+        devices = [Device(HOST, "host memory", free + returns_mb.get(HOST, 0))]
+    needed = needs(weights, held, settings.transformers_min_context)
+    return Fit(memory_fit.plan(needed, devices, wanted), held)
+
+
+def needs(weights: Weights, held: Held, least_context: int) -> Needs:
+    """What a checkpoint takes, held so, with a context of `least_context` tokens or all it has."""
+    shape = weights.shape
+    layers, first, last = _weight_bytes(weights, held)
+    embeds = is_embedding_only(weights.architecture)
+    least = min(least_context, shape.max_context)
+    tokens = min(PREFILL_TOKENS, shape.max_context)
+    return Needs(
+        layers=layers,
+        first=first,
+        last=last,
+        kv_per_token=0 if embeds else shape.kv_values * held.width,
+        min_context=least,
+        model_max_context=shape.max_context,
+        working=memory_fit.working_bytes(
+            shape.hidden,
+            shape.intermediate,
+            0 if embeds else shape.vocabulary,
+            held.width,
+            tokens,
+            is_int8=held.name == "int8",
+        ),
+        working_tokens=tokens,
+        staging=precision.staging_bytes(weights.tensors, held),
+    )
+
+
+def machine(cards: Sequence[Card]) -> Machine:
+    """What these cards and the installed packages can run."""
+    found = [card.capability for card in cards]
+    known = [capability for capability in found if capability is not None]
+    return Machine(
+        has_card=bool(cards),
+        capability=min(known) if known and len(known) == len(cards) else None,
+        packages=frozenset(p for p in precision.PACKAGES if importlib.util.find_spec(p)),
+    )
+
+
+def estimate(parameters: int, quantization: str) -> int:
+    """MiB of memory for so many parameters of a plain checkpoint, for records and previews; a fifth above its weights."""
+    return -(-int(parameters * _BYTES[quantization] * _HEADROOM) // MIB)
+
+
+def estimated_memory_mb(weights: Weights, quantization: str, *, has_card: bool = False) -> int:
+    """The same for a checkpoint at hand, from the weights it stores; Q2 of a plain one counts as Q4."""
+    asked = "Q4" if quantization == "Q2" else quantization
+    # an estimate does not refuse: what is missing here is told by the load
+    able = Machine(has_card, None, precision.PACKAGES)
+    try:
+        held = precision.choose(asked, weights.dtype, weights.quantized, able)
+    except Refusal:
+        dtype = precision.compute_dtype(weights.dtype, has_card=has_card)
+        held = Held(dtype, dtype, Scheme.AS_STORED)
+    layers, first, last = _weight_bytes(weights, held)
+    return -(-int((first + sum(layers) + last) * _HEADROOM) // MIB)
+
+
+def returned(
+    pid: int | None, memory_by_device_mb: Mapping[str, int], context_mb: int
+) -> dict[str, int]:
+    """What ending an engine gives back, by device in MiB.
+
+    On the host only memory of its own counts: pages of a mapped checkpoint count as available already.
+    """
+    found = {d: mb + context_mb for d, mb in memory_by_device_mb.items() if d != HOST}
+    if pid is not None:
+        with suppress(psutil.Error):
+            held = psutil.Process(pid).memory_info()
+            found[HOST] = max(0, held.rss - getattr(held, "shared", 0)) // MIB
+    return found
+
+
+# ---------------------------------------------------------------- inside
+
+_BYTES = {"FP16": 2.0, "Q8": 1.0, "Q4": 0.5, "Q2": 0.25}
+
+
+def _card(card: Card, context_mb: int, returns_mb: Mapping[str, int]) -> Device:
+    label = f"cuda:{card.torch_index}"
+    free = min(card.total_mb, card.free_mb + returns_mb.get(label, 0))
+    return Device(label, card.name, free, context_mb, card.smi_index)
+
+
+def _weight_bytes(weights: Weights, held: Held) -> tuple[tuple[int, ...], int, int]:
+    """Bytes of each layer, of what runs before them, and of the output head where it stands by itself."""
+    count = weights.shape.layers
+    if not weights.tensors:
+        return _even(weights, held, count)
+    layers = [0] * count
+    first = last = 0
+    head = weights.head
+    for tensor in weights.tensors:
+        size = precision.held_bytes(tensor, held)
+        if tensor.layer is not None and tensor.layer < count:
+            layers[tensor.layer] += size
+        elif tensor is head:
+            last += size
+        else:
+            first += size
+    return tuple(layers), first, last
+
+
+def _even(weights: Weights, held: Held, count: int) -> tuple[tuple[int, ...], int, int]:
+    """Pickled weights tell no tensors: their bytes count as half precision unless the configuration says float32, and
+    spread evenly over the layers."""
+    stored = 4 if weights.dtype in (None, "float32") else 2
+    size = weights.pickled_bytes * held.width // stored
+    return tuple([size // count] * count) if count else (), size % count if count else size, 0
+
+
+def _is_built_for_cards() -> bool:
+    """Whether the tensor library is built for cards at all; told by its version, because it is never imported here."""
+    with suppress(importlib.metadata.PackageNotFoundError):
+        return not importlib.metadata.version("torch").endswith("+cpu")
+    return False

@@ -1,0 +1,196 @@
+"""What happened so far: requests, tokens, times, loads. It is told by those who do the work, and counts.
+
+Everything is kept in one registry of its own. Labels have few values: routes as the application declares them, statuses,
+codes of the error table; never a name that a client sends.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable, Iterable
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+
+from steerserve.control.bus import Event, LoadComplete, LoadError, LoadProgress, UnloadComplete
+from steerserve.engine.messages import Outcome, Piece, Started
+
+NAMESPACE = "steerserve"
+RECENT = 1000
+"""Requests that the percentiles are taken from."""
+PERCENTILES = (50, 95, 99)
+
+_LONG = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0)
+_SHORT = (0.001, 0.002, 0.005, 0.01, 0.015, 0.02, 0.03, 0.05, 0.075, 0.1, 0.2, 0.5, 1.0)
+_LOAD = (0.5, 1.0, 2.0, 5.0, 10.0, 20.0, 30.0, 60.0, 120.0, 300.0, 600.0, 1800.0)
+
+
+class Metrics:
+    """The counters and histograms of one service.
+
+    Args:
+        clock: seconds that only grow.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self.registry = CollectorRegistry()
+        self.clock = clock
+        self.latencies: deque[float] = deque(maxlen=RECENT)
+        self.first_tokens: deque[float] = deque(maxlen=RECENT)
+        self._loading: dict[int, float] = {}
+        self._requests = self._counter("requests", "Requests answered.", "route", "status")
+        self.active = self._gauge("requests_active", "Requests being answered.")
+        self._errors = self._counter("request_errors", "Refusals and failures answered.", "code")
+        self._durations = self._histogram(
+            "request_duration_seconds",
+            "From a request to the end of its answer.",
+            _LONG,
+            "route",
+            "stream",
+        )
+        self.first_token = self._histogram(
+            "time_to_first_token_seconds", "From entering the queue to the first token.", _LONG
+        )
+        self.per_token = self._histogram(
+            "time_per_output_token_seconds",
+            "Mean time between the tokens of a choice, after its first.",
+            _SHORT,
+        )
+        self.prompt_tokens = self._counter("prompt_tokens", "Tokens of prompts.")
+        self.completion_tokens = self._counter("completion_tokens", "Tokens generated.")
+        self.queue_wait = self._histogram(
+            "queue_wait_seconds", "From entering the queue to holding a slot.", _LONG
+        )
+        self._queue_full = self._counter("queue_full", "Requests refused by a full queue.")
+        self._loads = self._counter("model_loads", "Model loads that ended.", "outcome")
+        self._load_seconds = self._histogram(
+            "model_load_seconds", "From an engine's first report to a model that serves.", _LOAD
+        )
+        self._unloads = self._counter("model_unloads", "Models that left the slot.")
+        for outcome in ("loaded", "failed"):
+            self._loads.labels(outcome)
+
+    # ------------------------------------------------------------- told
+
+    def answered(self, route: str, status: int, seconds: float, *, is_stream: bool) -> None:
+        """A request is over, whatever became of it; `route` is a path as the application declares it."""
+        self._requests.labels(route, str(status)).inc()
+        self._durations.labels(route, "true" if is_stream else "false").observe(seconds)
+        if status == 200 and route.startswith("/v1/") and route != "/v1/models":
+            self.latencies.append(seconds)
+
+    def failed(self, code: str) -> None:
+        """A refusal was answered, as a status or inside a stream."""
+        self._errors.labels(code).inc()
+        if code == "QUEUE_FULL":
+            self._queue_full.inc()
+
+    def request(self) -> Timing:
+        """The measure of an inferring request that enters the queue now."""
+        return Timing(self)
+
+    def took(self, event: Event) -> None:
+        """A subscriber of the bus: loads and unloads."""
+        match event:
+            case LoadProgress():
+                self._loading.setdefault(event.model_id, self.clock())
+            case LoadComplete():
+                self._loads.labels("loaded").inc()
+                began = self._loading.pop(event.model_id, None)
+                if began is not None:
+                    self._load_seconds.observe(self.clock() - began)
+            case LoadError():
+                self._loads.labels("failed").inc()
+                self._loading.pop(event.model_id, None)
+            case UnloadComplete():
+                self._unloads.inc()
+
+    # ------------------------------------------------------------- asked
+
+    def total(self, series: str, /, **labels: str) -> float:
+        """The samples of a series that carry these labels, added up; `series` without the namespace."""
+        return sum(
+            sample.value
+            for family in self.registry.collect()
+            for sample in family.samples
+            if sample.name == f"{NAMESPACE}_{series}" and labels.items() <= sample.labels.items()
+        )
+
+    # ------------------------------------------------------------- inside
+
+    def _counter(self, name: str, about: str, *labels: str) -> Counter:
+        return Counter(name, about, labels, namespace=NAMESPACE, registry=self.registry)
+
+    def _gauge(self, name: str, about: str, *labels: str) -> Gauge:
+        return Gauge(name, about, labels, namespace=NAMESPACE, registry=self.registry)
+
+    def _histogram(
+        self, name: str, about: str, buckets: tuple[float, ...], *labels: str
+    ) -> Histogram:
+        return Histogram(
+            name, about, labels, namespace=NAMESPACE, registry=self.registry, buckets=buckets
+        )
+
+
+class Timing:
+    """The measure of one inferring request. Taking an event costs a reading of the clock and an addition."""
+
+    __slots__ = ("_began", "_choices", "_metrics")
+
+    def __init__(self, metrics: Metrics) -> None:
+        self._metrics = metrics
+        self._began = metrics.clock()
+        self._choices: dict[int, _Choice] = {}
+
+    def admitted(self) -> None:
+        """It has a slot."""
+        self._metrics.queue_wait.observe(self._metrics.clock() - self._began)
+
+    def take(self, event: Started | Outcome) -> None:
+        metrics = self._metrics
+        if isinstance(event, Piece):
+            now = metrics.clock()
+            choice = self._choices.get(event.choice)
+            if choice is None:
+                self._first(event, now)
+                return
+            metrics.completion_tokens.inc(event.tokens - choice.tokens)
+            choice.tokens, choice.last = event.tokens, now
+        elif isinstance(event, Started):
+            metrics.prompt_tokens.inc(sum(event.prompt_tokens))
+
+    def ended(self) -> None:
+        """No event follows: what the choices had is observed, also of those that were cut off."""
+        for choice in self._choices.values():
+            if choice.tokens > choice.at_first:
+                spent = choice.last - choice.first
+                self._metrics.per_token.observe(spent / (choice.tokens - choice.at_first))
+
+    def _first(self, event: Piece, now: float) -> None:
+        metrics = self._metrics
+        if not self._choices:
+            metrics.first_token.observe(now - self._began)
+            metrics.first_tokens.append(now - self._began)
+        self._choices[event.choice] = _Choice(event.tokens, now)
+        metrics.completion_tokens.inc(event.tokens)
+
+
+class _Choice:
+    """Tokens so far, and when the first and the last of them came."""
+
+    __slots__ = ("at_first", "first", "last", "tokens")
+
+    def __init__(self, tokens: int, now: float) -> None:
+        self.tokens = self.at_first = tokens
+        self.first = self.last = now
+
+
+def percentiles(seconds: Iterable[float]) -> dict[str, float | None]:
+    """`{p50, p95, p99}` in milliseconds, each a value that was measured; None where nothing was."""
+    ordered = sorted(seconds)
+    return {
+        f"p{percent}": round(ordered[-(-percent * len(ordered) // 100) - 1] * 1000, 3)
+        if ordered
+        else None
+        for percent in PERCENTILES
+    }

@@ -1,0 +1,271 @@
+"""Models from the hub over the API: preview, download, cancel, going on, deleting; and where the token goes."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import socketio
+
+from steerserve import demo
+from tests.conftest import Start
+from tests.loopback_hub import LoopbackHub
+from tests.service import Running
+
+SENTINEL = "hf_SentinelTokenThatNobodyElseMaySee"
+DEMO = {f.name: f.read_bytes() for f in demo.MODEL_DIR.iterdir() if f.is_file()}
+REPO = "acme/tiny-stories"
+
+
+@pytest.fixture
+def hub() -> Iterator[LoopbackHub]:
+    with LoopbackHub() as made:
+        made.add(REPO, DEMO | {"pytorch_model.bin": b"never fetched", "run.py": b"never fetched"})
+        yield made
+
+
+@pytest.fixture
+def live(hub: LoopbackHub, start: Start) -> Iterator[Running]:
+    with start(hf_endpoint=hub.url, disk_reserve_mb=0) as running:
+        yield running
+
+
+class Events:
+    """What a Socket.IO client is told."""
+
+    def __init__(self, live: Running) -> None:
+        self._loop = asyncio.new_event_loop()
+        self._client = socketio.AsyncSimpleClient()
+        self._loop.run_until_complete(self._client.connect(live.url, transports=["websocket"]))
+
+    def until(self, name: str) -> list[tuple[str, dict[str, Any]]]:
+        """Everything up to the first event of this name."""
+        found = []
+        while True:
+            event, told = self._loop.run_until_complete(self._client.receive(timeout=30))
+            found.append((event, told))
+            if event == name:
+                return found
+
+    def close(self) -> None:
+        self._loop.run_until_complete(self._client.disconnect())
+        self._loop.close()
+
+
+@pytest.fixture
+def events(live: Running) -> Iterator[Events]:
+    made = Events(live)
+    yield made
+    made.close()
+
+
+def body(**fields: Any) -> dict[str, Any]:
+    return {"source": "huggingface", "repo_id": REPO, **fields}
+
+
+def add(live: Running, **fields: Any) -> dict[str, Any]:
+    return live.data("POST", "/api/models", body(**fields), 202)
+
+
+def test_a_model_is_previewed_downloaded_loaded_and_deleted(live: Running, events: Events) -> None:
+    shown = live.data("POST", "/api/models/preview", {"repo_id": REPO})
+    assert (shown["name"], shown["is_gated"]) == ("tiny-stories", False)
+    sizes = shown["estimated_sizes"]
+    assert set(sizes) == {"FP16", "Q8", "Q4", "Q2"}
+
+    row = add(live)
+    assert (row["status"], row["name"], row["source"]) == (
+        "downloading",
+        "tiny-stories",
+        "huggingface",
+    )
+    told = events.until("model:download:complete")
+    progress = [event for name, event in told if name == "model:download:progress"]
+    fetched = sum(len(DEMO[name]) for name in DEMO if name not in ("VERSION", "report.json"))
+    assert progress[-1]["progress"] == 100
+    assert progress[-1]["totalBytes"] == progress[-1]["downloadedBytes"] <= fetched
+    assert all(p["modelId"] == row["id"] for p in progress)
+
+    ready = live.data("GET", f"/api/models/{row['id']}")
+    assert (ready["status"], ready["download_progress"]) == ("ready", None)
+    folder = Path(ready["local_path"])
+    assert "pytorch_model.bin" not in os.listdir(folder)
+    assert "run.py" not in os.listdir(folder)
+    assert ready["revision"] == folder.name
+    live.data("POST", f"/api/models/{row['id']}/load?wait=true")
+    asked = {"prompt": "Once", "max_tokens": 3, "temperature": 0}
+    answer = live.post("/v1/completions", {"model": REPO, **asked}).json()
+    assert answer["model"] == "tiny-stories"
+    assert f"@{ready['revision']}:" in answer["system_fingerprint"]
+
+    status, code, _ = live.error("DELETE", f"/api/models/{row['id']}")
+    assert (status, code) == (409, "MODEL_BUSY")
+    live.data("POST", f"/api/models/{row['id']}/unload")
+    live.data("DELETE", f"/api/models/{row['id']}")
+    assert not folder.exists()
+
+
+def test_the_same_repository_at_the_same_precision_is_there_already(
+    live: Running, events: Events
+) -> None:
+    add(live)
+    events.until("model:download:complete")
+    status, code, details = live.error("POST", "/api/models", body())
+    assert (status, code) == (409, "MODEL_ALREADY_EXISTS")
+    assert details["quantization"] == "FP16"
+    # another precision shares the files: nothing is fetched again, and deleting one leaves the other its files
+    second = add(live, quantization="Q8")
+    events.until("model:download:complete")
+    assert second["name"] == "tiny-stories"
+    live.data("DELETE", f"/api/models/{second['id']}")
+    (first,) = live.data("GET", "/api/models")["models"]
+    assert (Path(first["local_path"]) / "config.json").is_file()
+
+
+def test_a_cancelled_download_leaves_nothing_and_goes_on_when_asked_again(
+    live: Running, hub: LoopbackHub, events: Events
+) -> None:
+    fault = hub.fault("/model.safetensors", hold=100)
+    row = add(live)
+    assert fault.held.wait(30)
+    status, code, _ = live.error("POST", f"/api/models/{row['id']}/load")
+    assert (status, code) == (409, "MODEL_BUSY")
+    status, _, _ = live.error("POST", "/api/models", body())
+    assert status == 409
+    cancelled = live.data("POST", f"/api/models/{row['id']}/cancel")
+    assert (cancelled["status"], cancelled["error_message"]) == ("error", "cancelled by user")
+    failed = dict(events.until("model:download:error"))["model:download:error"]
+    assert failed["error"]["code"] == "DOWNLOAD_CANCELLED"
+    left = [p for p in live.service.settings.model_cache_dir.rglob("*") if p.is_file()]
+    assert [p for p in left if ".hub" not in p.parts] == []
+    status, code, _ = live.error("POST", f"/api/models/{row['id']}/load")
+    assert (status, code) == (502, "DOWNLOAD_FAILED")
+    # a model in any other status is left as it is
+    assert live.data("POST", f"/api/models/{row['id']}/cancel")["status"] == "error"
+    fault.release.set()
+    hub.heal()
+    again = add(live)
+    assert (again["id"], again["status"]) == (row["id"], "downloading")
+    events.until("model:download:complete")
+    assert live.data("POST", f"/api/models/{row['id']}/cancel")["status"] == "ready"
+
+
+def test_deleting_a_model_that_is_downloaded_cancels_it(
+    live: Running, hub: LoopbackHub, events: Events
+) -> None:
+    fault = hub.fault("/model.safetensors", hold=100)
+    row = add(live)
+    assert fault.held.wait(30)
+    live.data("DELETE", f"/api/models/{row['id']}")
+    assert live.data("GET", "/api/models")["total"] == 0
+    assert live.error("GET", f"/api/models/{row['id']}")[1] == "MODEL_NOT_FOUND"
+
+
+@pytest.mark.parametrize(
+    ("facts", "token", "status", "code"),
+    [
+        (None, None, 404, "REPO_NOT_FOUND"),
+        ({"gated": "manual", "tokens": ("hf_right",)}, None, 401, "GATED_MODEL_NO_TOKEN"),
+        ({"gated": "manual", "tokens": ("hf_right",)}, "hf_wrong", 401, "INVALID_HUB_TOKEN"),
+    ],
+)
+def test_a_repository_that_cannot_be_had_is_refused_at_once(
+    live: Running,
+    hub: LoopbackHub,
+    facts: dict[str, Any] | None,
+    token: str | None,
+    status: int,
+    code: str,
+) -> None:
+    if facts is not None:
+        hub.add("acme/closed", DEMO, **facts)
+    asked = {"repo_id": "acme/closed", "hub_token": token}
+    assert live.error("POST", "/api/models/preview", asked)[:2] == (status, code)
+    assert live.error("POST", "/api/models", body(**asked))[:2] == (status, code)
+    assert live.data("GET", "/api/models")["total"] == 0
+
+
+def test_a_model_too_large_for_the_disk_is_refused_before_anything_is_fetched(
+    live: Running, hub: LoopbackHub
+) -> None:
+    hub.add("acme/huge", DEMO, extra=[])
+    hub.repos["acme/huge"].extra.append(
+        {
+            "type": "file",
+            "path": "model-00002-of-00002.safetensors",
+            "size": 10**17,
+            "oid": "0" * 40,
+        }
+    )
+    status, code, details = live.error("POST", "/api/models", body(repo_id="acme/huge"))
+    assert (status, code) == (507, "INSUFFICIENT_DISK")
+    assert details["needed_mb"] > details["free_mb"]
+    assert live.data("GET", "/api/models")["total"] == 0
+
+
+def test_a_hub_that_does_not_answer_opens_the_breaker_and_a_reset_closes_it(
+    live: Running, hub: LoopbackHub
+) -> None:
+    fault = hub.fault("/api/models", status=500)
+    for _ in range(live.service.settings.hub_breaker_failures):
+        status, code, _ = live.error("POST", "/api/models/preview", {"repo_id": REPO})
+        assert (status, code) == (503, "HUB_UNAVAILABLE")
+    answer = live.http.post("/api/models/preview", json={"repo_id": REPO})
+    recovery = live.service.settings.hub_breaker_recovery_s
+    assert recovery - 30 < int(answer.headers["retry-after"]) <= recovery
+    (breaker,) = live.data("GET", "/api/health/circuits")
+    assert (breaker["state"], breaker["is_open"]) == ("open", True)
+    assert live.error("POST", "/api/health/circuits/nobody/reset")[:2] == (404, "BREAKER_NOT_FOUND")
+    fault.times = 0
+    hub.heal()
+    closed = live.data("POST", "/api/health/circuits/huggingface/reset")
+    assert closed["state"] == "closed"
+    live.data("POST", "/api/models/preview", {"repo_id": REPO})
+
+
+def test_the_token_goes_to_the_hub_and_nowhere_else(
+    live: Running,
+    hub: LoopbackHub,
+    events: Events,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    hub.add("acme/gated", DEMO, gated="manual", tokens=(SENTINEL,))
+    live.data("POST", "/api/models/preview", {"repo_id": "acme/gated", "hub_token": SENTINEL})
+    row = add(live, repo_id="acme/gated", hf_token=SENTINEL)
+    told = events.until("model:download:complete")
+    told.append(("record", live.data("GET", f"/api/models/{row['id']}")))
+    bad = live.http.post("/api/models/preview", json={"repo_id": 7, "hub_token": SENTINEL})
+    wrong = live.http.post(
+        "/api/models/preview", json={"repo_id": "acme/gated", "hub_token": SENTINEL + "x"}
+    )
+    assert {seen.token for seen in hub.asked("acme/gated")} == {SENTINEL, SENTINEL + "x"}
+    output = capfd.readouterr()
+    for text in (json.dumps(told), bad.text, wrong.text, output.out, output.err):
+        assert SENTINEL not in text
+    for file in live.home.rglob("*"):
+        assert not file.is_file() or SENTINEL.encode() not in file.read_bytes(), file
+
+
+@pytest.mark.parametrize(
+    ("given", "param"),
+    [
+        ({}, "repo_id"),
+        ({"repo_id": "http://127.0.0.1:1/x"}, "repo_id"),
+        ({"repo_id": "../etc"}, "repo_id"),
+        ({"repo_id": "a@b/c"}, "repo_id"),
+        ({"repo_id": REPO, "revision": "../x"}, "revision"),
+        ({"repo_id": REPO, "gguf_label": "Q4_K_M"}, "gguf_label"),
+        ({"repo_id": REPO, "custom_name": "../x"}, "custom_name"),
+    ],
+)
+def test_what_is_no_repository_is_refused_naming_the_field(
+    live: Running, given: dict[str, Any], param: str
+) -> None:
+    status, code, details = live.error("POST", "/api/models", {"source": "huggingface", **given})
+    assert (status, code) == (422, "VALIDATION_ERROR")
+    assert details["param"] == param

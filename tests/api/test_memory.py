@@ -1,0 +1,122 @@
+"""Loads that do not fit, and the card that a load names: refused with the figures, before anything is unloaded."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import struct
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from steerserve import demo
+from tests.conftest import Start
+from tests.service import Running, add_model, load_demo
+
+TIB = 1 << 40
+
+
+def giant(folder: Path) -> Path:
+    """The demo model with a tensor more, of two TiB that take no disk."""
+    shutil.copytree(demo.MODEL_DIR, folder)
+    name = "model.layers.0.mlp.huge.weight"
+    tensor = {"dtype": "BF16", "shape": [TIB // 1024, 1024], "data_offsets": [0, 2 * TIB]}
+    raw = json.dumps({name: tensor}).encode()
+    with (folder / "huge.safetensors").open("wb") as file:
+        file.write(struct.pack("<Q", len(raw)) + raw)
+        file.truncate(8 + len(raw) + 2 * TIB)
+    return folder
+
+
+@pytest.fixture
+def live(start: Start) -> Any:
+    with start() as running:
+        load_demo(running)
+        yield running
+
+
+def test_a_model_that_does_not_fit_is_refused_with_every_figure(
+    live: Running, tmp_path: Path
+) -> None:
+    huge = add_model(live, giant(tmp_path / "giant"), "giant")
+    status, code, details = live.error("POST", f"/api/models/{huge}/load")
+    assert (status, code) == (507, "INSUFFICIENT_MEMORY")
+    (card,) = details["per_card"]
+    assert set(card) >= {
+        *("device", "name", "free_mb", "weights_mb", "kv_mb", "working_mb", "staging_mb"),
+        *("context_mb", "needed_mb"),
+    }
+    parts = ("weights_mb", "kv_mb", "working_mb", "staging_mb", "context_mb")
+    assert card["needed_mb"] == sum(card[part] for part in parts) > card["free_mb"]
+    assert card["weights_mb"] >= 2 << 20
+    assert details["working_memory"]["method"] in ("traced", "estimated")
+    assert details["short_devices"] == [card["device"]] == ["cpu"]
+    assert details["min_context_tokens"] == details["model_max_context_tokens"] > 0
+    assert details["rebalance_passes"] == 0
+    # nothing was touched: the resident model serves, and the other one may be tried again
+    assert live.complete("One day", max_tokens=1)["choices"]
+    assert live.data("GET", f"/api/models/{huge}")["status"] == "ready"
+
+    answer = live.http.post("/v1/completions", json={"model": "giant", "prompt": "x"})
+    assert (answer.status_code, answer.json()["error"]["code"]) == (503, "insufficient_memory")
+    assert answer.headers["retry-after"] == str(live.service.settings.retry_after_memory_s)
+    assert live.data("GET", "/api/health/detailed")["model_name"] == demo.MODEL_NAME
+
+
+@pytest.mark.parametrize("gpu", [0, "3", "GPU-12345678-1234-1234-1234-123456789abc"])
+def test_a_card_that_is_not_there_is_not_found(shared: Running, tmp_path: Path, gpu: Any) -> None:
+    other = add_model(shared, demo.MODEL_DIR, f"on-{gpu}", quantization="Q4")
+    try:
+        status, code, details = shared.error("POST", f"/api/models/{other}/load", {"gpu": gpu})
+        assert (status, code) == (404, "GPU_NOT_FOUND")
+        assert details["visible"] == []
+        assert shared.data("GET", f"/api/models/{other}")["status"] == "ready"
+    finally:
+        shared.data("DELETE", f"/api/models/{other}")
+
+
+@pytest.mark.parametrize("gpu", [-1, True, 1.5, "fast", "", [0], {}])
+def test_what_names_no_card_is_invalid(shared: Running, gpu: Any) -> None:
+    loaded = shared.data("GET", "/api/models")["loaded_model_id"]
+    status, code, _ = shared.error("POST", f"/api/models/{loaded}/load", {"gpu": gpu})
+    assert (status, code) == (422, "VALIDATION_ERROR")
+
+
+@pytest.mark.parametrize("gpu", [None, "auto", " ALL "])
+def test_a_host_without_cards_is_where_everything_goes(start: Start, gpu: Any) -> None:
+    with start() as live:
+        model_id = load_demo(live)
+        live.data("POST", f"/api/models/{model_id}/unload")
+        row = live.data("POST", f"/api/models/{model_id}/load?wait=true", {"gpu": gpu})
+        assert row["status"] == "loaded"
+        assert row["gpu_indices"] == []
+        assert row["placement"]["mode"] == "single"
+        assert row["placement"]["devices"] == ["cpu"]
+        (listed,) = live.data("GET", "/api/models")["models"]
+        assert listed["placement"] == row["placement"]
+        assert live.data("GET", "/api/health/detailed")["model_placement"] == row["placement"]
+        live.data("POST", f"/api/models/{model_id}/unload")
+        assert live.data("GET", f"/api/models/{model_id}")["placement"] is None
+
+
+@pytest.mark.parametrize("quantization", ["Q8", "Q4"])
+def test_a_model_is_quantized_as_it_loads(start: Start, quantization: str) -> None:
+    with start() as live:
+        model_id = add_model(live, demo.MODEL_DIR, "small", quantization=quantization)
+        row = live.data("POST", f"/api/models/{model_id}/load?wait=true")
+        assert (row["quantization"], row["status"]) == (quantization, "loaded")
+        asked = {"model": "small", "prompt": "One day", "max_tokens": 8, "temperature": 0}
+        answer = live.post("/v1/completions", asked).json()
+        assert answer["usage"]["completion_tokens"] == 8
+        assert f"/{quantization}:" in answer["system_fingerprint"]
+        scored = live.post("/v1/completions", {**asked, "max_tokens": 1, "logprobs": 2}).json()
+        assert len(scored["choices"][0]["logprobs"]["top_logprobs"][0]) == 2
+        sae = demo.saes()[0]
+        body = {"local_path": str(sae.path)}
+        sae_id = live.data("POST", "/api/saes/download", body, 202)["sae_id"]
+        live.data("POST", f"/api/saes/{sae_id}/attach", {"layer": sae.layer})
+        feature = demo.proof()["feature_idx"]
+        live.data("POST", "/api/saes/steering", {"feature_idx": feature, "value": 60.0})
+        steered = live.post("/v1/completions", asked).json()
+        assert steered["choices"][0]["text"] != answer["choices"][0]["text"]

@@ -1,0 +1,166 @@
+"""Live events: who gets the cards' numbers, and which progress reports go out."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+import socketio
+
+from steerserve.control import bus
+from steerserve.control.cards import Cards
+from steerserve.live import System, Throttle
+from tests.doubles import soon, until
+from tests.rules.test_cards import card
+from tests.service import Running
+
+KEYS = {
+    "gpu_utilization",
+    "gpu_memory_used_mb",
+    "gpu_memory_total_mb",
+    "gpu_temperature",
+    "gpu_count",
+    "gpus",
+}
+
+
+class Server:
+    """What the Socket.IO server offers to those who send: it keeps what was sent to whom."""
+
+    def __init__(self) -> None:
+        self.manager = self
+        self.connected = {"a", "b"}
+        self.sent: asyncio.Queue[tuple[str, str, Any]] = asyncio.Queue()
+        self.fails = False
+
+    def is_connected(self, sid: str, _namespace: str) -> bool:
+        return sid in self.connected
+
+    async def emit(self, event: str, body: Any, *, to: str) -> None:
+        if self.fails:
+            self.fails = False
+            raise OSError("gone")
+        self.sent.put_nowait((event, to, body))
+
+
+@pytest.fixture
+def server() -> Server:
+    return Server()
+
+
+def system(server: Any, seconds: float = 0.001) -> System:
+    return System(server, Cards(lambda: ([card("GPU-a", 0)], None)), seconds)
+
+
+def is_sending() -> bool:
+    return any(task.get_name() == "system-metrics" for task in asyncio.all_tasks())
+
+
+async def test_who_joins_is_told_at_once_and_nobody_else_is(server: Server) -> None:
+    asked = system(server, 3600.0)
+    await asked.join("a")
+    await asked.join("b")
+    assert [server.sent.get_nowait()[:2] for _ in range(2)] == [
+        ("system:metrics", "a"),
+        ("system:metrics", "b"),
+    ]
+    assert server.sent.empty()
+    asked.close()
+
+
+async def test_reports_go_on_until_the_last_one_leaves_and_leave_no_task(server: Server) -> None:
+    asked = system(server)
+    await asked.join("a")
+    await asked.join("b")
+    for _ in range(6):
+        event, _, body = await soon(server.sent.get())
+        assert (event, set(body)) == ("system:metrics", KEYS)
+    await asked.leave("a", "client disconnect")
+    assert is_sending()
+    await asked.leave("b")
+    await until(lambda: not is_sending())
+    await asked.join("a")
+    await soon(server.sent.get())
+    assert is_sending()
+    asked.close()
+    await until(lambda: not is_sending())
+
+
+async def test_a_report_that_cannot_be_sent_does_not_end_them(server: Server) -> None:
+    asked = system(server)
+    await asked.join("a")
+    await soon(server.sent.get())
+    server.fails = True
+    await soon(server.sent.get())
+    await soon(server.sent.get())
+    assert not server.fails
+    asked.close()
+
+
+async def test_who_left_before_joining_starts_nothing(server: Server) -> None:
+    asked = system(server)
+    await asked.join("long gone")
+    assert not is_sending()
+    assert server.sent.empty()
+
+
+async def test_leaving_without_having_joined_is_nothing(server: Server) -> None:
+    asked = system(server, 3600.0)
+    await asked.leave("a")
+    await asked.join("b")
+    await asked.leave("a")
+    assert is_sending()
+    asked.close()
+
+
+async def test_a_client_joins_over_the_socket_and_others_are_not_told(shared: Running) -> None:
+    shared.service.live.system.seconds = 0.01
+    joined, other = socketio.AsyncSimpleClient(), socketio.AsyncSimpleClient()
+    await joined.connect(shared.url, transports=["websocket"])
+    await other.connect(shared.url, transports=["websocket"])
+    try:
+        await joined.emit("system:join")
+        for _ in range(3):
+            name, body = await joined.receive(timeout=10)
+            assert (name, set(body)) == ("system:metrics", KEYS)
+            assert body["gpu_count"] == len(body["gpus"])
+        with pytest.raises(socketio.exceptions.TimeoutError):
+            await other.receive(timeout=0.1)
+    finally:
+        await joined.disconnect()
+        await other.disconnect()
+    await until(lambda: shared.service.live.system._sending is None)
+
+
+# ---------------------------------------------------------------------- progress
+
+
+def progress(model_id: int, percent: float) -> bus.DownloadProgress:
+    return bus.DownloadProgress(model_id, percent, 1, 2, None)
+
+
+def test_progress_of_each_model_passes_first_four_times_a_second_and_last() -> None:
+    now = [0.0]
+    throttle = Throttle(lambda: now[0])
+    passed = []
+    for step in range(100):
+        now[0] = step / 100
+        if throttle.passes(progress(1, step)):
+            passed.append(step)
+        # another model, and another work of the same model, have their own pace
+        assert throttle.passes(progress(2, 0.0)) is throttle.passes(
+            bus.LoadProgress(1, "loading_weights", 1.0)
+        )
+    assert passed == [0, 25, 50, 75]
+    assert throttle.passes(progress(1, 100.0))
+
+
+def test_every_other_event_passes_and_a_new_download_begins_anew() -> None:
+    throttle = Throttle(lambda: 0.0)
+    assert throttle.passes(progress(1, 1.0))
+    assert not throttle.passes(progress(1, 2.0))
+    for _ in range(3):
+        assert throttle.passes(bus.DownloadError(1, "DOWNLOAD_FAILED", "no", {}))
+        assert throttle.passes(bus.SaeDetached("sae_a"))
+    assert throttle.passes(progress(1, 0.0))

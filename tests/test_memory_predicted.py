@@ -1,0 +1,23 @@
+"""What a model takes is what was predicted of it, measured in a real engine."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+from benchmarks import memory, models
+
+SLACK_MB = 24
+"""Of a model this small, the engine's own objects for its modules are more than a seventh."""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+@pytest.mark.parametrize("precision", [pytest.param("FP16", marks=pytest.mark.slow), "Q4"])
+async def test_a_model_takes_what_was_predicted(precision: str, tmp_path: Path) -> None:
+    folder = models.sized("tiny", tmp_path / "tiny", tokens=512)
+    nothing = models.sized("none", tmp_path / "none", tokens=512)
+    usage = (await memory.measure(folder, nothing, [precision]))[precision]
+    assert usage.predicted_weights > 2 * SLACK_MB
+    difference = abs(usage.predicted_weights - usage.loaded)
+    assert difference < max(0.15 * usage.loaded, SLACK_MB), usage

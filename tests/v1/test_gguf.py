@@ -1,0 +1,218 @@
+"""GGUF models through the whole service: names, what is honoured and what is refused, embeddings, swaps."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from steerserve import demo
+from tests import gguf
+from tests.loopback_hub import LoopbackHub
+from tests.service import Running, add_demo, add_sae, running
+
+BASE = "counting"
+Q8, Q4 = f"{BASE}:Q8_0", f"{BASE}:Q4_0"
+COUNT = [{"role": "user", "content": "count"}]
+
+
+@pytest.fixture(scope="module")
+def live(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
+    """A service with a counting model in two quantizations, and the demo model."""
+    folder = tmp_path_factory.mktemp("gguf")
+    with running(tmp_path_factory.mktemp("home"), load_timeout=60) as started:
+        for label in ("Q8_0", "Q4_0"):
+            file = gguf.write(folder / f"{BASE}-{label}.gguf", label)
+            body = {"source": "local", "local_path": str(file)}
+            started.data("POST", "/api/models", body, 202)
+        add_demo(started)
+        yield started
+
+
+def ids(live: Running) -> dict[str, int]:
+    return {row["name"]: row["id"] for row in live.data("GET", "/api/models")["models"]}
+
+
+def chat(live: Running, model: str, **fields: Any) -> dict[str, Any]:
+    body = {"model": model, "messages": COUNT, "temperature": 0, "max_tokens": 5, **fields}
+    return live.post("/v1/chat/completions", body).json()
+
+
+def test_each_quantization_is_a_model_of_its_own(live: Running) -> None:
+    listed = [entry["id"] for entry in live.http.get("/v1/models").json()["data"]]
+    assert {Q8, Q4} <= set(listed)
+    row = live.data("GET", f"/api/models/{ids(live)[Q4]}")
+    assert (row["gguf_label"], row["quantization"], row["engine"]) == ("Q4_0", "Q4", "gguf")
+    assert row["params"]
+
+
+def test_a_bare_name_of_several_is_ambiguous(live: Running) -> None:
+    status, error = live.v1_error("/v1/chat/completions", {"model": BASE, "messages": COUNT})
+    assert (status, error["code"]) == (400, "AMBIGUOUS_MODEL_NAME")
+    assert Q8 in error["message"]
+    assert Q4 in error["message"]
+
+
+@pytest.mark.parametrize("model", [Q8, Q4])
+def test_it_is_loaded_by_its_name_and_answers(live: Running, model: str) -> None:
+    answer = chat(live, model)
+    assert answer["choices"][0]["message"]["content"].split() == gguf.WORDS[:5]
+    assert answer["choices"][0]["finish_reason"] == "length"
+    assert answer["usage"]["completion_tokens"] == 5
+    assert answer["system_fingerprint"].endswith(f":unrecorded/{model.partition(':')[2]}:llama.cpp")
+    row = live.data("GET", f"/api/models/{ids(live)[model]}")
+    assert (row["status"], row["device"]) == ("loaded", "cpu")
+    assert row["memory_footprint"] > 0
+
+
+def test_streamed_text_is_the_same(live: Running) -> None:
+    body = {"model": Q8, "messages": COUNT, "temperature": 0}
+    whole = chat(live, Q8, max_tokens=64)
+    events = live.stream("/v1/chat/completions", {**body, "max_tokens": 64})
+    assert events[-1] == "[DONE]"
+    deltas = [c["delta"].get("content", "") for e in events[:-1] for c in e["choices"]]
+    assert "".join(deltas) == whole["choices"][0]["message"]["content"]
+    assert events[-2]["choices"][0]["finish_reason"] == "stop"
+    assert events[-2]["usage"] == whole["usage"]
+
+
+def test_a_trailing_assistant_message_is_continued(live: Running) -> None:
+    messages = [*COUNT, {"role": "assistant", "content": "one two three"}]
+    answer = chat(live, Q8, messages=messages)
+    assert answer["choices"][0]["message"]["content"].split() == gguf.WORDS[3:8]
+
+
+def test_several_prompts_and_stops_are_honoured(live: Running) -> None:
+    body = {"model": Q8, "prompt": ["one", "five six"], "max_tokens": 9, "temperature": 0}
+    answer = live.post("/v1/completions", {**body, "stop": [" eight"]}).json()
+    texts = [choice["text"].split() for choice in answer["choices"]]
+    assert texts == [gguf.WORDS[1:7], gguf.WORDS[6:7]]
+    assert [choice["finish_reason"] for choice in answer["choices"]] == ["stop", "stop"]
+
+
+@pytest.mark.parametrize(
+    ("path", "fields", "param"),
+    [
+        ("/v1/chat/completions", {"seed": 7}, "seed"),
+        ("/v1/chat/completions", {"n": 2}, "n"),
+        ("/v1/chat/completions", {"logprobs": True, "max_tokens": 1}, "logprobs"),
+        ("/v1/chat/completions", {"allowed_token_ids": [1], "max_tokens": 1}, "allowed_token_ids"),
+        ("/v1/chat/completions", {"response_format": {"type": "json_object"}}, "response_format"),
+        ("/v1/chat/completions", {"profile": "calm"}, "profile"),
+        ("/v1/chat/completions", {"steering_intensity": 1}, "steering_intensity"),
+        ("/v1/completions", {"seed": 7}, "seed"),
+        ("/v1/completions", {"logprobs": 3, "max_tokens": 1}, "logprobs"),
+    ],
+)
+def test_what_it_cannot_honour_is_refused_before_it_is_loaded(
+    live: Running, path: str, fields: dict[str, Any], param: str
+) -> None:
+    live.post("/v1/completions", {"model": demo.MODEL_NAME, "prompt": "x", "max_tokens": 1})
+    said = {"messages": COUNT} if "chat" in path else {"prompt": "x"}
+    status, error = live.v1_error(path, {"model": Q4, **said, **fields})
+    assert (status, error["code"], error["param"]) == (400, "field_not_honoured", param)
+    assert live.data("GET", f"/api/models/{ids(live)[Q4]}")["status"] == "ready"
+
+
+def test_activations_are_refused(live: Running) -> None:
+    asked = {"return_sae_activations": {"top_k": 3}, "prompt": "x"}
+    status, error = live.v1_error("/v1/completions", {"model": Q4, **asked})
+    assert status == 400
+    assert error["param"] == "return_sae_activations"
+
+
+def test_template_variables_are_reported_and_never_refused(live: Running) -> None:
+    body = {"model": Q8, "messages": COUNT, "max_tokens": 1, "chat_template_kwargs": {"a": 1}}
+    answer = live.http.post("/v1/chat/completions", json=body, headers={"X-Service-Strict": "true"})
+    assert answer.status_code == 200, answer.text
+    assert answer.headers["x-service-ignored-fields"] == "chat_template_kwargs"
+
+
+def test_what_does_not_fit_the_context_is_refused_with_the_counts(live: Running) -> None:
+    body = {"model": Q8, "prompt": "one " * 50, "max_tokens": 250}
+    status, error = live.v1_error("/v1/completions", body)
+    assert (status, error["code"]) == (400, "context_length_exceeded")
+    assert "256" in error["message"]
+    status, error = live.v1_error("/v1/completions", {**body, "prompt": "one " * 5000})
+    assert (status, error["code"]) == (400, "context_length_exceeded")
+
+
+def test_it_embeds_and_generates(live: Running) -> None:
+    body = {"model": Q8, "input": ["one two", "three"], "encoding_format": "float"}
+    answer = live.post("/v1/embeddings", body).json()
+    vectors = [item["embedding"] for item in answer["data"]]
+    assert [len(vector) for vector in vectors] == [gguf.WIDTH] * 2
+    assert vectors[0] != vectors[1]
+    assert chat(live, Q8)["choices"][0]["finish_reason"] == "length"
+
+
+def test_no_sae_is_attached_to_it(live: Running) -> None:
+    chat(live, Q8)
+    sae = demo.saes()[0]
+    status, code, _ = live.error("POST", f"/api/saes/{add_sae(live, sae)}/attach", {"layer": 1})
+    assert (status, code) == (400, "SAE_INCOMPATIBLE")
+
+
+def test_the_cards_say_that_it_is_not_measured(live: Running) -> None:
+    chat(live, Q8)
+    assert live.data("GET", "/api/health/gpus")["cards"] == []
+    assert live.data("GET", "/api/health/detailed")["model_name"] == Q8
+
+
+def test_proportions_for_cards_that_are_not_there_are_refused_before_anything_is_unloaded(
+    tmp_path: Path,
+) -> None:
+    file = gguf.write(tmp_path / "m-Q8_0.gguf", "Q8_0")
+    with running(tmp_path / "home", gguf_tensor_split="1,1") as live:
+        body = {"source": "local", "local_path": str(file)}
+        row = live.data("POST", "/api/models", body, 202)
+        add_demo(live)
+        live.complete("x", max_tokens=1)
+        status, code, details = live.error("POST", f"/api/models/{row['id']}/load")
+        assert (status, code, details["cards"]) == (500, "INVALID_GGUF_TENSOR_SPLIT", 0)
+        status, code, _ = live.error("POST", f"/api/models/{row['id']}/load", {"gpu": 0})
+        assert code == "INVALID_GGUF_TENSOR_SPLIT"
+        assert live.data("GET", "/api/health/detailed")["model_name"] == demo.MODEL_NAME
+
+
+def test_a_label_is_fetched_from_the_hub_and_the_other_stays(tmp_path: Path) -> None:
+    files = {
+        f"tiny-{label}.gguf": gguf.write(tmp_path / f"{label}.gguf", label).read_bytes()
+        for label in ("Q8_0", "Q4_0")
+    }
+    with (
+        LoopbackHub() as hub,
+        running(tmp_path / "home", hf_endpoint=hub.url, disk_reserve_mb=0) as live,
+    ):
+        hub.add("acme/tiny-GGUF", files)
+        shown = live.data("POST", "/api/models/preview", {"repo_id": "acme/tiny-GGUF"})
+        assert [quant["label"] for quant in shown["gguf_quants"]] == ["Q4_0", "Q8_0"]
+        assert shown["estimated_sizes"] is None
+        asked = {"source": "huggingface", "repo_id": "acme/tiny-GGUF"}
+        status, code, details = live.error("POST", "/api/models", asked)
+        assert (status, code) == (422, "VALIDATION_ERROR")
+        assert details["available"] == ["Q4_0", "Q8_0"]
+        rows = [
+            live.data("POST", "/api/models", {**asked, "gguf_label": label}, 202)
+            for label in ("q8_0", "Q4_0")
+        ]
+        assert [row["name"] for row in rows] == ["tiny-GGUF:Q8_0", "tiny-GGUF:Q4_0"]
+        wait_until_ready(live, [row["id"] for row in rows])
+        answer = chat(live, "acme/tiny-GGUF:Q4_0")
+        assert answer["choices"][0]["message"]["content"].split() == gguf.WORDS[:5]
+        live.data("DELETE", f"/api/models/{rows[0]['id']}")
+        assert chat(live, "tiny-GGUF")["model"] == "tiny-GGUF:Q4_0"
+        left = [p.name for p in live.home.rglob("*.gguf")]
+        assert left == ["tiny-Q4_0.gguf"]
+
+
+def wait_until_ready(live: Running, models: list[int]) -> None:
+    """Ask until no download runs; each question gives it time."""
+    for _ in range(10_000):
+        rows = [live.data("GET", f"/api/models/{model}") for model in models]
+        if all(row["status"] == "ready" for row in rows):
+            return
+        assert all(row["status"] in ("downloading", "ready") for row in rows), rows
+    raise AssertionError("the downloads do not end")
