@@ -3,6 +3,7 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
+WORKERS ?= 2
 STAMP := $(VENV)/.installed
 
 .PHONY: run serve test test-all soak contract check format bench demo-model docs clean
@@ -19,7 +20,7 @@ serve: $(STAMP) ## serve with the settings of the environment
 	$(BIN)/python -m steerserve serve
 
 test: $(STAMP) ## the test suite
-	$(BIN)/python -m pytest -m 'not slow and not gpu and not soak'
+	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile -m 'not slow and not gpu and not soak'
 
 test-all: $(STAMP) ## the test suite with its slow part
 	$(BIN)/python -m pytest -m 'not gpu and not soak'

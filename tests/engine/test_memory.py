@@ -10,18 +10,25 @@ from typing import Any
 
 import pytest
 import torch
-from structlog.testing import capture_logs
+from structlog.testing import CapturingLogger
 from torch import Tensor
 
 from steerserve.engine import messages as m
 from steerserve.engine.client import Engine, Launcher
-from steerserve.engine.worker import budget, loop, memory
+from steerserve.engine.worker import budget, group, loop, memory
 from steerserve.engine.worker.checkpoint import Checkpoint
 from steerserve.engine.worker.kv import SlotCache
 from steerserve.engine.worker.wire import Wire
 from steerserve.errors import Refusal
 from tests.engine.running import Bench, alone, generated, hooked, site_of, words
 from tests.engine.saes import arrays, config_v6, write
+
+
+@pytest.fixture(autouse=True)
+def quiet(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A test's own log handler would keep an error that was logged, and with it the tensors of its frames."""
+    monkeypatch.setattr(group, "log", CapturingLogger())
+    monkeypatch.setattr(loop, "log", CapturingLogger())
 
 MIB = 1 << 20
 FIELDS: dict[str, Any] = {
@@ -59,7 +66,7 @@ def test_the_requests_of_the_pass_end_and_nobody_else(llama: Checkpoint, error: 
         if hidden.shape[1] > 1:
             raise error
 
-    with capture_logs(), hooked(site_of(llama), fail_prefill):
+    with hooked(site_of(llama), fail_prefill):
         bench.step()
     refused = bench.refused[2]
     assert refused.code == "INSUFFICIENT_MEMORY"
@@ -87,7 +94,7 @@ def test_running_out_fifty_times_leaves_nothing_behind(llama: Checkpoint) -> Non
     gc.freeze()  # what other tests left is not looked through each time
     try:
         for request in range(50):
-            with capture_logs(), hooked(site_of(llama), fail):
+            with hooked(site_of(llama), fail):
                 bench.ask(request, "", ids=ids, seed=request if request % 2 else None)
                 bench.run()
             bench.answers.clear()
@@ -118,8 +125,7 @@ def test_the_frames_of_the_error_hold_nothing_when_memory_is_given_back(
     monkeypatch.setattr(memory, "give_back", lambda: alive.append(held[0]() is not None))
     bench = Bench(llama)
     bench.ask(1, words(20))
-    # a test's own log handler would keep the error, and its frames
-    with capture_logs(), hooked(site_of(llama), fail):
+    with hooked(site_of(llama), fail):
         bench.run()
     assert alive == [False]
 
@@ -138,8 +144,7 @@ def test_a_cache_that_cannot_grow_refuses_the_newcomer_alone(
 
     monkeypatch.setattr(SlotCache, "resize", fail)
     bench.ask(2, [words(60), words(50)], seed=seed)
-    with capture_logs():
-        bench.step()
+    bench.step()
     assert bench.refused[2].code == "INSUFFICIENT_MEMORY"
     assert not bench.live_rows(2)
     monkeypatch.setattr(SlotCache, "resize", resize)
@@ -163,7 +168,7 @@ def test_a_cache_that_grew_in_part_serves_on(
             raise torch.OutOfMemoryError("no memory")
         return new_zeros(tensor, *shape, **more)
 
-    with capture_logs(), monkeypatch.context() as patched:
+    with monkeypatch.context() as patched:
         patched.setattr(Tensor, "new_zeros", third_fails)
         bench.ask(3, words(100), max_tokens=60)
         bench.step()
@@ -268,8 +273,7 @@ def test_a_load_that_runs_out_of_memory_says_so(
     wire = Told()
     engine = loop.Engine(wire)  # type: ignore[arg-type]
     command = m.Load(id=1, path=str(folder("llama")), **FIELDS)
-    with capture_logs():
-        engine._answer(command, lambda: engine._obey(command))
+    engine._answer(command, lambda: engine._obey(command))
     assert [event.code for event in wire.events] == ["INSUFFICIENT_MEMORY"]
     assert wire.events[0].details["device"] == "cpu"
 
