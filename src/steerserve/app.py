@@ -77,7 +77,8 @@ class Service:
     def __init__(self, settings: Settings | None = None) -> None:
         self.settings = settings or Settings()
         # what was read is kept from every child process
-        os.environ.pop("HUB_TOKEN", None)
+        for name in [name for name in os.environ if name.upper() == "HUB_TOKEN"]:
+            del os.environ[name]
         log.configure(self.settings.log_level, self.settings.log_format)
         self.bus = Bus()
         self.metrics = Metrics()

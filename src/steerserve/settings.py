@@ -280,10 +280,11 @@ class Settings(BaseSettings):
     @model_validator(mode="after")
     def _derive(self) -> Settings:
         self.steerserve_home = self.steerserve_home.expanduser().absolute()
-        if self.model_cache_dir == Path():
-            self.model_cache_dir = self.steerserve_home / "models"
-        if self.sae_cache_dir == Path():
-            self.sae_cache_dir = self.steerserve_home / "saes"
+        for name, folder in (("model_cache_dir", "models"), ("sae_cache_dir", "saes")):
+            named: Path = getattr(self, name)
+            is_named = named != Path()
+            place = named.expanduser().absolute() if is_named else self.steerserve_home / folder
+            setattr(self, name, place)
         if not self.database_url:
             self.database_url = f"sqlite+aiosqlite:///{self.steerserve_home / 'steerserve.db'}"
         return self

@@ -514,3 +514,58 @@ async def test_what_the_database_cannot_record_does_not_stop_an_unload(world: Wo
     await soon(world.conductor.unload(row.id))
     assert world.launcher.alive == []
     assert world.phase is Phase.EMPTY
+
+
+async def test_a_swap_to_a_model_that_is_gone_leaves_the_resident_serving(world: World) -> None:
+    await world.loaded("a")
+    other = await world.model("b")
+    await world.catalog.remove_model(other.id)
+    with pytest.raises(Refusal) as refused:
+        await world.conductor.load(other)
+    assert refused.value.code == "MODEL_NOT_FOUND"
+    assert world.phase is Phase.LOADED
+    asked, stream = await world.in_flight("a")
+    stream.complete("still here")
+    assert await soon(asked) == "still here"
+
+
+async def test_a_model_that_is_being_deleted_is_not_loaded(world: World) -> None:
+    row = await world.model("a")
+    with world.conductor.kept_out(row.id), pytest.raises(Refusal) as refused:
+        await world.conductor.load(row)
+    assert refused.value.code == "MODEL_NOT_FOUND"
+    await soon((await world.conductor.load(row)).ready)
+    assert world.phase is Phase.LOADED
+
+
+async def test_a_swap_that_fails_before_the_unload_leaves_the_resident_serving(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await world.loaded("a")
+    other = await world.model("b")
+
+    async def fail(*_: object) -> None:
+        raise RuntimeError("before anything was unloaded")
+
+    monkeypatch.setattr(world.conductor, "_leave", fail)
+    coming = await world.conductor.load(other)
+    with pytest.raises(Refusal) as refused:
+        await soon(coming.ready)
+    assert refused.value.code == "MODEL_LOAD_FAILED"
+    await until(lambda: world.phase is Phase.LOADED)
+    asked, stream = await world.in_flight("a")
+    stream.complete("still here")
+    assert await soon(asked) == "still here"
+
+
+async def test_a_database_that_is_away_holds_no_slot(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    row = await world.loaded("a")
+
+    async def refuse(*_: object, **__: object) -> None:
+        raise ConnectionRefusedError("the database is away")
+
+    monkeypatch.setattr(world.catalog, "change_model", refuse)
+    await soon(world.conductor.unload(row.id))
+    assert world.phase is Phase.EMPTY

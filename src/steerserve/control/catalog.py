@@ -95,15 +95,17 @@ class Registry:
             Refusal: MODEL_NOT_FOUND, MODEL_BUSY, MODEL_LOCKED.
         """
         self._check_unused(await self._catalog.model(model_id))
-        row = await self._hub_models.cancel(await self._catalog.model(model_id))
-        self._check_unused(row)
-        await self._catalog.remove_model(model_id)
-        await self._hub_models.remove(row)
+        with self._conductor.kept_out(model_id):
+            async with self._hub_models.settled(model_id) as row:
+                self._check_unused(row)
+                await self._catalog.remove_model(model_id)
+                await self._hub_models.remove(row)
         return row
 
     def _check_unused(self, row: ModelRow) -> None:
+        """What is loaded the conductor knows; the record may have missed a note of it."""
         view = self._conductor.view()
-        status = "loaded" if self._conductor.has(row.id) else row.status
+        status = "loaded" if self._conductor.has(row.id) else "ready"
         model_status.check_delete(status, view.is_locked and view.model_id == row.id)
 
     async def add_sae(self, local_path: str) -> tuple[SaeRow, bool]:
@@ -148,12 +150,14 @@ class Registry:
         Raises:
             Refusal: SAE_NOT_FOUND, SAE_ALREADY_ATTACHED.
         """
-        row = await self._catalog.sae(sae_id)
-        if any(attached.sae_id == sae_id for attached in self._conductor.attachments()):
-            raise Refusal(
-                "SAE_ALREADY_ATTACHED", "the SAE is attached; detach it first", sae_id=sae_id
-            )
-        await self._catalog.remove_sae(sae_id)
+        # an attach under way ends first
+        async with self._conductor.editing:
+            row = await self._catalog.sae(sae_id)
+            if any(attached.sae_id == sae_id for attached in self._conductor.attachments()):
+                raise Refusal(
+                    "SAE_ALREADY_ATTACHED", "the SAE is attached; detach it first", sae_id=sae_id
+                )
+            await self._catalog.remove_sae(sae_id)
         return row
 
     async def _inspect(self, folder: Path) -> Claims:

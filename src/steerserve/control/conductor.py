@@ -7,8 +7,8 @@ writes its outcome back in one step. A request that uses the model holds it, and
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager, suppress
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager, suppress
 
 import structlog
 
@@ -64,6 +64,7 @@ class Conductor:
         self._open = asyncio.Event()
         self._open.set()
         self._tasks: set[asyncio.Task[None]] = set()
+        self._kept_out: set[int] = set()
         self.renew: Renew = _renew_nothing
 
     # ------------------------------------------------------------- reading
@@ -115,6 +116,15 @@ class Conductor:
     def has(self, model_id: int) -> bool:
         """Whether a model is in the slot, or on its way into it."""
         return any(r is not None and r.row.id == model_id for r in (self._resident, self._next))
+
+    @contextmanager
+    def kept_out(self, model_id: int) -> Iterator[None]:
+        """While open, no load of this model begins: it is being deleted."""
+        self._kept_out.add(model_id)
+        try:
+            yield
+        finally:
+            self._kept_out.discard(model_id)
 
     # ------------------------------------------------------------- using the model
 
@@ -205,6 +215,9 @@ class Conductor:
             task.cancel()
         if self._tasks:
             await asyncio.wait(self._tasks)
+        for waited in (resident, self._next):
+            if waited is not None and not waited.ready.done():
+                waited.ready.set_exception(_shutting_down())
         if resident is not None and resident.engine is not None:
             resident.phase = Phase.UNLOADING
             await resident.engine.stop(_shutting_down())
@@ -221,7 +234,11 @@ class Conductor:
 
     async def _prepared(self, row: ModelRow, gpu: Wanted = ANYWHERE) -> Prepared:
         """The load, checked against the memory there is and what the resident model gives back."""
-        return await loading.prepare(row, gpu, self._resident, self._launcher, self._settings)
+        found = await loading.prepare(row, gpu, self._resident, self._launcher, self._settings)
+        await self._catalog.model(row.id)
+        if row.id in self._kept_out:
+            raise Refusal("MODEL_NOT_FOUND", "the model is being deleted", model_id=row.id)
+        return found
 
     def _begin_load(self, prepared: Prepared) -> Resident:
         coming = Resident(prepared.row)
@@ -238,7 +255,6 @@ class Conductor:
 
     async def _swap(self, leaving: Resident | None, coming: Resident, prepared: Prepared) -> None:
         try:
-            await self._catalog.model(coming.row.id)
             await self.records.model(coming, Event.LOAD_BEGAN, error_message=None)
             if leaving is not None:
                 await self._leave(leaving)
@@ -252,7 +268,18 @@ class Conductor:
             raise
         except Exception as error:
             log.exception("load_failed", model=coming.row.name)
-            await self._fail(coming, loading.as_refusal(error, has_unloaded=leaving is not None))
+            is_still_there = leaving is not None and self._resident is leaving
+            has_unloaded = leaving is not None and not is_still_there
+            await self._fail(coming, loading.as_refusal(error, has_unloaded=has_unloaded))
+            if is_still_there:
+                assert leaving is not None
+                self._stay(leaving)
+
+    def _stay(self, resident: Resident) -> None:
+        """The load that was to replace this model failed before it was unloaded: it serves on."""
+        resident.phase = Phase.LOADED
+        if resident.engine is not None and resident.engine.ended.done():
+            self._on_engine_end(resident)
 
     async def _fill(self, coming: Resident, prepared: Prepared, *, has_unloaded: bool) -> None:
         """Load the model, and make it the one that serves."""

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import shutil
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import structlog
-from sqlalchemy.exc import SQLAlchemyError
 
 from steerserve.control import fitting
 from steerserve.control.bus import Bus, DownloadComplete, DownloadError, DownloadProgress
@@ -118,6 +117,12 @@ class HubModels:
         await self._downloads.cancel(row.id)
         return await self._catalog.model(row.id)
 
+    @asynccontextmanager
+    async def settled(self, model_id: int) -> AsyncIterator[ModelRow]:
+        """The record, its download given up if it ran; no download begins while this is open."""
+        async with self._adding:
+            yield await self.cancel(await self._catalog.model(model_id))
+
     async def remove(self, row: ModelRow) -> None:
         """Remove the files of a model that is no longer registered; what other models use stays."""
         if row.source != "huggingface" or row.repo_id is None or row.revision is None:
@@ -206,21 +211,29 @@ class HubModels:
                 values = await asyncio.to_thread(_facts, row, job)
             except Refusal as unusable:
                 refusal = Refusal("DOWNLOAD_FAILED", unusable.message, cause=unusable.code)
+            except Exception:
+                # files from strangers: whatever reading them raises, the download must have an end
+                log.exception("downloaded_files_unreadable", model_id=model_id)
+                refusal = Refusal("DOWNLOAD_FAILED", "the downloaded files cannot be read")
             else:
-                await self._record(model_id, Event.DOWNLOADED, error_message=None, **values)
-                self._bus.publish(DownloadComplete(model_id, values["local_path"]))
-                return
+                if await self._record(model_id, Event.DOWNLOADED, error_message=None, **values):
+                    self._bus.publish(DownloadComplete(model_id, values["local_path"]))
+                    return
+                refusal = Refusal("DOWNLOAD_FAILED", "the database could not take the note of it")
         cancelled = refusal.code == "DOWNLOAD_CANCELLED"
         event = Event.CANCELLED if cancelled else Event.DOWNLOAD_FAILED
         await self._record(model_id, event, error_message=refusal.message)
         self._bus.publish(DownloadError(model_id, refusal.code, refusal.message, refusal.details))
 
-    async def _record(self, model_id: int, event: Event, **values: Any) -> None:
-        """What happened to the model; a database that cannot take the note is repaired at the next start."""
+    async def _record(self, model_id: int, event: Event, **values: Any) -> bool:
+        """Note what happened to the model; whether the database took it. If not, the next start repairs the status."""
         try:
             await self._catalog.change_model(model_id, status=AFTER[event], **values)
-        except (Refusal, SQLAlchemyError) as error:
-            log.error("status_not_recorded", model_id=model_id, reason=str(error))
+        except Exception as error:
+            # whatever the driver raises: the note is lost, and nothing else may be
+            log.error("status_not_recorded", model_id=model_id, reason=type(error).__name__)
+            return False
+        return True
 
 
 def choose(found: Repository, wanted: Wanted) -> Chosen:
@@ -315,7 +328,8 @@ def _remove(folder: Path, row: ModelRow, others: Sequence[ModelRow]) -> None:
     if any((o.engine, o.gguf_label) == (row.engine, row.gguf_label) for o in others):
         return
     for file in [f for f in folder.rglob("*") if f.is_file()]:
-        label = gguf.classify(file.relative_to(folder).as_posix()).label
+        named = gguf.classify(file.relative_to(folder).as_posix())
+        label = named.label or named.base
         is_gguf = file.suffix.lower() == ".gguf"
         if is_gguf == (row.engine == GGUF) and (not is_gguf or label == row.gguf_label):
             file.unlink(missing_ok=True)

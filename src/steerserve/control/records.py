@@ -8,10 +8,8 @@ from __future__ import annotations
 from typing import Any
 
 import structlog
-from sqlalchemy.exc import SQLAlchemyError
 
 from steerserve.control.resident import Resident
-from steerserve.errors import Refusal
 from steerserve.rules.model_status import AFTER, Event
 from steerserve.store.catalog import Catalog
 
@@ -30,11 +28,13 @@ class Records:
             resident.row = await self._catalog.change_model(
                 resident.row.id, status=AFTER[event], **values
             )
-        except (Refusal, SQLAlchemyError) as error:
+        except Exception as error:
+            # whatever the driver raises: the note is lost, and nothing else may be
             log.error("status_not_recorded", model=resident.row.name, reason=str(error))
 
     async def sae(self, sae_id: str, status: str) -> None:
         try:
             await self._catalog.change_sae(sae_id, status=status)
-        except (Refusal, SQLAlchemyError) as error:
+        except Exception as error:
+            # whatever the driver raises: the note is lost, and nothing else may be
             log.error("status_not_recorded", sae=sae_id, reason=str(error))
