@@ -140,7 +140,7 @@ class Service:
     async def drain(self) -> None:
         """Refuse newcomers and wait for the requests in flight, at most GRACEFUL_SHUTDOWN_TIMEOUT; what is left is
         ended with an error event."""
-        self.generation.is_closing = True
+        self.generation.is_closing = self.conductor.is_closing = True
         logger.info("draining", in_flight=self.generation.active)
         deadline = asyncio.get_running_loop().time() + self.settings.graceful_shutdown_timeout
         while self.generation.active and asyncio.get_running_loop().time() < deadline:

@@ -121,7 +121,7 @@ def test_the_same_repository_at_the_same_precision_is_there_already(
     # another precision shares the files: nothing is fetched again, and deleting one leaves the other its files
     second = add(live, quantization="Q8")
     events.until("model:download:complete")
-    assert second["name"] == "tiny-stories"
+    assert second["name"] == "tiny-stories:Q8"
     live.data("DELETE", f"/api/models/{second['id']}")
     (first,) = live.data("GET", "/api/models")["models"]
     assert (Path(first["local_path"]) / "config.json").is_file()
@@ -153,6 +153,35 @@ def test_a_cancelled_download_leaves_nothing_and_goes_on_when_asked_again(
     assert (again["id"], again["status"]) == (row["id"], "downloading")
     events.until("model:download:complete")
     assert live.data("POST", f"/api/models/{row['id']}/cancel")["status"] == "ready"
+
+
+def test_a_failed_download_goes_on_with_a_branch_that_moved(
+    live: Running, hub: LoopbackHub, events: Events
+) -> None:
+    hub.fault("/model.safetensors", status=404)
+    row = add(live)
+    events.until("model:download:error")
+    hub.heal()
+    hub.add(REPO, DEMO | {"merges.txt": b"new"})
+    again = add(live, custom_name="moved")
+    assert (again["id"], again["name"]) == (row["id"], "moved")
+    assert again["revision"] != row["revision"]
+    events.until("model:download:complete")
+    folders = [
+        path.name
+        for path in (live.service.settings.model_cache_dir / "acme--tiny-stories").iterdir()
+    ]
+    assert folders == [again["revision"]]
+
+
+def test_a_model_whose_files_were_lost_is_downloaded_again(live: Running, events: Events) -> None:
+    row = add(live)
+    events.until("model:download:complete")
+    ready = live.data("GET", f"/api/models/{row['id']}")
+    (Path(ready["local_path"]) / "model.safetensors").unlink()
+    assert add(live)["id"] == row["id"]
+    events.until("model:download:complete")
+    live.data("POST", f"/api/models/{row['id']}/load?wait=true")
 
 
 def test_deleting_a_model_that_is_downloaded_cancels_it(

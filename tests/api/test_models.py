@@ -9,10 +9,11 @@ from pathlib import Path
 
 import pytest
 import socketio
+from safetensors.torch import load_file, save_file
 
 from steerserve import demo
 from tests.conftest import Start
-from tests.service import Running, add_demo, load_demo
+from tests.service import Running, add_demo, add_model, load_demo
 
 
 @pytest.fixture
@@ -285,3 +286,33 @@ def test_an_id_beyond_any_row_is_not_found(shared: Running) -> None:
 def test_a_name_does_not_end_in_a_blank(shared: Running) -> None:
     body = {"source": "local", "local_path": str(demo.MODEL_DIR), "custom_name": "red "}
     assert shared.error("POST", "/api/models", body)[:2] == (422, "VALIDATION_ERROR")
+
+
+def test_a_checkpoint_with_a_tensor_missing_is_not_served_with_an_invented_one(
+    start: Start, tmp_path: Path
+) -> None:
+    folder = shutil.copytree(demo.MODEL_DIR, tmp_path / "holed")
+    tensors = load_file(folder / "model.safetensors")
+    removed = "model.layers.2.mlp.down_proj.weight"
+    del tensors[removed]
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    with start() as live:
+        for quantization in ("FP16", "Q4"):
+            holed = add_model(live, folder, f"holed-{quantization}", quantization=quantization)
+            status, code, _ = live.error("POST", f"/api/models/{holed}/load?wait=true")
+            assert (status, code) == (500, "MODEL_LOAD_FAILED")
+            assert removed in live.data("GET", f"/api/models/{holed}")["error_message"]
+
+
+def test_the_reason_of_a_failed_load_names_no_folder_of_this_machine(
+    start: Start, tmp_path: Path
+) -> None:
+    folder = shutil.copytree(demo.MODEL_DIR, tmp_path / "mute")
+    for file in folder.glob("*token*"):
+        file.unlink()
+    with start() as live:
+        mute = add_model(live, folder, "mute")
+        live.error("POST", f"/api/models/{mute}/load?wait=true")
+        reason = live.data("GET", f"/api/models/{mute}")["error_message"]
+        assert len(reason.split()) > 5
+        assert str(tmp_path) not in reason

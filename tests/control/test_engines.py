@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from steerserve.control.engines import FORGOTTEN, Engines
-from steerserve.engine import process
+from steerserve.engine import llama_process, process
+from steerserve.engine.llama_messages import Card
 from steerserve.settings import Settings
 from tests.doubles import soon
 
@@ -50,3 +51,40 @@ async def test_a_start_that_succeeds_clears_it(
         assert engines.failure() is None
     finally:
         await soon(engine.stop())
+
+
+class Asked:
+    """A GGUF engine's process that sees the cards it is given."""
+
+    def __init__(self) -> None:
+        self.cards: list[Card] = []
+        self.times = 0
+
+    def install(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        process = self
+
+        class Started:
+            async def cards(self, server_bin: str | None) -> list[Card]:
+                process.times += 1
+                return list(process.cards)
+
+            async def stop(self) -> None:
+                pass
+
+        async def start() -> Started:
+            return Started()
+
+        monkeypatch.setattr(llama_process, "start", start)
+
+
+async def test_free_memory_is_asked_for_again_where_there_are_cards(
+    engines: Engines, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = Asked()
+    asked.install(monkeypatch)
+    for free in (5000, 3000):
+        asked.cards = [Card("CUDA0", free)]
+        assert [card.free_bytes for card in await engines.gguf_cards()] == [free]
+    asked.cards = []
+    assert [await engines.gguf_cards() for _ in range(3)] == [[], [], []]
+    assert asked.times == 3

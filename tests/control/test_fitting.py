@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
+import sys
+import threading
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +18,7 @@ from safetensors.torch import save_file
 from steerserve.control import fitting
 from steerserve.errors import Refusal
 from steerserve.hub.weights import Weights, read
-from steerserve.rules.cards import Card
+from steerserve.rules.cards import Card, CardProcess
 from steerserve.rules.placement import Wanted, parse
 from steerserve.settings import Settings
 
@@ -153,6 +157,31 @@ async def test_an_encoder_keeps_no_cache(tmp_path: Path) -> None:
     assert share.kv_mb == 0
 
 
+async def test_an_encoder_is_never_split(tmp_path: Path) -> None:
+    encoder = checkpoint(tmp_path / "bert", architectures=["BertModel"])
+    needed = (await planned(encoder, 5000)).plan.shares[0].needed_mb
+    found = (await planned(encoder, 5000, 5000, wanted=parse("all"))).plan
+    assert (found.mode, len(found.layer_devices)) == ("single", 1)
+    with pytest.raises(Refusal) as refused:
+        await planned(encoder, needed - 1, needed - 1)
+    assert refused.value.code == "INSUFFICIENT_MEMORY"
+
+
+async def test_counting_is_done_beside_the_loop(
+    weights: Weights, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    threads, counted = [], fitting.needs
+
+    def noted(*args: Any) -> Any:
+        threads.append(threading.current_thread())
+        return counted(*args)
+
+    monkeypatch.setattr(fitting, "needs", noted)
+    await planned(weights, 5000)
+    assert threads
+    assert threading.current_thread() not in threads
+
+
 async def test_pickled_weights_are_placed_by_their_size(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps(CONFIG))
     (tmp_path / "pytorch_model.bin").write_bytes(b"x" * (12 * MIB))
@@ -194,3 +223,94 @@ def test_an_ended_engine_gives_back_its_card_and_its_own_host_memory() -> None:
     assert found["cpu"] > 5
     assert fitting.returned(None, {}, 100) == {}
     assert fitting.returned(2**22 + 1, {}, 100) == {}
+
+
+async def test_a_driver_that_hangs_is_given_up() -> None:
+    let_go = threading.Event()
+
+    def hangs() -> tuple[list[Card], None]:
+        let_go.wait()
+        return [], None
+
+    try:
+        with pytest.raises(Refusal) as refused:
+            await fitting.cards_now(hangs, patience=0.01)
+        (thread,) = [t for t in threading.enumerate() if t.name == "cards-for-a-load"]
+        assert thread.daemon
+    finally:
+        let_go.set()
+    assert refused.value.code == "MODEL_LOAD_FAILED"
+    assert "does not answer" in refused.value.message
+
+
+async def test_a_driver_that_fails_is_told() -> None:
+    def fails() -> tuple[list[Card], None]:
+        raise ZeroDivisionError
+
+    with pytest.raises(Refusal) as refused:
+        await fitting.cards_now(fails)
+    assert refused.value.message == "the cards cannot be read: ZeroDivisionError"
+
+
+PLACED_ON_ONE = {"mode": "single", "required_mb": 700, "devices": ["cuda:1"]}
+PLACED_ON_TWO = {
+    "mode": "shard",
+    "required_mb": 900,
+    "devices": ["cuda:0", "cuda:1"],
+    "planned_mb_by_device": {"cuda:0": 300, "cuda:1": 200},
+}
+
+
+def test_what_nobody_measured_comes_back_as_it_was_planned() -> None:
+    given = [fitting.returned(None, {}, 100, placement=p) for p in (PLACED_ON_ONE, PLACED_ON_TWO)]
+    assert given == [{"cuda:1": 700}, {"cuda:0": 400, "cuda:1": 300}]
+    measured = fitting.returned(None, {"cuda:1": 50}, 100, placement=PLACED_ON_ONE)
+    assert measured == {"cuda:1": 150}
+    host = {"mode": "single", "required_mb": 700, "devices": ["cpu"]}
+    assert fitting.returned(None, {}, 100, placement=host) == {}
+
+
+@pytest.fixture
+def child() -> Any:
+    with subprocess.Popen(
+        [sys.executable, "-c", "held = b'x' * (64 << 20); print(flush=True); input()"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+    ) as process:
+        assert process.stdout is not None
+        process.stdout.readline()
+        yield process
+
+
+def test_the_driver_knows_what_an_engine_and_its_children_hold(child: Any) -> None:
+    first, second = cards(1000, 1000)
+    own, below, other = (
+        CardProcess(os.getpid(), 500),
+        CardProcess(child.pid, 250),
+        CardProcess(1, 4000),
+    )
+    known = [replace(first, processes=(own, below, other)), replace(second, processes=(other,))]
+    found = fitting.returned(os.getpid(), {"cuda:0": 5}, 100, placement=PLACED_ON_ONE, cards=known)
+    # of the second card nothing is told: it may be that the driver counts processes otherwise
+    assert (found["cuda:0"], found["cuda:1"]) == (750, 700)
+    silent = replace(first, processes=(own, CardProcess(child.pid, None)))
+    found = fitting.returned(os.getpid(), {"cuda:0": 5}, 100, cards=[silent])
+    assert found["cuda:0"] == 105
+
+
+def test_the_host_memory_of_children_comes_back_too(child: Any) -> None:
+    whole = fitting.returned(os.getpid(), {}, 100)["cpu"]
+    child.communicate(b"\n")
+    assert whole - fitting.returned(os.getpid(), {}, 100)["cpu"] >= 60
+
+
+def test_an_estimate_takes_the_card_that_the_tensor_library_is_built_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    single = checkpoint(tmp_path / "single", dtype="float32")
+    sizes = {}
+    for is_built in (False, True):
+        monkeypatch.setattr(fitting, "built_for_cards", lambda is_built=is_built: is_built)
+        sizes[is_built] = fitting.estimated_memory_mb(single, "FP16")
+    # half precision on a card, float32 on the host
+    assert sizes == {False: 29, True: 15}

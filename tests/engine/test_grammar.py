@@ -8,6 +8,7 @@ import json
 import os
 import signal
 import time
+from asyncio.subprocess import Process
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -294,6 +295,44 @@ async def test_closing_leaves_no_process_and_refuses_whoever_waits(checker: Chec
     assert not process.is_running()
     assert pid(checker) is None
     await checker.close()
+
+
+async def test_closing_while_the_first_process_starts_refuses_whoever_waits(
+    checker: Checker,
+) -> None:
+    waiting = asyncio.create_task(checker.check(TEXT))
+    while pid(checker) is None:
+        await asyncio.sleep(0)
+    await checker.close()
+    with pytest.raises(Refusal) as caught:
+        await waiting
+    assert caught.value.code == "SHUTTING_DOWN"
+
+
+async def test_closing_after_a_process_was_replaced_refuses_whoever_waits(
+    checker: Checker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await checker.check(TEXT)
+    (lane,) = [lane for lane in checker._lanes if lane._child]
+    first = lane._child
+    assert first is not None
+    has_asked_another = asyncio.Event()
+    exchange = lane._exchange
+
+    async def told(child: Process, body: bytes, seconds: float) -> bytes:
+        if child is not first:
+            has_asked_another.set()
+        return await exchange(child, body, seconds)
+
+    monkeypatch.setattr(lane, "_exchange", told)
+    first.kill()
+    waiting = asyncio.create_task(checker.validate(CATASTROPHE, CATASTROPHIC_TEXT))
+    async with asyncio.timeout(30):
+        await has_asked_another.wait()
+    await checker.close()
+    with pytest.raises(Refusal) as caught:
+        await waiting
+    assert caught.value.code == "SHUTTING_DOWN"
 
 
 async def test_a_schema_is_not_seen_among_the_processes_and_the_environment_is_not_passed_on(

@@ -13,6 +13,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from steerserve.engine import llama_process
 from steerserve.engine.llama import Llama, Options
 from steerserve.errors import Refusal
 from steerserve.hub import gguf
@@ -279,3 +280,15 @@ def _arguments(process: psutil.Process) -> list[str]:
         return process.cmdline()
     except psutil.Error:
         return []
+
+
+async def test_cards_are_numbered_as_the_driver_numbers_them(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("CUDA_DEVICE_ORDER", "FASTEST_FIRST")
+    process = await llama_process.start()
+    try:
+        environment = psutil.Process(process.pid).environ()
+    finally:
+        await process.stop()
+    assert environment["CUDA_DEVICE_ORDER"] == "PCI_BUS_ID"

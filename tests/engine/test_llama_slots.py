@@ -8,10 +8,10 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from steerserve.engine import llama_loading
 from steerserve.engine import messages as m
 from steerserve.engine.llama import Llama
 from steerserve.errors import Refusal
+from steerserve.rules import gguf_header
 from tests import gguf as maker
 from tests.engine.llamas import (
     Write,
@@ -194,7 +194,7 @@ async def test_an_encoder_only_embeds(write: Write) -> None:
 async def test_a_text_to_embed_is_bounded_by_what_its_logits_take(
     write: Write, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(llama_loading, "LOGITS_BYTES", 4 * 434 * 600)
+    monkeypatch.setattr(gguf_header, "LOGITS_BYTES", 4 * 434 * 600)
     async with loaded(write(context=1024), kv_cache_mb=4) as (engine, facts):
         assert facts.context_length == 1024
         assert len(await vectors(engine, "one" + " one" * 598)) == 1

@@ -30,6 +30,7 @@ def quiet(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(group, "log", CapturingLogger())
     monkeypatch.setattr(loop, "log", CapturingLogger())
 
+
 MIB = 1 << 20
 FIELDS: dict[str, Any] = {
     "quantization": "FP16",

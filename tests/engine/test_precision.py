@@ -18,6 +18,7 @@ from transformers import AutoModelForCausalLM, BitsAndBytesConfig
 from steerserve.engine.messages import Overlay, Suppressed
 from steerserve.engine.worker.checkpoint import Checkpoint
 from steerserve.engine.worker.placement import spread
+from steerserve.engine.worker.precision import machine
 from steerserve.engine.worker.sae.sites import decoder_layers
 from steerserve.errors import Refusal
 from tests.engine import models
@@ -315,6 +316,36 @@ def test_a_split_covers_other_architectures(folder: Callable[[str], Path], varia
 def test_a_split_of_another_number_of_layers_is_refused(wide: Path) -> None:
     load = lambda: open_checkpoint(wide, devices=("cpu", "meta", "meta"))  # noqa: E731
     assert code_of(load) == "MODEL_LOAD_FAILED"
+
+
+class Begun(Exception):
+    pass
+
+
+def test_the_cards_that_are_named_decide_and_the_first_is_the_current_one(
+    wide: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[str] = []
+
+    def capability(card: torch.device) -> tuple[int, int]:
+        seen.append(f"asked {card}")
+        return (7, 0) if card.index == 0 else (9, card.index)
+
+    def begun(*_: object) -> None:
+        raise Begun
+
+    monkeypatch.setattr(torch.cuda, "set_device", lambda card: seen.append(f"set {card}"))
+    monkeypatch.setattr(torch.cuda, "get_device_capability", capability)
+    devices = ["cuda:2", "cuda:2"]
+    with pytest.raises(Begun):
+        Checkpoint(
+            wide, quantization="FP16", trust_remote_code=False, report=begun, devices=devices
+        )
+    assert seen == ["set cuda:2", "asked cuda:2"]
+    named = [torch.device("cuda:2"), torch.device("cuda:1")]
+    assert (machine(named).has_card, machine(named).capability) == (True, (9, 1))
+    host = machine([torch.device("cpu")])
+    assert (host.has_card, host.capability) == (False, None)
 
 
 @pytest.mark.parametrize("quantization", ["FP16", "Q8", "Q4"])

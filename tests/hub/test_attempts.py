@@ -216,3 +216,18 @@ async def test_downloads_share_the_breaker(
     await desk.ended(2)
     assert desk.codes[-1] is None
     assert desk.hub.breakers()[0]["state"] == "closed"
+
+
+async def test_a_storage_address_that_has_run_out_is_asked_for_again(
+    loopback: LoopbackHub, desk: Desk
+) -> None:
+    with LoopbackHub() as storage:
+        loopback.add("acme/tiny", FILES)
+        storage.blobs = loopback.blobs
+        loopback.blobs_at = storage.url
+        storage.fault("/blob/", status=403, times=1)
+        found = await desk.hub.describe("acme/tiny")
+        desk.start(1, desk.job(found))
+        await desk.ended()
+        assert desk.codes == [None]
+        assert len(storage.asked("/blob/")) >= 2

@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import errno
+from pathlib import Path
 
 import pytest
+from structlog.testing import capture_logs
 
 from steerserve.errors import Refusal
-from steerserve.hub.folder import Folder
+from steerserve.hub import folder as module
+from steerserve.hub.folder import Folder, folder_of
+from steerserve.rules.repository import RepoFile
 from tests.hub.conftest import (
     FILES,
     GET,
@@ -102,6 +107,29 @@ async def test_cancel_after_failed_attempts_removes_their_parts_too(
     assert desk.files == []
 
 
+async def test_files_that_cannot_be_removed_do_not_keep_a_cancelled_download_from_its_end(
+    desk: Desk, tiny: LoopbackHub, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job = desk.job(await desk.hub.describe("acme/tiny"))
+    fault = tiny.fault(GET + job.sha + "/model", times=1, hold=100_000)
+    desk.start(1, job)
+    await held(fault.held)
+
+    def discard(*_: object, **__: object) -> None:
+        raise PermissionError(errno.EACCES, "Permission denied")
+
+    with monkeypatch.context() as patched, capture_logs() as logs:
+        patched.setattr(Folder, "discard", discard)
+        assert await desk.downloads.cancel(1)
+    assert desk.codes == ["DOWNLOAD_CANCELLED"]
+    assert not desk.downloads.is_running(1)
+    (noted,) = [line for line in logs if line["event"] == "download_not_removed"]
+    assert (noted["model_id"], noted["reason"]) == (1, "Permission denied")
+    desk.start(1, job)
+    await desk.ended(2)
+    assert_there(job)
+
+
 async def test_a_stop_ends_the_processes_and_keeps_the_parts(
     desk: Desk, tiny: LoopbackHub, make_desk: MakeDesk
 ) -> None:
@@ -139,3 +167,62 @@ async def test_the_files_of_a_deleted_model_are_removed(desk: Desk, loopback: Lo
     assert not (job.folder / "q8").exists()
     Folder(job.folder).remove(rest)
     assert desk.files == []
+
+
+@pytest.fixture
+def scattered(tmp_path: Path) -> tuple[Folder, RepoFile, RepoFile]:
+    """A folder where each of two files is there finished, whole and in part."""
+    folder = Folder(folder_of(tmp_path / "cache", "acme/two", "a" * 40))
+    first, second = RepoFile("deep/er/a.gguf", 1), RepoFile("b.gguf", 1)
+    for file in (first, second):
+        staged = folder.whole(file)
+        for place in (folder.final(file), staged, folder.part(file), Path(f"{staged}.xet-part")):
+            place.parent.mkdir(parents=True, exist_ok=True)
+            place.write_bytes(b"x")
+    return folder, first, second
+
+
+def test_removed_files_leave_neither_parts_nor_empty_folders(
+    scattered: tuple[Folder, RepoFile, RepoFile],
+) -> None:
+    folder, first, second = scattered
+    folder.remove([first])
+    assert [path.name for path in folder.path.iterdir()] == ["b.gguf"]
+    assert len(list(folder.staging.iterdir())) == 3
+    folder.remove([first, second])
+    assert not folder.path.parent.exists()
+
+
+def test_a_file_that_cannot_be_removed_is_said_and_the_others_are_removed(
+    scattered: tuple[Folder, RepoFile, RepoFile],
+) -> None:
+    folder, first, second = scattered
+    folder.final(first).unlink()
+    folder.final(first).mkdir()
+    with pytest.raises(OSError, match=r"directory|permitted"):
+        folder.remove([first, second])
+    assert not folder.final(second).exists()
+    assert not folder.staging.exists()
+
+
+def test_all_of_a_commit_is_removed_and_nothing_of_another(
+    scattered: tuple[Folder, RepoFile, RepoFile],
+) -> None:
+    folder, *_ = scattered
+    other = folder.path.with_name("b" * 40)
+    other.mkdir()
+    folder.remove_all()
+    assert list(folder.path.parent.iterdir()) == [other]
+    folder.remove_all()
+    Folder(other).remove_all()
+    assert not other.parent.exists()
+
+
+def test_what_is_left_of_a_commit_is_said(
+    scattered: tuple[Folder, RepoFile, RepoFile], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, *_ = scattered
+    # a test that runs as root cannot take its own rights away
+    monkeypatch.setattr(module.shutil, "rmtree", lambda *_, **__: None)
+    with pytest.raises(OSError, match="not empty"):
+        folder.remove_all()

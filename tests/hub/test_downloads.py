@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+from dataclasses import replace
 
 import pytest
 
@@ -138,6 +139,28 @@ async def test_the_reserve_and_what_runs_beside_it_count(
     desk.start(2, two)
     await desk.ended(2)
     assert desk.codes == [None, None]
+
+
+async def test_a_file_that_two_downloads_want_is_promised_once(
+    desk: Desk, tiny: LoopbackHub, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tiny.add("acme/other", FILES)
+    whole = desk.job(await desk.hub.describe("acme/tiny"))
+    part = replace(whole, files=whole.files[1:])
+    other = desk.job(await desk.hub.describe("acme/other"))
+    monkeypatch.setattr(module, "free_bytes", lambda _: TOTAL)
+    fault = tiny.fault("HEAD ", hold=0)
+    for key, job in enumerate([whole, whole, part]):
+        desk.start(key, job)
+    monkeypatch.setattr(module, "free_bytes", lambda _: 2 * TOTAL - 1)
+    with pytest.raises(Refusal) as refused:
+        desk.start(3, other)
+    assert refused.value.details["promised_mb"] == 1
+    monkeypatch.setattr(module, "free_bytes", lambda _: 2 * TOTAL)
+    desk.start(3, other)
+    fault.release.set()
+    await desk.ended(4)
+    assert desk.codes == [None] * 4
 
 
 def test_a_disk_that_fills_up_is_said_so() -> None:

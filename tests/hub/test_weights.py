@@ -10,6 +10,7 @@ from safetensors.torch import save_file
 
 from steerserve.errors import Refusal
 from steerserve.hub import weights
+from tests.doubles import write_tensors
 
 LLAMA: dict[str, Any] = {
     "architectures": ["LlamaForCausalLM"],
@@ -124,3 +125,60 @@ def test_a_damaged_header_is_refused(tmp_path: Path) -> None:
     with pytest.raises(Refusal) as refused:
         weights.read(tmp_path)
     assert refused.value.code == "INVALID_LOCAL_PATH"
+
+
+def refused(path: Path) -> Refusal:
+    with pytest.raises(Refusal) as error:
+        weights.read(path)
+    assert error.value.code == "INVALID_LOCAL_PATH"
+    return error.value
+
+
+@pytest.mark.parametrize(
+    ("name", "claimed"),
+    [
+        ("num_hidden_layers", 10**10),
+        ("num_hidden_layers", 4097),
+        ("hidden_size", 10**30),
+        ("intermediate_size", 10**30),
+        ("num_attention_heads", 10**30),
+        ("head_dim", 10**30),
+        ("vocab_size", 10**30),
+        ("max_position_embeddings", 10**30),
+    ],
+)
+def test_figures_that_no_model_has_are_refused(tmp_path: Path, name: str, claimed: int) -> None:
+    path = folder(tmp_path / "m", {**LLAMA, name: claimed}, "wte.weight")
+    assert "claims more than" in refused(path).message
+
+
+def test_no_more_layers_are_counted_than_models_have(tmp_path: Path) -> None:
+    assert "layers" in refused(folder(tmp_path / "many", {}, "h.999999.mlp.weight")).message
+    # a number that no layer has counts as a name
+    for digits in (11, 5000):
+        path = folder(tmp_path / str(digits), {}, f"layers.{'9' * digits}.mlp.weight")
+        assert weights.read(path).shape.layers == 0
+
+
+@pytest.mark.parametrize("shape", [(), (4,), (2, 2, 2)])
+def test_an_embedding_that_is_no_matrix_is_refused(tmp_path: Path, shape: tuple[int, ...]) -> None:
+    (tmp_path / "config.json").write_text("{}")
+    save_file({"model.embed_tokens.weight": torch.zeros(shape)}, tmp_path / "model.safetensors")
+    assert "no matrix" in refused(tmp_path).message
+
+
+def test_an_empty_embedding_with_endless_rows_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text("{}")
+    for rows in (1 << 39, 10**30):
+        entry = {"dtype": "F32", "shape": [rows, 0], "data_offsets": [0, 0]}
+        write_tensors(tmp_path / "model.safetensors", {"wte.weight": entry}, b"")
+        refused(tmp_path)
+
+
+def test_names_in_a_configuration_are_cut_and_cleaned(tmp_path: Path) -> None:
+    config = {"architectures": ["A\n\x1b[31m" + "x" * 10_000], "dtype": "torch." + "y" * 10_000}
+    found = weights.read(folder(tmp_path / "m", config, "wte.weight"))
+    assert found.architecture is not None
+    assert found.dtype is not None
+    assert (len(found.architecture), found.architecture[:5]) == (255, "A[31m")
+    assert (len(found.dtype), set(found.dtype)) == (14, {"y"})

@@ -8,7 +8,16 @@ import pytest
 
 from steerserve.errors import Refusal
 from steerserve.rules.gguf import choose, classify, precision_of, tensor_split, variants
-from steerserve.rules.gguf_header import Header, kv_bytes_per_token, room
+from steerserve.rules.gguf_header import (
+    BATCH,
+    EMBED_BATCH,
+    Header,
+    kv_bytes_per_token,
+    logits_bytes,
+    longest_context,
+    pass_tokens,
+    room,
+)
 
 LABELS = {
     "Llama-3.2-1B-Instruct-Q4_K_M.gguf": "Q4_K_M",
@@ -219,3 +228,30 @@ def test_a_model_without_a_cache_is_bounded_by_the_setting_alone() -> None:
     recurrent = dataclasses.replace(HEADER, kv_heads=(0, 0, 0, 0), context_length=None)
     found = room(recurrent, kv_bytes=0, cache_type="f16", ceiling=1000, slots=2, least=4096)
     assert (found.context, found.pool) == (1000, 2048)
+
+
+ENCODER = dataclasses.replace(HEADER, is_embedding_only=True, context_length=8192)
+
+
+def test_a_pass_is_a_whole_text_where_texts_are_embedded() -> None:
+    assert pass_tokens(HEADER, 8192, embeds=False) == BATCH
+    assert pass_tokens(HEADER, 8192, embeds=True) == EMBED_BATCH
+    assert pass_tokens(HEADER, 700, embeds=True) == 700
+    # half a GiB of logits for 1,000 tokens
+    wide = dataclasses.replace(HEADER, vocabulary=(1 << 29) // 4000)
+    assert pass_tokens(wide, 8192, embeds=True) == 1000
+    assert logits_bytes(wide, 1000, embeds=True) == 8000 * wide.vocabulary
+    assert logits_bytes(wide, 1000, embeds=False) == 0
+
+
+def test_an_encoder_takes_its_whole_context_in_one_pass_and_has_no_logits() -> None:
+    assert pass_tokens(ENCODER, 8192, embeds=True) == 8192
+    assert logits_bytes(ENCODER, 8192, embeds=True) == 0
+
+
+def test_a_context_is_what_file_and_ceiling_allow() -> None:
+    assert longest_context(ENCODER, 0, 4096) == 8192
+    assert longest_context(ENCODER, 1000, 4096) == 1000
+    silent = dataclasses.replace(ENCODER, context_length=None)
+    assert longest_context(silent, 32_768, 4096) == BATCH
+    assert longest_context(dataclasses.replace(HEADER, context_length=None), 0, 4096) == 4096

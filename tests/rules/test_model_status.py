@@ -16,6 +16,7 @@ TABLE = """
 | -           | registered      | ready       |
 | -           | requested       | downloading |
 | error       | requested       | downloading |
+| ready       | requested       | downloading |
 | downloading | downloaded      | ready       |
 | downloading | download_failed | error       |
 | downloading | cancelled       | error       |
@@ -73,11 +74,14 @@ def test_a_model_on_the_disk_may_be_loaded(status: str) -> None:
         ("error", False, True),
         ("error", True, False),
         ("ready", True, False),
+        ("ready", False, True),
         ("downloading", False, False),
-        ("loaded", True, False),
+        ("loaded", False, False),
     ],
 )
-def test_only_a_download_that_failed_goes_on(status: str, is_on_disk: bool, goes_on: bool) -> None:
+def test_only_a_download_that_failed_or_was_lost_goes_on(
+    status: str, is_on_disk: bool, goes_on: bool
+) -> None:
     assert model_status.may_go_on(status, is_on_disk) is goes_on
 
 

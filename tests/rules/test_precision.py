@@ -151,7 +151,11 @@ def test_precisions_are_ordered_by_size() -> None:
         ("model.language_model.layers.2.mlp.up_proj.weight", 2),
         ("model.vision_tower.encoder.layers.9.mlp.fc1.weight", None),
         ("lm_head.weight", None),
+        ("model.layers.999999.up_proj.weight", 999_999),
+        ("model.layers.1000000.up_proj.weight", None),
+        (f"model.layers.{'9' * 5000}.up_proj.weight", None),
     ],
+    ids=lambda value: str(value)[:50],
 )
 def test_a_tensor_knows_its_layer(name: str, layer: int | None) -> None:
     assert tensor(name, "BF16", 2, 2).layer == layer

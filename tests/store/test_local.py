@@ -163,6 +163,8 @@ def test_a_header_length_beyond_the_file_is_refused(folder: Path, length: int) -
         b'{"w": {"dtype": "F32", "shape": [NaN], "data_offsets": [0, 16]}}',
         header(shape=[-1, 4]),
         header(shape=[2**40, 2**40]),
+        header(shape=[0, 10**30], data_offsets=[0, 0]),
+        header(shape=[1] * 17, data_offsets=[0, 4]),
         header(data_offsets=None),
         header(data_offsets=[]),
         header(data_offsets=[0]),
@@ -256,3 +258,45 @@ def test_a_named_pipe_in_the_place_of_a_file_is_refused_without_reading_it(
             # a reader that waits at the pipe comes free when somebody opens it to write
             with suppress(OSError):
                 os.close(os.open(folder / name, os.O_WRONLY | os.O_NONBLOCK))
+
+
+def test_what_a_config_names_is_cut_and_cleaned(folder: Path) -> None:
+    config = {"architectures": ["\ud800\u202eTiny\x00" + "x" * 10_000], "dtype": "f\n" * 10_000}
+    (folder / "config.json").write_text(json.dumps(config))
+    found = local.read_model(folder)
+    assert (found.architecture, found.dtype) == ("Tiny" + "x" * 251, "f" * 20)
+    odd = {"architectures": [{"a": 1}], "dtype": ["float32"]}
+    (folder / "config.json").write_text(json.dumps(odd))
+    found = local.read_model(folder)
+    assert (found.architecture, found.dtype) == (None, None)
+
+
+@pytest.mark.parametrize("name", ["config.json", WEIGHTS])
+def test_a_file_that_may_not_be_read_is_refused(
+    folder: Path, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def guard(original: Any) -> Any:
+        def guarded(path: Path, *args: Any, **named: Any) -> Any:
+            if path.name == name:
+                raise PermissionError(13, "Permission denied", str(path))
+            return original(path, *args, **named)
+
+        return guarded
+
+    for way in ("open", "read_bytes"):
+        monkeypatch.setattr(Path, way, guard(getattr(Path, way)))
+    refused(folder)
+
+
+def test_a_folder_that_may_not_be_listed_is_refused(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def forbidden(path: Path) -> Any:
+        raise PermissionError(13, "Permission denied", str(path))
+
+    monkeypatch.setattr(Path, "iterdir", forbidden)
+    assert "Permission denied" in refused(folder).message
+    monkeypatch.setattr(Path, "is_dir", forbidden)
+    with pytest.raises(Refusal) as error:
+        local.resolve(str(folder))
+    assert error.value.code == "INVALID_LOCAL_PATH"

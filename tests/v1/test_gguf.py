@@ -98,6 +98,7 @@ def test_several_prompts_and_stops_are_honoured(live: Running) -> None:
         ("/v1/chat/completions", {"seed": 7}, "seed"),
         ("/v1/chat/completions", {"n": 2}, "n"),
         ("/v1/chat/completions", {"logprobs": True, "max_tokens": 1}, "logprobs"),
+        ("/v1/chat/completions", {"logprobs": True}, "logprobs"),
         ("/v1/chat/completions", {"allowed_token_ids": [1], "max_tokens": 1}, "allowed_token_ids"),
         ("/v1/chat/completions", {"response_format": {"type": "json_object"}}, "response_format"),
         ("/v1/chat/completions", {"profile": "calm"}, "profile"),
@@ -200,12 +201,32 @@ def test_a_label_is_fetched_from_the_hub_and_the_other_stays(tmp_path: Path) -> 
         ]
         assert [row["name"] for row in rows] == ["tiny-GGUF:Q8_0", "tiny-GGUF:Q4_0"]
         wait_until_ready(live, [row["id"] for row in rows])
+        named = live.http.get("/v1/models/acme/tiny-GGUF:Q4_0").json()
+        assert named["id"] == "tiny-GGUF:Q4_0"
         answer = chat(live, "acme/tiny-GGUF:Q4_0")
         assert answer["choices"][0]["message"]["content"].split() == gguf.WORDS[:5]
         live.data("DELETE", f"/api/models/{rows[0]['id']}")
         assert chat(live, "tiny-GGUF")["model"] == "tiny-GGUF:Q4_0"
         left = [p.name for p in live.home.rglob("*.gguf")]
         assert left == ["tiny-Q4_0.gguf"]
+
+
+def test_a_split_model_is_loaded_from_its_first_part_in_whatever_order_the_hub_lists_them(
+    tmp_path: Path,
+) -> None:
+    gguf.write(tmp_path / "big-Q8_0.gguf", "Q8_0", split=4)
+    parts = sorted(tmp_path.glob("big*.gguf"), reverse=True)
+    assert len(parts) > 1
+    with (
+        LoopbackHub() as hub,
+        running(tmp_path / "home", hf_endpoint=hub.url, disk_reserve_mb=0) as live,
+    ):
+        hub.add("acme/big-GGUF", {part.name: part.read_bytes() for part in parts})
+        asked = {"source": "huggingface", "repo_id": "acme/big-GGUF"}
+        row = live.data("POST", "/api/models", asked, 202)
+        wait_until_ready(live, [row["id"]])
+        answer = chat(live, row["name"])
+        assert answer["choices"][0]["message"]["content"].split() == gguf.WORDS[:5]
 
 
 def wait_until_ready(live: Running, models: list[int]) -> None:

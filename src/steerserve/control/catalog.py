@@ -105,7 +105,8 @@ class Registry:
     def _check_unused(self, row: ModelRow) -> None:
         """What is loaded the conductor knows; the record may have missed a note of it."""
         view = self._conductor.view()
-        status = "loaded" if self._conductor.has(row.id) else "ready"
+        phase = view.phase.value if view.model_id == row.id else "loading"
+        status = phase if self._conductor.has(row.id) else "ready"
         model_status.check_delete(status, view.is_locked and view.model_id == row.id)
 
     async def add_sae(self, local_path: str) -> tuple[SaeRow, bool]:

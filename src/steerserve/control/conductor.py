@@ -65,6 +65,7 @@ class Conductor:
         self._open.set()
         self._tasks: set[asyncio.Task[None]] = set()
         self._kept_out: set[int] = set()
+        self.is_closing = False
         self.renew: Renew = _renew_nothing
 
     # ------------------------------------------------------------- reading
@@ -234,6 +235,8 @@ class Conductor:
 
     async def _prepared(self, row: ModelRow, gpu: Wanted = ANYWHERE) -> Prepared:
         """The load, checked against the memory there is and what the resident model gives back."""
+        if self.is_closing:
+            raise _shutting_down()
         found = await loading.prepare(row, gpu, self._resident, self._launcher, self._settings)
         await self._catalog.model(row.id)
         if row.id in self._kept_out:

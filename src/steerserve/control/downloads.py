@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import shutil
 from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -97,11 +96,14 @@ class HubModels:
         folder = folder_of(self._settings.model_cache_dir, found.repo_id, found.sha)
         job = Job(found.repo_id, found.sha, chosen.files, folder, wanted.token)
         async with self._adding:
-            before = await self._before(found, chosen, wanted)
+            before = await self._before(found, chosen, wanted, job)
             self._downloads.check_disk(job)
             values = self._values(found, chosen, wanted)
             if before is not None:
-                row = await self._catalog.change_model(before.id, **values)
+                if before.revision != found.sha:
+                    await self.remove(before)
+                named = {"name": wanted.custom_name} if wanted.custom_name else {}
+                row = await self._catalog.change_model(before.id, **values, **named)
             else:
                 name = await self._name(found, chosen, wanted)
                 row = await self._catalog.add_model(name=name, source="huggingface", **values)
@@ -131,7 +133,7 @@ class HubModels:
         others = [
             other
             for other in await self._catalog.models()
-            if (other.repo_id, other.revision) == (row.repo_id, row.revision)
+            if (other.repo_id, other.revision) == (row.repo_id, row.revision) and other.id != row.id
         ]
         await asyncio.to_thread(_remove, folder, row, others)
 
@@ -141,18 +143,26 @@ class HubModels:
 
     # ------------------------------------------------------------- inside
 
-    async def _before(self, found: Repository, chosen: Chosen, wanted: Wanted) -> ModelRow | None:
-        """The record of the same download that had failed, if there is one.
+    async def _before(
+        self, found: Repository, chosen: Chosen, wanted: Wanted, job: Job
+    ) -> ModelRow | None:
+        """The record of the same download that had failed, or whose files are gone, if there is one. A branch may have
+        moved on since: then the failed record moves with it.
 
         Raises:
             Refusal: MODEL_ALREADY_EXISTS.
         """
         precision = _precision(chosen, wanted)
-        for row in await self._catalog.models():
-            same = (row.repo_id, row.revision, row.quantization, row.gguf_label)
-            if same != (found.repo_id, found.sha, precision, chosen.label):
-                continue
-            if model_status.may_go_on(row.status, row.local_path is not None):
+        same = [
+            row
+            for row in await self._catalog.models()
+            if (row.repo_id, row.quantization, row.gguf_label)
+            == (found.repo_id, precision, chosen.label)
+        ]
+        failed = [row for row in same if row.local_path is None and row.status == "error"]
+        for row in [row for row in same if row.revision == found.sha]:
+            is_whole = row.local_path is not None and not self._downloads.missing_bytes(job)
+            if model_status.may_go_on(row.status, is_whole):
                 return row
             raise Refusal(
                 "MODEL_ALREADY_EXISTS",
@@ -160,20 +170,22 @@ class HubModels:
                 model_id=row.id,
                 quantization=row.quantization,
             )
-        return None
+        return failed[0] if failed and wanted.revision is None else None
 
     async def _name(self, found: Repository, chosen: Chosen, wanted: Wanted) -> str:
         """What `/v1` calls the model: the repository's last part, or all of it when another model has that name."""
         if wanted.custom_name is not None:
             return wanted.custom_name
-        tag = f":{chosen.label}" if chosen.label else ""
-        short = found.repo_id.rpartition("/")[2] + tag
-        taken = {
-            row.name.rpartition(":")[0] or row.name
-            for row in await self._catalog.models()
-            if row.repo_id != found.repo_id
-        }
-        return found.repo_id + tag if found.repo_id.rpartition("/")[2] in taken else short
+        rows = await self._catalog.models()
+        short = found.repo_id.rpartition("/")[2]
+        strangers = {row.name for row in rows if row.repo_id != found.repo_id}
+        bare = {name.rpartition(":")[0] for name in strangers} | strangers
+        name = found.repo_id if short in bare else short
+        if chosen.label is not None:
+            return f"{name}:{chosen.label}"
+        # a second precision of the same repository is named by it
+        is_taken = any(row.name == name for row in rows)
+        return f"{name}:{_precision(chosen, wanted)}" if is_taken else name
 
     def _values(self, found: Repository, chosen: Chosen, wanted: Wanted) -> dict[str, Any]:
         return {
@@ -205,6 +217,8 @@ class HubModels:
 
     async def _end(self, job: Job, model_id: int, refusal: Refusal | None) -> None:
         """Write how a download ended into its record, and tell."""
+        if refusal is not None and refusal.code == "SHUTTING_DOWN":
+            return  # the next start says that it was interrupted
         if refusal is None:
             try:
                 row = await self._catalog.model(model_id)
@@ -250,8 +264,9 @@ def choose(found: Repository, wanted: Wanted) -> Chosen:
         return Chosen(repository.checkpoint_files(found.files, trust_remote_code=trusted), None)
     else:
         variant = gguf.only(listing)
-    named = {file.path for file in variant.files}
-    return Chosen(tuple(file for file in found.files if file.path in named), variant.name)
+    listed = {file.path: file for file in found.files}
+    # in the order of the shards: the first one is what is loaded
+    return Chosen(tuple(listed[file.path] for file in variant.files), variant.name)
 
 
 def offered(files: Sequence[RepoFile]) -> gguf.Listing:
@@ -319,17 +334,24 @@ def gguf_values(files: Sequence[Path], label: str | None) -> dict[str, Any]:
 
 def _remove(folder: Path, row: ModelRow, others: Sequence[ModelRow]) -> None:
     """Remove what only this model has in its repository's folder; whole files and what an interrupted download left."""
-    if not others:
-        shutil.rmtree(folder, ignore_errors=True)
-        shutil.rmtree(Folder(folder).staging, ignore_errors=True)
-        with suppress(OSError):
-            folder.parent.rmdir()
-        return
-    if any((o.engine, o.gguf_label) == (row.engine, row.gguf_label) for o in others):
-        return
-    for file in [f for f in folder.rglob("*") if f.is_file()]:
-        named = gguf.classify(file.relative_to(folder).as_posix())
-        label = named.label or named.base
-        is_gguf = file.suffix.lower() == ".gguf"
-        if is_gguf == (row.engine == GGUF) and (not is_gguf or label == row.gguf_label):
-            file.unlink(missing_ok=True)
+    place = Folder(folder)
+    try:
+        if not others:
+            place.remove_all()
+        elif all((o.engine, o.gguf_label) != (row.engine, row.gguf_label) for o in others):
+            place.remove(_own(folder, row))
+    except OSError as error:
+        # the model is forgotten already; what is left is only disk space
+        log.error("files_not_removed", model=row.name, reason=type(error).__name__)
+
+
+def _own(folder: Path, row: ModelRow) -> list[RepoFile]:
+    """The files of a model that shares its folder with models of another engine or label."""
+    found = []
+    for path in [f.relative_to(folder).as_posix() for f in folder.rglob("*") if f.is_file()]:
+        named = gguf.classify(path)
+        is_gguf = path.lower().endswith(".gguf")
+        is_label = (named.label or named.base) == row.gguf_label
+        if is_label if row.engine == GGUF else not is_gguf:
+            found.append(RepoFile(path, None))
+    return found

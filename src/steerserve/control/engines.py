@@ -25,7 +25,7 @@ class Engines:
         self._ggufs = llama.LlamaLauncher(self._options)
         self._clock = clock
         self._failed: tuple[str, float] | None = None
-        self._cards: list[Card] | None = None
+        self._has_no_cards = False
 
     async def launch(self, engine: str = CHECKPOINT) -> Engine:
         """An engine of this kind, without a model."""
@@ -39,18 +39,21 @@ class Engines:
         return made
 
     async def gguf_cards(self) -> list[Card]:
-        """The cards that the GGUF engine sees. It is asked once: they do not change, but their free memory does.
+        """The cards that the GGUF engine sees. It is asked each time, because their free memory changes, but only once
+        where there are none: that stays so.
 
         Raises:
             Refusal: MODEL_LOAD_FAILED when it does not start.
         """
-        if self._cards is None:
-            process = await llama_process.start()
-            try:
-                self._cards = await process.cards(self._options.server_bin)
-            finally:
-                await process.stop()
-        return self._cards
+        if self._has_no_cards:
+            return []
+        process = await llama_process.start()
+        try:
+            cards = await process.cards(self._options.server_bin)
+        finally:
+            await process.stop()
+        self._has_no_cards = not cards
+        return cards
 
     def failure(self) -> str | None:
         """Why engines cannot be started, None where nothing says so."""

@@ -5,9 +5,11 @@ from __future__ import annotations
 import asyncio
 import importlib.metadata
 import importlib.util
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from typing import Any
 
 import psutil
 
@@ -24,6 +26,9 @@ from steerserve.settings import Settings
 HOST = "cpu"
 _HEADROOM = 1.2
 """Estimates for records add this to the weights: the KV cache of a short context, working memory and a context."""
+
+PATIENCE = 5.0
+"""Seconds after which a load does not wait any longer for the cards' driver."""
 
 ReadCards = Callable[[], tuple[list[Card], str | None]]
 
@@ -53,21 +58,60 @@ async def plan(
     `is_built_for_cards` says whether the tensor library can use a card; None looks at its version.
 
     Raises:
-        Refusal: GPU_NOT_FOUND, UNSUPPORTED_QUANTIZATION, INSUFFICIENT_MEMORY, SPLIT_NOT_HONOURED.
+        Refusal: GPU_NOT_FOUND, UNSUPPORTED_QUANTIZATION, INSUFFICIENT_MEMORY, SPLIT_NOT_HONOURED, MODEL_LOAD_FAILED.
     """
     if is_built_for_cards is None:
-        is_built_for_cards = _is_built_for_cards()
-    cards, _ = await asyncio.to_thread(read_cards) if is_built_for_cards else ([], None)
+        is_built_for_cards = built_for_cards()
+    cards = await cards_now(read_cards) if is_built_for_cards else []
     cards = select(wanted, cards)
     held = precision.choose(quantization, weights.dtype, weights.quantized, machine(cards))
     if cards:
         context = settings.transformers_cuda_context_mb
-        devices = [_card(card, context, returns_mb) for card in cards]
+        devices = [device(card, context, returns_mb) for card in cards]
     else:
         free = free_host_mb() if free_host_mb else psutil.virtual_memory().available // MIB
         devices = [Device(HOST, "host memory", free + returns_mb.get(HOST, 0))]
-    needed = needs(weights, held, settings.transformers_min_context)
-    return Fit(memory_fit.plan(needed, devices, wanted), held)
+
+    def work() -> Plan:
+        needed = needs(weights, held, settings.transformers_min_context)
+        return memory_fit.plan(needed, devices, wanted)
+
+    # tens of thousands of tensors are counted for a quarter of a second
+    return Fit(await asyncio.to_thread(work), held)
+
+
+async def cards_now(read_cards: ReadCards, patience: float = PATIENCE) -> list[Card]:
+    """The cards as they are now, all those of the machine.
+
+    Raises:
+        Refusal: MODEL_LOAD_FAILED when the driver fails or does not answer in time.
+    """
+    loop = asyncio.get_running_loop()
+    coming: asyncio.Future[list[Card] | str] = loop.create_future()
+
+    def settle(found: list[Card] | str) -> None:
+        if not coming.done():
+            coming.set_result(found)
+
+    def work() -> None:
+        found: list[Card] | str
+        try:
+            found, _ = read_cards()
+        except Exception as error:
+            # whatever the driver's library raises, the load is told that it failed
+            found = f"the cards cannot be read: {type(error).__name__}"
+        with suppress(RuntimeError):  # the loop was closed meanwhile: nobody waits
+            loop.call_soon_threadsafe(settle, found)
+
+    # a driver that hangs must not keep the service from ending
+    threading.Thread(target=work, name="cards-for-a-load", daemon=True).start()
+    try:
+        cards = await asyncio.wait_for(coming, patience)
+    except TimeoutError:
+        cards = f"the driver of the cards does not answer within {patience:g} s"
+    if isinstance(cards, str):
+        raise Refusal("MODEL_LOAD_FAILED", cards)
+    return cards
 
 
 def needs(weights: Weights, held: Held, least_context: int) -> Needs:
@@ -75,6 +119,8 @@ def needs(weights: Weights, held: Held, least_context: int) -> Needs:
     shape = weights.shape
     layers, first, last = _weight_bytes(weights, held)
     embeds = is_embedding_only(weights.architecture)
+    if embeds:  # it runs on one device only, so that there are no layers to spread
+        layers, first, last = (), first + sum(layers) + last, 0
     least = min(least_context, shape.max_context)
     tokens = min(PREFILL_TOKENS, shape.max_context)
     return Needs(
@@ -113,8 +159,14 @@ def estimate(parameters: int, quantization: str) -> int:
     return -(-int(parameters * _BYTES[quantization] * _HEADROOM) // MIB)
 
 
-def estimated_memory_mb(weights: Weights, quantization: str, *, has_card: bool = False) -> int:
-    """The same for a checkpoint at hand, from the weights it stores; Q2 of a plain one counts as Q4."""
+def estimated_memory_mb(
+    weights: Weights, quantization: str, *, has_card: bool | None = None
+) -> int:
+    """The same for a checkpoint at hand, from the weights it stores; Q2 of a plain one counts as Q4.
+
+    Without `has_card` there is one where the tensor library is built for cards.
+    """
+    has_card = built_for_cards() if has_card is None else has_card
     asked = "Q4" if quantization == "Q2" else quantization
     # an estimate does not refuse: what is missing here is told by the load
     able = Machine(has_card, None, precision.PACKAGES)
@@ -128,18 +180,45 @@ def estimated_memory_mb(weights: Weights, quantization: str, *, has_card: bool =
 
 
 def returned(
-    pid: int | None, memory_by_device_mb: Mapping[str, int], context_mb: int
+    pid: int | None,
+    memory_by_device_mb: Mapping[str, int],
+    context_mb: int,
+    *,
+    placement: Mapping[str, Any] | None = None,
+    cards: Sequence[Card] = (),
 ) -> dict[str, int]:
-    """What ending an engine gives back, by device in MiB.
+    """What ending an engine and the processes it started gives back, by device in MiB; blocks for milliseconds.
 
-    On the host only memory of its own counts: pages of a mapped checkpoint count as available already.
+    Of a card it is what the driver says of these processes; else what the engine measured at its load; else what
+    `placement`, as a resident model shows it, planned. On the host only memory of their own counts: pages of a mapped
+    checkpoint count as available already.
     """
-    found = {d: mb + context_mb for d, mb in memory_by_device_mb.items() if d != HOST}
-    if pid is not None:
-        with suppress(psutil.Error):
-            held = psutil.Process(pid).memory_info()
-            found[HOST] = max(0, held.rss - getattr(held, "shared", 0)) // MIB
+    found = _planned(placement or {}, context_mb)
+    found |= {d: mb + context_mb for d, mb in memory_by_device_mb.items() if d != HOST}
+    processes = _family(pid)
+    pids = {process.pid for process in processes}
+    for card in cards:
+        told = [p.used_mb for p in card.processes or () if p.pid in pids]
+        known = [mb for mb in told if mb is not None]
+        if card.torch_index is not None and known and len(known) == len(told):
+            found[f"cuda:{card.torch_index}"] = sum(known)
+    if processes:
+        found[HOST] = sum(_own_bytes(process) for process in processes) // MIB
     return found
+
+
+def device(card: Card, context_mb: int, returns_mb: Mapping[str, int]) -> Device:
+    """A card as a place for weights, with what an unload gives back of it, which is never more than it has."""
+    label = f"cuda:{card.torch_index}"
+    free = min(card.total_mb, card.free_mb + returns_mb.get(label, 0))
+    return Device(label, card.name, free, context_mb, card.smi_index)
+
+
+def built_for_cards() -> bool:
+    """Whether the tensor library is built for cards at all; told by its version, because it is never imported here."""
+    with suppress(importlib.metadata.PackageNotFoundError):
+        return not importlib.metadata.version("torch").endswith("+cpu")
+    return False
 
 
 # ---------------------------------------------------------------- inside
@@ -147,10 +226,29 @@ def returned(
 _BYTES = {"FP16": 2.0, "Q8": 1.0, "Q4": 0.5, "Q2": 0.25}
 
 
-def _card(card: Card, context_mb: int, returns_mb: Mapping[str, int]) -> Device:
-    label = f"cuda:{card.torch_index}"
-    free = min(card.total_mb, card.free_mb + returns_mb.get(label, 0))
-    return Device(label, card.name, free, context_mb, card.smi_index)
+def _planned(placement: Mapping[str, Any], context_mb: int) -> dict[str, int]:
+    """MiB by card that a plan meant to take; of a split one its weights and the contexts."""
+    parts = placement.get("planned_mb_by_device")
+    if parts:
+        return {label: mb + context_mb for label, mb in parts.items() if label != HOST}
+    labels = placement.get("devices") or []
+    return {label: placement["required_mb"] for label in labels[:1] if label != HOST}
+
+
+def _family(pid: int | None) -> list[psutil.Process]:
+    """A process and all those below it; none when it is gone."""
+    if pid is not None:
+        with suppress(psutil.Error):
+            parent = psutil.Process(pid)
+            return [parent, *parent.children(recursive=True)]
+    return []
+
+
+def _own_bytes(process: psutil.Process) -> int:
+    with suppress(psutil.Error):
+        held = process.memory_info()
+        return int(max(0, held.rss - getattr(held, "shared", 0)))
+    return 0
 
 
 def _weight_bytes(weights: Weights, held: Held) -> tuple[tuple[int, ...], int, int]:
@@ -178,10 +276,3 @@ def _even(weights: Weights, held: Held, count: int) -> tuple[tuple[int, ...], in
     stored = 4 if weights.dtype in (None, "float32") else 2
     size = weights.pickled_bytes * held.width // stored
     return tuple([size // count] * count) if count else (), size % count if count else size, 0
-
-
-def _is_built_for_cards() -> bool:
-    """Whether the tensor library is built for cards at all; told by its version, because it is never imported here."""
-    with suppress(importlib.metadata.PackageNotFoundError):
-        return not importlib.metadata.version("torch").endswith("+cpu")
-    return False

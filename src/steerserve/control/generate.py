@@ -123,6 +123,16 @@ class Generation:
         """The models that a request may name."""
         return [row for row in await self._catalog.models() if row.status in naming.SERVEABLE]
 
+    async def find(self, name: str) -> ModelRow:
+        """The model that a request would mean.
+
+        Raises:
+            Refusal: MODEL_NOT_FOUND, AMBIGUOUS_MODEL_NAME.
+        """
+        rows = await self.serveable()
+        named = naming.resolve(name, (_named(row) for row in rows))
+        return next(row for row in rows if row.id == named.id)
+
     async def resolve(self, name: str) -> ModelRow:
         """Raises:
         Refusal: MODEL_NOT_FOUND, AMBIGUOUS_MODEL_NAME; MODEL_LOAD_FAILED when its last load failed.
@@ -134,8 +144,27 @@ class Generation:
                     "MODEL_LOAD_FAILED",
                     f"the last load of {name!r} failed: {row.error_message}; load it again over /api/models",
                 )
-        named = naming.resolve(name, (_named(row) for row in rows))
+        try:
+            named = naming.resolve(name, (_named(row) for row in rows))
+        except Refusal as refusal:
+            known = next((row for row in rows if row.name == name), None)
+            if known is None or refusal.code != "MODEL_NOT_FOUND":
+                raise
+            raise Refusal(
+                "MODEL_NOT_FOUND",
+                f"model {name!r} is registered, but not on this machine: its status is {known.status}",
+                param="model",
+                requested=name,
+                status=known.status,
+            ) from None
         return next(row for row in rows if row.id == named.id)
+
+    async def engine_of(self, name: object) -> str:
+        """Which engine a request's `model` needs; that of checkpoints for a name that means no one model."""
+        try:
+            return (await self.resolve(name)).engine if isinstance(name, str) else fields.CHECKPOINT
+        except Refusal:
+            return fields.CHECKPOINT
 
     @asynccontextmanager
     async def open(self, intent: Intent) -> AsyncIterator[Run]:

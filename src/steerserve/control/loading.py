@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,6 +17,7 @@ from steerserve.errors import Refusal
 from steerserve.hub import gguf as gguf_files
 from steerserve.hub import local, weights
 from steerserve.rules import model_status
+from steerserve.rules.cards import Card
 from steerserve.rules.fields import GGUF
 from steerserve.rules.gguf_header import Header
 from steerserve.rules.memory_fit import Plan
@@ -48,18 +49,24 @@ async def prepare(
 
     Raises:
         Refusal: MODEL_BUSY, DOWNLOAD_FAILED, INVALID_LOCAL_PATH, UNSUPPORTED_QUANTIZATION, GPU_NOT_FOUND,
-            INSUFFICIENT_MEMORY, SPLIT_NOT_HONOURED, INVALID_GGUF_TENSOR_SPLIT.
+            INSUFFICIENT_MEMORY, SPLIT_NOT_HONOURED, INVALID_GGUF_TENSOR_SPLIT, MODEL_LOAD_FAILED.
     """
     model_status.check_load(row.status, row.local_path is not None, row.error_message)
-    path, returns = row.local_path or "", _returns(resident, settings)
+    path = row.local_path or ""
     if row.engine == GGUF:
         header = await asyncio.to_thread(_header, path)
         seen = await launcher.gguf_cards()
-        plan = await fitting_gguf.plan(header, seen, wanted, returns, settings)
+        cards = await fitting.cards_now(read_cards) if seen else []
+        returns = await asyncio.to_thread(_returns, resident, cards, settings)
+        plan = await fitting_gguf.plan(
+            header, seen, wanted, returns, settings, read_cards=lambda: (cards, None)
+        )
         return Prepared(row, plan, header, len(seen))
     found = await asyncio.to_thread(_weights, path)
+    cards = await fitting.cards_now(read_cards) if fitting.built_for_cards() else []
+    returns = await asyncio.to_thread(_returns, resident, cards, settings)
     fit = await fitting.plan(
-        found, row.quantization, wanted, returns, settings, read_cards=read_cards
+        found, row.quantization, wanted, returns, settings, read_cards=lambda: (cards, None)
     )
     return Prepared(row, fit.plan)
 
@@ -122,12 +129,19 @@ def as_refusal(error: Exception, *, has_unloaded: bool) -> Refusal:
     return error
 
 
-def _returns(resident: Resident | None, settings: Settings) -> Mapping[str, int]:
-    """MiB by device that the resident model will give back."""
+def _returns(
+    resident: Resident | None, cards: Sequence[Card], settings: Settings
+) -> Mapping[str, int]:
+    """MiB by device that the resident model will give back; blocks."""
     if resident is None or resident.facts is None or resident.engine is None:
         return {}
-    context = settings.transformers_cuda_context_mb
-    return fitting.returned(resident.engine.pid, resident.facts.memory_by_device_mb, context)
+    return fitting.returned(
+        resident.engine.pid,
+        resident.facts.memory_by_device_mb,
+        settings.transformers_cuda_context_mb,
+        placement=resident.placement,
+        cards=cards,
+    )
 
 
 def _weights(path: str) -> weights.Weights:
@@ -144,3 +158,6 @@ def _header(path: str) -> Header:
         return gguf_files.read(gguf_files.entry(local.resolve_file(path)))
     except gguf_files.GGUFError as error:
         raise Refusal("INVALID_LOCAL_PATH", str(error)) from error
+    except OSError as error:
+        why = f"the model cannot be read: {error.strerror or type(error).__name__}"
+        raise Refusal("INVALID_LOCAL_PATH", why) from None

@@ -63,21 +63,22 @@ class Lane:
             Refusal: SHUTTING_DOWN, or INTERNAL_ERROR when no process starts.
         """
         async with self._lock:
-            for _ in range(2):
+            while True:
                 is_fresh = self._child is None or self._child.returncode is not None
                 child = await self._started()
                 try:
                     return await self._exchange(child, body, seconds)
                 except (asyncio.IncompleteReadError, ConnectionError):
                     await self._end()
-                    if is_fresh and not self._is_closed:
+                    if self._is_closed:
+                        raise _stopping() from None
+                    if is_fresh:
                         raise Died from None
                     # it may have died before this question: that is not this question's fault
                 except (TimeoutError, asyncio.CancelledError):
                     # the answer that is still to come would be taken for the next one's
                     await self._end()
                     raise
-            raise AssertionError("a fresh process either answers or not")
 
     async def _exchange(self, child: Process, body: bytes, seconds: float) -> bytes:
         assert child.stdin is not None
@@ -90,7 +91,7 @@ class Lane:
 
     async def _started(self) -> Process:
         if self._is_closed:
-            raise Refusal("SHUTTING_DOWN", "the service is shutting down")
+            raise _stopping()
         if self._child and self._child.returncode is None:
             return self._child
         await self._end()
@@ -107,6 +108,8 @@ class Lane:
                 await self._child.stdout.readexactly(len(_READY))
         except (asyncio.IncompleteReadError, TimeoutError):
             await self._end()
+            if self._is_closed:
+                raise _stopping() from None
             raise Refusal("INTERNAL_ERROR", f"{self._name} does not start") from None
         except asyncio.CancelledError:
             await self._end()
@@ -119,6 +122,10 @@ class Lane:
             with contextlib.suppress(ProcessLookupError):
                 child.kill()
             await child.communicate()
+
+
+def _stopping() -> Refusal:
+    return Refusal("SHUTTING_DOWN", "the service is shutting down")
 
 
 # ------------------------------------------------------------------ in the process

@@ -21,16 +21,6 @@ from steerserve.rules.gguf_header import Header, Room
 KV_SHARE = 3
 """Without a setting, one part in this many of the free memory is given to the KV cache."""
 
-BATCH = 512
-"""Tokens of one pass; a request that was cancelled runs to the end of its pass."""
-
-EMBED_BATCH = 2048
-"""The same where texts are embedded, which must fit in one pass."""
-
-LOGITS_BYTES = 1 << 29
-"""The engine computes float32 logits for every token of a text it embeds; they may take this much, and as much again to
-be copied."""
-
 PROBE_SECONDS = 60.0
 
 Report = Callable[[m.Progress], None]
@@ -179,7 +169,7 @@ def _wanted(
         api_key=secrets.token_urlsafe(24),
         pool=room.pool,
         slots=1 if header.is_embedding_only else options.slots,
-        batch=_batch(header, room, embeds=embeds),
+        batch=gguf_header.pass_tokens(header, room.context, embeds=embeds),
         threads=options.threads or psutil.cpu_count(logical=False) or 1,
         cache_type=options.cache_type,
         embeddings=embeds,
@@ -187,18 +177,9 @@ def _wanted(
     )
 
 
-def _batch(header: Header, room: Room, *, embeds: bool) -> int:
-    """Tokens of one pass."""
-    if header.is_embedding_only:
-        return room.context
-    affordable = max(BATCH, LOGITS_BYTES // (4 * max(1, header.vocabulary)))
-    return min(room.context, EMBED_BATCH, affordable) if embeds else BATCH
-
-
 def _room(options: Options, header: Header, cards: list[Card]) -> Room:
     if header.is_embedding_only:
-        known = (header.context_length or BATCH, options.context_length)
-        context = min(n for n in known if n)
+        context = gguf_header.longest_context(header, options.context_length, options.min_context)
         return Room(context, context)
     free = sum(card.free_bytes for card in cards) or psutil.virtual_memory().available
     return gguf_header.room(

@@ -29,11 +29,16 @@ LINE_BYTES = 1000
 REASON_CHARACTERS = 300
 MIB = 1 << 20
 _KEPT = (
-    "PATH HOME PYTHONPATH LD_LIBRARY_PATH CUDA_VISIBLE_DEVICES CUDA_DEVICE_ORDER NVIDIA_VISIBLE_DEVICES "
+    "PATH HOME PYTHONPATH LD_LIBRARY_PATH CUDA_VISIBLE_DEVICES NVIDIA_VISIBLE_DEVICES "
     "NVIDIA_DRIVER_CAPABILITIES HIP_VISIBLE_DEVICES ROCR_VISIBLE_DEVICES"
 ).split()
-# spinning threads of an idle model would take the processors from everybody else; no debugger is wanted at a crash
-_ADDED = (("OMP_WAIT_POLICY", "passive"), ("GGML_NO_BACKTRACE", "1"))
+# spinning threads of an idle model would take the processors from everybody else; no debugger is wanted at a crash;
+# cards have to have the numbers that the driver gives them
+_ADDED = (
+    ("OMP_WAIT_POLICY", "passive"),
+    ("GGML_NO_BACKTRACE", "1"),
+    ("CUDA_DEVICE_ORDER", "PCI_BUS_ID"),
+)
 
 _TROUBLE = re.compile(
     r"error|fail|invalid|unknown|out of memory|unable|cannot|assert", re.IGNORECASE

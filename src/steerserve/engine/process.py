@@ -7,10 +7,14 @@ from __future__ import annotations
 
 import importlib
 import multiprocessing
+import os
 import socket
 from multiprocessing.context import ForkServerContext, ForkServerProcess
 
 PRELOAD = "steerserve.engine.worker.preload"
+
+_SECRETS = frozenset({"DATABASE_URL", "HUB_TOKEN", "HF_TOKEN", "HUGGING_FACE_HUB_TOKEN"})
+"""Variables that no engine may see, in any case of letters: a repository's own code may run there."""
 
 
 def context() -> ForkServerContext:
@@ -23,7 +27,13 @@ def context() -> ForkServerContext:
 def start(
     ctx: ForkServerContext, log_level: str, log_format: str
 ) -> tuple[ForkServerProcess, socket.socket]:
-    """A started engine process and our end of its socket. Blocks while the fork server still imports."""
+    """A started engine process and our end of its socket. Blocks while the fork server still imports.
+
+    The secrets of the environment, which the settings were read from before, are removed from this process's own for
+    good: the fork server is started with it, and every engine shows what the fork server was started with.
+    """
+    for name in [name for name in os.environ if name.upper() in _SECRETS]:
+        del os.environ[name]
     ours, theirs = socket.socketpair()
     with theirs:
         process = ctx.Process(target=_main, args=(theirs, log_level, log_format), daemon=True)

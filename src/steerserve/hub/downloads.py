@@ -158,8 +158,7 @@ class Downloads:
             Refusal: INSUFFICIENT_DISK with the figures in MiB.
         """
         needed, free = self.missing_bytes(job), free_bytes(job.folder)
-        jobs = [run.job for run in self._runs.values() if run.job is not job]
-        promised = sum(self.missing_bytes(other) for other in jobs)
+        promised = self._promised_bytes(job)
         reserve = self._settings.disk_reserve_mb
         if needed and free - promised - needed < reserve * MIB:
             needed_mb, free_mb = math.ceil(needed / MIB), free // MIB
@@ -171,6 +170,16 @@ class Downloads:
                 reserve_mb=reserve,
                 promised_mb=math.ceil(promised / MIB),
             )
+
+    def _promised_bytes(self, job: Job) -> int:
+        """Bytes that the other downloads still fetch. A file that several want, this job among them, is fetched once."""
+        promised = {
+            Folder(run.job.folder).final(file): missing_bytes(run.job.folder, [file])
+            for run in self._runs.values()
+            for file in run.job.files
+        }
+        own = {Folder(job.folder).final(file) for file in job.files}
+        return sum(size for path, size in promised.items() if path not in own)
 
     # ------------------------------------------------------------- one download
 
@@ -250,9 +259,13 @@ class Downloads:
 
     async def _finish(self, key: int, run: _Run) -> None:
         outcome = await self._outcome(key, run)
-        if outcome is not None and outcome.code == "DOWNLOAD_CANCELLED":
-            self._discard(run)
         del self._runs[key]
+        if outcome is not None and outcome.code == "DOWNLOAD_CANCELLED":
+            try:
+                self._discard(run)
+            except OSError as error:
+                # what stays behind is not worth an end that nobody is told of
+                log.error("download_not_removed", model_id=key, reason=error.strerror)
         try:
             await run.on_end(key, outcome)
         except (
@@ -277,8 +290,12 @@ class Downloads:
         return None
 
     def _discard(self, run: _Run) -> None:
-        """Remove what was fetched, but not what other downloads of the same folder want too."""
-        others = [other.job for other in self._runs.values() if other is not run]
+        """Remove what an ended run fetched, but not what other downloads of the same folder want too.
+
+        Raises:
+            OSError
+        """
+        others = [other.job for other in self._runs.values()]
         shared = {file.path for job in others if job.folder == run.job.folder for file in job.files}
         is_alone = all(job.folder.parent != run.job.folder.parent for job in others)
         files = [file for file in run.job.files if file.path not in shared]

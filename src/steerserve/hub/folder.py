@@ -5,6 +5,7 @@ that is not finished keeps its files beside it, in `<commit>.parts`, and moves t
 from __future__ import annotations
 
 import contextlib
+import errno
 import hashlib
 import os
 import shutil
@@ -79,28 +80,63 @@ class Folder:
         self._tidy()
 
     def discard(self, files: Iterable[File], *, tidy: bool = True) -> None:
-        """Remove what unfinished downloads fetched of these files, and with `tidy` the folders that are empty then."""
-        for file in files:
-            for suffix in ("", PART, XET_PART):
-                self.whole(file).with_suffix(suffix).unlink(missing_ok=True)
+        """Remove what unfinished downloads fetched of these files, and with `tidy` the folders that are empty then.
+
+        Raises:
+            OSError: the first of them that cannot be removed, when all the others are.
+        """
+        _unlink(place for file in files for place in self._staged(file))
         if tidy:
             self._tidy()
 
     def remove(self, files: Sequence[File]) -> None:
-        """Remove a deleted model's files, wherever they are, and folders that are empty then. The caller leaves out what
-        other models of the same commit have too."""
-        for file in files:
-            place = self.final(file)
-            place.unlink(missing_ok=True)
-            for folder in place.relative_to(self.path).parents:
-                with contextlib.suppress(OSError):
-                    (self.path / folder).rmdir()
-        self.discard(files)
+        """Remove a deleted model's files, finished and fetched in part, and folders that are empty then. The caller leaves
+        out what other models of the same commit have too.
+
+        Raises:
+            OSError: the first of them that cannot be removed, when all the others are.
+        """
+        try:
+            _unlink(place for file in files for place in (self.final(file), *self._staged(file)))
+        finally:
+            for file in files:
+                for folder in self.final(file).relative_to(self.path).parents:
+                    with contextlib.suppress(OSError):
+                        (self.path / folder).rmdir()
+            self._tidy()
+
+    def remove_all(self) -> None:
+        """Remove everything of this commit, and the repository's folder when it has no other.
+
+        Raises:
+            OSError: something cannot be removed; the rest is.
+        """
+        for folder in (self.path, self.staging):
+            shutil.rmtree(folder, ignore_errors=True)
+        self._tidy()
+        for folder in (self.path, self.staging):
+            if os.path.lexists(folder):
+                raise OSError(errno.ENOTEMPTY, os.strerror(errno.ENOTEMPTY), str(folder))
+
+    def _staged(self, file: File) -> list[Path]:
+        return [self.whole(file).with_suffix(suffix) for suffix in ("", PART, XET_PART)]
 
     def _tidy(self) -> None:
         for folder in (self.staging, self.path, self.path.parent):
             with contextlib.suppress(OSError):
                 folder.rmdir()
+
+
+def _unlink(places: Iterable[Path]) -> None:
+    """Remove files, all that can be, and only then raise the first error."""
+    errors: list[OSError] = []
+    for place in places:
+        try:
+            place.unlink(missing_ok=True)
+        except OSError as error:
+            errors.append(error)
+    if errors:
+        raise errors[0]
 
 
 def missing_bytes(folder: Path, files: Iterable[File]) -> int:

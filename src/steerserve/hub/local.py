@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import math
 import struct
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,6 +18,10 @@ from steerserve.rules.precision import StoredTensor
 MIB = 1 << 20
 _HEADER_MAXIMUM = 100_000_000
 _JSON_MAXIMUM = 50_000_000
+_DIMENSIONS_MAXIMUM = 16
+_LENGTH_MAXIMUM = 1 << 40
+_ARCHITECTURE_CHARACTERS = 255
+_DTYPE_CHARACTERS = 20
 _BITS = {
     "BOOL": 8,
     "U8": 8,
@@ -51,15 +57,16 @@ def resolve(named: str) -> Path:
         Refusal: INVALID_LOCAL_PATH when it is not absolute, not there, not a folder, or a system folder.
     """
     if "\x00" in named or not named.startswith("/"):
-        raise _bad_path("the path must be absolute", named)
+        raise bad_path("the path must be absolute", named)
     try:
         path = Path(named).resolve(strict=True)
     except (OSError, RuntimeError, ValueError):
-        raise _bad_path("the path does not exist", named) from None
+        raise bad_path("the path does not exist", named) from None
     if is_protected(path):
-        raise _bad_path("the path is in a protected system folder", named)
-    if not path.is_dir():
-        raise _bad_path("the path is not a folder", named)
+        raise bad_path("the path is in a protected system folder", named)
+    with reading(path):
+        if not path.is_dir():
+            raise bad_path("the path is not a folder", named)
     return path
 
 
@@ -73,9 +80,9 @@ def resolve_file(named: str) -> Path:
     folder, _, name = named.rpartition("/")
     file = resolve(folder or "/") / name
     if not _is_file(file):
-        raise _bad_path("the path is not a file", named)
+        raise bad_path("the path is not a file", named)
     if is_protected(file.resolve()):
-        raise _bad_path("the path is in a protected system folder", named)
+        raise bad_path("the path is in a protected system folder", named)
     return file
 
 
@@ -83,20 +90,17 @@ def read_model(path: Path) -> Folder:
     """What a model folder holds.
 
     Raises:
-        Refusal: INVALID_LOCAL_PATH when it is not a checkpoint or its index names files outside it.
+        Refusal: INVALID_LOCAL_PATH when it is not a checkpoint, cannot be read, or its index names files outside it.
     """
     config = configuration(path)
-    architectures = config.get("architectures")
     weights = weight_files(path)
-    total = sum(f.stat().st_size for f in path.iterdir() if f.is_file())
+    with reading(path):
+        total = sum(f.stat().st_size for f in path.iterdir() if f.is_file())
     counts = [t.count for f in weights if f.suffix == ".safetensors" for t in tensors(f)]
-    dtype = config.get("dtype", config.get("torch_dtype"))
     return Folder(
         path=path,
-        architecture=str(architectures[0])
-        if isinstance(architectures, list) and architectures
-        else None,
-        dtype=str(dtype) if dtype else None,
+        architecture=architecture(config),
+        dtype=dtype(config.get("dtype", config.get("torch_dtype"))),
         parameters=sum(counts) if counts else None,
         size_bytes=total,
     )
@@ -111,26 +115,40 @@ def configuration(path: Path) -> dict[str, Any]:
     return _json(path / "config.json", path)
 
 
+def architecture(config: Mapping[str, Any]) -> str | None:
+    """The first of a configuration's architectures; None where it names none."""
+    named = config.get("architectures")
+    return _text(named[0], _ARCHITECTURE_CHARACTERS) if isinstance(named, list) and named else None
+
+
+def dtype(named: Any) -> str | None:
+    """A dtype as a configuration names it; None where it is no text."""
+    return _text(named, _DTYPE_CHARACTERS)
+
+
 def weight_files(path: Path) -> list[Path]:
     """The files with weights, each a plain file directly in the folder.
 
     Raises:
         Refusal: INVALID_LOCAL_PATH.
     """
-    names = sorted(f.name for f in path.glob("*.safetensors"))
-    if (path / _INDEX).exists():
+    with reading(path):
+        names = sorted(f.name for f in path.glob("*.safetensors"))
+        pickles = sorted(f.name for f in path.glob("pytorch_model*.bin"))
+        has_index = (path / _INDEX).exists()
+    if has_index:
         listed = _json(path / _INDEX, path).get("weight_map")
         if not isinstance(listed, dict) or not all(isinstance(n, str) for n in listed.values()):
-            raise _bad_path(f"{_INDEX} has no weight_map", str(path))
+            raise bad_path(f"{_INDEX} has no weight_map", str(path))
         names = sorted(set(listed.values()))
-    names = names or sorted(f.name for f in path.glob("pytorch_model*.bin"))
+    names = names or pickles
     if not names:
-        raise _bad_path("the folder has no model weights", str(path))
+        raise bad_path("the folder has no model weights", str(path))
     files = []
     for name in names:
         file = path / name
         if Path(name).name != name or not _is_file(file):
-            raise _bad_path(
+            raise bad_path(
                 f"the weights name {name!r}, which is not a file of the folder", str(path)
             )
         files.append(file)
@@ -139,17 +157,17 @@ def weight_files(path: Path) -> list[Path]:
 
 def _json(file: Path, folder: Path) -> dict[str, Any]:
     if not _is_file(file):
-        raise _bad_path(f"the folder has no readable {file.name}", str(folder))
+        raise bad_path(f"the folder has no readable {file.name}", str(folder))
     try:
         if file.stat().st_size > _JSON_MAXIMUM:
-            raise _bad_path(f"{file.name} is too large", str(folder))
+            raise bad_path(f"{file.name} is too large", str(folder))
         value = json.loads(file.read_bytes())
     except OSError:
-        raise _bad_path(f"the folder has no readable {file.name}", str(folder)) from None
+        raise bad_path(f"the folder has no readable {file.name}", str(folder)) from None
     except (ValueError, RecursionError):
-        raise _bad_path(f"{file.name} is not valid JSON", str(folder)) from None
+        raise bad_path(f"{file.name} is not valid JSON", str(folder)) from None
     if not isinstance(value, dict):
-        raise _bad_path(f"{file.name} is not a JSON object", str(folder))
+        raise bad_path(f"{file.name} is not a JSON object", str(folder))
     return value
 
 
@@ -157,22 +175,22 @@ def tensors(file: Path) -> list[StoredTensor]:
     """The tensors of a safetensors file, from its header alone (8-byte length, JSON).
 
     Raises:
-        Refusal: INVALID_LOCAL_PATH when it is damaged.
+        Refusal: INVALID_LOCAL_PATH when it is damaged or cannot be read.
     """
-    with file.open("rb") as opened:
+    with reading(file.parent), file.open("rb") as opened:
         prefix = opened.read(8)
         size = struct.unpack("<Q", prefix)[0] if len(prefix) == 8 else 0
         if not 0 < size <= min(_HEADER_MAXIMUM, file.stat().st_size):
-            raise _bad_path(
+            raise bad_path(
                 f"{file.name} is not a safetensors file, or is cut short", str(file.parent)
             )
         raw = opened.read(size)
-    available = file.stat().st_size - 8 - size
+        available = file.stat().st_size - 8 - size
     try:
         header = json.loads(raw)
         return [_tensor(n, entry, available) for n, entry in header.items() if n != "__metadata__"]
     except (ValueError, RecursionError, KeyError, TypeError, AttributeError, IndexError):
-        raise _bad_path(
+        raise bad_path(
             f"{file.name} has a damaged header, or is cut short", str(file.parent)
         ) from None
 
@@ -188,9 +206,33 @@ def _tensor(name: str, entry: dict[str, Any], available: int) -> StoredTensor:
     numbers = [begin, end, *shape]
     if not all(type(number) is int and number >= 0 for number in numbers):
         raise ValueError("not a count")
+    # products of numbers without bounds would be computed for minutes
+    if len(shape) > _DIMENSIONS_MAXIMUM or any(length > _LENGTH_MAXIMUM for length in shape):
+        raise ValueError("not a shape")
     if end > available or (end - begin) * 8 != math.prod(shape) * bits:
         raise ValueError("offsets do not fit the shape")
     return StoredTensor(name, entry["dtype"], tuple(shape), end - begin)
+
+
+@contextmanager
+def reading(folder: Path) -> Iterator[None]:
+    """What the system refuses inside is an answer about the folder: no permission, a file that vanished, a bad disk.
+
+    Raises:
+        Refusal: INVALID_LOCAL_PATH.
+    """
+    try:
+        yield
+    except OSError as error:
+        why = f"the folder cannot be read: {error.strerror or type(error).__name__}"
+        raise bad_path(why, str(folder)) from None
+
+
+def _text(value: Any, longest: int) -> str | None:
+    """The printable characters of a text, so many at most; None where that leaves nothing."""
+    if not isinstance(value, str):
+        return None
+    return "".join(c for c in value[: 2 * longest] if c.isprintable())[:longest] or None
 
 
 def _is_file(path: Path) -> bool:
@@ -201,6 +243,6 @@ def _is_file(path: Path) -> bool:
         return False
 
 
-def _bad_path(why: str, named: str) -> Refusal:
+def bad_path(why: str, named: str) -> Refusal:
     shown = named[:500].encode("utf-8", "replace").decode()
     return Refusal("INVALID_LOCAL_PATH", why, local_path=shown)

@@ -83,6 +83,10 @@ class Session:
         for _ in range(REDIRECTS):
             with get_session().stream("GET", url, headers=headers) as response:
                 if not response.has_redirect_location:
+                    if response.is_client_error and not self.is_home(url):
+                        # a signed address that is no longer valid: the hub names a fresh one when it is asked again
+                        status = response.status_code
+                        raise Trouble(Kind.UNREACHABLE, f"the hub's storage answered {status}")
                     check_status(response, self.has_token and self.is_home(url))
                     yield response
                     return

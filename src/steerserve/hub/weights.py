@@ -16,6 +16,9 @@ _INPUT_EMBEDDING = re.compile(
 )
 _OUTPUT_HEAD = re.compile(r"(?:^|\.)(?:lm_head|embed_out|output)\.weight$")
 _CONTEXT_NAMES = ("max_position_embeddings", "n_positions", "max_seq_len", "seq_length", "n_ctx")
+LAYERS_MAXIMUM = 1 << 12
+COUNT_MAXIMUM = 1 << 24
+"""Above the largest vocabularies and contexts there are; figures are multiplied and lists are made by them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +62,22 @@ def read(path: Path) -> Weights:
         Refusal: INVALID_LOCAL_PATH.
     """
     config = local.configuration(path)
+    try:
+        return _read(path, config)
+    except _Unlikely as error:
+        raise local.bad_path(str(error), str(path)) from None
+
+
+class _Unlikely(ValueError):
+    """A figure that no model has."""
+
+
+def _read(path: Path, config: Mapping[str, Any]) -> Weights:
+    """The same, given the configuration.
+
+    Raises:
+        _Unlikely, Refusal.
+    """
     text = _text(config)
     files = local.weight_files(path)
     stored = [t for f in files if f.suffix == ".safetensors" for t in local.tensors(f)]
@@ -67,14 +86,15 @@ def read(path: Path) -> Weights:
         stored = [t for t in stored if t.layer is not None or not _OUTPUT_HEAD.search(t.name)]
     dtype = text.get("dtype") or text.get("torch_dtype")
     dtype = dtype or config.get("dtype") or config.get("torch_dtype")
-    named = config.get("architectures")
+    with local.reading(path):
+        pickled = sum(f.stat().st_size for f in files if f.suffix != ".safetensors")
     return Weights(
         path=path,
-        architecture=str(named[0]) if isinstance(named, list) and named else None,
-        dtype=str(dtype).removeprefix("torch.") if dtype else None,
+        architecture=local.architecture(config),
+        dtype=(local.dtype(dtype) or "").removeprefix("torch.") or None,
         quantized=quantization_config(config),
         tensors=tuple(stored),
-        pickled_bytes=sum(f.stat().st_size for f in files if f.suffix != ".safetensors"),
+        pickled_bytes=pickled,
         shape=_shape(text, stored),
         is_tied=is_tied,
     )
@@ -100,12 +120,17 @@ def _shape(text: Mapping[str, Any], stored: list[StoredTensor]) -> Shape:
     hidden = _count(text, "hidden_size", "n_embd", "d_model")
     heads = _count(text, "num_attention_heads", "n_head", "n_heads", "num_heads")
     layers = _count(text, "num_hidden_layers", "n_layer", "n_layers", "num_layers")
-    embedding = next((t for t in stored if _INPUT_EMBEDDING.search(t.name)), None)
+    layers = layers or 1 + max((t.layer for t in stored if t.layer is not None), default=-1)
+    embeddings = [t for t in stored if _INPUT_EMBEDDING.search(t.name)]
+    if any(len(t.shape) != 2 for t in embeddings):
+        raise _Unlikely(f"{embeddings[0].name[:200]} is no matrix")
+    rows = embeddings[0].shape[0] if embeddings else 0
     return Shape(
-        layers=layers or 1 + max((t.layer for t in stored if t.layer is not None), default=-1),
+        layers=_bounded("layers", layers, LAYERS_MAXIMUM),
         hidden=hidden,
         intermediate=_intermediate(text, hidden),
-        vocabulary=_count(text, "vocab_size") or (embedding.shape[0] if embedding else 0),
+        vocabulary=_count(text, "vocab_size")
+        or _bounded("rows of the embedding", rows, COUNT_MAXIMUM),
         kv_values=_kv_values(text, hidden, heads),
         max_context=_count(text, *_CONTEXT_NAMES) or 2048,
     )
@@ -132,9 +157,19 @@ def _kv_values(text: Mapping[str, Any], hidden: int, heads: int) -> int:
 
 
 def _count(text: Mapping[str, Any], *names: str) -> int:
-    """The first of the fields that holds a positive whole number; 0 where none does."""
+    """The first of the fields that holds a positive whole number; 0 where none does.
+
+    Raises:
+        _Unlikely: it is more than COUNT_MAXIMUM.
+    """
     for name in names:
         value = text.get(name)
         if type(value) is int and value > 0:
-            return value
+            return _bounded(name, value, COUNT_MAXIMUM)
     return 0
+
+
+def _bounded(what: str, value: int, most: int) -> int:
+    if value > most:
+        raise _Unlikely(f"the folder claims more than {most} for its {what}")
+    return value

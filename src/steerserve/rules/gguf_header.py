@@ -11,6 +11,18 @@ from steerserve.rules.gguf_types import CACHE_BYTES
 CELLS = 256
 """The engine rounds its KV cache up to whole multiples of this many tokens."""
 
+BATCH = 512
+"""Tokens of one pass; a request that was cancelled runs to the end of its pass."""
+
+EMBED_BATCH = 2048
+"""The same where texts are embedded, which must fit in one pass."""
+
+LOGITS_BYTES = 1 << 29
+"""The engine computes float32 logits for every token of a text it embeds; they may take this much, and as much again to
+be copied."""
+
+_LOGIT_WIDTH = 4
+
 
 @dataclass(frozen=True, slots=True)
 class Header:
@@ -59,6 +71,32 @@ def kv_bytes_per_token(header: Header, cache_type: str) -> int:
     return math.ceil(elements * CACHE_BYTES[cache_type])
 
 
+def longest_context(header: Header, ceiling: int, default: int) -> int:
+    """Tokens of context that the file and the ceiling (0 for none) allow; an encoder that says nothing takes one pass."""
+    named = header.context_length or (BATCH if header.is_embedding_only else 0)
+    return min((n for n in (named, ceiling) if n), default=default)
+
+
+def pass_tokens(header: Header, context: int, *, embeds: bool) -> int:
+    """Tokens of one pass of a model with so much context; `embeds` says whether it is started to embed texts.
+
+    An encoder reads a whole text at once, and has no logits that bound it.
+    """
+    if header.is_embedding_only:
+        return context
+    if not embeds:
+        return BATCH
+    affordable = LOGITS_BYTES // (_LOGIT_WIDTH * max(1, header.vocabulary))
+    return min(context, EMBED_BATCH, max(BATCH, affordable))
+
+
+def logits_bytes(header: Header, tokens: int, *, embeds: bool) -> int:
+    """Bytes that the logits of a pass over a text to embed take, and their copy; an encoder has none."""
+    if not embeds or header.is_embedding_only:
+        return 0
+    return 2 * _LOGIT_WIDTH * header.vocabulary * tokens
+
+
 def room(
     header: Header, *, kv_bytes: int, cache_type: str, ceiling: int, slots: int, least: int
 ) -> Room:
@@ -73,7 +111,7 @@ def room(
     Raises:
         Refusal: INSUFFICIENT_MEMORY.
     """
-    wanted = min((n for n in (header.context_length, ceiling) if n), default=least)
+    wanted = longest_context(header, ceiling, least)
     most = -(-wanted // CELLS) * CELLS * slots
     each = kv_bytes_per_token(header, cache_type)
     pool = min(most, kv_bytes // each // CELLS * CELLS) if each else most

@@ -13,7 +13,7 @@ class Event(StrEnum):
     REGISTERED = "registered"
     """From a folder on this machine."""
     REQUESTED = "requested"
-    """From the hub: the download begins, or goes on after it had failed."""
+    """From the hub: the download begins, or goes on after it had failed or its files were lost."""
     DOWNLOADED = "downloaded"
     DOWNLOAD_FAILED = "download_failed"
     CANCELLED = "cancelled"
@@ -33,6 +33,7 @@ MOVES: dict[tuple[str | None, Event], str] = {
     (None, Event.REGISTERED): "ready",
     (None, Event.REQUESTED): "downloading",
     ("error", Event.REQUESTED): "downloading",
+    ("ready", Event.REQUESTED): "downloading",
     ("downloading", Event.DOWNLOADED): "ready",
     ("downloading", Event.DOWNLOAD_FAILED): "error",
     ("downloading", Event.CANCELLED): "error",
@@ -88,8 +89,9 @@ def check_delete(status: str, is_locked: bool) -> None:
     Raises:
         Refusal: MODEL_BUSY or MODEL_LOCKED.
     """
-    if status in ("loaded", "loading"):
-        raise Refusal("MODEL_BUSY", f"the model is {status}; unload it first", status=status)
+    if status in ("loaded", "loading", "unloading"):
+        then = "unload it first" if status == "loaded" else "try again later"
+        raise Refusal("MODEL_BUSY", f"the model is {status}; {then}", status=status)
     if is_locked:
         raise Refusal("MODEL_LOCKED", "the model is locked; unlock it first")
 

@@ -60,6 +60,7 @@ def parse(gpu: Any) -> Wanted:
         "VALIDATION_ERROR",
         'gpu must be "auto", "all", the index of a card (0 or more), or its UUID',
         param="gpu",
+        errors=[{"loc": ["body", "gpu"], "msg": "not a card"}],
     )
 
 

@@ -35,7 +35,7 @@ ROWS = 32
 
 _CODEBOOKS = 4 * (16 + 256)
 
-_LAYER = re.compile(r"(?:^|\.)(?:layers?|h|blocks?)\.(\d+)\.")
+_LAYER = re.compile(r"(?:^|\.)(?:layers?|h|blocks?)\.(\d{1,6})\.")
 _OTHER_TOWER = re.compile(r"(?:^|\.)(?:vision|visual|audio|image)")
 _SCALES = re.compile(
     r"(_scales?|_scale_inv|_zero_point|_global_scale|_shape|_g_idx|\.activation_scale|\.k_scale|\.v_scale)$"

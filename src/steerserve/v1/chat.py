@@ -19,7 +19,7 @@ def router(settings: Settings, door: Door) -> APIRouter:
         openapi_extra=bodies.documented(bodies.ChatBody),
     )
     async def chat_completion(request: Request) -> Response:
-        intent = await intake.chat(request, settings)
+        intent = await intake.chat(request, settings, door.generation.engine_of)
         return await render.answer(request, intent, shape.CHAT, door)
 
     return routes

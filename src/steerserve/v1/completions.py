@@ -19,7 +19,7 @@ def router(settings: Settings, door: Door) -> APIRouter:
         openapi_extra=bodies.documented(bodies.CompletionBody),
     )
     async def text_completion(request: Request) -> Response:
-        intent = await intake.completion(request, settings)
+        intent = await intake.completion(request, settings, door.generation.engine_of)
         return await render.answer(request, intent, shape.COMPLETION, door)
 
     return routes

@@ -15,6 +15,8 @@ def router(settings: Settings, door: Door) -> APIRouter:
 
     @routes.post("/v1/embeddings", openapi_extra=bodies.documented(bodies.EmbeddingBody))
     async def embeddings(request: Request) -> Response:
-        return await render.embed(request, await intake.embedding(request, settings), door)
+        return await render.embed(
+            request, await intake.embedding(request, settings, door.generation.engine_of), door
+        )
 
     return routes

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
 import msgspec
@@ -21,6 +21,9 @@ COLDEST_SCORING = 0.001
 
 TOKEN_ID_MAXIMUM = 2**31 - 1
 LOCATIONS_LOGGED = 100
+
+EngineOf = Callable[[object], Awaitable[str]]
+"""The `model` of a body -> the engine that it needs."""
 
 
 async def read_json(request: Request) -> dict[str, Any]:
@@ -43,9 +46,11 @@ async def read_json(request: Request) -> dict[str, Any]:
     return body
 
 
-async def chat(request: Request, settings: Settings) -> intent.Generate | intent.Score:
+async def chat(
+    request: Request, settings: Settings, engine_of: EngineOf
+) -> intent.Generate | intent.Score:
     """The intent of a chat request."""
-    raw, asked = await _read(request, fields.CHAT)
+    raw, asked = await _read(request, fields.CHAT, engine_of)
     body = bodies.validated(bodies.ChatBody, raw)
     conversations = [("messages", body.messages)]
     extra = body.extra_messages or []
@@ -90,9 +95,11 @@ async def chat(request: Request, settings: Settings) -> intent.Generate | intent
     )
 
 
-async def completion(request: Request, settings: Settings) -> intent.Generate | intent.Score:
+async def completion(
+    request: Request, settings: Settings, engine_of: EngineOf
+) -> intent.Generate | intent.Score:
     """The intent of a text completion request."""
-    raw, asked = await _read(request, fields.COMPLETIONS)
+    raw, asked = await _read(request, fields.COMPLETIONS, engine_of)
     body = bodies.validated(bodies.CompletionBody, raw)
     prompts = _texts("prompt", body.prompt, settings.max_prompts)
     special = body.add_special_tokens is not False
@@ -102,9 +109,9 @@ async def completion(request: Request, settings: Settings) -> intent.Generate | 
     return _generate(body, settings, raw, prompts=prompts, special=special, asked=asked)
 
 
-async def embedding(request: Request, settings: Settings) -> intent.Embed:
+async def embedding(request: Request, settings: Settings, engine_of: EngineOf) -> intent.Embed:
     """The intent of an embeddings request."""
-    raw, asked = await _read(request, fields.EMBEDDINGS)
+    raw, asked = await _read(request, fields.EMBEDDINGS, engine_of)
     body = bodies.validated(bodies.EmbeddingBody, raw)
     texts = _texts("input", body.input, settings.embeddings_max_inputs)
     for index, text in enumerate(texts):
@@ -116,8 +123,11 @@ async def embedding(request: Request, settings: Settings) -> intent.Embed:
 # ------------------------------------------------------------------ what every route reads
 
 
-async def _read(request: Request, route: str) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The body without the fields that ask for nothing, and what the headers ask."""
+async def _read(
+    request: Request, route: str, engine_of: EngineOf
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The body without the fields that ask for nothing, and what the headers ask. What the named model's engine does not
+    honour is refused before anything is said of its form."""
     raw = await read_json(request)
     strict = fields.is_strict(_header(request, "x-service-strict"))
     policy = _header(request, "x-service-load-policy")
@@ -128,7 +138,10 @@ async def _read(request: Request, route: str) -> tuple[dict[str, Any], dict[str,
             "X-Service-Load-Policy must be auto or refuse",
             param="X-Service-Load-Policy",
         )
-    fields.check_honoured(route, fields.changing(raw))
+    changing = fields.changing(raw)
+    fields.check_honoured(route, changing)
+    if changing:
+        fields.check_honoured(route, changing, await engine_of(raw.get("model")))
     unused = fields.unused(route, raw)
     if unused:
         log.warning("request_fields_unused", route=route, locations=unused[:LOCATIONS_LOGGED])
@@ -141,7 +154,7 @@ async def _read(request: Request, route: str) -> tuple[dict[str, Any], dict[str,
     }
     return kept, {
         "route": route,
-        "changing": fields.changing(raw),
+        "changing": changing,
         "ignored": tuple(unused),
         "may_load": policy == "auto",
         "lease": request.headers.get("x-service-lease") or None,

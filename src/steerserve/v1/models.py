@@ -21,10 +21,7 @@ def router(generation: Generation) -> APIRouter:
     async def get_model(name: str) -> dict[str, Any]:
         if not name:
             raise Refusal("NOT_FOUND", "no route '/v1/models/'")
-        for row in await generation.serveable():
-            if row.name == name:
-                return entry(row)
-        raise Refusal("MODEL_NOT_FOUND", f"no model is named {name!r}", param="model")
+        return entry(await generation.find(name))
 
     return routes
 

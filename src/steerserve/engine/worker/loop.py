@@ -27,7 +27,7 @@ from steerserve.engine.worker.hooks import Steering
 from steerserve.engine.worker.rows import Row
 from steerserve.engine.worker.sae import formats, selfcheck, sites
 from steerserve.engine.worker.taps import TapReader
-from steerserve.engine.worker.transformer import Report, configuration
+from steerserve.engine.worker.transformer import Report, configuration, told
 from steerserve.engine.worker.wire import Wire
 from steerserve.errors import Refusal
 from steerserve.rules.architecture import is_embedding_only
@@ -119,10 +119,10 @@ class Engine:
         if memory.is_exhausted(error):
             usual = self._model.device if self._model else memory.device()
             where = memory.described(memory.exhausted(error, usual))
-            told = f"{where['device']} ran out of memory"
-            return m.Refused(command.id, "INSUFFICIENT_MEMORY", told, None, dict(where))
+            why = f"{where['device']} ran out of memory"
+            return m.Refused(command.id, "INSUFFICIENT_MEMORY", why, None, dict(where))
         code = _CODE_OF_FAILURE.get(type(command), "INTERNAL_ERROR")
-        return m.Refused(command.id, code, f"the engine failed: {type(error).__name__}")
+        return m.Refused(command.id, code, f"the engine failed: {told(error)}")
 
     def _obey(self, command: m.Command) -> m.Event | None:
         match command:

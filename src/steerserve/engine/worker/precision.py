@@ -8,6 +8,7 @@ from __future__ import annotations
 import importlib.util
 import logging
 import os
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -20,8 +21,8 @@ from steerserve.rules import precision
 from steerserve.rules.precision import Held, Machine, Scheme
 
 
-def held(quantization: str, config: Any, *, has_card: bool) -> Held:
-    """What a checkpoint of this configuration is held as.
+def held(quantization: str, config: Any, devices: Sequence[torch.device]) -> Held:
+    """What a checkpoint of this configuration is held as on these devices.
 
     Raises:
         Refusal: UNSUPPORTED_QUANTIZATION.
@@ -33,18 +34,19 @@ def held(quantization: str, config: Any, *, has_card: bool) -> Held:
         quantization,
         str(stored).removeprefix("torch.") if stored is not None else None,
         quantized,
-        machine(has_card=has_card),
+        machine(devices),
     )
     if chosen.name in ("int8", "nf4", "fp4"):
         _silence()
     return chosen
 
 
-def machine(*, has_card: bool) -> Machine:
-    cards = range(torch.cuda.device_count()) if has_card else range(0)
+def machine(devices: Sequence[torch.device]) -> Machine:
+    """What these devices and the installed packages can run."""
+    cards = {device for device in devices if device.type == "cuda"}
     return Machine(
-        has_card=has_card,
-        capability=min((torch.cuda.get_device_capability(i) for i in cards), default=None),
+        has_card=bool(cards),
+        capability=min(map(torch.cuda.get_device_capability, cards), default=None),
         packages=frozenset(p for p in precision.PACKAGES if importlib.util.find_spec(p)),
     )
 

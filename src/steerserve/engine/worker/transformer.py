@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,14 @@ import torch
 from transformers import AutoConfig, AutoTokenizer
 
 from steerserve.engine.worker import memory, placement, precision
+from steerserve.errors import Refusal
+
+SHOWN = 4
+"""Names of tensors that a refusal tells."""
+
+LINE_CHARACTERS = 200
+_PATH = re.compile(r"(?:/[^/\s'\"]+)+/")
+_ADDRESS = re.compile(r"0x[0-9a-fA-F]+")
 
 Report = Callable[[str, float], None]
 
@@ -34,20 +43,27 @@ class Transformer:
     ) -> None:
         common: dict[str, Any] = {"trust_remote_code": trust_remote_code, "local_files_only": True}
         self.config = config
-        self.device = torch.device(devices[0]) if devices else memory.device()
-        self.held = precision.held(quantization, config, has_card=self.device.type == "cuda")
+        used = [torch.device(name) for name in devices] or [memory.device()]
+        self.device = used[0]
+        if self.device.type == "cuda":
+            # what acts on the current card would take a context on the first one, which may not be the model's
+            torch.cuda.set_device(self.device)
+        self.held = precision.held(quantization, config, used)
         where = placement.device_map(kind, config, devices, self.device, trust_remote_code)
         report("loading_tokenizer", 5.0)
         self.tokenizer: Any = AutoTokenizer.from_pretrained(path, **common)
         self.longest_token = max((len(t) for t in self.tokenizer.get_vocab()), default=1)
         report("loading_weights", 10.0)
-        self.model: Any = kind.from_pretrained(
+        loaded: Any = kind.from_pretrained(
             path,
+            output_loading_info=True,
             dtype=getattr(torch, self.held.dtype),
             device_map=where,
             **precision.load_options(self.held, kind, config, trust_remote_code=trust_remote_code),
             **common,
         )
+        self.model: Any = loaded[0]
+        _check_whole(loaded[1])
         report("moving_to_device", 80.0)
         self.model.eval().requires_grad_(False)
         if self.held.quantizes:
@@ -68,6 +84,25 @@ class Transformer:
         return list(self.tokenizer(text, add_special_tokens=special, verbose=False)["input_ids"])
 
 
+def _check_whole(found: dict[str, Any]) -> None:
+    """Whether the checkpoint has every tensor of its architecture; the library would make random ones up.
+
+    A pooler of an encoder is not used here, and many checkpoints leave it out.
+
+    Raises:
+        Refusal: MODEL_LOAD_FAILED.
+    """
+    missing = sorted(n for n in found.get("missing_keys", ()) if "pooler." not in n)
+    odd = [entry if isinstance(entry, str) else entry[0] for entry in found["mismatched_keys"]]
+    for why, names in (("does not have", missing), ("has in another shape", sorted(odd))):
+        if names:
+            shown = ", ".join(names[:SHOWN]) + (", ..." if len(names) > SHOWN else "")
+            raise Refusal(
+                "MODEL_LOAD_FAILED",
+                f"the checkpoint {why} {len(names)} of the tensors that its configuration asks for: {shown}",
+            )
+
+
 def configuration(path: Path, trust_remote_code: bool) -> Any:
     """The configuration of a folder."""
     return AutoConfig.from_pretrained(
@@ -76,5 +111,13 @@ def configuration(path: Path, trust_remote_code: bool) -> Any:
 
 
 def first_line(error: Exception) -> str:
-    """An error of the library in one short line."""
-    return (str(error).splitlines() or [type(error).__name__])[0][:200]
+    """An error of the library in one short line, without the paths and addresses of this machine."""
+    line = next((line.strip() for line in str(error).splitlines() if line.strip()), "")
+    line = _ADDRESS.sub("...", _PATH.sub("", line))
+    return line[:LINE_CHARACTERS] or type(error).__name__
+
+
+def told(error: Exception) -> str:
+    """The same with the kind of the error before it."""
+    line, kind = first_line(error), type(error).__name__
+    return kind if line == kind else f"{kind}: {line}"
