@@ -32,12 +32,13 @@ def payload(event: events.Event) -> tuple[str, dict[str, Any]]:
     """An event's name and camelCase payload."""
     match event:
         case events.DownloadProgress():
+            speed = {} if event.speed_bps is None else {"speedBps": event.speed_bps}
             return "model:download:progress", {
                 "modelId": event.model_id,
                 "progress": event.progress,
                 "downloadedBytes": event.downloaded_bytes,
                 "totalBytes": event.total_bytes,
-                "speedBps": event.speed_bps,
+                **speed,
             }
         case events.DownloadComplete():
             body = {"modelId": event.model_id, "localPath": event.local_path}

@@ -182,3 +182,11 @@ def test_names_in_a_configuration_are_cut_and_cleaned(tmp_path: Path) -> None:
     assert found.dtype is not None
     assert (len(found.architecture), found.architecture[:5]) == (255, "A[31m")
     assert (len(found.dtype), set(found.dtype)) == (14, {"y"})
+
+
+def test_a_configuration_with_more_layers_than_the_weights_have_is_refused(tmp_path: Path) -> None:
+    name = "model.layers.1.mlp.up_proj.weight"
+    kept = folder(tmp_path / "kept", {"num_hidden_layers": 2}, name)
+    assert weights.read(kept).shape.layers == 2
+    holed = folder(tmp_path / "holed", {"num_hidden_layers": 99}, name)
+    assert "99 layers, the weights have 2" in refused(holed).message

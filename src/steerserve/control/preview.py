@@ -44,19 +44,20 @@ def of(found: Repository) -> dict[str, Any]:
     }
 
 
-def _sizes(found: Repository) -> dict[str, dict[str, int | None]]:
+def _sizes(found: Repository) -> dict[str, dict[str, int]]:
     """By precision: what the download takes on the disk, which is always the checkpoint as published, and what the
     loaded model takes in memory."""
     files = repository.checkpoint_files(
         found.files, trust_remote_code=found.requires_trust_remote_code
     )
+    weights = sum(f.size or 0 for f in files if f.path.endswith((".safetensors", ".bin")))
+    # a hub that does not count them: most checkpoints hold two bytes a parameter
+    parameters = found.parameters or weights // 2
     disk_mb = -(-sum(file.size or 0 for file in files) // MIB)
     return {
         precision: {
             "disk_mb": disk_mb,
-            "memory_mb": None
-            if found.parameters is None
-            else fitting.estimate(found.parameters, precision),
+            "memory_mb": fitting.estimate(parameters, precision),
         }
         for precision in PRECISIONS
     }

@@ -97,13 +97,15 @@ def facts(found: Opened, cache_type: str) -> m.Loaded:
     """What the rest of the service is told of the model."""
     header, is_encoder = found.header, found.header.is_embedding_only
     each = gguf_header.kv_bytes_per_token(header, cache_type)
+    memory_mb = found.process.memory_mb()
     return m.Loaded(
         id=0,
         architecture=header.architecture,
         parameters=header.parameters,
         dtype=header.label,
         device=",".join(_device(card.name) for card in found.cards) or "cpu",
-        memory_mb=found.process.memory_mb(),
+        memory_mb=memory_mb,
+        memory_by_device_mb={} if found.cards else {"cpu": memory_mb},
         context_length=found.room.context,
         layers=header.layers,
         hidden_size=header.hidden_size,

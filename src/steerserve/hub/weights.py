@@ -120,7 +120,10 @@ def _shape(text: Mapping[str, Any], stored: list[StoredTensor]) -> Shape:
     hidden = _count(text, "hidden_size", "n_embd", "d_model")
     heads = _count(text, "num_attention_heads", "n_head", "n_heads", "num_heads")
     layers = _count(text, "num_hidden_layers", "n_layer", "n_layers", "num_layers")
-    layers = layers or 1 + max((t.layer for t in stored if t.layer is not None), default=-1)
+    held = 1 + max((t.layer for t in stored if t.layer is not None), default=-1)
+    if 0 < held < layers:
+        raise _Unlikely(f"the configuration names {layers} layers, the weights have {held}")
+    layers = layers or held
     embeddings = [t for t in stored if _INPUT_EMBEDDING.search(t.name)]
     if any(len(t.shape) != 2 for t in embeddings):
         raise _Unlikely(f"{embeddings[0].name[:200]} is no matrix")
