@@ -15,7 +15,7 @@ import socketio
 from steerserve import demo
 from tests.conftest import Start
 from tests.loopback_hub import LoopbackHub
-from tests.service import Running
+from tests.service import Running, add_model
 
 SENTINEL = "hf_SentinelTokenThatNobodyElseMaySee"
 DEMO = {f.name: f.read_bytes() for f in demo.MODEL_DIR.iterdir() if f.is_file()}
@@ -172,6 +172,28 @@ def test_a_failed_download_goes_on_with_a_branch_that_moved(
         for path in (live.service.settings.model_cache_dir / "acme--tiny-stories").iterdir()
     ]
     assert folders == [again["revision"]]
+
+
+def test_trust_in_code_is_not_added_to_a_model_that_is_there(live: Running, events: Events) -> None:
+    add(live)
+    events.until("model:download:complete")
+    status, code, _ = live.error("POST", "/api/models", body(trust_remote_code=True))
+    assert (status, code) == (409, "MODEL_ALREADY_EXISTS")
+    (row,) = live.data("GET", "/api/models")["models"]
+    assert (row["trust_remote_code"], row["status"]) == (False, "ready")
+
+
+def test_a_taken_name_is_refused_when_a_download_goes_on(
+    live: Running, hub: LoopbackHub, events: Events
+) -> None:
+    hub.fault("/model.safetensors", status=404)
+    row = add(live)
+    events.until("model:download:error")
+    hub.heal()
+    add_model(live, demo.MODEL_DIR, "taken")
+    status, code, _ = live.error("POST", "/api/models", body(custom_name="taken"))
+    assert (status, code) == (409, "MODEL_ALREADY_EXISTS")
+    assert live.data("GET", f"/api/models/{row['id']}")["status"] == "error"
 
 
 def test_a_model_whose_files_were_lost_is_downloaded_again(live: Running, events: Events) -> None:

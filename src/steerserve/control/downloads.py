@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -102,8 +102,9 @@ class HubModels:
             if before is not None:
                 if before.revision != found.sha:
                     await self.remove(before)
-                named = {"name": wanted.custom_name} if wanted.custom_name else {}
-                row = await self._catalog.change_model(before.id, **values, **named)
+                row = await self._catalog.change_model(
+                    before.id, name=wanted.custom_name or before.name, **values
+                )
             else:
                 name = await self._name(found, chosen, wanted)
                 row = await self._catalog.add_model(name=name, source="huggingface", **values)
@@ -161,7 +162,9 @@ class HubModels:
         ]
         failed = [row for row in same if row.local_path is None and row.status == "error"]
         for row in [row for row in same if row.revision == found.sha]:
-            is_whole = row.local_path is not None and not self._downloads.missing_bytes(job)
+            # code that was not trusted before is no loss
+            needed = replace(job, files=tuple(f for f in job.files if not f.path.endswith(".py")))
+            is_whole = row.local_path is not None and not self._downloads.missing_bytes(needed)
             if model_status.may_go_on(row.status, is_whole):
                 return row
             raise Refusal(
@@ -195,6 +198,7 @@ class HubModels:
             "engine": GGUF if chosen.label else CHECKPOINT,
             "gguf_label": chosen.label,
             "trust_remote_code": wanted.trust_remote_code,
+            "local_path": None,
             "architecture": next(iter(found.architectures), None) or found.gguf_architecture,
             "num_parameters": found.parameters,
             "disk_size_mb": -(-chosen.size_bytes // MIB),

@@ -134,12 +134,17 @@ class Catalog:
         return await self.model(made.inserted_primary_key[0])
 
     async def change_model(self, model_id: int, **values: Any) -> ModelRow:
-        async with self._writing_models() as connection:
-            await connection.execute(
-                update(models)
-                .where(models.c.id == model_id)
-                .values(**values, updated_at=self._now())
-            )
+        """Raises:
+        Refusal: MODEL_NOT_FOUND, MODEL_ALREADY_EXISTS.
+        """
+        changed = update(models).where(models.c.id == model_id)
+        try:
+            async with self._writing_models() as connection:
+                await connection.execute(changed.values(**values, updated_at=self._now()))
+        except IntegrityError as error:
+            raise Refusal(
+                "MODEL_ALREADY_EXISTS", "another model has this name or these files"
+            ) from error
         return await self.model(model_id)
 
     async def remove_model(self, model_id: int) -> None:
