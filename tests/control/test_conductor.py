@@ -262,11 +262,12 @@ async def test_of_two_requests_for_different_models_one_is_served_and_one_is_bus
     await world.model("b")
     check_together(monkeypatch, 2)
     asked = [world.begin(world.ask(name)) for name in ("a", "b")]
-    (await world.launcher.stream()).complete("served")
-    answers = await soon(asyncio.gather(*asked, return_exceptions=True))
-    assert answers.count("served") == 1
-    (refusal,) = [answer for answer in answers if isinstance(answer, Refusal)]
-    assert refusal.code == "MODEL_BUSY"
+    stream = await world.launcher.stream()
+    # the answer is held back until the other is refused: after it, a swap would be allowed again
+    (busy,), (served,) = await soon(asyncio.wait(asked, return_when=asyncio.FIRST_COMPLETED))
+    assert (await refused(busy)).code == "MODEL_BUSY"
+    stream.complete("served")
+    assert await soon(served) == "served"
     assert len(world.launcher.engines) == 1
 
 
@@ -278,11 +279,12 @@ async def test_of_two_swaps_away_from_the_resident_model_one_is_served_and_one_i
     await world.model("c")
     check_together(monkeypatch, 2)
     asked = [world.begin(world.ask(name)) for name in ("b", "c")]
-    (await world.launcher.stream()).complete("served")
-    answers = await soon(asyncio.gather(*asked, return_exceptions=True))
-    assert answers.count("served") == 1
-    (refusal,) = [answer for answer in answers if isinstance(answer, Refusal)]
-    assert refusal.code == "MODEL_BUSY"
+    stream = await world.launcher.stream()
+    # the answer is held back until the other is refused: after it, a swap would be allowed again
+    (busy,), (served,) = await soon(asyncio.wait(asked, return_when=asyncio.FIRST_COMPLETED))
+    assert (await refused(busy)).code == "MODEL_BUSY"
+    stream.complete("served")
+    assert await soon(served) == "served"
     assert len(world.launcher.alive) == 1
 
 

@@ -121,7 +121,7 @@ async def test_files_that_cannot_be_removed_do_not_keep_a_cancelled_download_fro
         patched.setattr(Folder, "discard", discard)
         assert await desk.downloads.cancel(1)
     assert desk.codes == ["DOWNLOAD_CANCELLED"]
-    assert not desk.downloads.is_running(1)
+    assert not desk.downloads.progress(1)
     desk.start(1, job)
     await desk.ended(2)
     assert_there(job)

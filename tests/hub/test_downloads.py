@@ -31,11 +31,11 @@ async def test_the_files_of_one_commit_are_fetched(desk: Desk, tiny: LoopbackHub
     assert job.folder == desk.cache / "acme--tiny" / tiny.repos["acme/tiny"].sha
     assert desk.downloads.missing_bytes(job) == TOTAL
     desk.start(7, job)
-    assert desk.downloads.is_running(7)
+    assert desk.downloads.progress(7)
     await desk.ended()
     assert desk.ends == [(7, None)]
     assert_there(job)
-    assert not desk.downloads.is_running(7)
+    assert not desk.downloads.progress(7)
     assert desk.downloads.progress(7) is None
     assert desk.downloads.missing_bytes(job) == 0
     assert all(f"/resolve/{job.sha}/" in seen.path for seen in tiny.asked("/resolve/"))
@@ -115,7 +115,7 @@ async def test_a_disk_that_is_too_small_is_told_before_anything_is_fetched(
     assert (details["needed_mb"], details["reserve_mb"]) == (1 << 40, 10)
     assert 0 < details["free_mb"] < 1 << 40
     assert not loopback.asked("/resolve/")
-    assert not desk.downloads.is_running(1)
+    assert not desk.downloads.progress(1)
 
 
 async def test_the_reserve_and_what_runs_beside_it_count(

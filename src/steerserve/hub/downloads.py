@@ -130,13 +130,9 @@ class Downloads:
         return is_cancelled
 
     def progress(self, key: int) -> Progress | None:
-        """How far a running download is."""
+        """How far a download is that fetches or waits for its turn; None when none runs under this key."""
         run = self._runs.get(key)
         return run.progress if run else None
-
-    def is_running(self, key: int) -> bool:
-        """Whether a download is fetching or waits for its turn."""
-        return key in self._runs
 
     async def close(self) -> None:
         """End all downloads for a stop of the service. What they fetched stays, and a later start goes on from it."""
