@@ -26,6 +26,7 @@ from steerserve.control.metrics import Metrics
 from steerserve.control.profiles import Profiles
 from steerserve.control.queue import Queue
 from steerserve.control.resident import Resident
+from steerserve.control.saes import Saes
 from steerserve.control.steering import Steering
 from steerserve.control.vitals import Vitals
 from steerserve.engine import messages as m
@@ -59,6 +60,7 @@ FACTS = m.Loaded(
     kv_tokens=512,
     kv_bytes_per_token=16,
     has_chat_template=True,
+    site_widths={"resid_pre": HIDDEN, "resid_post": HIDDEN},
 )
 
 
@@ -119,6 +121,10 @@ class Engine:
     def __init__(self, launcher: Launcher) -> None:
         self._launcher = launcher
         self.applied: dict[str, int] = {}
+        self.on_record: Callable[[m.Recorded], None] = lambda _: None
+        self.monitored: tuple[str, list[int] | None, int] | None = None
+        self.asked_statistics: list[tuple[list[int] | None, str | None, int]] = []
+        self.counted = m.Statistics(1, [], 0, 0)
         self.pid: int | None = None
         self.figures: dict[str, tuple[int, int]] = {}
         self.ended: asyncio.Future[str] = asyncio.get_running_loop().create_future()
@@ -134,7 +140,7 @@ class Engine:
         self.loaded = fields
         return FACTS
 
-    async def inspect(self, path: str) -> m.Claims:
+    async def inspect(self, source: m.SaeSource) -> m.Claims:
         await self._step("inspect")
         return m.Claims(
             format="saelens",
@@ -150,9 +156,11 @@ class Engine:
             size_bytes=1,
         )
 
-    async def attach(self, key: str, path: str, layer: int) -> m.Attached:
+    async def attach(
+        self, key: str, source: m.SaeSource, layer: int, dtype: str | None = None
+    ) -> m.Attached:
         await self._step("attach")
-        self.attached[key] = (path, layer)
+        self.attached[key] = (source.path, layer)
         self.applied[key] = 0
         return m.Attached(1, f"model.layers.{layer}", 3, HIDDEN, WIDTH, ["from the engine"], {})
 
@@ -164,6 +172,35 @@ class Engine:
     async def steer(self, epoch: int, enabled: bool, values: dict[str, dict[int, float]]) -> None:
         await self._step("steer")
         self.steered = (epoch, enabled, values)
+
+    async def monitor(
+        self, key: str | None, features: list[int] | None = None, top_k: int = 10
+    ) -> None:
+        await self._step("monitor")
+        self.monitored = None if key is None else (key, features, top_k)
+
+    async def statistics(
+        self, features: list[int] | None = None, metric: str | None = None, k: int = 10
+    ) -> m.Statistics:
+        await self._step("statistics")
+        self.asked_statistics.append((features, metric, k))
+        return self.counted
+
+    async def reset_statistics(self) -> None:
+        await self._step("reset_statistics")
+        self.counted = m.Statistics(1, [], 0, 0)
+
+    async def explore(
+        self,
+        features: list[int],
+        nearest: int = 0,
+        *,
+        key: str | None = None,
+        source: m.SaeSource | None = None,
+    ) -> m.Explored:
+        await self._step("explore")
+        facts = [m.FeatureFacts(i, 1.0, 1.0, 0.0, None) for i in features]
+        return m.Explored(1, facts, [(i, 0.5) for i in range(nearest)])
 
     async def measure(self) -> dict[str, tuple[int, int]]:
         await self._step("measure")
@@ -337,6 +374,7 @@ class World:
     queue: Queue
     generation: Generation
     registry: Registry
+    saes: Saes
     metrics: Metrics
     driver: Driver
     hub: Hub
@@ -476,7 +514,8 @@ async def world(home: Path, *, now: Clock = utc_now, **changes: Any) -> AsyncIte
         steering,
         queue,
         generation,
-        Registry(catalog, conductor, launcher, hub_models),
+        Registry(catalog, conductor, hub_models),
+        Saes(catalog, conductor, launcher),
         metrics,
         driver,
         hub,

@@ -58,7 +58,7 @@ FLOORS: dict[str, set[str]] = {
     | ENGINE,
     "demo": {"demo"},  # the scripts that made the data
 }
-SHARED = {"bus", "queue", "conductor", "resident", "retry", "metrics", "breakers"}
+SHARED = {"bus", "queue", "conductor", "resident", "retry", "metrics", "breakers", "engines"}
 """Owners that every other owner may know."""
 SIBLINGS = {
     ("conductor", "leases"),  # the conductor's own rooms:
@@ -73,12 +73,10 @@ SIBLINGS = {
     ("preview", "fitting"),  # and what it would take
     ("loading", "fitting"),
     ("loading", "fitting_gguf"),
-    ("loading", "engines"),
     ("fitting_gguf", "fitting"),
     ("downloads", "fitting"),
-    ("catalog", "engines"),
-    ("conductor", "engines"),
-    ("resident", "engines"),
+    ("attachments", "saes"),  # where a registered SAE lies
+    ("demo", "saes"),
     ("demo", "attachments"),  # the demo plays the operator: it registers,
     ("demo", "catalog"),  # loads and attaches
 }

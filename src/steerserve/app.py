@@ -23,6 +23,7 @@ from starlette.types import ASGIApp as Application
 from starlette.types import Receive, Scope, Send
 
 from steerserve import __version__, log
+from steerserve.api import attachments as attachment_routes
 from steerserve.api import envelope
 from steerserve.api import health as health_routes
 from steerserve.api import leases as lease_routes
@@ -43,6 +44,7 @@ from steerserve.control.generate import Generation
 from steerserve.control.metrics import Metrics
 from steerserve.control.profiles import Profiles
 from steerserve.control.queue import Queue
+from steerserve.control.saes import Saes
 from steerserve.control.steering import Steering
 from steerserve.control.vitals import Vitals
 from steerserve.engine.grammar import Checker
@@ -110,7 +112,8 @@ class Service:
             self.metrics,
         )
         self.hub_models = HubModels(self.settings, self.catalog, self.hub, self.bus)
-        self.registry = Registry(self.catalog, self.conductor, self.launcher, self.hub_models)
+        self.registry = Registry(self.catalog, self.conductor, self.hub_models)
+        self.saes = Saes(self.catalog, self.conductor, self.launcher)
         self.vitals = Vitals(
             self.settings,
             self.database,
@@ -177,7 +180,11 @@ class Service:
             model_routes.router(self.registry, self.hub_models, self.conductor),
             lease_routes.router(self.registry, self.conductor),
             steering_routes.router(self.steering),
-            sae_routes.router(self.registry, self.conductor, self.attachments, self.steering),
+            attachment_routes.router(self.saes, self.conductor, self.attachments, self.steering),
+            sae_routes.router(
+                self.saes,
+                lambda: attachment_routes.attachment_status(self.conductor, self.steering),
+            ),
             profile_routes.router(self.profiles),
             health_routes.router(self.vitals, self.gauges),
         ):
@@ -226,7 +233,7 @@ class Service:
             if self.settings.demo:
                 _announce(
                     await demo.start(
-                        self.registry, self.conductor, self.attachments, self.settings
+                        self.registry, self.saes, self.conductor, self.attachments, self.settings
                     ),
                     self.settings,
                 )

@@ -274,7 +274,7 @@ async def test_an_engine_that_dies_while_the_old_sae_is_removed_leaves_the_new_o
 async def test_an_attached_sae_is_not_deleted(world: World) -> None:
     await world.loaded()
     await world.attachments.attach(await world.sae(), 1)
-    assert (await refused(world.registry.remove_sae("sae_a"))).code == "SAE_ALREADY_ATTACHED"
+    assert (await refused(world.saes.remove("sae_a"))).code == "SAE_ALREADY_ATTACHED"
     await world.attachments.detach("sae_a")
-    await world.registry.remove_sae("sae_a")
-    assert await world.registry.saes() == []
+    await world.saes.remove("sae_a")
+    assert await world.saes.list() == []

@@ -10,7 +10,15 @@ import numpy as np
 import torch
 from safetensors.torch import save_file
 
+from steerserve.engine import messages as m
+
 D_IN, D_SAE, K = 16, 64, 5
+
+
+def source(path: Path | str, **overrides: Any) -> m.SaeSource:
+    """An SAE on disk as the engine is told of it."""
+    return m.SaeSource(str(path), str(path), m.Overrides(**overrides))
+
 
 Arrays = dict[str, np.ndarray]
 

@@ -28,7 +28,7 @@ from steerserve.rules.architecture import check_generates, is_embedding_only
 from steerserve.rules.steering import Live
 from tests.engine.models import CONTEXT
 from tests.engine.running import Bench, generated, random_sae, site_of, vector_of, words
-from tests.engine.saes import arrays, config_v6, write
+from tests.engine.saes import arrays, config_v6, source, write
 
 Loaded = Callable[[str], Checkpoint]
 Folder = Callable[[str], Path]
@@ -570,7 +570,7 @@ async def test_an_engine_with_an_encoder_embeds_and_refuses_all_else_by_code(
     refused_calls: list[Callable[[], Any]] = [
         lambda: drained(engine.generate([Text("a")], 1, m.Sampling(), m.Follow())),
         lambda: drained(engine.score([Text("a")], 1.0, 5, None)),
-        lambda: engine.attach(KEY, str(sae), 0),
+        lambda: engine.attach(KEY, source(sae), 0),
         lambda: engine.detach(KEY),
         lambda: drained(engine.embed([Text("fine"), Text(words(400))])),
     ]

@@ -26,6 +26,7 @@ from tests.engine.llamas import (
     until_idle,
     writer,
 )
+from tests.engine.saes import source
 from tests.gguf import CONTEXT, counted
 
 GREEDY = m.Sampling(temperature=0.0, max_tokens=4)
@@ -274,7 +275,7 @@ async def test_what_the_engine_cannot_honour_is_refused_and_not_ignored(engine: 
     for stream in unhonoured:
         assert (await refused(stream)).code == "FIELD_NOT_HONOURED"
     with pytest.raises(Refusal) as caught:
-        await engine.attach("k", "/nowhere", 0)
+        await engine.attach("k", source("/nowhere"), 0)
     assert caught.value.code == "SAE_INCOMPATIBLE"
     await engine.steer(1, True, {})
     await engine.detach("k")

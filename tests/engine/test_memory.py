@@ -21,7 +21,7 @@ from steerserve.engine.worker.kv import SlotCache
 from steerserve.engine.worker.wire import Wire
 from steerserve.errors import Refusal
 from tests.engine.running import Bench, alone, generated, hooked, site_of, words
-from tests.engine.saes import arrays, config_v6, write
+from tests.engine.saes import arrays, config_v6, source, write
 
 
 @pytest.fixture(autouse=True)
@@ -259,7 +259,7 @@ def test_an_attach_is_refused_before_its_tensors_are_read(
     free_of(monkeypatch, 1000)
     monkeypatch.setattr(loop.formats, "load", lambda _: pytest.fail("the tensors were read"))
     with pytest.raises(Refusal) as refused:
-        engine._obey(m.Attach(2, "sae@0", str(sae), 0))
+        engine._obey(m.Attach(2, "sae@0", source(sae), 0))
     assert refused.value.code == "INSUFFICIENT_MEMORY"
     assert refused.value.details["kv_context_tokens"] == engine._kv_tokens
 

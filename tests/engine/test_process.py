@@ -20,7 +20,7 @@ from steerserve.engine.worker.checkpoint import Checkpoint
 from steerserve.errors import Refusal
 from tests.engine.models import CONTEXT, VOCABULARY
 from tests.engine.running import generated, words
-from tests.engine.saes import arrays, config_older, config_v6, write
+from tests.engine.saes import arrays, config_older, config_v6, source, write
 
 Folder = Callable[[str], Path]
 KEY = "sae@0"
@@ -73,7 +73,7 @@ def truth(model: Checkpoint, prompt: str, max_tokens: int = 16) -> str:
 async def inspect_code(engine: Engine, path: Path) -> str | None:
     """The code that an inspection is refused with; None when it is not."""
     try:
-        await engine.inspect(str(path))
+        await engine.inspect(source(path))
     except Refusal as refusal:
         return refusal.code
     return None
@@ -139,7 +139,7 @@ async def test_an_engine_without_a_model_refuses_by_code(empty: Engine) -> None:
 async def test_closing_the_iterator_ends_the_request_in_the_engine(
     engine: Engine, llama: Checkpoint, tmp_path: Path
 ) -> None:
-    await engine.attach(KEY, str(sae_folder(tmp_path)), 0)
+    await engine.attach(KEY, source(sae_folder(tmp_path)), 0)
     steered = m.Overlay(0, {KEY: {1: 0.5}})
     stream = engine.generate([m.Text(words(20))], 1, LONG, steered)
     async for event in stream:
@@ -159,7 +159,7 @@ async def test_closing_the_iterator_ends_the_request_in_the_engine(
 async def test_steering_acts_on_the_next_request_and_ends_with_it(
     engine: Engine, llama: Checkpoint, tmp_path: Path
 ) -> None:
-    attached = await engine.attach(KEY, str(sae_folder(tmp_path)), 0)
+    attached = await engine.attach(KEY, source(sae_folder(tmp_path)), 0)
     assert (attached.layer_module_path, attached.d_in) == ("model.layers.0", 32)
     plain = truth(llama, words(20))
     assert text_of(await events(engine, words(20))) == plain
@@ -207,7 +207,7 @@ async def test_an_engine_killed_while_it_loads_ends_the_load_by_code(
         await empty.load(kill, path=str(folder("llama")), **FIELDS)
         # the load may win the race against the signal; the engine is gone all the same
         await empty.ended
-        await empty.inspect("nowhere")
+        await empty.inspect(source("nowhere"))
 
     with pytest.raises(Refusal) as refused:
         await load_and_ask()
@@ -294,7 +294,7 @@ async def test_a_broken_checkpoint_is_refused_and_the_engine_still_answers(
         with pytest.raises(Refusal) as refused:
             await empty.load(lambda _: None, path=str(path), **FIELDS)
         assert refused.value.code == "MODEL_LOAD_FAILED", path
-        claims = await empty.inspect(str(sae_folder(tmp_path / "sae")))
+        claims = await empty.inspect(source(sae_folder(tmp_path / "sae")))
         assert claims.d_in == 32
     await empty.load(lambda _: None, path=str(folder("llama")), **FIELDS)
     assert text_of(await events(empty, words(20))) == truth(llama, words(20))
@@ -310,7 +310,7 @@ async def test_a_quantization_that_cannot_be_applied_is_refused(
 
 
 async def test_an_inspection_tells_the_claims(empty: Engine, tmp_path: Path) -> None:
-    claims = await empty.inspect(str(sae_folder(tmp_path)))
+    claims = await empty.inspect(source(sae_folder(tmp_path)))
     assert (claims.d_in, claims.d_sae, claims.layer, claims.site) == (32, 64, 0, "resid_post")
 
 
@@ -325,7 +325,7 @@ async def test_no_configuration_of_an_sae_ends_the_engine(empty: Engine, tmp_pat
     for i, config in enumerate(configs):
         path = write(tmp_path / str(i), config, arrays("standard"))
         assert await inspect_code(empty, path) in (None, "SAE_LOAD_FAILED"), config
-    assert (await empty.inspect(str(sae_folder(tmp_path / "good")))).d_in == 32
+    assert (await empty.inspect(source(sae_folder(tmp_path / "good")))).d_in == 32
 
 
 async def test_an_sae_of_another_width_is_refused_and_leaves_no_hook(
@@ -333,7 +333,7 @@ async def test_an_sae_of_another_width_is_refused_and_leaves_no_hook(
 ) -> None:
     path = write(tmp_path, config_v6("standard"), arrays("standard"))
     with pytest.raises(Refusal) as refused:
-        await engine.attach(KEY, str(path), 0)
+        await engine.attach(KEY, source(path), 0)
     assert refused.value.code in ("SAE_INCOMPATIBLE", "SAE_LOAD_FAILED")
     assert text_of(await events(engine, words(20))) == truth(llama, words(20))
 

@@ -36,7 +36,7 @@ from steerserve.engine.worker.sae.sites import RESID_POST, RESID_PRE
 from steerserve.errors import Refusal
 from steerserve.rules.steering import Live
 from tests.engine.running import Answer, Bench, generated, hooked, random_sae, site_of, words
-from tests.engine.saes import arrays, config_v6, reference, write
+from tests.engine.saes import arrays, config_v6, reference, source, write
 
 Loaded = Callable[[str], Checkpoint]
 KEY = "sae@1"
@@ -534,7 +534,7 @@ async def test_an_engine_tells_readings_and_refuses_a_tap_on_nothing(
         )
         with pytest.raises(Refusal) as refused:
             await drained(wanted[0])
-        await engine.attach(KEY, str(path), 1)
+        await engine.attach(KEY, source(path), 1)
         found = [await drained(which) for which in wanted]
     finally:
         await engine.stop()

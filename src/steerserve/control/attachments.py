@@ -9,6 +9,7 @@ from pathlib import Path
 from steerserve.control.bus import Bus, SaeAttached, SaeDetached
 from steerserve.control.conductor import Conductor
 from steerserve.control.resident import Attachment, Resident
+from steerserve.control.saes import source_of
 from steerserve.errors import Refusal
 from steerserve.hub import local
 from steerserve.rules import attachment as rules
@@ -60,8 +61,8 @@ class Attachments:
                 )
             verdict = self.compatibility(sae, layer)
             rules.check(verdict, _claim(sae), facts.hidden_size)
-            path = await asyncio.to_thread(local.resolve, sae.local_path or "")
-            made = await engine.attach(key, str(path), layer)
+            await asyncio.to_thread(local.resolve, sae.local_path or "")
+            made = await engine.attach(key, source_of(sae), layer)
             before = list(resident.attachments.values())
             try:
                 self._check_there(resident)
@@ -129,7 +130,7 @@ class Attachments:
 
 
 def _claim(sae: SaeRow) -> rules.Claim:
-    return rules.Claim(sae.d_in, sae.trained_layer, sae.trained_on, sae.site)
+    return rules.Claim(sae.d_in or 0, sae.trained_layer, sae.trained_on, sae.site)
 
 
 def _names(resident: Resident) -> tuple[str, ...]:

@@ -1,25 +1,20 @@
-"""Registering and deleting models and SAEs."""
+"""Registering and deleting models."""
 
 from __future__ import annotations
 
 import asyncio
-import hashlib
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from sqlalchemy.exc import IntegrityError
-
 from steerserve.control.conductor import Conductor
 from steerserve.control.downloads import HubModels, checkpoint_values, gguf_values
-from steerserve.control.engines import Engines
-from steerserve.engine.messages import Claims
 from steerserve.errors import Refusal
 from steerserve.hub import gguf as gguf_files
 from steerserve.hub import local
 from steerserve.rules import gguf, model_status, naming
 from steerserve.rules.model_status import AFTER, Event
-from steerserve.store.catalog import Catalog, ModelRow, SaeRow
+from steerserve.store.catalog import Catalog, ModelRow
 
 MIB = 1 << 20
 
@@ -31,14 +26,11 @@ class Registry:
         self,
         catalog: Catalog,
         conductor: Conductor,
-        launcher: Engines,
         hub_models: HubModels,
     ) -> None:
         self._catalog = catalog
         self._conductor = conductor
-        self._launcher = launcher
         self._hub_models = hub_models
-        self._registering = asyncio.Lock()
 
     async def models(self) -> list[ModelRow]:
         return await self._catalog.models()
@@ -48,15 +40,6 @@ class Registry:
         Refusal: MODEL_NOT_FOUND.
         """
         return await self._catalog.model(model_id)
-
-    async def saes(self) -> list[SaeRow]:
-        return await self._catalog.saes()
-
-    async def sae(self, sae_id: str) -> SaeRow:
-        """Raises:
-        Refusal: SAE_NOT_FOUND.
-        """
-        return await self._catalog.sae(sae_id)
 
     async def add_model(
         self,
@@ -109,65 +92,6 @@ class Registry:
         status = phase if self._conductor.has(row.id) else "ready"
         model_status.check_delete(status, view.is_locked and view.model_id == row.id)
 
-    async def add_sae(self, local_path: str) -> tuple[SaeRow, bool]:
-        """Register a folder as an SAE, in place; the row, and whether it was there before.
-
-        The folder is read by an engine process of its own, so that a hostile file harms nothing.
-
-        Raises:
-            Refusal: INVALID_LOCAL_PATH, SAE_LOAD_FAILED, SAE_INCOMPATIBLE (a site without a hook).
-        """
-        folder = await asyncio.to_thread(local.resolve, local_path)
-        async with self._registering:
-            for row in await self._catalog.saes():
-                if row.local_path == str(folder):
-                    return row, True
-            claims = await self._inspect(folder)
-            try:
-                row = await self._catalog.add_sae(
-                    id=_sae_id(str(folder)),
-                    local_path=str(folder),
-                    name=folder.name[:255],
-                    format=claims.format,
-                    architecture=claims.architecture,
-                    d_in=claims.d_in,
-                    d_sae=claims.d_sae,
-                    dtype=claims.dtype,
-                    hook_name=claims.hook_name,
-                    site=claims.site,
-                    trained_on=claims.model_name,
-                    trained_layer=claims.layer,
-                    average_l0=claims.l0,
-                    file_size_bytes=claims.size_bytes,
-                    status="cached",
-                )
-            except IntegrityError as error:
-                raise Refusal("SAE_LOAD_FAILED", "another SAE has this path") from error
-            return row, False
-
-    async def remove_sae(self, sae_id: str) -> SaeRow:
-        """Forget an SAE. The files of a local source are never removed.
-
-        Raises:
-            Refusal: SAE_NOT_FOUND, SAE_ALREADY_ATTACHED.
-        """
-        # an attach under way ends first
-        async with self._conductor.editing:
-            row = await self._catalog.sae(sae_id)
-            if any(attached.sae_id == sae_id for attached in self._conductor.attachments()):
-                raise Refusal(
-                    "SAE_ALREADY_ATTACHED", "the SAE is attached; detach it first", sae_id=sae_id
-                )
-            await self._catalog.remove_sae(sae_id)
-        return row
-
-    async def _inspect(self, folder: Path) -> Claims:
-        engine = await self._launcher.launch()
-        try:
-            return await engine.inspect(str(folder))
-        finally:
-            await engine.stop()
-
 
 def _local(named: str, label: str | None, quantization: str) -> dict[str, Any]:
     """What lies at a path of this machine, as the values of a record.
@@ -199,8 +123,3 @@ def _gguf(path: Path, label: str | None) -> dict[str, Any]:
     values = gguf_values(files, named.label)
     tag = f":{values['gguf_label']}"
     return values | {"name": named.base[: naming.NAME_MAXIMUM - len(tag)] + tag}
-
-
-def _sae_id(source: str) -> str:
-    """An id that the same source always gets."""
-    return "sae_" + hashlib.blake2b(source.encode(), digest_size=6).hexdigest()

@@ -11,6 +11,7 @@ from steerserve import __version__, demo
 from steerserve.control.attachments import Attachments
 from steerserve.control.catalog import Registry
 from steerserve.control.conductor import Conductor
+from steerserve.control.saes import Saes
 from steerserve.settings import Settings
 from steerserve.store.catalog import ModelRow
 
@@ -27,7 +28,11 @@ class Ready:
 
 
 async def start(
-    registry: Registry, conductor: Conductor, attachments: Attachments, settings: Settings
+    registry: Registry,
+    registered: Saes,
+    conductor: Conductor,
+    attachments: Attachments,
+    settings: Settings,
 ) -> Ready:
     """Make the demo ready.
 
@@ -42,7 +47,7 @@ async def start(
     row = await _registered(registry, model)
     ids = {}
     for sae in demo.saes():
-        ids[sae.name], _ = await registry.add_sae(str(saes / sae.name))
+        ids[sae.name], _ = await registered.add(str(saes / sae.name))
     async with conductor.use(row):
         proof = demo.proof()
         attached = await attachments.attach(ids[proof["sae"]], proof["layer"])

@@ -52,6 +52,7 @@ class Engine:
         self._reports: dict[int, Report] = {}
         self._streams: dict[int, asyncio.Queue[m.Event | m.Outcome]] = {}
         self.applied: dict[str, int] = {}
+        self.on_record: Callable[[m.Recorded], None] = lambda _: None
         self.ended: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         self._parting: Refusal | None = None
         self._reading = asyncio.create_task(self._read(), name="engine-reader")
@@ -76,15 +77,45 @@ class Engine:
         assert isinstance(answer, m.Measured)
         return answer.devices
 
-    async def inspect(self, path: str) -> m.Claims:
-        answer = await self._ask(lambda i: m.Inspect(i, path))
+    async def inspect(self, source: m.SaeSource) -> m.Claims:
+        answer = await self._ask(lambda i: m.Inspect(i, source))
         assert isinstance(answer, m.Inspected)
         return answer.claims
 
-    async def attach(self, key: str, path: str, layer: int) -> m.Attached:
-        answer = await self._ask(lambda i: m.Attach(i, key, path, layer))
+    async def attach(
+        self, key: str, source: m.SaeSource, layer: int, dtype: str | None = None
+    ) -> m.Attached:
+        answer = await self._ask(lambda i: m.Attach(i, key, source, layer, dtype))
         assert isinstance(answer, m.Attached)
         self.applied[key] = 0
+        return answer
+
+    async def monitor(
+        self, key: str | None, features: list[int] | None = None, top_k: int = 10
+    ) -> None:
+        """What it sees comes to `on_record`."""
+        await self._ask(lambda i: m.Monitor(i, key, features, top_k))
+
+    async def statistics(
+        self, features: list[int] | None = None, metric: str | None = None, k: int = 10
+    ) -> m.Statistics:
+        answer = await self._ask(lambda i: m.ReadStatistics(i, features, metric, k))
+        assert isinstance(answer, m.Statistics)
+        return answer
+
+    async def reset_statistics(self) -> None:
+        await self._ask(m.ResetStatistics)
+
+    async def explore(
+        self,
+        features: list[int],
+        nearest: int = 0,
+        *,
+        key: str | None = None,
+        source: m.SaeSource | None = None,
+    ) -> m.Explored:
+        answer = await self._ask(lambda i: m.Explore(i, key, source, features, nearest))
+        assert isinstance(answer, m.Explored)
         return answer
 
     async def detach(self, key: str) -> None:
@@ -104,10 +135,11 @@ class Engine:
         *,
         constraint: m.Constraint | None = None,
         tap: m.Tap | None = None,
+        label: str | None = None,
     ) -> AsyncGenerator[m.Started | m.Outcome, None]:
         """Started, then the pieces of each choice until it has its `finish`; see `_stream`."""
         return self._stream(
-            lambda number: m.Generate(number, prompts, n, sampling, plan, constraint, tap),
+            lambda number: m.Generate(number, prompts, n, sampling, plan, constraint, tap, label),
             len(prompts) * n,
         )
 
@@ -230,6 +262,8 @@ class Engine:
                 for outcome in event.outcomes:
                     if outcome.id in self._streams:
                         self._streams[outcome.id].put_nowait(outcome)
+            case m.Recorded():
+                self.on_record(event)
             case m.Progress():
                 if event.id in self._reports:
                     self._reports[event.id](event)

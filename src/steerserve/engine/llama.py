@@ -66,6 +66,7 @@ class Llama:
         self._is_stopped = False
         self._ending: asyncio.Task[None] | None = None
         self.applied: dict[str, int] = {}
+        self.on_record: Callable[[m.Recorded], None] = lambda _: None
         self.ended: asyncio.Future[str] = asyncio.get_running_loop().create_future()
 
     @property
@@ -99,13 +100,47 @@ class Llama:
         self._ending = asyncio.create_task(self._end_with(found.process))
         return llama_loading.facts(found, self._options.cache_type)
 
-    async def inspect(self, path: str) -> m.Claims:
+    async def inspect(self, source: m.SaeSource) -> m.Claims:
         """Raises:
         Refusal: SAE_INCOMPATIBLE.
         """
         raise Refusal("SAE_INCOMPATIBLE", _NO_LAYERS)
 
-    async def attach(self, key: str, path: str, layer: int) -> m.Attached:
+    async def attach(
+        self, key: str, source: m.SaeSource, layer: int, dtype: str | None = None
+    ) -> m.Attached:
+        """Raises:
+        Refusal: SAE_INCOMPATIBLE.
+        """
+        raise Refusal("SAE_INCOMPATIBLE", _NO_LAYERS)
+
+    async def monitor(
+        self, key: str | None, features: list[int] | None = None, top_k: int = 10
+    ) -> None:
+        """Raises:
+        Refusal: SAE_INCOMPATIBLE.
+        """
+        raise Refusal("SAE_INCOMPATIBLE", _NO_LAYERS)
+
+    async def statistics(
+        self, features: list[int] | None = None, metric: str | None = None, k: int = 10
+    ) -> m.Statistics:
+        """Raises:
+        Refusal: SAE_INCOMPATIBLE.
+        """
+        raise Refusal("SAE_INCOMPATIBLE", _NO_LAYERS)
+
+    async def reset_statistics(self) -> None:
+        """Nothing is ever counted."""
+
+    async def explore(
+        self,
+        features: list[int],
+        nearest: int = 0,
+        *,
+        key: str | None = None,
+        source: m.SaeSource | None = None,
+    ) -> m.Explored:
         """Raises:
         Refusal: SAE_INCOMPATIBLE.
         """

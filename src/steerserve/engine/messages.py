@@ -73,6 +73,32 @@ class Tap(Message, frozen=True):
     max_entries: int
 
 
+class Overrides(Message, frozen=True):
+    """What an operator says of an SAE in place of what its files say; None leaves it to the files.
+
+    `normalisation` is one of `none`, `layer_norm`, `constant_norm_rescale`, `expected_average_only_in`; `norm_factor` is
+    the scalar c = sqrt(d_in) / E||x|| of the last. `site` is a hook name or one of `rules.sae_sites.SITES`.
+    """
+
+    activation: str | None = None
+    k: int | None = None
+    threshold: float | None = None
+    subtract_b_dec: bool | None = None
+    normalisation: str | None = None
+    norm_factor: float | None = None
+    site: str | None = None
+    is_centred: bool | None = None
+
+
+class SaeSource(Message, frozen=True):
+    """An SAE on disk: the folder or the one file `path`. `name` is what layer, width and site may be read from where
+    the files do not say them: `owner/repo/path/in/it`, or the path itself."""
+
+    path: str
+    name: str
+    overrides: Overrides = Overrides()
+
+
 class Constraint(Message, frozen=True):
     """What each choice must be: `schema` is a JSON Schema as JSON text, None for any JSON object."""
 
@@ -112,25 +138,62 @@ class Measure(Message, frozen=True):
 
 
 class Inspect(Message, frozen=True):
-    """Read what an SAE folder holds, without a model."""
+    """Read what an SAE checkpoint holds, without a model."""
 
     id: int
-    path: str
+    source: SaeSource
 
 
 class Attach(Message, frozen=True):
-    """Put an SAE at a layer under `key`; `check` runs the self-check on a short text."""
+    """Put an SAE at a layer under `key`; `check` runs the self-check on a short text. `dtype` is what its matrices are
+    kept in (`float32`, `bfloat16`, `float16`); None keeps that of the file."""
 
     id: int
     key: str
-    path: str
+    source: SaeSource
     layer: int
+    dtype: str | None = None
     check: bool = True
 
 
 class Detach(Message, frozen=True):
     id: int
     key: str
+
+
+class Monitor(Message, frozen=True):
+    """Watch the features of the SAE `key` in every generation, or none where it is None. `features` restricts what is
+    encoded; `top_k` is how many of the largest a record names. What was counted before stays until `ResetStatistics`."""
+
+    id: int
+    key: str | None
+    features: list[int] | None = None
+    top_k: int = 10
+
+
+class ReadStatistics(Message, frozen=True):
+    """What was counted since the last reset: of the `features` named, else of all observed; with `metric` (`mean`, `max`,
+    `active_ratio`, `count`) only the best `k` of them, ties by index."""
+
+    id: int
+    features: list[int] | None = None
+    metric: str | None = None
+    k: int = 10
+
+
+class ResetStatistics(Message, frozen=True):
+    id: int
+
+
+class Explore(Message, frozen=True):
+    """Geometry of an SAE's decoder: of the attached one `key`, else of the one at `source`. Facts of the `features` named,
+    and with `nearest` the features whose decoder directions have the largest cosine with that of the first of them."""
+
+    id: int
+    key: str | None
+    source: SaeSource | None
+    features: list[int]
+    nearest: int = 0
 
 
 class Steer(Message, frozen=True):
@@ -146,7 +209,8 @@ class Steer(Message, frozen=True):
 
 
 class Generate(Message, frozen=True):
-    """Complete each prompt `n` times; choice `prompt * n + i`."""
+    """Complete each prompt `n` times; choice `prompt * n + i`. `label` names the request in what monitoring records;
+    without one it is not monitored."""
 
     id: int
     prompts: list[Text | Chat]
@@ -155,6 +219,7 @@ class Generate(Message, frozen=True):
     plan: Plan
     constraint: Constraint | None = None
     tap: Tap | None = None
+    label: str | None = None
 
 
 class Score(Message, frozen=True):
@@ -192,7 +257,21 @@ class Stop(Message, frozen=True):
 
 
 Command = (
-    Load | Measure | Inspect | Attach | Detach | Steer | Generate | Score | Embed | Cancel | Stop
+    Load
+    | Measure
+    | Inspect
+    | Attach
+    | Detach
+    | Monitor
+    | ReadStatistics
+    | ResetStatistics
+    | Explore
+    | Steer
+    | Generate
+    | Score
+    | Embed
+    | Cancel
+    | Stop
 )
 
 
@@ -208,7 +287,8 @@ class Progress(Message, frozen=True):
 
 
 class Loaded(Message, frozen=True):
-    """Facts of the loaded model. Sizes in tokens, features and MiB; `quantization` is what it is held as."""
+    """Facts of the loaded model. Sizes in tokens, features and MiB; `quantization` is what it is held as. `site_widths` has
+    the width of every site that an SAE may read and write here, by its name in `rules.sae_sites.SITES`."""
 
     id: int
     architecture: str
@@ -228,6 +308,7 @@ class Loaded(Message, frozen=True):
     gpu_indices: list[int] = []
     supports_embeddings: bool = True
     quantization: str = ""
+    site_widths: dict[str, int] = {}
 
 
 class Measured(Message, frozen=True):
@@ -238,7 +319,11 @@ class Measured(Message, frozen=True):
 
 
 class Claims(Message, frozen=True):
-    """What an SAE checkpoint says of itself, read without its tensors. None where it says nothing."""
+    """What an SAE checkpoint says of itself, read from headers. None where it says nothing.
+
+    `reason` says why it can never be attached (a transcoder, a cross-layer transcoder); `needs` names the overrides without
+    which it cannot (`activation`, ...); `tensors` has the shapes as stored; `normalisation` and `dtype` are as stored.
+    """
 
     format: str
     architecture: str
@@ -251,6 +336,12 @@ class Claims(Message, frozen=True):
     model_name: str | None
     l0: float | None
     size_bytes: int
+    normalisation: str = "none"
+    is_centred: bool | None = None
+    reason: str | None = None
+    needs: list[str] = []
+    warnings: list[str] = []
+    tensors: dict[str, list[int]] = {}
 
 
 class Inspected(Message, frozen=True):
@@ -259,7 +350,8 @@ class Inspected(Message, frozen=True):
 
 
 class Attached(Message, frozen=True):
-    """`check` holds l0, fvu, residual_norm and decoder norms where the self-check ran."""
+    """`check` holds l0, fvu, residual_norm and decoder norms where the self-check ran; `dtype` is what the matrices are
+    kept in, `site` where the SAE reads and writes. `is_calibrated` is False where a norm factor is not known."""
 
     id: int
     layer_module_path: str
@@ -268,6 +360,66 @@ class Attached(Message, frozen=True):
     d_sae: int
     warnings: list[str]
     check: dict[str, float]
+    dtype: str = "float32"
+    site: str = "resid_post"
+    is_calibrated: bool = True
+
+
+class FeatureCount(Message, frozen=True):
+    """One feature over the observed tokens: `std` is that of the population, `active_ratio` the share above 0."""
+
+    feature_idx: int
+    count: int
+    mean: float
+    std: float
+    min: float
+    max: float
+    active_ratio: float
+
+
+class Statistics(Message, frozen=True):
+    """`tokens` were observed since the last reset; `activations` counts the values above 0 among all of theirs."""
+
+    id: int
+    features: list[FeatureCount]
+    tokens: int
+    activations: int
+
+
+class FeatureFacts(Message, frozen=True):
+    """Norms of one feature's decoder row and encoder column, its threshold (jumprelu) and encoder bias."""
+
+    feature_idx: int
+    decoder_norm: float
+    encoder_norm: float
+    encoder_bias: float
+    threshold: float | None
+
+
+class Explored(Message, frozen=True):
+    """`nearest` has [feature, cosine], the largest first, the feature asked about left out."""
+
+    id: int
+    features: list[FeatureFacts]
+    nearest: list[tuple[int, float]]
+
+
+class Recorded(Message, frozen=True):
+    """What monitoring saw at the last token of one choice that ended: `position` within prompt and completion, the
+    features above 0 (or all those monitored) as [index, value], the largest first, at most RECORD_MAXIMUM of `fired`."""
+
+    id: int
+    label: str
+    key: str
+    choice: int
+    position: int
+    token: int
+    activations: list[tuple[int, float]]
+    top_k: list[tuple[int, float]]
+    fired: int
+
+
+RECORD_MAXIMUM = 1000
 
 
 class Done(Message, frozen=True):
@@ -353,7 +505,20 @@ class Stepped(Message, frozen=True):
     applied: dict[str, int]
 
 
-Event = Progress | Loaded | Measured | Inspected | Attached | Done | Refused | Started | Stepped
+Event = (
+    Progress
+    | Loaded
+    | Measured
+    | Inspected
+    | Attached
+    | Statistics
+    | Explored
+    | Recorded
+    | Done
+    | Refused
+    | Started
+    | Stepped
+)
 
 
 def is_last(event: Outcome) -> bool:

@@ -51,17 +51,20 @@ class ModelRow:
 
 @dataclass(frozen=True, slots=True)
 class SaeRow:
-    """One registered SAE."""
+    """One registered SAE; `local_path` is its folder or file, None until it is downloaded, and `file_path` where that lies
+    in its repository, None for the whole of it. `claims` is what the checkpoint says of itself (`engine.messages.Claims`);
+    what is not known before it is read is None or empty."""
 
     id: str
     repository_id: str | None
     revision: str | None
+    file_path: str | None
     local_path: str | None
     name: str
     format: str
     architecture: str
-    d_in: int
-    d_sae: int
+    d_in: int | None
+    d_sae: int | None
     dtype: str
     hook_name: str | None
     site: str | None
@@ -69,6 +72,7 @@ class SaeRow:
     trained_layer: int | None
     average_l0: float | None
     file_size_bytes: int | None
+    claims: dict[str, Any] | None
     status: str
     error_message: str | None
     created_at: datetime

@@ -51,6 +51,19 @@ class FeatureValues(TypeDecorator[dict[int, float]]):
         return {int(i): v for i, v in json.loads(value).items()} if value is not None else None
 
 
+class JsonObject(TypeDecorator[dict[str, Any]]):
+    """A JSON object of text."""
+
+    impl = Text
+    cache_ok = True
+
+    def process_bind_param(self, value: dict[str, Any] | None, dialect: Dialect) -> Any:
+        return json.dumps(value, allow_nan=False) if value is not None else None
+
+    def process_result_value(self, value: Any, dialect: Dialect) -> dict[str, Any] | None:
+        return json.loads(value) if value is not None else None
+
+
 metadata = MetaData()
 
 models = Table(
@@ -87,23 +100,33 @@ saes = Table(
     Column("id", String(50), primary_key=True),
     Column("repository_id", String(255)),
     Column("revision", String(100)),
+    Column("file_path", String(500)),
     Column("local_path", String(4096), unique=True),
     Column("name", String(255), nullable=False),
-    Column("format", String(50), nullable=False),
-    Column("architecture", String(50), nullable=False),
-    Column("d_in", Integer, nullable=False),
-    Column("d_sae", Integer, nullable=False),
-    Column("dtype", String(20), nullable=False),
+    Column("format", String(50), nullable=False, default=""),
+    Column("architecture", String(50), nullable=False, default=""),
+    Column("d_in", Integer),
+    Column("d_sae", Integer),
+    Column("dtype", String(20), nullable=False, default=""),
     Column("hook_name", String(255)),
     Column("site", String(50)),
     Column("trained_on", String(255)),
     Column("trained_layer", Integer),
     Column("average_l0", Float),
     Column("file_size_bytes", BigInteger),
+    Column("claims", JsonObject),
     Column("status", String(20), nullable=False),
     Column("error_message", Text),
     Column("created_at", UtcDateTime, nullable=False),
     Column("updated_at", UtcDateTime, nullable=False),
+)
+
+feature_labels = Table(
+    "feature_labels",
+    metadata,
+    Column("sae_id", String(50), primary_key=True),
+    Column("feature_idx", Integer, primary_key=True, autoincrement=False),
+    Column("label", Text, nullable=False),
 )
 
 profiles = Table(

@@ -132,7 +132,7 @@ class Engine:
                 model = self._encoder or self._model
                 return m.Measured(command.id, memory.measured(model.devices if model else []))
             case m.Inspect():
-                return m.Inspected(command.id, formats.inspect(Path(command.path)))
+                return m.Inspected(command.id, formats.inspect(Path(command.source.path)))
             case m.Attach():
                 return self._attach(command)
             case m.Detach():
@@ -161,6 +161,7 @@ class Engine:
             case m.Stop():
                 self._is_stopped = True
                 return None
+        raise AssertionError(command)
 
     def _load(self, command: m.Load) -> m.Loaded:
         torch.set_num_threads(command.threads or _cores())
@@ -242,7 +243,7 @@ class Engine:
 
     def _attach(self, command: m.Attach) -> m.Attached:
         model, steering = self._loaded(), self._hooks()
-        folder = Path(command.path)
+        folder = Path(command.source.path)
         claims = formats.inspect(folder)
         site = sites.find(model.model, model.layers, claims.site or sites.RESID_POST, command.layer)
         budget.check_attach(
