@@ -62,7 +62,7 @@ class Process:
         with suppress(ValueError):  # closed under it: a child still held the other end
             for line in self.process.stderr:
                 self.lines.append(line)
-                if "Uvicorn running on" in line:
+                if '"listening"' in line:
                     self.started.set()
         self.started.set()
 

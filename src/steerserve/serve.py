@@ -12,10 +12,12 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, TextIO
 
+import structlog
 import uvicorn
 
 from steerserve.settings import Settings
 
+log = structlog.get_logger(__name__)
 APPLICATION = "steerserve.app:Service"
 CONNECTION_PATIENCE = 2
 """Seconds that open connections get after the requests in flight are done."""
@@ -30,6 +32,12 @@ class Server(uvicorn.Server):
     async def serve(self, sockets: list[socket.socket] | None = None) -> None:
         self._loop = asyncio.get_running_loop()
         await super().serve(sockets)
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        if self.started:
+            # logging is configured by the application, which exists by now
+            log.info("listening", addresses=[_address(one) for one in sockets or ()])
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         if self._draining is None and self._loop is not None and self.started:
@@ -75,6 +83,11 @@ def run(settings: Settings) -> int:
         finally:
             kill_engines()
     return 0 if server.started else 3
+
+
+def _address(listening: socket.socket) -> str:
+    host, port = listening.getsockname()[:2]
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
 def kill_engines() -> None:
