@@ -37,7 +37,7 @@ class Bench:
         self.model = Checkpoint(
             folder, quantization="FP16", trust_remote_code=False, report=lambda *_: None
         )
-        self.steering = Steering(self.model.dtype, self.model.device)
+        self.steering = Steering(self.model.dtype)
 
     @torch.inference_mode()
     def decode_seconds(self, rows: int) -> list[float]:

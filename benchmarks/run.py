@@ -11,7 +11,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from benchmarks import engine, inference, machine, models, service
+from benchmarks import engine, inference, machine, models, saes, service
 from steerserve import __version__
 
 RESULTS = Path(__file__).parent / "results"
@@ -77,15 +77,27 @@ def _of_inference(asked: dict[str, Any]) -> list[str]:
     ]
 
 
+def _of_saes(measured: dict[str, Any]) -> list[str]:
+    steering, monitoring = measured["steering_step_ratio"], measured["monitoring_step_ratio"]
+    return [
+        f"attach {measured['sae']['d_sae']} features: {measured['attach_seconds']['median']:.2f} s, with the "
+        f"self-check {measured['attach_with_check_seconds']['median']:.2f} s",
+        *(f"a step steered, {name}: {ratio['median']:.4f}" for name, ratio in steering.items()),
+        *(f"a step monitored, {name}: {ratio['median']:.3f}" for name, ratio in monitoring.items()),
+    ]
+
+
 PARTS: dict[str, Callable[[Path, Path], dict[str, Any]]] = {
     "service": lambda scratch, big: asyncio.run(service.measure(scratch, big)),
     "engine": lambda _, big: engine.measure(big),
     "inference": lambda _, big: inference.measure(big),
+    "saes": saes.measure,
 }
 LINES: dict[str, Callable[[dict[str, Any]], list[str]]] = {
     "service": _of_service,
     "engine": _of_engine,
     "inference": _of_inference,
+    "saes": _of_saes,
 }
 
 

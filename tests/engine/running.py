@@ -25,6 +25,7 @@ from steerserve.engine.messages import (
     Piece,
     Plan,
     Reading,
+    Recorded,
     Refused,
     Sampling,
     Score,
@@ -37,6 +38,7 @@ from steerserve.engine.worker.batch import Batch
 from steerserve.engine.worker.checkpoint import Checkpoint
 from steerserve.engine.worker.hooks import Steering
 from steerserve.engine.worker.kv import SlotCache
+from steerserve.engine.worker.monitor import special_tokens
 from steerserve.engine.worker.rows import Ending, Row
 from steerserve.engine.worker.sae import sites
 from steerserve.engine.worker.sae.canonical import Sae
@@ -119,12 +121,13 @@ class Bench:
         self.model = model
         self.kv_tokens = kv_tokens
         self.context = min(model.model_max_context, kv_tokens)
-        self.steering = Steering(model.dtype, model.device)
+        self.steering = Steering(model.dtype, special_tokens(model.tokenizer, model.end_tokens))
         self.batch = Batch(model, self.steering, kv_tokens, prefix_tokens)
         self.answers: dict[tuple[int, int], Answer] = {}
         self.scores: dict[tuple[int, int], Scored] = {}
         self.vectors: dict[tuple[int, int], Tensor] = {}
         self.readings: dict[int, list[Reading]] = {}
+        self.records: list[Recorded] = []
         self.refused: dict[int, Refused] = {}
 
     def ask(
@@ -136,6 +139,7 @@ class Bench:
         plan: Plan | None = None,
         tap: Tap | None = None,
         ids: list[int] | None = None,
+        label: str | None = None,
         **sampling: Any,
     ) -> Answer:
         """Add a request, greedy unless told otherwise; the answer of its first choice.
@@ -144,7 +148,8 @@ class Bench:
         """
         wanted = Sampling(**{"temperature": 0.0, "max_tokens": 16, **sampling})
         texts = [prompts] if isinstance(prompts, str) else prompts
-        command = Generate(request, [Text(t) for t in texts], n, wanted, plan or Follow(), tap=tap)
+        prompted: list[Text | Chat] = [Text(t) for t in texts]
+        command = Generate(request, prompted, n, wanted, plan or Follow(), tap=tap, label=label)
         model: Any = self.model if ids is None else Verbatim(self.model, ids)
         rows = rows_of(command, model, self.context, self.kv_tokens, open_tap=self._open_tap)
         self.answers.update({(request, row.choice): Answer(row) for row in rows})
@@ -203,6 +208,8 @@ class Bench:
             for outcome in new:
                 self._note(outcome)
             outcomes += new
+            self.records += self.steering.monitor.records()
+            self.steering.monitor.work()
         return outcomes
 
     def run(self) -> Bench:

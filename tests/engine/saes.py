@@ -11,6 +11,7 @@ import torch
 from safetensors.torch import save_file
 
 from steerserve.engine import messages as m
+from tests.sae.reference import How, compute
 
 D_IN, D_SAE, K = 16, 64, 5
 
@@ -23,7 +24,7 @@ def source(path: Path | str, **overrides: Any) -> m.SaeSource:
 Arrays = dict[str, np.ndarray]
 
 
-def arrays(kind: str, seed: int = 0, d_in: int = D_IN, d_sae: int = D_SAE) -> Arrays:
+def arrays(kind: str = "standard", seed: int = 0, d_in: int = D_IN, d_sae: int = D_SAE) -> Arrays:
     """Random parameters of an SAE of a kind: standard, topk, jumprelu or gated."""
     draw = np.random.default_rng(seed)
 
@@ -99,33 +100,14 @@ def reference(
     rescale: bool = False,
 ) -> tuple[np.ndarray, np.ndarray]:
     """Activations [n, d_sae] and reconstruction [n, d_in] of x [n, d_in], in float64."""
-    p = {name: array.astype(np.float64) for name, array in p.items()}
-    x = x.astype(np.float64)
-    mean, factor = 0.0, 1.0
-    if normalisation == "layer_norm":
-        mean = x.mean(-1, keepdims=True)
-        factor = x.std(-1, ddof=1, keepdims=True)
-        x = (x - mean) / (factor + 1e-5)
-    if normalisation == "constant_norm_rescale":
-        factor = np.linalg.norm(x, axis=-1, keepdims=True) / np.sqrt(x.shape[-1])
-        x = x / factor
-    if subtract:
-        x = x - p["b_dec"]
-    pre = x @ p["W_enc"]
-    norms = np.linalg.norm(p["W_dec"], axis=1)
-    if kind == "gated":
-        features = ((pre + p["b_gate"]) > 0) * np.maximum(pre * np.exp(p["r_mag"]) + p["b_mag"], 0)
-    else:
-        pre = pre + p["b_enc"]
-        if rescale:
-            pre = pre * norms
-        features = np.maximum(pre, 0)
-        if kind == "topk":
-            kept = np.argsort(-pre, axis=-1)[:, :k]
-            mask = np.zeros_like(pre)
-            np.put_along_axis(mask, kept, 1.0, axis=-1)
-            features = features * mask
-        if kind == "jumprelu":
-            features = features * (pre > p["threshold"])
-    decoded = features / norms if rescale else features
-    return features, (decoded @ p["W_dec"] + p["b_dec"]) * factor + mean
+    return compute(
+        x,
+        p,
+        How(
+            "relu" if kind == "standard" else kind,
+            k=k,
+            subtract=subtract,
+            normalisation=normalisation,
+            scale_by_norm=rescale,
+        ),
+    )

@@ -13,7 +13,9 @@ from torch import Tensor
 from steerserve.engine.messages import Follow, Overlay, Plan, Suppressed
 from steerserve.engine.worker.checkpoint import Checkpoint
 from steerserve.engine.worker.kv import SlotCache
-from steerserve.engine.worker.sae.sites import RESID_POST, RESID_PRE
+from steerserve.engine.worker.sae import sites
+from steerserve.engine.worker.sae.sites import Site
+from steerserve.rules.sae_sites import EMBED, RESID_MID, RESID_POST, RESID_PRE
 from steerserve.rules.steering import Live
 from tests.engine.models import SERVED
 from tests.engine.running import (
@@ -62,26 +64,150 @@ def steered_alone(model: Checkpoint, prompt: str, plan: Plan, **fields: Any) -> 
 # ---------------------------------------------------------------- what is added
 
 
-# falcon's layers return a tuple, the others a tensor; phi and gpt2 pass the hidden states by position
-@pytest.mark.parametrize("variant", ["llama", "gpt2", "falcon", "gemma3", "phi"])
-@pytest.mark.parametrize("site", [RESID_POST, RESID_PRE])
+# falcon's layers return a tuple, the others a tensor; phi and gpt2 pass the hidden states by position; granite scales
+# what it adds to the stream
+ARCHITECTURES = ["llama", "gpt2", "falcon", "gemma3", "phi", "granite", "opt"]
+
+
+def sites_of(model: Checkpoint) -> Iterator[tuple[Site, int]]:
+    """Every site the model offers, in its last layer where there is one, and the layer."""
+    for name in sites.widths(model.model, model.layers):
+        layer = 0 if name == EMBED else model.layers - 1
+        yield site_of(model, layer, name), layer
+
+
+@contextmanager
+def recorded(site: Site) -> Iterator[list[Tensor]]:
+    """The site's values of every pass while open, each with all its rows."""
+    found: list[Tensor] = []
+    handle = site.hook(lambda value: found.append(value.clone()))
+    try:
+        yield found
+    finally:
+        handle.remove()
+
+
+@pytest.mark.parametrize("variant", ARCHITECTURES)
 def test_the_stream_moves_by_the_sum_of_value_times_decoder_row_at_every_position(
-    loaded: Loaded, variant: str, site: str
+    loaded: Loaded, variant: str
 ) -> None:
     model = loaded(variant)
-    place = site_of(model, 1, site)
-    before: list[Tensor] = []
-    after: list[Tensor] = []
-    with (
-        hooked(place, lambda h: before.append(h.clone())),
-        steered_bench(model, site, 1) as bench,
-        hooked(place, lambda h: after.append(h.clone())),
-    ):
-        bench.ask(1, words(30), plan=overlay(ONE), max_tokens=5)
-        bench.run()
-    assert [h.shape[1] for h in before] == [len(model.encode(words(30), special=True)), 1, 1, 1, 1]
-    for h, steered in zip(before, after, strict=True):
-        torch.testing.assert_close(steered - h, delta_of(ONE).expand_as(h), atol=1e-4, rtol=1e-5)
+    tried = []
+    for site, layer in sites_of(model):
+        sae, bench = random_sae(site.width), Bench(model)
+        delta = sum((v * sae.W_dec[i] for i, v in ONE.items()), torch.zeros(site.width))
+        with (
+            recorded(site) as first,
+            bench.attached(KEY, sae, layer, site.name),
+            recorded(site) as second,
+        ):
+            answer = bench.ask(1, words(30), plan=overlay(ONE), max_tokens=5)
+            bench.run()
+            assert bench.steering.applied == {KEY: 5}
+        tokens = [*answer.row.prompt, *answer.tokens][:-1]
+        with recorded(site) as plain:
+            model.model(input_ids=torch.tensor([tokens]), use_cache=False)
+        assert [h.shape[1] for h in first] == [len(answer.row.prompt), 1, 1, 1, 1]
+        # which of several hooks at a site acts first depends on the site
+        seen = [torch.cat(passes, dim=1) for passes in (first, second)]
+        before, after = sorted(seen, key=lambda value: float((value - plain[0]).abs().max()))
+        torch.testing.assert_close(before, plain[0], atol=1e-4, rtol=1e-4, msg=site.name)
+        moved = (after - before) - delta
+        assert float(moved.abs().max()) < 1e-3, site.name
+        tried.append(site.name)
+    assert {RESID_PRE, RESID_POST} <= set(tried)
+
+
+@pytest.mark.parametrize("variant", ARCHITECTURES)
+def test_at_every_site_the_cache_changes_nothing_in_a_steered_text(
+    loaded: Loaded, variant: str
+) -> None:
+    model = loaded(variant)
+    plain = generated(model, words(30), 12)
+    changed = []
+    for site, layer in sites_of(model):
+        sae, bench = random_sae(site.width), Bench(model)
+        with bench.attached(KEY, sae, layer, site.name):
+            answer = bench.ask(1, words(30), plan=overlay(ONE), max_tokens=12)
+            bench.run()
+        delta = sae.direction(ONE)
+        handle = site.hook(lambda value, delta=delta: delta.expand_as(value))
+        try:
+            assert recomputed(model, words(30), 12) == answer.tokens, site.name
+        finally:
+            handle.remove()
+        changed.append(answer.tokens != plain)
+    assert sum(changed) > len(changed) / 2
+
+
+@pytest.mark.parametrize("variant", ARCHITECTURES)
+def test_at_every_site_rows_of_a_batch_equal_their_own_solo_runs(
+    loaded: Loaded, variant: str
+) -> None:
+    model = loaded(variant)
+    plans = [overlay(ONE), Suppressed(), overlay(OTHER)]
+    for site, layer in sites_of(model):
+        sae = random_sae(site.width)
+        texts = []
+        for together in (False, True):
+            bench = Bench(model)
+            with bench.attached(KEY, sae, layer, site.name):
+                answers = []
+                for i, plan in enumerate(plans):
+                    # of different lengths, so that two of the three are padded
+                    answers.append(bench.ask(i, words(16 + 7 * i, i), plan=plan, max_tokens=8))
+                    if not together:
+                        bench.run()
+                bench.run()
+            texts.append([answer.tokens for answer in answers])
+        assert texts[0] == texts[1], site.name
+
+
+def test_rows_steered_at_different_layers_by_different_saes_share_a_pass(
+    llama: Checkpoint,
+) -> None:
+    other = random_sae(32, seed=9)
+    plans = [
+        Overlay(0, {KEY: ONE, "b@1": OTHER}),
+        Overlay(0, {"b@1": ONE}),
+        Suppressed(),
+        Overlay(0, {KEY: OTHER}),
+    ]
+    texts = []
+    for together in (False, True):
+        bench = Bench(llama)
+        with bench.attached(KEY, SAE, 0), bench.attached("b@1", other, 1, RESID_MID):
+            answers = []
+            for i, plan in enumerate(plans):
+                answers.append(bench.ask(i, words(16 + 7 * i, i), plan=plan))
+                if not together:
+                    bench.run()
+            bench.run()
+            texts.append([answer.tokens for answer in answers])
+    assert texts[0] == texts[1]
+    assert texts[0][2] == generated(llama, words(30, 2), 16)
+    assert len({tuple(t) for t in texts[0]}) == 4
+
+
+def test_clamping_with_the_error_kept_is_adding_per_token_what_is_missing(
+    llama: Checkpoint,
+) -> None:
+    """x + (a* - a(x)) d equals decoding the clamped features and adding what the SAE leaves unexplained."""
+    (x,) = residuals(llama, words(30))
+    features, x_hat = SAE.reconstruct(x)
+    clamped = features.clone()
+    clamped[:, 3] = 5.0
+    spliced = clamped @ SAE.W_dec + SAE.b_dec + (x - x_hat)
+    added = torch.stack(
+        [row + SAE.direction({3: 5.0 - float(f[3])}) for row, f in zip(x, features, strict=True)]
+    )
+    torch.testing.assert_close(spliced, added, atol=1e-4, rtol=1e-4)
+
+
+def residuals(model: Checkpoint, text: str) -> list[Tensor]:
+    with recorded(site_of(model)) as found:
+        model.model(input_ids=torch.tensor([model.encode(text, special=True)]), use_cache=False)
+    return [value[0] for value in found]
 
 
 def test_the_tuple_and_the_tensor_output_are_both_covered(loaded: Loaded) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Sequence
 from multiprocessing.context import ForkServerContext, ForkServerProcess
 from typing import Any
 
@@ -83,9 +83,14 @@ class Engine:
         return answer.claims
 
     async def attach(
-        self, key: str, source: m.SaeSource, layer: int, dtype: str | None = None
+        self,
+        key: str,
+        source: m.SaeSource,
+        layer: int,
+        dtype: str | None = None,
+        check: bool = True,
     ) -> m.Attached:
-        answer = await self._ask(lambda i: m.Attach(i, key, source, layer, dtype))
+        answer = await self._ask(lambda i: m.Attach(i, key, source, layer, dtype, check))
         assert isinstance(answer, m.Attached)
         self.applied[key] = 0
         return answer
@@ -136,10 +141,13 @@ class Engine:
         constraint: m.Constraint | None = None,
         tap: m.Tap | None = None,
         label: str | None = None,
+        plans: Sequence[m.Plan] = (),
     ) -> AsyncGenerator[m.Started | m.Outcome, None]:
         """Started, then the pieces of each choice until it has its `finish`; see `_stream`."""
         return self._stream(
-            lambda number: m.Generate(number, prompts, n, sampling, plan, constraint, tap, label),
+            lambda number: m.Generate(
+                number, prompts, n, sampling, plan, constraint, tap, label, list(plans)
+            ),
             len(prompts) * n,
         )
 

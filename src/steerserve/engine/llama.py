@@ -107,7 +107,12 @@ class Llama:
         raise Refusal("SAE_INCOMPATIBLE", _NO_LAYERS)
 
     async def attach(
-        self, key: str, source: m.SaeSource, layer: int, dtype: str | None = None
+        self,
+        key: str,
+        source: m.SaeSource,
+        layer: int,
+        dtype: str | None = None,
+        check: bool = True,
     ) -> m.Attached:
         """Raises:
         Refusal: SAE_INCOMPATIBLE.
@@ -185,8 +190,11 @@ class Llama:
         *,
         constraint: m.Constraint | None = None,
         tap: m.Tap | None = None,
+        label: str | None = None,
+        plans: Sequence[m.Plan] = (),
     ) -> AsyncGenerator[m.Started | m.Outcome, None]:
-        """Started, then the pieces of each choice until it has its `finish`. Closing the iterator early cancels.
+        """Started, then the pieces of each choice until it has its `finish`. Closing the iterator early cancels. `label` and
+        `plans` are for SAEs, which there are none of here.
 
         Raises:
             Refusal: CONTEXT_LENGTH_EXCEEDED, NO_CHAT_TEMPLATE, INVALID_PARAMETER (an empty prompt, messages that the

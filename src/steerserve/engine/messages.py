@@ -209,8 +209,8 @@ class Steer(Message, frozen=True):
 
 
 class Generate(Message, frozen=True):
-    """Complete each prompt `n` times; choice `prompt * n + i`. `label` names the request in what monitoring records;
-    without one it is not monitored."""
+    """Complete each prompt `n` times; choice `prompt * n + i`. `plans` has one for each prompt, in place of `plan`. `label`
+    names the request in what monitoring records; without one it is not monitored."""
 
     id: int
     prompts: list[Text | Chat]
@@ -220,6 +220,7 @@ class Generate(Message, frozen=True):
     constraint: Constraint | None = None
     tap: Tap | None = None
     label: str | None = None
+    plans: list[Plan] = []
 
 
 class Score(Message, frozen=True):
@@ -493,6 +494,7 @@ class Activated(Message, frozen=True):
 
     id: int
     readings: list[Reading]
+    choice: int = 0
 
 
 Outcome = Piece | Scored | Embedded | Activated

@@ -1,7 +1,8 @@
 """Where an SAE reads and writes, as a name: hook names of every library become a site and a layer.
 
-Conventions: TransformerLens (`blocks.N.hook_resid_post`), Hugging Face module paths (`model.layers.N`),
-dictionary_learning (`resid_post_layer_N`), sparsify (`layers.N.mlp`). Layers are counted from 0.
+Conventions: TransformerLens (`blocks.N.hook_resid_post`), Hugging Face module paths with an optional side
+(`model.layers.N.self_attn.o_proj.input`), dictionary_learning (`resid_post_layer_N`), sparsify (`layers.N.mlp`, `h.N.attn`),
+OpenMOSS (`L15R`), and the bare name of a site. Layers are counted from 0.
 """
 
 from __future__ import annotations
@@ -31,22 +32,124 @@ SITES = {
     Z: "the heads' outputs before the output projection, concatenated",
     MLP_IN: "the input of the MLP, with the norm's gain",
     MLP_NEURONS: "the neurons of the MLP before its output projection",
-    EMBED: "the token embedding",
+    EMBED: "what the token embedding adds to the residual stream",
 }
 
-_NAMES = (
-    (re.compile(r"blocks\.(\d+)\.hook_resid_post"), RESID_POST),
-    (re.compile(r"blocks\.(\d+)\.hook_resid_pre"), RESID_PRE),
-    (re.compile(r"(?:model\.)?layers\.(\d+)(?:\.output)?"), RESID_POST),
-    (re.compile(r"(?:transformer\.)?h\.(\d+)(?:\.output)?"), RESID_POST),
-    (re.compile(r"resid_post_layer_(\d+)"), RESID_POST),
+_N = r"([0-9]{1,5})"
+_TRUNK = r"(?:(?:model|language_model|text_model|transformer|gpt_neox|decoder)\.)*"
+
+_LENS = re.compile(rf"blocks\.{_N}\.([a-z0-9_.]+)")
+# `hook_mlp_in` is left out: HookedTransformer means the stream before the norm by it, TransformerBridge what is behind
+_LENS_SITES = {
+    "hook_resid_pre": RESID_PRE,
+    "hook_in": RESID_PRE,
+    "hook_resid_mid": RESID_MID,
+    "hook_resid_post": RESID_POST,
+    "hook_out": RESID_POST,
+    "hook_attn_out": ATTN_OUT,
+    "hook_mlp_out": MLP_OUT,
+    "attn.hook_out": ATTN_RAW,
+    "mlp.hook_out": MLP_RAW,
+    "attn.hook_z": Z,
+    "attn.o.hook_in": Z,
+    "mlp.hook_in": MLP_IN,
+    "mlp.hook_post": MLP_NEURONS,
+}
+
+_MODULE = re.compile(
+    rf"{_TRUNK}(?:layers|h|blocks)[._]{_N}((?:\.[a-z0-9_]+)*?)(?:\.(input|output))?"
 )
+_ATTENTIONS = ("self_attn", "attn", "attention", "self_attention", "attn.attention")
+_PROJECTIONS = (
+    "self_attn.o_proj",
+    "self_attn.dense",
+    "self_attn.out_proj",
+    "attn.c_proj",
+    "attn.out_proj",
+    "attn.attention.out_proj",
+    "attention.dense",
+)
+_MLPS = ("mlp", "ffn", "block_sparse_moe")
+_DOWN = ("fc2", "mlp.down_proj", "mlp.c_proj", "mlp.fc2", "mlp.fc_out")
+_MODULES: dict[str, tuple[str | None, str | None]] = {
+    "": (RESID_PRE, RESID_POST),
+    **dict.fromkeys(_ATTENTIONS, (None, ATTN_RAW)),
+    **dict.fromkeys(_PROJECTIONS, (Z, ATTN_RAW)),
+    **dict.fromkeys(_MLPS, (MLP_IN, MLP_RAW)),
+    **dict.fromkeys(_DOWN, (MLP_NEURONS, MLP_RAW)),
+    # Bloom and MPT add the residual behind these, inside the module whose raw output would be meant
+    "self_attention.dense": (Z, ATTN_OUT),
+    "mlp.dense_4h_to_h": (MLP_NEURONS, MLP_OUT),
+    "ffn.down_proj": (MLP_NEURONS, MLP_OUT),
+    "fc1": (MLP_IN, None),
+    **dict.fromkeys(("input_layernorm", "ln_1", "norm_1"), (RESID_PRE, None)),
+    **dict.fromkeys(("pre_feedforward_layernorm", "ln_2", "norm_2"), (RESID_MID, MLP_IN)),
+    "post_feedforward_layernorm": (MLP_RAW, MLP_OUT),
+}
+"""Module within a layer -> the site its input is, and the site its output is."""
+
+_AMBIGUOUS = "post_attention_layernorm"
+_SANDWICH = re.compile(r"(?:gemma|olmo|exaone)[-_ ]?(?:2|3|4)(?![0-9.]*[bm])")
+_PRE_NORM = re.compile(r"llama|mistral|mixtral|qwen|smollm|granite|gemma|olmo|phi|pythia|gpt-?oss")
+
+_EMBEDDING = re.compile(
+    rf"hook_embed|embed|{_TRUNK}(?:embed_tokens|wte|embed_in|word_embeddings_layernorm)(?:\.output)?"
+)
+_DICTIONARY_LEARNING = re.compile(
+    rf"(resid_pre|resid_post|resid_out|attn_out|attention_out|mlp_out)_layer_?{_N}"
+)
+_DICTIONARY_LEARNING_SITES = {
+    "resid_pre": RESID_PRE,
+    "resid_post": RESID_POST,
+    "resid_out": RESID_POST,
+    "attn_out": ATTN_RAW,
+    "attention_out": ATTN_RAW,
+    "mlp_out": MLP_RAW,
+}
+_OPENMOSS = re.compile(rf"L{_N}([RAM])")
+_OPENMOSS_SITES = {"R": RESID_POST, "A": ATTN_OUT, "M": MLP_OUT}
 
 
-def read(name: str | None) -> tuple[str | None, int | None]:
-    """The site and the layer that a hook name means, as (site, layer); (None, None) where it means none known."""
-    for pattern, site in _NAMES:
-        found = pattern.fullmatch(name or "")
-        if found:
-            return site, int(found[1])
+def read(name: str | None, model_name: str | None = None) -> tuple[str | None, int | None]:
+    """The site and the layer that a hook name means, as (site, layer); (None, None) where it means none known.
+
+    A bare site name has no layer; the embedding is at layer 0. `model_name`, the model the SAE was trained on, decides
+    what `post_attention_layernorm` is: behind attention in Gemma 2 and its like, before the MLP in the others.
+    """
+    name = name or ""
+    if _EMBEDDING.fullmatch(name):
+        return EMBED, 0
+    if name in SITES:
+        return name, None
+    for pattern, sites in (
+        (_DICTIONARY_LEARNING, _DICTIONARY_LEARNING_SITES),
+        (_OPENMOSS, _OPENMOSS_SITES),
+    ):
+        if found := pattern.fullmatch(name):
+            first, second = found.groups()
+            return (sites[first], int(second)) if first in sites else (sites[second], int(first))
+    if (found := _LENS.fullmatch(name)) and found[2] in _LENS_SITES:
+        return _LENS_SITES[found[2]], int(found[1])
+    if found := _MODULE.fullmatch(name):
+        site = _of_module(found[2][1:], found[3] or "output", model_name)
+        return (site, int(found[1])) if site else (None, None)
     return None, None
+
+
+def is_lens_name(name: str | None) -> bool:
+    """Whether the hook name is TransformerLens's, whose residual stream may be centred."""
+    return bool(_LENS.fullmatch(name or "")) or name == "hook_embed"
+
+
+def _of_module(path: str, side: str, model_name: str | None) -> str | None:
+    if path == _AMBIGUOUS:
+        model = (model_name or "").lower()
+        if _SANDWICH.search(model):
+            sides: tuple[str | None, str | None] = (ATTN_RAW, ATTN_OUT)
+        elif _PRE_NORM.search(model):
+            sides = (RESID_MID, MLP_IN)
+        else:
+            return None
+    else:
+        sides = _MODULES.get(path, (None, None))
+    return sides[0] if side == "input" else sides[1]

@@ -51,14 +51,16 @@ def rows_of(
     """
     rows: list[Row] = []
     for index, prompt in enumerate(command.prompts):
+        plan = command.plans[index] if command.plans else command.plan
         with Place(command.prompts, index) as where:
             ids = _encoded(prompt, model, context, "INVALID_PARAMETER")
             limit = max_tokens(command.sampling, len(ids), context)
             for i in range(command.n):
                 goal = _writing(command.sampling, model, i, ids, constrain)
-                row = Row(command.id, index * command.n + i, ids, command.plan, goal, limit)
+                row = Row(command.id, index * command.n + i, ids, plan, goal, limit)
                 row.where = where
-                row.tap = _tap(command.tap, row, open_tap)
+                row.label = command.label
+                row.tap = _tap(command.tap, row, open_tap, len(command.prompts))
                 row.may_reuse = command.sampling.seed is None and row.tap is None
                 rows.append(row)
     together = len(rows) * max(row.need for row in rows)
@@ -138,12 +140,15 @@ def _encoded(prompt: m.Text | m.Chat, model: Tokens, context: int, empty: str) -
     return ids
 
 
-def _tap(tap: m.Tap | None, row: Row, open_tap: OpenTap | None) -> TapReader | None:
+def _tap(
+    tap: m.Tap | None, row: Row, open_tap: OpenTap | None, rows: int = 1
+) -> TapReader | None:
+    """The reader of a row, one of `rows` alike."""
     if tap is None:
         return None
     assert open_tap is not None
     activations.check_entries(
-        tap.positions, tap.top_k, len(row.prompt), row.max_tokens, tap.max_entries
+        tap.positions, rows * tap.top_k, len(row.prompt), row.max_tokens, tap.max_entries
     )
     return open_tap(tap, len(row.prompt))
 

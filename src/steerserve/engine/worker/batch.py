@@ -54,6 +54,7 @@ class Batch:
         self._waiting = deque(entry for entry in self._waiting if entry[0][0].request != request)
         self._shared.drop(request)
         self._seeded.pop(request, None)
+        self._steering.monitor.forget(request)
 
     def step(self) -> list[Ending]:
         """Advance every group by one pass; a request that was refused has no row left anywhere."""

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 
+from steerserve.engine.messages import Claims
 from steerserve.engine.worker import memory
 from steerserve.engine.worker.checkpoint import Checkpoint
 from steerserve.engine.worker.kv import LENGTH_STEP
@@ -14,6 +17,9 @@ KV_SHARE = 3
 
 PREFIX_SHARE = 4
 """Without a setting, kept prefixes may take one part in this many of the KV cache's memory, beside it."""
+
+SAE_DTYPES = {"float32": 4, "bfloat16": 2, "float16": 2}
+"""What the matrices of an SAE may be kept in, and the bytes of a weight."""
 
 MIB = 1 << 20
 
@@ -75,6 +81,66 @@ def check_attach(
         working_reserve_mb=_mib(working),
         available_mb=available // MIB,
     )
+
+
+def sae_bytes(claims: Claims, dtype: str | None = None) -> int:
+    """Bytes of an SAE whose matrices are kept in `dtype`, or as they are stored."""
+    return encoder_bytes(claims, dtype) + claims.d_in * claims.d_sae * _weight(claims, dtype)
+
+
+def encoder_bytes(claims: Claims, dtype: str | None = None) -> int:
+    """Bytes of what encoding reads: one matrix, and biases and thresholds in float32."""
+    matrix = claims.d_in * claims.d_sae * _weight(claims, dtype)
+    return matrix + 4 * (claims.d_in + 2 * claims.d_sae)
+
+
+def sae_dtype(
+    claims: Claims, asked: str | None, check: Callable[[str | None], None]
+) -> tuple[str | None, list[str]]:
+    """What an SAE's matrices are kept in, and what to tell of it: what was asked for, else as stored where `check` takes
+    that, else half precision.
+
+    Raises:
+        Refusal: INSUFFICIENT_MEMORY.
+    """
+    try:
+        check(asked)
+        return asked, []
+    except Refusal as refusal:
+        if asked is not None or _weight(claims, None) == SAE_DTYPES["float16"]:
+            raise
+        try:
+            check("float16")
+        except Refusal:
+            # what the file itself would take is what the operator knows of it
+            raise refusal from None
+    half, whole = _mib(sae_bytes(claims, "float16")), _mib(sae_bytes(claims))
+    return "float16", [
+        f"kept in the dtype that fits: {half} MiB in half precision, where {claims.dtype} would take {whole} MiB"
+    ]
+
+
+def check_read(size: int) -> None:
+    """Whether the host has room for `size` bytes of a checkpoint.
+
+    Raises:
+        Refusal: INSUFFICIENT_MEMORY.
+    """
+    host = torch.device("cpu")
+    available = memory.free(host)
+    if size > available:
+        raise Refusal(
+            "INSUFFICIENT_MEMORY",
+            f"the SAE takes {_mib(size)} MiB while it is read; {_mib(available)} MiB are free on {host}",
+            device=str(host),
+            projected_mb=_mib(size),
+            available_mb=available // MIB,
+        )
+
+
+def _weight(claims: Claims, dtype: str | None) -> int:
+    """Bytes of one weight; a dtype that nothing is kept in is widened or narrowed to float32."""
+    return SAE_DTYPES.get(dtype or claims.dtype, 4)
 
 
 def _tokens_in(sizes: dict[torch.device, int], model: Checkpoint) -> int:

@@ -205,7 +205,7 @@ class Group:
     def _pass(
         self, rows: list[Row], spans: list[tuple[int, int]], forward: Callable[[], Tensor]
     ) -> Tensor | Exception:
-        """A forward pass with the rows' steering and taps in place, or the error that ended it.
+        """A forward pass with the rows' steering, taps and monitoring in place, or the error that ended it.
 
         `spans` has the position of each row's first token in this pass, and how many there are.
         """
@@ -213,14 +213,18 @@ class Group:
         for tap, span in zip(taps, spans, strict=True):
             if tap is not None:
                 tap.expect(*span)
+        monitor = self._steering.monitor
+        monitor.expect(rows, spans)
         try:
             with self._steering.of([row.plan for row in rows], taps):
                 logits = forward()
             for tap in taps:
                 if tap is not None:
                     tap.settle()
+            monitor.settle()
             return logits
         except Exception as error:
+            monitor.discard()
             # whatever a forward pass raises is these rows' failure, and nobody else's
             log.exception("forward_pass_failed", rows=len(rows))
             return error
@@ -241,6 +245,7 @@ class Group:
             if isinstance(new[-1], Refused):
                 ended.append(first + i)
             elif is_last(new[-1]):
+                self._steering.monitor.end(row)
                 self._keep(first + i)
                 ended.append(first + i)
         for index in reversed(ended):

@@ -18,14 +18,16 @@ from transformers.utils import logging as transformers_logging
 
 from steerserve import log as logs
 from steerserve.engine import messages as m
-from steerserve.engine.worker import admission, budget, memory
+from steerserve.engine.worker import admission, attach, budget, explore, memory
 from steerserve.engine.worker.batch import Batch
 from steerserve.engine.worker.checkpoint import Checkpoint
 from steerserve.engine.worker.constrain import Grammar, Grammars
 from steerserve.engine.worker.encoder import Encoder, Passes
 from steerserve.engine.worker.hooks import Steering
+from steerserve.engine.worker.monitor import special_tokens
 from steerserve.engine.worker.rows import Row
-from steerserve.engine.worker.sae import formats, selfcheck, sites
+from steerserve.engine.worker.sae import formats, sites
+from steerserve.engine.worker.sae.canonical import Sae
 from steerserve.engine.worker.taps import TapReader
 from steerserve.engine.worker.transformer import Report, configuration, told
 from steerserve.engine.worker.wire import Wire
@@ -89,12 +91,18 @@ class Engine:
 
     def _step(self, batch: Batch | Passes) -> None:
         outcomes = batch.step()
+        monitor = self._steering.monitor if self._steering else None
+        for record in monitor.records() if monitor else ():
+            # before the end of its choice: who has the answer finds the record
+            self._wire.send(record)
         told = [o for o in outcomes if isinstance(o, m.Outcome) and _says_something(o)]
         if told:
             self._wire.send(m.Stepped(told, self._steering.applied if self._steering else {}))
         for refused in outcomes:
             if isinstance(refused, m.Refused):
                 self._wire.send(refused)
+        if monitor:
+            monitor.work()
 
     def _answer(self, command: m.Command, work: Callable[[], m.Event | None]) -> None:
         """Do the work of a command and send what it answers, or why it is refused."""
@@ -132,12 +140,24 @@ class Engine:
                 model = self._encoder or self._model
                 return m.Measured(command.id, memory.measured(model.devices if model else []))
             case m.Inspect():
-                return m.Inspected(command.id, formats.inspect(Path(command.source.path)))
+                return m.Inspected(command.id, formats.inspect(command.source))
             case m.Attach():
-                return self._attach(command)
+                return attach.attach(command, self._loaded(), self._hooks(), self._check_room)
             case m.Detach():
                 self._hooks().detach(command.key)
+                memory.give_back()
                 return m.Done(command.id)
+            case m.Monitor():
+                if command.key is not None or self._steering is not None:
+                    self._hooks().watch(command.key, command.features, command.top_k)
+                return m.Done(command.id)
+            case m.ReadStatistics():
+                return self._hooks().monitor.read(command)
+            case m.ResetStatistics():
+                self._hooks().monitor.reset()
+                return m.Done(command.id)
+            case m.Explore():
+                return explore.explore(command, self._explored(command))
             case m.Steer():
                 if self._encoder is None:  # an encoder has nothing to steer
                     self._hooks().set_live(Live(command.epoch, command.enabled, command.values))
@@ -188,7 +208,8 @@ class Engine:
         self._context = min(model.model_max_context, self._kv_tokens)
         prefixes = budget.prefix_tokens(model, self._kv_tokens, command.prefix_cache_mb)
         self._model = model
-        self._steering = Steering(model.dtype, model.device)
+        special = special_tokens(model.tokenizer, model.end_tokens)
+        self._steering = Steering(model.dtype, special, self._check_room)
         self._batch = Batch(model, self._steering, self._kv_tokens, prefixes)
         self._grammars = Grammars(
             model.tokenizer, model.vocabulary, model.end_tokens, command.grammar_cache
@@ -199,6 +220,7 @@ class Engine:
             kv_tokens=self._kv_tokens,
             kv_bytes_per_token=model.kv_bytes_per_token,
             has_chat_template=model.has_chat_template,
+            site_widths=sites.widths(model.model, model.layers),
         )
 
     def _load_encoder(self, command: m.Load, path: Path, report: Report) -> m.Loaded:
@@ -241,26 +263,20 @@ class Engine:
             **more,
         )
 
-    def _attach(self, command: m.Attach) -> m.Attached:
-        model, steering = self._loaded(), self._hooks()
-        folder = Path(command.source.path)
-        claims = formats.inspect(folder)
-        site = sites.find(model.model, model.layers, claims.site or sites.RESID_POST, command.layer)
-        budget.check_attach(
-            model, site.device, claims.size_bytes, self._kv_tokens, self._working, self._kv_held()
-        )
-        sae = formats.load(folder).to(site.device)
-        check = selfcheck.run(model, sae, site) if command.check else {}
-        steering.attach(command.key, sae, site)
-        return m.Attached(
-            id=command.id,
-            layer_module_path=site.path,
-            memory_mb=max(1, round(sae.size_bytes / MIB)),
-            d_in=sae.d_in,
-            d_sae=sae.d_sae,
-            warnings=selfcheck.warnings(check, claims.l0) if check else [],
-            check=check,
-        )
+    def _check_room(self, device: torch.device, size: int) -> None:
+        """Raises:
+        Refusal: INSUFFICIENT_MEMORY.
+        """
+        held = self._batch.kv_held if isinstance(self._batch, Batch) else 0
+        model = self._loaded()
+        budget.check_attach(model, device, size, self._kv_tokens, self._working, held)
+
+    def _explored(self, command: m.Explore) -> Sae:
+        """The SAE that is asked about."""
+        if command.key is not None:
+            return self._hooks().held(command.key)
+        assert command.source is not None
+        return explore.load(command.source, command.features)
 
     def _generate(self, command: m.Generate) -> m.Started | None:
         self._loaded()
@@ -307,10 +323,6 @@ class Engine:
             raise Refusal("MODEL_NOT_LOADED", "this engine holds no language model")
         return self._model
 
-    def _kv_held(self) -> int:
-        """Tokens of KV cache that are allocated already."""
-        return self._batch.kv_held if isinstance(self._batch, Batch) else 0
-
     def _hooks(self) -> Steering:
         self._loaded()
         assert self._steering is not None
@@ -321,6 +333,7 @@ _CODE_OF_FAILURE = {
     m.Load: "MODEL_LOAD_FAILED",
     m.Attach: "SAE_LOAD_FAILED",
     m.Inspect: "SAE_LOAD_FAILED",
+    m.Explore: "SAE_LOAD_FAILED",
 }
 
 

@@ -107,7 +107,7 @@ def embedded(row: Row, vector: Tensor) -> Embedded | Refused:
 @dataclass(slots=True)
 class Row:
     """One row, from its prompt to its end. `version` is the steering's when its prefill began, `where` names its prompt
-    among several in what is refused."""
+    among several in what is refused, `label` names it in what monitoring records; without one it is not monitored."""
 
     request: int
     choice: int
@@ -118,6 +118,7 @@ class Row:
     tap: TapReader | None = None
     may_reuse: bool = False
     where: str | None = None
+    label: str | None = None
     out: list[int] = field(default_factory=list)
     filled: int = 0
     version: int | None = None
@@ -131,6 +132,11 @@ class Row:
     def position(self) -> int:
         """Position of the last token, which the next pass reads."""
         return len(self.prompt) + len(self.out) - 1
+
+    def token_at(self, position: int) -> int:
+        """The token at a position of prompt and completion."""
+        size = len(self.prompt)
+        return self.prompt[position] if position < size else self.out[position - size]
 
     @property
     def cached(self) -> list[int]:
@@ -203,7 +209,7 @@ class Row:
         readings = self.tap.readings([*self.prompt, *self.out])
         if readings is None:
             return [self.refused("INTERNAL_ERROR", "the activations could not be encoded")]
-        return [Activated(self.request, readings), end]
+        return [Activated(self.request, readings, self.choice), end]
 
 
 def settled(outcomes: list[Ending]) -> tuple[list[Ending], set[int]]:

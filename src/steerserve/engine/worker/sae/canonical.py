@@ -1,17 +1,30 @@
 """One sparse autoencoder in its canonical form: encode, decode, and the direction that steering adds.
 
-Order of encoding everywhere: cast -> normalise the input -> subtract b_dec if flagged -> x @ W_enc + b_enc ->
-activation. Decoding: f @ W_dec + b_dec -> undo the normalisation. (Conventions as in SAELens, 6.x.)
+Order of encoding everywhere: cast -> centre -> normalise the input -> subtract b_dec if flagged -> x @ W_enc + b_enc ->
+activation. Decoding: f @ W_dec + b_dec -> undo the normalisation and the centring. (Conventions as in SAELens, 6.x.)
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 import torch
 from torch import Tensor
+
+from steerserve.errors import Refusal
+
+ACTIVATIONS = ("relu", "topk", "abstopk", "groupmax", "jumprelu", "gated")
+NEEDS_K = ("topk", "abstopk", "groupmax")
+"""Activations that choose k features of all: they are known only when every feature is computed."""
+
+NORMALISATIONS = ("none", "layer_norm", "constant_norm_rescale")
+CHUNK = 1024
+"""Features whose half-precision weights are widened to float32 at once: few enough to stay in the cache."""
+ROWS_CHUNK = 16_384
+LAYER_NORM_EPS = 1e-5
+SMALLEST = 1e-12
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,13 +35,31 @@ class Gate:
     b_mag: Tensor
     r_mag: Tensor
 
+    def to(self, device: torch.device) -> Gate:
+        return Gate(self.b_gate.to(device), self.b_mag.to(device), self.r_mag.to(device))
+
+    def of(self, features: Tensor) -> Gate:
+        """Those of the features with these indices."""
+        return Gate(self.b_gate[features], self.b_mag[features], self.r_mag[features])
+
 
 @dataclass(frozen=True, slots=True)
 class Sae:
     """A sparse autoencoder.
 
     Shapes: W_enc [d_in, d_sae], b_enc [d_sae], W_dec [d_sae, d_in] whose row i is the direction of feature i,
-    b_dec [d_in], threshold [d_sae] for jumprelu. Tensors keep the dtype of the file; maths is in float32.
+    b_dec [d_in], threshold [d_sae] for jumprelu. The matrices may be float32, bfloat16 or float16 and may be transposed
+    views; biases and thresholds are float32 where they came from a file. Maths is in float32, accumulated in float32.
+
+    Attributes:
+        activation: one of ACTIVATIONS. topk and abstopk keep the k largest pre-activations of a row, by value and then
+            rectified (Gao et al. 2024, arXiv:2406.04093), or by magnitude with their sign (arXiv:2510.00404);
+            groupmax keeps the largest of each of k equal, contiguous groups, rectified.
+        normalisation: of each row, undone on the output: one of NORMALISATIONS. A scalar norm is in the weights already.
+        scale_by_decoder_norm: pre-activations are multiplied, and what is decoded is divided, by ||W_dec row||.
+        select_by_decoder_norm: only the choice of the k features goes by pre-activation x ||W_dec row||.
+        is_centred: the SAE knows the stream without its mean over d_in, as TransformerLens centres writing weights.
+        is_calibrated: False where the scalar norm it was trained with is not known.
     """
 
     W_enc: Tensor
@@ -42,6 +73,10 @@ class Sae:
     gate: Gate | None = None
     k: int | None = None
     scale_by_decoder_norm: bool = False
+    select_by_decoder_norm: bool = False
+    is_centred: bool = False
+    is_calibrated: bool = True
+    _norms: list[Tensor] = field(default_factory=list, init=False, repr=False, compare=False)
 
     @property
     def d_in(self) -> int:
@@ -52,71 +87,231 @@ class Sae:
         return int(self.W_dec.shape[0])
 
     @property
+    def dtype(self) -> torch.dtype:
+        """What the matrices are kept in."""
+        return self.W_dec.dtype
+
+    @property
     def size_bytes(self) -> int:
+        """Bytes of every parameter."""
+        return self.encoder_bytes + _bytes(self.W_dec)
+
+    @property
+    def encoder_bytes(self) -> int:
+        """Bytes of what encoding reads: all but W_dec."""
         gate = [self.gate.b_gate, self.gate.b_mag, self.gate.r_mag] if self.gate else []
-        held = [self.W_enc, self.b_enc, self.W_dec, self.b_dec, self.threshold, *gate]
-        return sum(t.numel() * t.element_size() for t in held if t is not None)
+        held = [self.W_enc, self.b_enc, self.b_dec, self.threshold, *gate]
+        return sum(_bytes(t) for t in held if t is not None)
+
+    # ------------------------------------------------------------ where it lies
 
     def to(self, device: torch.device) -> Sae:
         """The same on another device; itself where it is there already."""
-        if self.W_dec.device == device:
-            return self
+        is_there = self.W_enc.device == self.W_dec.device == device
+        return self if is_there else self._moved(device, with_decoder=True)
+
+    def encoder_to(self, device: torch.device) -> Sae:
+        """The same with all that encoding reads on `device`; W_dec, and with it `direction`, stays where it is."""
+        return self if self.W_enc.device == device else self._moved(device, with_decoder=False)
+
+    def _moved(self, device: torch.device, *, with_decoder: bool) -> Sae:
+        if self.scale_by_decoder_norm or self.select_by_decoder_norm:
+            self.decoder_norms()
         moved: dict[str, Any] = {}
-        for field in fields(self):
-            value = getattr(self, field.name)
-            if isinstance(value, Gate):
-                value = Gate(*(t.to(device) for t in (value.b_gate, value.b_mag, value.r_mag)))
-            moved[field.name] = value.to(device) if isinstance(value, Tensor) else value
-        return Sae(**moved)
+        for each in fields(self):
+            value = getattr(self, each.name)
+            if isinstance(value, Tensor | Gate) and (with_decoder or each.name != "W_dec"):
+                moved[each.name] = value.to(device)
+        return replace(self, **moved)._with_norms(norms.to(device) for norms in self._norms)
+
+    def _with_norms(self, norms: Iterable[Tensor]) -> Sae:
+        """Itself, told the decoder norms that are known."""
+        self._norms.extend(norms)
+        return self
+
+    def fits(self, dtype: torch.dtype) -> bool:
+        """Whether every weight of the matrices is finite in `dtype`."""
+        largest = torch.finfo(dtype).max
+        extremes = (_extremes(matrix) for matrix in (self.W_enc, self.W_dec))
+        return all(max(-low, high) <= largest for low, high in extremes)
+
+    def cast(self, dtype: torch.dtype) -> Sae:
+        """The same with its matrices in `dtype`; biases and thresholds stay as they are.
+
+        Raises:
+            Refusal: SAE_LOAD_FAILED when a weight would become infinite.
+        """
+        if self.W_enc.dtype == self.W_dec.dtype == dtype:
+            return self
+        if not self.fits(dtype):
+            name = str(dtype).removeprefix("torch.")
+            raise Refusal(
+                "SAE_LOAD_FAILED",
+                f"the SAE holds weights beyond the range of {name}; keep it in bfloat16 or float32",
+                dtype=name,
+            )
+        return replace(self, W_enc=self.W_enc.to(dtype), W_dec=self.W_dec.to(dtype))
+
+    # ------------------------------------------------------------ geometry of the decoder
 
     def direction(self, values: Mapping[int, float]) -> Tensor:
-        """The sum of value x decoder row as stored, in float32 [d_in]."""
+        """The sum of value x decoder row as stored, in float32 [d_in]; without its mean where the SAE is centred."""
         device = self.W_dec.device
         index = torch.tensor(sorted(values), dtype=torch.long, device=device)
         weights = torch.tensor(
             [values[i] for i in sorted(values)], dtype=torch.float32, device=device
         )
-        return weights @ self.W_dec[index].float()
+        summed = weights @ self.W_dec[index].float()
+        return summed - summed.mean() if self.is_centred else summed
+
+    def decoder_norms(self) -> Tensor:
+        """||W_dec row|| of every feature, float32 [d_sae]; computed once."""
+        if not self._norms:
+            self._norms.append(row_norms(self.W_dec))
+        return self._norms[0]
+
+    def nearest(self, feature: int, n: int) -> tuple[Tensor, Tensor]:
+        """The `n` features whose decoder rows have the largest cosine with that of `feature`, which is left out.
+
+        Indices (int64) and cosines (float32), the largest first; a row of zeros has cosine 0 with every other.
+        """
+        row = self.W_dec[feature].float()
+        row = row / row.norm().clamp_min(SMALLEST)
+        cosines = torch.cat([part @ row for part in _rows(self.W_dec)])
+        cosines = cosines / self.decoder_norms().to(row.device).clamp_min(SMALLEST)
+        cosines[feature] = -torch.inf
+        top = cosines.topk(min(n, self.d_sae - 1))
+        return top.indices, top.values.clamp(-1, 1)
+
+    # ------------------------------------------------------------ encode and decode
 
     def encode(self, x: Tensor) -> Tensor:
         """Feature activations [..., d_sae] of residual rows x [..., d_in], in float32."""
-        x, _, _ = self._normalise(x.float())
-        if self.subtract_b_dec:
-            x = x - self.b_dec.float()
-        pre = x @ self.W_enc.float()
-        if self.gate is not None:
-            gate = (pre + self.gate.b_gate.float()) > 0
-            magnitude = pre * self.gate.r_mag.float().exp() + self.gate.b_mag.float()
-            return gate * magnitude.relu()
-        pre = pre + self.b_enc.float()
-        if self.scale_by_decoder_norm:
-            pre = pre * self.W_dec.float().norm(dim=-1)
-        if self.activation == "topk":
-            assert self.k is not None
-            top = pre.topk(min(self.k, self.d_sae), dim=-1)
-            return torch.zeros_like(pre).scatter(-1, top.indices, top.values.relu())
-        if self.activation == "jumprelu":
-            assert self.threshold is not None
-            return pre.relu() * (pre > self.threshold.float())
-        return pre.relu()
+        return self._encode(self._normalise(x.float())[0])
+
+    def encode_columns(self, x: Tensor, features: Sequence[int] | Tensor) -> Tensor:
+        """Activations [..., len(features)] of the named features: those that `encode` gives them.
+
+        Only their columns are multiplied, except where the activation chooses among all features.
+        """
+        if self.activation in NEEDS_K:
+            return self.encode(x)[..., torch.as_tensor(features, device=self.W_enc.device)]
+        return self.narrowed(features).encode(x)
+
+    def narrowed(self, features: Sequence[int] | Tensor) -> Sae:
+        """An SAE of the named features only, its matrices in float32. Feature i of it is `features[i]`.
+
+        Raises:
+            ValueError: where the activation chooses among all features.
+        """
+        if self.activation in NEEDS_K:
+            raise ValueError(f"{self.activation} chooses among all features")
+        index = torch.as_tensor(features, dtype=torch.long, device=self.W_enc.device)
+        part = replace(
+            self,
+            W_enc=self.W_enc[:, index].float(),
+            b_enc=self.b_enc[index],
+            W_dec=self.W_dec[index.to(self.W_dec.device)].float(),
+            threshold=None if self.threshold is None else self.threshold[index],
+            gate=None if self.gate is None else self.gate.of(index),
+        )
+        return part._with_norms(norms[index.to(norms.device)] for norms in self._norms)
 
     def reconstruct(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Activations [..., d_sae] of x and what they decode to [..., d_in]."""
-        features = self.encode(x)
-        _, mean, scale = self._normalise(x.float())
-        decoded = features
+        normalised, shift, scale = self._normalise(x.float())
+        features = self._encode(normalised)
+        return features, self.decode(features) * scale + shift
+
+    def decode(self, features: Tensor) -> Tensor:
+        """What activations [..., d_sae] decode to, [..., d_in] in float32, the normalisation not undone."""
         if self.scale_by_decoder_norm:
-            decoded = decoded / self.W_dec.float().norm(dim=-1)
-        return features, (decoded @ self.W_dec.float() + self.b_dec.float()) * scale + mean
+            features = features / self.decoder_norms().clamp_min(SMALLEST)
+        if self.W_dec.dtype == torch.float32:
+            return features @ self.W_dec + self.b_dec.float()
+        decoded, first = self.b_dec.float(), 0
+        for part in _rows(self.W_dec):
+            decoded = decoded + features[..., first : first + len(part)] @ part
+            first += len(part)
+        return decoded
 
     def _normalise(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """The normalised input, and the mean and scale that undo it."""
-        zero, one = x.new_zeros(()), x.new_ones(())
+        """The row that is encoded, and the shift and scale that bring what it decodes to back."""
+        shift, scale = x.new_zeros(()), x.new_ones(())
+        if self.is_centred:
+            shift = x.mean(-1, keepdim=True)
+            x = x - shift
         if self.normalisation == "layer_norm":
             mean = x.mean(-1, keepdim=True)
-            scale = (x - mean).std(-1, keepdim=True) + 1e-5
-            return (x - mean) / scale, mean, scale
+            scale = x.std(-1, keepdim=True)
+            return (x - mean) / (scale + LAYER_NORM_EPS), shift + mean, scale
         if self.normalisation == "constant_norm_rescale":
-            scale = x.norm(dim=-1, keepdim=True).clamp_min(1e-12) / self.d_in**0.5
-            return x / scale, zero, scale
-        return x, zero, one
+            scale = x.norm(dim=-1, keepdim=True).clamp_min(SMALLEST) / self.d_in**0.5
+            return x / scale, shift, scale
+        return x, shift, scale
+
+    def _encode(self, x: Tensor) -> Tensor:
+        if self.subtract_b_dec:
+            x = x - self.b_dec.float()
+        pre = self._project(x)
+        if self.gate is not None:
+            gate = (pre + self.gate.b_gate.float()) > 0
+            magnitude = pre * self.gate.r_mag.float().exp() + self.gate.b_mag.float()
+            return gate * magnitude.relu_()
+        pre += self.b_enc.float()
+        if self.scale_by_decoder_norm:
+            pre *= self.decoder_norms()
+        if self.activation in NEEDS_K:
+            return self._chosen(pre)
+        if self.activation == "jumprelu":
+            assert self.threshold is not None
+            return (pre > self.threshold.float()) * pre.relu_()
+        return pre.relu_()
+
+    def _project(self, x: Tensor) -> Tensor:
+        """x @ W_enc in float32, [..., d_sae]."""
+        if self.W_enc.dtype == torch.float32:
+            return x @ self.W_enc
+        chunk = CHUNK if self.W_enc.device.type == "cpu" else ROWS_CHUNK
+        out = x.new_empty((*x.shape[:-1], self.W_enc.shape[1]))
+        for first in range(0, self.W_enc.shape[1], chunk):
+            part = self.W_enc[:, first : first + chunk].float()
+            out[..., first : first + chunk] = x @ part
+        return out
+
+    def _chosen(self, pre: Tensor) -> Tensor:
+        """The k pre-activations of each row that the activation keeps, zero elsewhere."""
+        assert self.k is not None
+        if self.activation == "groupmax":
+            grouped = pre.unflatten(-1, (self.k, -1))
+            best = grouped.max(dim=-1, keepdim=True)
+            kept = torch.zeros_like(grouped).scatter_(-1, best.indices, best.values.relu())
+            return kept.flatten(-2)
+        ranked = pre * self.decoder_norms() if self.select_by_decoder_norm else pre
+        if self.activation == "abstopk":
+            ranked = ranked.abs()
+        top = ranked.topk(min(self.k, self.d_sae), dim=-1, sorted=False).indices
+        values = pre.gather(-1, top)
+        if self.activation == "topk":
+            values = values.relu_()
+        return torch.zeros_like(pre).scatter_(-1, top, values)
+
+
+def row_norms(matrix: Tensor) -> Tensor:
+    """||row|| of a matrix [n, m] of any float dtype, in float32 [n]."""
+    return torch.cat([part.norm(dim=-1) for part in _rows(matrix)])
+
+
+def _rows(matrix: Tensor) -> Iterator[Tensor]:
+    """The rows in float32, ROWS_CHUNK at a time."""
+    for first in range(0, matrix.shape[0], ROWS_CHUNK):
+        yield matrix[first : first + ROWS_CHUNK].float()
+
+
+def _bytes(tensor: Tensor) -> int:
+    return tensor.numel() * tensor.element_size()
+
+
+def _extremes(tensor: Tensor) -> tuple[float, float]:
+    low, high = torch.aminmax(tensor)
+    return float(low), float(high)

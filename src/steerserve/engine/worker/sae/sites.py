@@ -1,93 +1,188 @@
-"""Where an SAE reads and writes: a hook name and a model become a module and its input or output.
-
-Sites so far: the residual stream before (`resid_pre`) and after (`resid_post`) a decoder layer.
-"""
+"""Where an SAE reads and writes: a site and a model become a module, its side, and the algebra between them."""
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
-from torch.utils.hooks import RemovableHandle
 
+from steerserve.engine.worker.sae.families import FAMILIES, inputs, objection, place
 from steerserve.errors import Refusal
-
-RESID_POST = "resid_post"
-RESID_PRE = "resid_pre"
-
-_NAMES = (
-    (re.compile(r"blocks\.(\d+)\.hook_resid_post"), RESID_POST),
-    (re.compile(r"blocks\.(\d+)\.hook_resid_pre"), RESID_PRE),
-    (re.compile(r"(?:model\.)?layers\.(\d+)(?:\.output)?"), RESID_POST),
-    (re.compile(r"(?:transformer\.)?h\.(\d+)(?:\.output)?"), RESID_POST),
-    (re.compile(r"resid_post_layer_(\d+)"), RESID_POST),
+from steerserve.rules.sae_sites import (
+    ATTN_OUT,
+    EMBED,
+    MLP_IN,
+    MLP_NEURONS,
+    MLP_OUT,
+    MLP_RAW,
+    RESID_MID,
+    RESID_POST,
+    RESID_PRE,
+    SITES,
+    Z,
 )
-_OTHER_TOWERS = ("vision", "visual", "audio", "image", "encoder")
 
 Edit = Callable[[Tensor], Tensor | None]
 
+_TRUNKS = frozenset({"model", "language_model", "text_model", "transformer", "gpt_neox", "decoder"})
+_STACKS = ("layers", "h", "blocks")
+_OTHER_TOWERS = ("vision", "visual", "audio", "image", "encoder")
 
-def read_hook_name(name: str | None) -> tuple[str | None, int | None]:
-    """The site and layer that a hook name means.
 
-    Names: TransformerLens (`blocks.N.hook_resid_post`), Hugging Face module paths (`model.layers.N`),
-    dictionary_learning (`resid_post_layer_N`). (None, None) when there is no name.
+class Handle(Protocol):
+    """What takes a hook away again."""
 
-    Raises:
-        Refusal: SAE_INCOMPATIBLE for a place this engine has no hook for.
-    """
-    if not name:
-        return None, None
-    for pattern, site in _NAMES:
-        found = pattern.fullmatch(name)
-        if found:
-            return site, int(found[1])
-    raise Refusal(
-        "SAE_INCOMPATIBLE",
-        f"the SAE reads at {name!r}; this engine hooks the residual stream before and after a layer",
-        hook_name=name,
-    )
+    def remove(self) -> None: ...
 
 
 @dataclass(frozen=True, slots=True)
 class Site:
-    """One side of one module. `path` names the module as the model does."""
+    """One side of one module, and how its tensor relates to the site's value [rows, T, width].
 
+    The value is `scale` x tensor, plus the layer's input where `has_residual`. `path` names the module as the model does.
+    """
+
+    name: str
     module: nn.Module
     path: str
-    is_input: bool
+    width: int
+    is_input: bool = False
+    scale: float = 1.0
+    layer: nn.Module | None = None
+    has_residual: bool = False
+    is_flat: bool = False
 
     @property
     def device(self) -> torch.device:
         """Where the module lies."""
-        return next(self.module.parameters()).device
+        return next((self.layer or self.module).parameters()).device
 
-    def hook(self, edit: Edit) -> RemovableHandle:
-        """Hook the site: `edit` gets the hidden states [rows, T, hidden] and returns new ones, or None to leave
-        them; it must not change them in place, because the stream is shared."""
+    def hook(self, edit: Edit) -> Handle:
+        """Hook the site: `edit` gets its value [rows, T, width] and returns what to add to it, of a shape that broadcasts
+        to the value's, or None. What it wants to keep of the value it must clone: layers go on writing into some."""
+        residual: list[Tensor] = []
+
+        def change(tensor: Tensor) -> Tensor | None:
+            return self._changed(tensor, edit, residual.pop() if residual else None)
+
         if self.is_input:
-            return self.module.register_forward_pre_hook(
-                lambda _, args, kwargs: _edit_input(edit, args, kwargs), with_kwargs=True
+            # before the hook of a site within the layer that keeps its input
+            first: Handle = self.module.register_forward_pre_hook(
+                lambda _, args, kwargs: _with_input(change, args, kwargs),
+                with_kwargs=True,
+                prepend=self.name == RESID_PRE,
             )
-        return self.module.register_forward_hook(lambda _, __, output: _edit_output(edit, output))
+        else:
+            # what attention adds is there before the stream that it is added to
+            first = self.module.register_forward_hook(
+                lambda _, __, output: _with_output(change, output),
+                prepend=self.name not in (RESID_MID, RESID_POST),
+            )
+        if self.layer is None:
+            return first
+
+        def keep(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+            residual[:] = [args[0] if args else kwargs["hidden_states"]]
+
+        return _Both(first, self.layer.register_forward_pre_hook(keep, with_kwargs=True))
+
+    def _changed(self, tensor: Tensor, edit: Edit, residual: Tensor | None) -> Tensor | None:
+        shaped = tensor
+        if self.is_flat and residual is not None:
+            shaped = tensor.view(residual.shape[0], -1, tensor.shape[-1])
+        value = shaped if self.scale == 1.0 else shaped * self.scale
+        if self.has_residual and residual is not None:
+            value = residual.to(value.device) + value
+        delta = edit(value)
+        if delta is None:
+            return None
+        delta = delta.to(tensor.device, tensor.dtype)
+        if self.scale != 1.0:
+            delta = delta / self.scale
+        return (shaped + delta).view(tensor.shape) if self.is_flat else tensor + delta
+
+
+@dataclass(frozen=True, slots=True)
+class _Both:
+    first: Handle
+    second: Handle
+
+    def remove(self) -> None:
+        self.first.remove()
+        self.second.remove()
 
 
 def find(model: nn.Module, layers: int, site: str, layer: int) -> Site:
-    """The module of a site at a decoder layer."""
+    """The site `site` of decoder layer `layer`, out of `layers`.
+
+    Raises:
+        Refusal: SAE_INCOMPATIBLE when the architecture does not offer it there, naming architecture and site.
+    """
     path, stack = decoder_layers(model, layers)
-    return Site(stack[layer], f"{path}.{layer}", is_input=site == RESID_PRE)
+    if site not in SITES:
+        raise _lacks(model, site, layer, f"sites are {', '.join(SITES)}")
+    if not 0 <= layer < layers:
+        raise _lacks(model, site, layer, f"its layers are [0, {layers})")
+    if site == EMBED:
+        return _embedding(model, layer)
+    block, path = stack[layer], f"{path}.{layer}"
+    hidden = int(_text_config(model).hidden_size)
+    if site in (RESID_PRE, RESID_POST):
+        return Site(site, block, path, hidden, is_input=site == RESID_PRE)
+    family = FAMILIES.get(_kind(model))
+    if family is None:
+        raise _lacks(
+            model, site, layer, "only its residual stream before and after a layer is known"
+        )
+    if why := objection(block, family, site):
+        raise _lacks(model, site, layer, why)
+    name, is_input = place(family, site)
+    module = block.get_submodule(name)
+    is_flat = family.is_flat and site in (MLP_OUT, MLP_RAW, MLP_IN, MLP_NEURONS)
+    is_added = site in (RESID_MID, ATTN_OUT, MLP_OUT)
+    return Site(
+        site,
+        module,
+        f"{path}.{name}",
+        inputs(module) if site in (Z, MLP_NEURONS) else hidden,
+        is_input=is_input,
+        scale=float(getattr(block, "residual_multiplier", 1.0)) if is_added else 1.0,
+        layer=block if is_flat or site == RESID_MID else None,
+        has_residual=site == RESID_MID,
+        is_flat=is_flat,
+    )
+
+
+def widths(model: nn.Module, layers: int) -> dict[str, int]:
+    """The sites that some layer of this model offers, each with its width."""
+    found: dict[str, int] = {}
+    for site in SITES:
+        for layer in range(layers):
+            try:
+                found[site] = find(model, layers, site, layer).width
+                break
+            except Refusal:
+                continue
+    return found
 
 
 def decoder_layers(model: nn.Module, layers: int) -> tuple[str, nn.ModuleList]:
-    """The decoder's list of layers and its path: the shallowest list of that length outside other towers.
+    """The decoder's list of layers and its path: down the text trunk by the names it goes by, else the one shallowest
+    list of that length outside other towers.
 
     Raises:
-        Refusal: SAE_INCOMPATIBLE when there is none.
+        Refusal: SAE_INCOMPATIBLE when there is none, or more than one.
     """
+    trunk = [("", model)]
+    for path, module in trunk:
+        for name, child in module.named_children():
+            if name in _STACKS and isinstance(child, nn.ModuleList) and len(child) == layers:
+                return path + name, child
+            if name in _TRUNKS:
+                trunk.append((f"{path}{name}.", child))
     found = [
         (path, module)
         for path, module in model.named_modules()
@@ -95,23 +190,74 @@ def decoder_layers(model: nn.Module, layers: int) -> tuple[str, nn.ModuleList]:
         and len(module) == layers
         and not any(tower in path for tower in _OTHER_TOWERS)
     ]
-    if not found:
+    depth = min((path.count(".") for path, _ in found), default=0)
+    shallowest = [entry for entry in found if entry[0].count(".") == depth]
+    if len(shallowest) != 1:
         raise Refusal(
             "SAE_INCOMPATIBLE", f"no list of {layers} decoder layers was found in the model"
         )
-    return min(found, key=lambda entry: entry[0].count("."))
+    return shallowest[0]
 
 
-def _edit_input(edit: Edit, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def has_layer_norm(model: nn.Module, layers: int) -> bool:
+    """Whether layers normalise with LayerNorm, which takes the mean away, and not with RMSNorm, which does not."""
+    _, stack = decoder_layers(model, layers)
+    return any(
+        isinstance(child, nn.LayerNorm) or type(child).__name__.endswith("LayerNorm")
+        for child in stack[0].children()
+    )
+
+
+def _embedding(model: Any, layer: int) -> Site:
+    """The token embedding, as it enters the residual stream: with the norm or the factor that some models put behind it."""
+    if layer != 0:
+        raise _lacks(model, EMBED, layer, "the token embedding is at layer 0")
+    embedding = model.get_input_embeddings()
+    path = next(name for name, module in model.named_modules() if module is embedding)
+    above, _, name = path.rpartition(".")
+    parent = model.get_submodule(above)
+    width = int(getattr(embedding, "embedding_dim", 0))
+    if width != int(_text_config(model).hidden_size):
+        raise _lacks(model, EMBED, layer, "its embedding is projected to the stream's width")
+    behind = getattr(parent, f"{name}_layernorm", None)
+    if isinstance(behind, nn.Module):
+        return Site(EMBED, behind, f"{path}_layernorm", width)
+    scale = float(getattr(parent, "embedding_multiplier", 1.0))
+    return Site(EMBED, embedding, path, width, scale=scale)
+
+
+def _text_config(model: Any) -> Any:
+    return model.config.get_text_config(decoder=True)
+
+
+def _kind(model: nn.Module) -> str:
+    return str(_text_config(model).model_type)
+
+
+def _lacks(model: nn.Module, site: str, layer: int, why: str) -> Refusal:
+    kind = _kind(model)
+    what = f" ({SITES[site]})" if site in SITES else ""
+    return Refusal(
+        "SAE_INCOMPATIBLE",
+        f"{kind} offers no site {site!r}{what} at layer {layer}: {why}",
+        architecture=kind,
+        site=site,
+        layer=layer,
+    )
+
+
+def _with_input(
+    change: Callable[[Tensor], Tensor | None], args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Any:
     if args:
-        edited = edit(args[0])
-        return None if edited is None else ((edited, *args[1:]), kwargs)
-    edited = edit(kwargs["hidden_states"])
-    return None if edited is None else (args, {**kwargs, "hidden_states": edited})
+        changed = change(args[0])
+        return None if changed is None else ((changed, *args[1:]), kwargs)
+    changed = change(kwargs["hidden_states"])
+    return None if changed is None else (args, {**kwargs, "hidden_states": changed})
 
 
-def _edit_output(edit: Edit, output: Any) -> Any:
+def _with_output(change: Callable[[Tensor], Tensor | None], output: Any) -> Any:
     if isinstance(output, tuple):
-        edited = edit(output[0])
-        return None if edited is None else (edited, *output[1:])
-    return edit(output)
+        changed = change(output[0])
+        return None if changed is None else (changed, *output[1:])
+    return change(output)

@@ -1,0 +1,146 @@
+"""Weights files and configurations as they lie on disk, seen by their headers first and read with nothing executed.
+
+Knows containers (safetensors, NumPy's npz, PyTorch's zip and older pickles, JSON, YAML), and nothing of SAEs.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+import yaml
+from safetensors import safe_open
+
+from steerserve.engine.worker.sae import npz, pickles
+from steerserve.engine.worker.sae.stored import (
+    Info,
+    Tensors,
+    check_count,
+    failed,
+    faults,
+    info_of,
+)
+
+__all__ = ["SUFFIXES", "Info", "Tensors", "open_tensors", "read_json", "read_yaml"]
+
+JSON_MAXIMUM = 1_000_000
+YAML_MAXIMUM = 100_000
+"""Largest configurations in bytes. YAML is parsed a hundred times slower than JSON."""
+
+_SAFETENSORS = {
+    "BOOL": "bool",
+    "BF16": "bfloat16",
+    "F8_E4M3": "float8_e4m3fn",
+    "F8_E5M2": "float8_e5m2",
+    **{f"F{bits}": f"float{bits}" for bits in (16, 32, 64)},
+    **{f"I{bits}": f"int{bits}" for bits in (8, 16, 32, 64)},
+    **{f"U{bits}": f"uint{bits}" for bits in (8, 16, 32, 64)},
+}
+
+
+def open_tensors(path: Path) -> Tensors:
+    """The tensors of a `.safetensors`, `.npz`, `.pt`, `.pth` or `.bin` file by their headers. Nothing is executed, and no
+    tensor is read (the older of PyTorch's two layouts has no headers: there all are, at the first `read`).
+
+    Raises:
+        Refusal: SAE_LOAD_FAILED for a file that is missing, empty, damaged, that would execute code, that declares more
+            than it stores, or of another suffix.
+    """
+    opening = _OPENING.get(path.suffix.lower())
+    if opening is None:
+        raise failed(path, f"is none of the weights files that are read: {', '.join(SUFFIXES)}")
+    _check_is_file(path)
+    with faults(path):
+        return opening(path)
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """
+    Raises:
+        Refusal: SAE_LOAD_FAILED when the file is missing, too large or not a JSON object.
+    """
+    text = _text(path, JSON_MAXIMUM)
+    try:
+        found = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise failed(path, "is not valid JSON") from error
+    if not isinstance(found, dict):
+        raise failed(path, "is not a JSON object")
+    return found
+
+
+def read_yaml(path: Path) -> dict[str, Any]:
+    """
+    Raises:
+        Refusal: SAE_LOAD_FAILED when the file is missing, too large, not a mapping, or has aliases, which can stand for
+            more than any memory holds.
+    """
+    text = _text(path, YAML_MAXIMUM)
+    try:
+        found = yaml.load(text, Loader=_Plain)  # noqa: S506 - a safe loader with less
+    except (yaml.YAMLError, ValueError, TypeError, RecursionError) as error:
+        raise failed(path, "is not valid YAML") from error
+    if not isinstance(found, dict):
+        raise failed(path, "is not a YAML mapping")
+    return found
+
+
+class _Plain(yaml.SafeLoader):
+    """Values only: no tags that construct, no aliases."""
+
+    def compose_node(self, parent: Any, index: Any) -> Any:
+        if self.check_event(yaml.AliasEvent):
+            raise yaml.YAMLError("an alias")
+        return super().compose_node(parent, index)
+
+
+def _text(path: Path, maximum: int) -> bytes:
+    _check_is_file(path)
+    if path.stat().st_size > maximum:
+        raise failed(path, f"is larger than {maximum} bytes")
+    with faults(path):
+        return path.read_bytes()
+
+
+def _check_is_file(path: Path) -> None:
+    """A pipe would wait for ever, a device would never end."""
+    try:
+        is_file, is_empty = path.is_file(), path.stat().st_size == 0
+    except (OSError, ValueError) as error:
+        raise failed(path, "is missing") from error
+    if not is_file:
+        raise failed(path, "is not a regular file")
+    if is_empty:
+        raise failed(path, "is empty")
+
+
+def _open_safetensors(path: Path) -> Tensors:
+    """The library checks what the header says against the file: sizes, offsets, gaps and overlaps."""
+    infos: dict[str, Info] = {}
+    # for PyTorch the whole file is mapped as if it were to be changed, which fails for one larger than the memory
+    with safe_open(path, framework="np") as file:
+        names = list(file.keys())
+        check_count(path, len(names))
+        for name in names:
+            part = file.get_slice(name)
+            dtype = str(part.get_dtype())
+            shape = tuple(part.get_shape())
+            infos[name] = info_of(path, name, shape, _SAFETENSORS.get(dtype, dtype))
+
+    def read(name: str) -> torch.Tensor:
+        with safe_open(path, framework="pt") as file:
+            found: torch.Tensor = file.get_tensor(name)
+            return found
+
+    return Tensors(path, infos, read)
+
+
+_OPENING: dict[str, Callable[[Path], Tensors]] = {
+    ".safetensors": _open_safetensors,
+    ".npz": npz.open_npz,
+    **dict.fromkeys((".pt", ".pth", ".bin"), pickles.open_pickle),
+}
+SUFFIXES = tuple(_OPENING)

@@ -1,0 +1,76 @@
+"""SAE checkpoints as people publish them: sniff the files, read what they claim, load them into the canonical form.
+
+`FORMATS` is the one table, asked in its order; the first format whose files are there describes the checkpoint in a
+`Reading`. Adding a format is adding a row.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from steerserve.engine.messages import Claims, SaeSource
+from steerserve.engine.worker.sae.canonical import Sae
+from steerserve.engine.worker.sae.formats import (
+    dictionary_learning,
+    gemma,
+    openmoss,
+    others,
+    saelens,
+    sparsify,
+    unlabelled,
+)
+from steerserve.engine.worker.sae.formats.building import built, claims
+from steerserve.engine.worker.sae.formats.found import Found, look
+from steerserve.engine.worker.sae.formats.reading import Reading, overridden
+from steerserve.errors import Refusal
+
+FORMATS: tuple[tuple[str, Callable[[Found], Reading | None]], ...] = (
+    ("SAELens", saelens.read),
+    ("sparsify", sparsify.read),
+    ("dictionary_learning", dictionary_learning.read),
+    ("Llama Scope", openmoss.read),
+    ("Gemma Scope", gemma.read_1),
+    ("Gemma Scope 2", gemma.read_2),
+    ("Qwen Scope", others.read_qwen_scope),
+    ("Goodfire", others.read_goodfire),
+    ("attention SAEs", others.read_attention),
+    ("qresearch", others.read_qresearch),
+    ("circuit-tracer", others.read_mwhanna),
+    ("cross-layer transcoder", others.read_cross_layer),
+    ("temporal SAE", others.read_temporal),
+    ("unlabelled", unlabelled.read),
+)
+
+
+def inspect(source: SaeSource) -> Claims:
+    """What the checkpoint at `source` claims, from its headers and configurations; overrides stand in their place.
+
+    Raises:
+        Refusal: SAE_LOAD_FAILED when no format fits, naming the files found; when a file is damaged or a tensor is
+            missing or misshapen; for an override that means nothing.
+    """
+    return claims(_read(source))
+
+
+def load(source: SaeSource) -> Sae:
+    """The checkpoint at `source` in canonical form.
+
+    Raises:
+        Refusal: SAE_INCOMPATIBLE for what can never be attached, with the reason; SAE_LOAD_FAILED as `inspect`, for
+            numbers that are not finite, and when an override is needed.
+    """
+    return built(_read(source))
+
+
+def _read(source: SaeSource) -> Reading:
+    found = look(source)
+    for _, read in FORMATS:
+        reading = read(found)
+        if reading is not None:
+            return overridden(reading, source.overrides)
+    files = found.listing()[:20]
+    raise Refusal(
+        "SAE_LOAD_FAILED",
+        f"no SAE format fits the files {files or '(none)'}; known: {', '.join(name for name, _ in FORMATS)}",
+        files=files,
+    )

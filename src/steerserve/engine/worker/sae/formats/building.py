@@ -1,0 +1,195 @@
+"""From a reading to what is claimed and to the SAE itself."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from steerserve.engine.messages import Claims
+from steerserve.engine.worker.sae.canonical import NEEDS_K, SMALLEST, Gate, Sae, row_norms
+from steerserve.engine.worker.sae.formats.reading import GATED, SCALED, Reading, needs
+from steerserve.engine.worker.sae.formats.shapes import Shape, listed, measured, misfit
+from steerserve.errors import Refusal
+
+UNCALIBRATED = (
+    "the SAE was trained on activations scaled by a factor that the checkpoint does not hold: its values are "
+    "uncalibrated, and so are steering strengths; the override norm_factor gives it"
+)
+
+
+def claims(reading: Reading) -> Claims:
+    """What the checkpoint claims, every shape checked.
+
+    Raises:
+        Refusal: SAE_LOAD_FAILED when a tensor is missing or of a shape that does not fit the others.
+    """
+    tensors = reading.tensors
+    warned = list(reading.warnings)
+    missing = needs(reading)
+    if reading.site is None and reading.hook_name:
+        missing.append("site")
+        warned.append(f"the SAE reads at {reading.hook_name!r}, a place that is not known")
+    if reading.normalisation == SCALED and reading.norm_factor is None:
+        warned.append(UNCALIBRATED)
+    d_in, d_sae = _sizes(reading)
+    weights = tensors.infos.get(reading.parts.get("W_dec", ""))
+    return Claims(
+        format=reading.format,
+        architecture=reading.architecture,
+        d_in=d_in,
+        d_sae=d_sae,
+        dtype=weights.dtype if weights else "",
+        hook_name=reading.hook_name,
+        site=reading.site,
+        layer=reading.layer,
+        model_name=reading.model_name,
+        l0=reading.l0,
+        # compressed tensors are larger than their file
+        size_bytes=max(tensors.path.stat().st_size, tensors.size_bytes),
+        normalisation=reading.normalisation,
+        is_centred=reading.is_centred,
+        reason=reading.reason,
+        needs=[] if reading.reason else missing,
+        warnings=warned,
+        tensors=listed(tensors),
+    )
+
+
+def _sizes(reading: Reading) -> tuple[int, int]:
+    """d_in and d_sae. Of what can never be attached they are told as far as they can be: 0 for unknown."""
+    if reading.reason is None:
+        shape = measured(reading)
+        return shape.d_in, shape.d_sae
+    infos = reading.tensors.infos
+    encoder = infos.get(reading.parts.get("W_enc", ""))
+    bias = infos.get(reading.parts.get("b_enc", ""))
+    if encoder is None or len(encoder.shape) != 2:
+        return 0, 0
+    d_sae = bias.shape[0] if bias is not None and len(bias.shape) == 1 else max(encoder.shape)
+    return (min(encoder.shape) if d_sae == max(encoder.shape) else max(encoder.shape)), d_sae
+
+
+def built(reading: Reading) -> Sae:
+    """The SAE, in canonical form and with scalar norms in its weights.
+
+    With the scaled input c x: W_enc * c, W_dec / c, b_dec / c; pre-activations, and with them b_enc and the thresholds,
+    stay what they were.
+
+    Raises:
+        Refusal: SAE_INCOMPATIBLE for what can never be attached; SAE_LOAD_FAILED for a part that is missing, misshapen or
+            not finite, or that an override must tell.
+    """
+    if reading.reason:
+        raise Refusal("SAE_INCOMPATIBLE", reading.reason, format=reading.format)
+    missing = needs(reading)
+    if missing:
+        keys = listed(reading.tensors)
+        found = ", ".join(f"{name} {shape}" for name, shape in keys.items())
+        raise Refusal(
+            "SAE_LOAD_FAILED",
+            f"the checkpoint does not say all that computing it takes; give the overrides {', '.join(missing)}. "
+            f"It holds {found}",
+            needs=missing,
+            tensors=keys,
+        )
+    shape = measured(reading)
+    read = _Parts(reading, shape)
+    W_dec = read.matrix("W_dec")
+    factor = read.finetuned()
+    if factor is not None:
+        W_dec = (W_dec.float() * factor[:, None]).to(W_dec.dtype)
+    is_scaled = reading.normalisation == SCALED
+    c = (reading.norm_factor or 1.0) if is_scaled else 1.0
+    gate = None
+    if reading.activation == "gated":
+        gate = Gate(*(read.vector(part, shape.d_sae) for part in GATED))
+    return Sae(
+        W_enc=_times(read.matrix("W_enc"), c / reading.embedding_scale),
+        b_enc=read.vector("b_enc", shape.d_sae),
+        W_dec=_times(W_dec, reading.embedding_scale / c),
+        b_dec=_times(read.vector("b_dec", shape.d_in), 1 / c),
+        activation=str(reading.activation),
+        normalisation="none" if is_scaled else reading.normalisation,
+        subtract_b_dec=bool(reading.subtract_b_dec),
+        threshold=read.thresholds(W_dec, c) if reading.activation == "jumprelu" else None,
+        gate=gate,
+        k=reading.k if reading.activation in NEEDS_K else None,
+        scale_by_decoder_norm=reading.scale_by_decoder_norm,
+        select_by_decoder_norm=reading.select_by_decoder_norm
+        and reading.activation in ("topk", "abstopk"),
+        is_centred=bool(reading.is_centred),
+        is_calibrated=not is_scaled or reading.norm_factor is not None,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Parts:
+    """The parts of a reading as tensors."""
+
+    reading: Reading
+    shape: Shape
+
+    def matrix(self, part: str) -> Tensor:
+        """In the dtype of the file and the canonical orientation: a view where it is stored the other way round."""
+        stored = self._finite(part)
+        stored = stored.float() if stored.dtype == torch.float64 else stored
+        return stored.T if part in self.shape.transposed else stored
+
+    def vector(self, part: str, length: int) -> Tensor:
+        """In float32; zeros where the checkpoint has none."""
+        if self.reading.parts.get(part) not in self.reading.tensors.infos:
+            return torch.zeros(length)
+        return self._finite(part).float().reshape(-1).expand(length).clone()
+
+    def thresholds(self, W_dec: Tensor, c: float) -> Tensor:
+        reading, d_sae = self.reading, self.shape.d_sae
+        if "log_threshold" in reading.parts:
+            found = self.vector("log_threshold", d_sae).exp()
+        elif "threshold" in reading.parts:
+            found = self.vector("threshold", d_sae)
+        else:
+            found = torch.full((d_sae,), float(reading.threshold or 0.0))
+        if reading.select_by_decoder_norm:
+            found = found / row_norms(W_dec).clamp_min(SMALLEST)
+        found = found * c if reading.threshold_is_raw else found
+        if not torch.isfinite(found).all():
+            raise misfit(reading, "a threshold is not a finite number")
+        return found
+
+    def finetuned(self) -> Tensor | None:
+        """The factor of every feature that finetuning left for its decoder row (SAELens before 6)."""
+        if "scaling_factor" not in self.reading.parts:
+            return None
+        return self.vector("scaling_factor", self.shape.d_sae)
+
+    def _finite(self, part: str) -> Tensor:
+        name = self.reading.parts[part]
+        tensor = self.reading.tensors.read(name)
+        if not _is_finite(tensor):
+            raise misfit(self.reading, f"{name} holds NaN or infinite values")
+        return tensor
+
+
+def _times(tensor: Tensor, factor: float) -> Tensor:
+    """The product, in memory of its own: a file that is mapped may change under us. In float32 where half precision has
+    no room for it.
+
+    Raises:
+        Refusal: SAE_LOAD_FAILED when float32 has none either.
+    """
+    if factor == 1.0:
+        return tensor.clone()
+    product = tensor * factor
+    if _is_finite(product):
+        return product
+    if tensor.dtype == torch.float16:
+        return _times(tensor.float(), factor)
+    raise Refusal("SAE_LOAD_FAILED", f"weights scaled by {factor:.3g} leave the range of float32")
+
+
+def _is_finite(tensor: Tensor) -> bool:
+    low, high = torch.aminmax(tensor)
+    return math.isfinite(low) and math.isfinite(high)

@@ -1,0 +1,102 @@
+"""dictionary_learning: `ae.pt` beside a `config.json` that names the class; names and maths go by the class."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from steerserve.engine.worker.sae.files import Tensors
+from steerserve.engine.worker.sae.formats.found import Fields, Found
+from steerserve.engine.worker.sae.formats.reading import (
+    TRANSCODER,
+    Reading,
+    parts_by_name,
+    stored_k,
+    stored_number,
+)
+from steerserve.rules import sae_sites
+
+NAMES = {
+    "W_enc": ("W_enc", "encoder.weight"),
+    "b_enc": ("b_enc", "encoder.bias"),
+    "W_dec": ("W_dec", "decoder.weight"),
+    "b_dec": ("b_dec", "bias", "decoder.bias", "decoder_bias"),
+    "b_gate": ("gate_bias",),
+    "b_mag": ("mag_bias",),
+    "r_mag": ("r_mag",),
+    "threshold": ("threshold",),
+}
+CLASSES = {
+    "AutoEncoder": ("relu", True),
+    "AutoEncoderNew": ("relu", False),
+    "GatedAutoEncoder": ("gated", True),
+    "JumpReluAutoEncoder": ("jumprelu", False),
+    "AutoEncoderTopK": ("topk", True),
+    "BatchTopKSAE": ("jumprelu", True),
+    "MatryoshkaBatchTopKSAE": ("jumprelu", True),
+}
+"""Class -> activation, and whether b_dec is subtracted from the input."""
+
+UNSET = "the batch top-k threshold was never set: read as a top-k of every token"
+
+
+def read(found: Found) -> Reading | None:
+    config = found.config("config.json")
+    trainer = config.inner("trainer") if config else None
+    if config is None or trainer is None or not trainer.has("dict_class", "trainer_class"):
+        return None
+    tensors = found.weights("ae.pt")
+    return None if tensors is None else _describe(found, tensors, config, trainer)
+
+
+def _describe(found: Found, tensors: Tensors, config: Fields, trainer: Fields) -> Reading:
+    named = trainer.text("dict_class") or "unknown"
+    activation, subtract = CLASSES.get(named, (None, None))
+    parts = parts_by_name(tensors, NAMES)
+    layer = trainer.index("layer")
+    hook, site, told = _place(trainer, layer, config.inner("buffer").text("io"))
+    k = trainer.index("k") or stored_k(tensors)
+    reading = Reading(
+        format="dictionary_learning",
+        tensors=tensors,
+        parts=parts,
+        architecture=named,
+        activation=activation,
+        k=k if activation == "topk" else None,
+        subtract_b_dec=subtract,
+        transposed=frozenset(p for p in ("W_enc", "W_dec") if parts.get(p, p) != p),
+        hook_name=hook,
+        site=site,
+        layer=layer if layer is not None else told if told is not None else found.layer,
+        model_name=trainer.text("lm_name"),
+        l0=float(k) if k else None,
+        reason=TRANSCODER if "Transcoder" in named or _writes_elsewhere(config) else None,
+        warnings=() if activation else (f"the class {named!r} is not known",),
+    )
+    return _per_token(reading, k) if _threshold_is_unset(reading) else reading
+
+
+def _place(
+    trainer: Fields, layer: int | None, io: str | None
+) -> tuple[str | None, str | None, int | None]:
+    hook = trainer.text("submodule_name")
+    if hook is None and layer is not None:
+        hook = f"resid_post_layer_{layer}"
+    site, told = sae_sites.read(hook, trainer.text("lm_name"))
+    if io == "in" and site == sae_sites.RESID_POST:
+        site = sae_sites.RESID_PRE
+    return hook, site, told
+
+
+def _writes_elsewhere(config: Fields) -> bool:
+    return config.inner("buffer").text("io") == "in_and_out"
+
+
+def _threshold_is_unset(reading: Reading) -> bool:
+    if reading.architecture not in ("BatchTopKSAE", "MatryoshkaBatchTopKSAE"):
+        return False
+    threshold = stored_number(reading.tensors, "threshold")
+    return threshold is not None and threshold < 0
+
+
+def _per_token(reading: Reading, k: int | None) -> Reading:
+    return replace(reading, activation="topk", k=k, warnings=(*reading.warnings, UNSET))

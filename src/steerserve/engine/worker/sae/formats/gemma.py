@@ -1,0 +1,106 @@
+"""Gemma Scope (Lieberum et al. 2024, arXiv:2408.05147) and Gemma Scope 2: jumprelu SAEs that their path describes."""
+
+from __future__ import annotations
+
+from steerserve.engine.worker.sae.files import Tensors
+from steerserve.engine.worker.sae.formats.found import Found
+from steerserve.engine.worker.sae.formats.reading import CROSS_LAYER, TRANSCODER, Reading
+from steerserve.rules import sae_sites
+
+SITES = {"res": "resid_post", "mlp": "mlp_out", "att": "hook_z"}
+HOOKS = {
+    "resid_post": "blocks.{}.hook_resid_post",
+    "mlp_out": "blocks.{}.hook_mlp_out",
+    "hook_z": "blocks.{}.attn.hook_z",
+}
+
+
+def read_1(found: Found) -> Reading | None:
+    """Gemma Scope: `params.npz`. Layer and L0 stand in the path, the site in the repository's name."""
+    tensors = found.weights("params.npz")
+    if tensors is None:
+        return None
+    parts = _parts(tensors)
+    layer, hook = found.layer, None
+    named = found.told(r"gemma-scope-\w+-(?:pt|it)-(res|mlp|att)")
+    site = SITES[named[1].lower()] if named else None
+    scale = 1.0
+    if found.told(r"(?:^|/)embedding/"):
+        site, layer, hook = sae_sites.EMBED, 0, "hook_embed"
+        info = tensors.infos.get(parts.get("W_enc", ""))
+        scale = min(info.shape) ** 0.5 if info and info.shape else 1.0
+    elif site and layer is not None:
+        hook = HOOKS[site].format(layer)
+    return Reading(
+        format="gemma-scope",
+        tensors=tensors,
+        parts=parts,
+        architecture="jumprelu",
+        activation="jumprelu",
+        embedding_scale=scale,
+        hook_name=hook,
+        site=site,
+        layer=layer,
+        model_name=_model(found, r"gemma-scope-(\d+b)-(pt|it)", "gemma-2-{}"),
+        l0=found.l0,
+        reason=TRANSCODER if found.told("transcoder") else None,
+    )
+
+
+def read_2(found: Found) -> Reading | None:
+    """Gemma Scope 2: `params.safetensors` with lower-case names; `config.json` is missing in some folders."""
+    tensors = found.weights("params.safetensors") or found.single()
+    if tensors is None or not {"w_enc", "w_dec", "b_enc", "b_dec"} <= set(tensors.infos):
+        return None
+    config = found.config("config.json")
+    told = found.told(r"(?:^|/)(resid_post|attn_out|mlp_out|transcoder|clt)(?:_all)?/")
+    kind = told[1].lower() if told else None
+    hook = config.text("hf_hook_point_in") if config else None
+    model = config.text("model_name") if config else None
+    if model:
+        model = "google/" + model.removeprefix("google/").replace("gemma-v3", "gemma-3")
+    site, layer = sae_sites.read(hook, model or "gemma-3")
+    if site is None:
+        site = {"attn_out": "hook_z"}.get(kind or "", kind)
+        site = site if site in HOOKS else None
+    layer = found.layer if layer is None else layer
+    if hook is None and site and layer is not None:
+        hook = HOOKS[site].format(layer)
+    out = config.text("hf_hook_point_out") if config else None
+    named = config.text("architecture") if config else None
+    is_known = named in (None, "jump_relu", "jumprelu")
+    reason = TRANSCODER if kind == "transcoder" or (out and out != hook) else None
+    if "affine_skip_connection" in tensors.infos:
+        reason = TRANSCODER
+    if kind == "clt" or len(tensors.infos["w_dec"].shape) == 3:
+        reason = CROSS_LAYER
+    return Reading(
+        format="gemma-scope-2",
+        tensors=tensors,
+        parts=_parts(tensors),
+        architecture="jumprelu" if is_known else str(named),
+        activation="jumprelu" if is_known else None,
+        hook_name=hook,
+        site=site,
+        layer=layer,
+        model_name=model
+        or _model(found, r"gemma-scope-2-(\d+m|\d+b)-(pt|it)", "google/gemma-3-{}"),
+        l0=found.l0,
+        reason=reason,
+        warnings=() if is_known else (f"the architecture {named!r} is not known",),
+    )
+
+
+def _parts(tensors: Tensors) -> dict[str, str]:
+    """Parts by tensors, whose names some files write in lower case."""
+    names = ("W_enc", "b_enc", "W_dec", "b_dec", "threshold")
+    lower = {name.lower(): name for name in tensors.infos}
+    return {part: lower[part.lower()] for part in names if part.lower() in lower}
+
+
+def _model(found: Found, pattern: str, named: str) -> str | None:
+    size = found.told(pattern)
+    if size is None:
+        return None
+    model = named.format(size[1].lower())
+    return model + "-it" if size[2].lower() == "it" else model

@@ -1,0 +1,190 @@
+"""What the path of an SAE in its repository says of it: layer, width, sparsity, site. A hint for people who choose one;
+what counts is read from the files.
+
+Names as SAELens, Gemma Scope, Llama Scope, Qwen Scope, dictionary_learning and sparsify repositories have them.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from steerserve.rules import sae_sites as sites
+
+
+@dataclass(frozen=True, slots=True)
+class Named:
+    """What a path says; None where it says nothing. `width` is as `width_label` writes it, or `8x` where only the factor
+    is named; `l0` a mean of firing features, or the size class that stands for it (`small`, `medium`, `big`)."""
+
+    layer: int | None = None
+    width: str | None = None
+    l0: int | str | None = None
+    site: str | None = None
+
+
+_LAYER = tuple(
+    map(
+        re.compile,
+        (
+            r"blocks\.(\d+)\.",
+            r"(?:^|[/_.\-])layers?[_\-.]?(\d+)",
+            r"(?:^|/)(?:transformer\.)?h\.(\d+)",
+            r"(?:^|[-_/])(?!L0[_-]\d)L(\d+)(?:[RAM]|TC)?(?:[-_/.]|$)",
+            r"[-_]l(\d+)\.(?:pt|pth)$",
+            r"(?:^|/)(\d+)-(?:res|att|mlp)",
+        ),
+    )
+)
+_REPO_LAYER = re.compile(r"-l(\d+)$")
+_EMBEDDING = re.compile(r"(?:^|[/.])(?:embedding|embed_tokens|embed_in|wte)(?:[/.]|$)|(?:^|/)e-res")
+
+_COUNTS = tuple(
+    map(
+        re.compile,
+        (
+            r"hook_[a-z_]+_(\d{4,6})(?:[_/:]|$)",
+            r"(?:^|_)ds(\d{3,7})(?:_|$)",
+        ),
+    )
+)
+"""Features as a plain number."""
+
+_THOUSANDS = tuple(
+    map(
+        re.compile,
+        (
+            r"width[_\-](\d+)([km])",
+            r"(?:^|[-_])W(\d+)(K)",
+            r"v\d_(\d+)(k)",
+        ),
+    )
+)
+_REPO_THOUSANDS = (*_THOUSANDS, re.compile(r"-(\d+)(k)(?=[-_.]|$)"))
+_POWER = re.compile(r"2pow(\d{1,2})(?!\d)")
+_FACTOR = re.compile(r"-(\d+)x(?=[-/]|$)")
+_WIDE_4096 = re.compile(r"llama-?3([._]1)?-8b", re.IGNORECASE)
+"""Models whose residual stream is 4,096 wide, so that a factor is a width."""
+
+_L0 = re.compile(r"(?:^|[/_\-])[lL]0[_\-](\d+|small|medium|big)(?=[/_\-.]|$)")
+
+_HOOKS = (
+    ("hook_resid_pre", sites.RESID_PRE),
+    ("hook_resid_mid", sites.RESID_MID),
+    ("hook_resid_post", sites.RESID_POST),
+    ("hook_attn_out", sites.ATTN_OUT),
+    ("hook_mlp_out", sites.MLP_OUT),
+    ("hook_mlp_in", sites.MLP_IN),
+    ("hook_z", sites.Z),
+    ("Hcat_z", sites.Z),
+    ("mlp.hook_post", sites.MLP_NEURONS),
+)
+_SITES: tuple[tuple[re.Pattern[str], str], ...] = tuple(
+    (re.compile(pattern), site)
+    for pattern, site in (
+        # Gemma Scope 2 calls the heads' outputs so; dictionary_learning does not
+        (r"^[^/]+/gemma-scope-2-[^/]*/attn_out", sites.Z),
+        (r"(?:^|/)resid_pre(?:_all)?[/_]", sites.RESID_PRE),
+        (r"(?:^|/)resid_mid(?:_all)?[/_]", sites.RESID_MID),
+        (r"(?:^|/)resid_post(?:_all)?[/_]", sites.RESID_POST),
+        (r"(?:^|/)attn_out(?:_all)?[/_]", sites.ATTN_OUT),
+        (r"(?:^|/)mlp_out(?:_all)?[/_]", sites.MLP_OUT),
+        (r"[-_/]L\d+R(?:[-_/.]|$)", sites.RESID_POST),
+        (r"[-_/]L\d+A(?:[-_/.]|$)", sites.ATTN_OUT),
+        (r"[-_/]L\d+M(?:[-_/.]|$)", sites.MLP_OUT),
+        (r"(?:^|[/.])(?:layers|h)[._]\d+$", sites.RESID_POST),
+        (r"(?:^|[/.])(?:layers|h)[._]\d+\.mlp$", sites.MLP_RAW),
+        (r"(?:^|[/.])(?:layers|h)[._]\d+\.(?:self_attn|attn|attention)$", sites.ATTN_RAW),
+        (r"/\d+-res(?:-|$)", sites.RESID_POST),
+        (r"/\d+-att(?:-|$)", sites.ATTN_OUT),
+        (r"/\d+-mlp(?:-|$)", sites.MLP_OUT),
+        (r"^[^/]+/gemma-scope-[^/]*-res(?:-canonical)?/", sites.RESID_POST),
+        (r"^[^/]+/gemma-scope-[^/]*-mlp(?:-canonical)?/", sites.MLP_OUT),
+        (r"^[^/]+/gemma-scope-[^/]*-att(?:-canonical)?/", sites.Z),
+        (r"^[^/]+/[^/]*SAE-Res-", sites.RESID_POST),
+        (r"^[^/]+/[^/]*-resid-post-", sites.RESID_POST),
+        (r"^[^/]+/[^/]*-resid-mid-", sites.RESID_MID),
+        (r"^[^/]+/[^/]*-mlp-out-", sites.MLP_OUT),
+        (r"^[^/]+/[^/]*-attn-out-", sites.ATTN_OUT),
+        (r"-SAE-l\d+\.(?:pt|pth)$", sites.RESID_POST),
+    )
+)
+
+
+def read(repo_id: str, path: str) -> Named:
+    """What the path of an SAE says, and its repository's name where that is silent.
+
+    Args:
+        path: a folder or a file in the repository, `.` for its top.
+    """
+    inside = "" if path == "." else path
+    whole = f"{repo_id}/{inside}"
+    is_embedding = _EMBEDDING.search(inside) is not None
+    return Named(
+        layer=0 if is_embedding else _layer(repo_id, inside),
+        width=_width(inside, _THOUSANDS) or _width(repo_id, _REPO_THOUSANDS) or _factor(whole),
+        l0=_l0(inside) or _l0(repo_id),
+        site=sites.EMBED if is_embedding else _site(whole),
+    )
+
+
+def width_label(d_sae: int) -> str:
+    """A width as people write it: 16384 is `16k`, 65536 is `65k`, 1048576 is `1m`; others in full."""
+    if d_sae % 1024:
+        return str(d_sae)
+    return f"{d_sae >> 20}m" if d_sae % (1 << 20) == 0 else f"{d_sae // 1000}k"
+
+
+def _layer(repo_id: str, path: str) -> int | None:
+    for pattern in _LAYER:
+        if found := pattern.search(path):
+            return _small(found[1])
+    found = _REPO_LAYER.search(repo_id)
+    return _small(found[1]) if found else None
+
+
+def _small(digits: str) -> int | None:
+    """A layer's number; longer ones are something else."""
+    return int(digits) if len(digits) <= 4 else None
+
+
+def _width(text: str, thousands: tuple[re.Pattern[str], ...]) -> str | None:
+    for pattern in _COUNTS:
+        if found := pattern.search(text):
+            return width_label(int(found[1]))
+    for pattern in thousands:
+        if found := pattern.search(text):
+            return width_label(_features(int(found[1][:6]), found[2]))
+    found = _POWER.search(text)
+    return width_label(1 << int(found[1])) if found and int(found[1]) <= 40 else None
+
+
+def _features(count: int, unit: str) -> int:
+    """Features of a rounded width. Both 64k and 65k are used for 65536."""
+    if unit in "mM":
+        return count << 20
+    rounded_up = -(-count * 1000 // 1024)
+    is_power = rounded_up & (rounded_up - 1) == 0
+    return (rounded_up if is_power else count) * 1024
+
+
+def _factor(whole: str) -> str | None:
+    found = _FACTOR.search(whole)
+    if not found:
+        return None
+    factor = int(found[1][:4])
+    return width_label(4096 * factor) if _WIDE_4096.search(whole) else f"{factor}x"
+
+
+def _l0(text: str) -> int | str | None:
+    found = _L0.search(text)
+    if not found:
+        return None
+    return int(found[1][:9]) if found[1].isdigit() else found[1]
+
+
+def _site(whole: str) -> str | None:
+    for name, site in _HOOKS:
+        if name in whole:
+            return site
+    return next((site for pattern, site in _SITES if pattern.search(whole)), None)

@@ -1,0 +1,107 @@
+"""How wide an SAE is, from the names and shapes of its stored tensors, before it is fetched.
+
+Names as SAELens, Gemma Scope, dictionary_learning, sparsify and OpenMOSS store them. Matrices are told apart by their
+biases and not by their names: some formats store what they call `W_enc` transposed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from steerserve.errors import Refusal
+from steerserve.rules.precision import StoredTensor
+
+_DECODERS = ("W_dec", "w_dec", "W_D", "decoder.weight", "decoder_linear.weight")
+_ENCODERS = ("W_enc", "w_enc", "W_E", "encoder.weight", "encoder_linear.weight", "encoder.0.weight")
+_WIDE = (
+    "b_enc",
+    "b_E",
+    "encoder.bias",
+    "encoder_linear.bias",
+    "encoder.0.bias",
+    "b_gate",
+    "gate_bias",
+    "threshold",
+    "log_jumprelu_threshold",
+)
+"""Vectors of length d_sae."""
+
+_NARROW = ("b_dec", "b_D", "decoder.bias", "decoder_linear.bias", "decoder_bias", "bias")
+"""Vectors of length d_in."""
+
+_LINEAR = ("decoder.weight", "decoder_linear.weight")
+"""Stored [d_in, d_sae], as linear modules do; the others [d_sae, d_in]."""
+
+_SKIPS = ("W_skip", "affine_skip_connection")
+_DTYPES = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16"}
+_SHOWN = 20
+
+
+@dataclass(frozen=True, slots=True)
+class Width:
+    """Numbers of inputs and of features; `dtype` is that of the decoder."""
+
+    d_in: int
+    d_sae: int
+    dtype: str
+
+
+def read(tensors: Sequence[StoredTensor]) -> Width:
+    """The width of an SAE with these tensors.
+
+    Raises:
+        Refusal: SAE_INCOMPATIBLE when they are no autoencoder of one site, naming what was found.
+    """
+    by_name = _by_name(tensors)
+    encoder, decoder = _first(by_name, _ENCODERS), _first(by_name, _DECODERS)
+    if skip := _first(by_name, _SKIPS):
+        raise _refused(f"it has {skip.name}: a transcoder with a skip connection", tensors)
+    if encoder is None or decoder is None:
+        raise _refused("no encoder and decoder are among its tensors", tensors)
+    if len(encoder.shape) != 2 or len(decoder.shape) != 2:
+        raise _refused("its matrices have not two axes", tensors)
+    if sorted(encoder.shape) != sorted(decoder.shape):
+        raise _refused("its encoder and decoder do not fit each other: a transcoder", tensors)
+    d_sae = _orient(by_name, decoder)
+    d_in = decoder.shape[0] if decoder.shape[1] == d_sae else decoder.shape[1]
+    if d_sae < 1 or d_in < 1:
+        raise _refused("its matrices are empty", tensors)
+    return Width(d_in, d_sae, _DTYPES.get(decoder.dtype, decoder.dtype.lower()))
+
+
+def _by_name(tensors: Sequence[StoredTensor]) -> dict[str, StoredTensor]:
+    """The tensors by name, without what stands before the decoder's in all of them."""
+    for tensor in tensors:
+        for name in _DECODERS:
+            if tensor.name.endswith(f".{name}"):
+                before = tensor.name.removesuffix(name)
+                return {t.name.removeprefix(before): t for t in tensors}
+    return {tensor.name: tensor for tensor in tensors}
+
+
+def _orient(by_name: dict[str, StoredTensor], decoder: StoredTensor) -> int:
+    """Which axis of the decoder counts the features: the biases say, else its name."""
+    wide, narrow = _length(by_name, _WIDE), _length(by_name, _NARROW)
+    for length, other in ((wide, False), (narrow, True)):
+        if length is not None and length in decoder.shape:
+            axis = decoder.shape.index(length)
+            return decoder.shape[1 - axis] if other else length
+    return decoder.shape[1] if decoder.name in _LINEAR else decoder.shape[0]
+
+
+def _first(by_name: dict[str, StoredTensor], names: Sequence[str]) -> StoredTensor | None:
+    return next((by_name[name] for name in names if name in by_name), None)
+
+
+def _length(by_name: dict[str, StoredTensor], names: Sequence[str]) -> int | None:
+    """Of the first of these that is a vector of more than one element."""
+    vectors = (by_name[name].shape for name in names if name in by_name)
+    return next((shape[0] for shape in vectors if len(shape) == 1 and shape[0] > 1), None)
+
+
+def _refused(why: str, tensors: Sequence[StoredTensor]) -> Refusal:
+    found = [f"{t.name[:80]} {list(t.shape[:4])}" for t in tensors[:_SHOWN]]
+    return Refusal(
+        "SAE_INCOMPATIBLE", f"the file is no SAE that can be attached: {why}", found=found
+    )

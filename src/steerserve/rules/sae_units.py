@@ -1,0 +1,306 @@
+"""Which SAEs a repository holds: its listing of files becomes units, each a folder or a file that is one SAE.
+
+Formats are told by file names alone, in the order of the table `_FOLDERS`, then file by file. What is recognised but is no
+autoencoder of one site (transcoders and the like) is a unit with a `reason`, so that it can be refused before it is fetched.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+
+from steerserve.errors import Refusal
+from steerserve.rules import sae_names
+from steerserve.rules.repository import RepoFile
+from steerserve.rules.sae_names import Named
+
+PATH_MAXIMUM = 500
+"""Characters; files with longer paths belong to no unit."""
+
+COMPARED = 2000
+"""Units that a path which names none is compared with."""
+
+NEAR = 5
+"""Units named to a client whose path fits none."""
+
+_SHOWN = 100
+TOP = "."
+"""The path of a unit that is the repository's top folder."""
+
+
+@dataclass(frozen=True)
+class Unit:
+    """One SAE of a repository. `weights` is the file with its tensors, one of `files`; `reason` is why it can never be
+    attached, None where it may be. `format` is told by the files' names, and may be wrong."""
+
+    repo_id: str
+    path: str
+    files: tuple[RepoFile, ...]
+    weights: str
+    format: str
+    reason: str | None = None
+
+    @cached_property
+    def size_bytes(self) -> int:
+        return sum(file.size or 0 for file in self.files)
+
+    @cached_property
+    def named(self) -> Named:
+        return sae_names.read(self.repo_id, self.path)
+
+
+@dataclass(frozen=True, slots=True)
+class Listing:
+    """Units in the order of their paths, and the files that belong to none."""
+
+    units: tuple[Unit, ...]
+    others: tuple[RepoFile, ...]
+    _by_file: Mapping[str, Unit] = field(repr=False)
+
+    @property
+    def loadable(self) -> tuple[Unit, ...]:
+        return tuple(unit for unit in self.units if unit.reason is None)
+
+    def find(self, path: str) -> Unit:
+        """The unit that a client means: by its path, by a file of it, or by a folder that holds no other.
+
+        Raises:
+            Refusal: VALIDATION_ERROR naming `file_path` and the nearest units.
+        """
+        path = path.removesuffix("/") or TOP
+        exact = next((unit for unit in self.units if unit.path == path), None)
+        found = exact or self._by_file.get(path)
+        if found is not None:
+            return found
+        below = [unit for unit in self.units if unit.path.startswith(f"{path}/")]
+        if len(below) == 1:
+            return below[0]
+        near = [unit.path for unit in (below or _nearest(self.units, path))[:NEAR]]
+        why = f"names {len(below)} SAEs" if below else "is no SAE of the repository"
+        shown = ascii(path[:_SHOWN])
+        message = f"file_path: {shown} {why}; near it: {', '.join(near) or '(none)'}"
+        errors = [{"loc": ["body", "file_path"], "msg": why}]
+        raise Refusal("VALIDATION_ERROR", message, param="file_path", errors=errors, near=near)
+
+
+@dataclass(frozen=True, slots=True)
+class _Folder:
+    """A format that is a folder. `weights` are the names of which it has one, `config` the file that tells the format (None:
+    the weights do), `extras` what is fetched too. All are below the folder."""
+
+    format: str
+    weights: tuple[str, ...]
+    config: str | None
+    extras: tuple[str, ...] = ()
+    reason: str | None = None
+
+
+_FOLDERS = (
+    _Folder("saelens", ("sae_weights.safetensors",), "cfg.json"),
+    _Folder("sparsify", ("sae.safetensors",), "cfg.json"),
+    _Folder("dictionary_learning", ("ae.pt",), "config.json"),
+    _Folder(
+        "llama-scope", ("checkpoints/final.safetensors",), "hyperparams.json", ("lm_config.json",)
+    ),
+    _Folder(
+        "openmoss",
+        ("sae_weights.safetensors", "checkpoints/final.safetensors", "sae_weights.pt"),
+        "config.json",
+    ),
+    _Folder("gemma-scope", ("params.npz",), None),
+    _Folder("gemma-scope-2", ("params.safetensors",), None, ("config.json",)),
+    _Folder(
+        "temporal",
+        ("latest_ckpt.safetensors",),
+        "conf.yaml",
+        reason="a temporal SAE, which reads whole sequences and not one position",
+    ),
+)
+
+_TENSORS = (".safetensors", ".npz", ".pt", ".pth")
+_NO_SAE = re.compile(
+    r"(?:model|pytorch_model|consolidated|adapter_model|diffusion_pytorch_model)(?:[-_.].*)?"
+    r"|(?:optimizer|scheduler|training_args|rng_state|sparsity|activation_whitening|log_feature_sparsity)(?:[-_.].*)?"
+)
+"""Names of files with tensors that are no SAE."""
+
+_QWEN = re.compile(r"layer\d+\.sae\.pt")
+_SINGLE = re.compile(r".*[-_]l\d+\.(?:pt|pth)")
+_PART_OF_CLT = re.compile(r"W_(?:enc|dec)_\d+\.safetensors")
+_CLTS = 100
+"""Folders with cross-layer transcoders that are looked into; what is in others is shown file by file."""
+
+_LAYER_FILE = re.compile(r"layer_\d+\.safetensors")
+_TRAINING_CONFIGS = ("wandb-config.yaml", "wanb-config.yaml", "config.yaml")
+"""What lies beside transcoders; the second as some repositories spell it."""
+
+_REASONS = tuple(
+    (re.compile(pattern, re.IGNORECASE), reason)
+    for pattern, reason in (
+        (
+            r"(?:^|[/_.\-])(?:clt|cross-?layer)(?:[/_.\-]|$)",
+            "a cross-layer transcoder, which reads one layer and writes into others",
+        ),
+        (r"crosscoder", "a crosscoder, which reads several layers at once"),
+        (
+            r"transcoder|(?:^|[-_/])L\d+TC(?:[-_/.]|$)|LXTC",
+            "a transcoder, which reads one place and writes into another",
+        ),
+        (r"_affine(?:[/_]|$)", "a transcoder with an affine skip connection"),
+        (r"(?:^|[/_.\-])lorsa(?:[/_.\-]|$)", "a low-rank sparse attention module"),
+    )
+)
+
+
+def units(repo_id: str, files: Iterable[RepoFile]) -> Listing:
+    """The units of a listing whose paths have been checked (`rules.repository.check_paths`)."""
+    whole = {file.path: file for file in files}
+    listed = {path: file for path, file in whole.items() if len(path) <= PATH_MAXIMUM}
+    folders = {path.rpartition("/")[0] for path in listed} | _parents_of_checkpoints(listed)
+    parted = {p.rpartition("/")[0] for p in listed if _PART_OF_CLT.fullmatch(p.rpartition("/")[2])}
+    in_folders = [_folder_unit(repo_id, folder, listed) for folder in folders]
+    in_folders += [_clt_unit(repo_id, folder, listed) for folder in sorted(parted)[:_CLTS]]
+    found = {unit.path: unit for unit in in_folders if unit is not None}
+    taken = {file.path for unit in found.values() for file in unit.files}
+    for path in listed:
+        is_tensors = path.lower().endswith(_TENSORS)
+        if is_tensors and path not in taken and not _NO_SAE.fullmatch(path.rpartition("/")[2]):
+            found.setdefault(path, _file_unit(repo_id, path, listed))
+    ordered = tuple(found[path] for path in sorted(found, key=_natural))
+    owners = Counter(file.path for unit in ordered for file in unit.files)
+    # a file that several units share names none of them
+    by_file = {f.path: unit for unit in ordered for f in unit.files if owners[f.path] == 1}
+    others = tuple(file for path, file in whole.items() if path not in owners)
+    return Listing(ordered, others, by_file)
+
+
+def select(
+    found: Sequence[Unit],
+    *,
+    layer: int | None = None,
+    width: str | None = None,
+    site: str | None = None,
+    query: str | None = None,
+) -> list[Unit]:
+    """Those that fit everything asked: every word of `query` is in the path, in any letter case."""
+    words = (query or "").lower().split()
+    return [
+        unit
+        for unit in found
+        if (layer is None or layer == unit.named.layer)
+        and (width is None or width.lower() == unit.named.width)
+        and (site is None or site == unit.named.site)
+        and all(word in unit.path.lower() for word in words)
+    ]
+
+
+def model_of(tags: Iterable[str], config: Mapping[str, object] | None) -> str | None:
+    """The model that a repository's SAEs were trained on, as its card or its top configuration names it."""
+    for tag in tags:
+        kind, _, name = tag.partition(":")
+        # a relation stands before the name in some: base_model:finetune:owner/name
+        if kind == "base_model" and name:
+            return name.rpartition(":")[2] or None
+    for key in ("model_name", "model"):
+        value = (config or {}).get(key)
+        if isinstance(value, str) and value:
+            return value[:255]
+    return None
+
+
+# ------------------------------------------------------------------ inside
+
+
+def _parents_of_checkpoints(listed: Mapping[str, RepoFile]) -> set[str]:
+    ending = "checkpoints/final.safetensors"
+    return {path.removesuffix(ending).rstrip("/") for path in listed if path.endswith(ending)}
+
+
+def _folder_unit(repo_id: str, folder: str, listed: Mapping[str, RepoFile]) -> Unit | None:
+    for form in _FOLDERS:
+        weights = next((w for w in form.weights if _join(folder, w) in listed), None)
+        has_config = form.config is None or _join(folder, form.config) in listed
+        if weights is None or not has_config:
+            continue
+        names = [weights, *([form.config] if form.config else []), *form.extras]
+        paths = [_join(folder, name) for name in names]
+        if form.format == "sparsify":
+            # the model is named above the folders of its hook points
+            paths += [_join(folder.rpartition("/")[0], "config.json")] if folder else []
+        reason = form.reason or _reason(repo_id, folder)
+        return _unit(repo_id, folder or TOP, paths, listed, form.format, reason)
+    return None
+
+
+def _clt_unit(repo_id: str, folder: str, listed: Mapping[str, RepoFile]) -> Unit | None:
+    """The cross-layer transcoder whose parts lie in a folder."""
+    inside = [path for path in listed if path.rpartition("/")[0] == folder]
+    paths = [path for path in inside if _PART_OF_CLT.fullmatch(path.rpartition("/")[2])]
+    reason = _reason(repo_id, "clt")
+    return _unit(repo_id, folder or TOP, paths, listed, "clt", reason) if paths else None
+
+
+def _file_unit(repo_id: str, path: str, listed: Mapping[str, RepoFile]) -> Unit:
+    """The unit of a file that belongs to no folder of a known form."""
+    folder, _, name = path.rpartition("/")
+    reason, paths, form = _reason(repo_id, path), [path], "unknown"
+    sibling = f"{path.rpartition('.')[0]}_cfg.json"
+    if _LAYER_FILE.fullmatch(name) and any(_join(folder, c) in listed for c in _TRAINING_CONFIGS):
+        reason, form = reason or _reason(repo_id, "transcoder"), "mwhanna-transcoder"
+    elif _QWEN.fullmatch(name):
+        form = "qwen-scope"
+    elif sibling in listed:
+        form, paths = "attention-sae", [path, sibling]
+    elif _SINGLE.fullmatch(name):
+        form = "goodfire" if repo_id.lower().startswith("goodfire/") else "qresearch"
+    elif reason:
+        form = "clt" if "cross-layer" in reason else "transcoder"
+    else:
+        paths += [_join(folder, config) for config in ("cfg.json", "config.json")]
+    return _unit(repo_id, path, paths, listed, form, reason)
+
+
+def _unit(
+    repo_id: str,
+    path: str,
+    paths: Sequence[str],
+    listed: Mapping[str, RepoFile],
+    form: str,
+    reason: str | None,
+) -> Unit:
+    """Of the paths, which begin with the weights, those that are listed."""
+    files = tuple(listed[path] for path in dict.fromkeys(paths) if path in listed)
+    return Unit(repo_id, path, files, paths[0], form, reason)
+
+
+def _reason(repo_id: str, path: str) -> str | None:
+    """Why something of this name can never be attached."""
+    whole = f"{repo_id}/{path}"
+    return next((reason for pattern, reason in _REASONS if pattern.search(whole)), None)
+
+
+def _join(folder: str, name: str) -> str:
+    return f"{folder}/{name}" if folder else name
+
+
+def _natural(path: str) -> list[tuple[int, int, str]]:
+    """A sort key in which layer 2 comes before layer 10."""
+    parts = re.split(r"(\d{1,15})", path)
+    return [(0, int(part), "") if part.isdecimal() else (1, 0, part) for part in parts]
+
+
+def _nearest(found: Sequence[Unit], path: str) -> list[Unit]:
+    """Units that share the most words with a path, the best first."""
+    words = _words(path)
+    compared = found[:COMPARED]
+    shared = sorted(
+        ((len(words & _words(unit.path)), unit) for unit in compared), key=lambda s: -s[0]
+    )
+    return [unit for count, unit in shared if count or not words] or list(found)
+
+
+def _words(path: str) -> set[str]:
+    return {word for word in re.split(r"[/_.\-]+", path.lower()) if word}
