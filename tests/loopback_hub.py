@@ -268,15 +268,16 @@ class _Answer(BaseHTTPRequestHandler):
     def _body(self, body: bytes, headers: dict[str, str]) -> None:
         """All of it, or what the Range asks for."""
         headers = {"Accept-Ranges": "bytes"} | headers
-        wanted = re.fullmatch(r"bytes=(\d+)-", self._seen.range or "")
+        wanted = re.fullmatch(r"bytes=(\d+)-(\d*)", self._seen.range or "")
         if wanted is None:
             self._send(200, headers, body)
         elif int(wanted[1]) >= len(body):
             self._send(416, {"Content-Range": f"bytes */{len(body)}"}, b"")
         else:
-            begin = int(wanted[1])
-            content = f"bytes {begin}-{len(body) - 1}/{len(body)}"
-            self._send(206, headers | {"Content-Range": content}, body[begin:])
+            begin, last = int(wanted[1]), len(body) - 1
+            last = min(last, int(wanted[2] or last))
+            content = f"bytes {begin}-{last}/{len(body)}"
+            self._send(206, headers | {"Content-Range": content}, body[begin : last + 1])
 
     def _send(self, status: int, headers: dict[str, str], body: bytes) -> None:
         fault = self._fault or Fault("")

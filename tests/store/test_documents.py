@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import re
 import sys
+from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any
 
@@ -134,3 +135,30 @@ async def test_an_id_or_a_name_that_no_profile_has_is_not_found(
         await documents.profile_named(unknown)
     assert (refused.value.code, refused.value.param) == ("PROFILE_NOT_FOUND", "profile")
     assert len(await documents.profiles()) == 1
+
+
+async def test_a_change_replaces_what_it_names_and_nothing_else(database: Database) -> None:
+    times = iter([NOW, NOW.replace(day=6)])
+    documents = Documents(database, lambda: next(times))
+    made = await documents.add_profile(**PROFILE, sae_id="sae_1", layer=9)
+    changed = await documents.change_profile(made.id, {"steering": {7: 1.0}, "sae_id": None})
+    assert changed == replace(made, steering={7: 1.0}, sae_id=None, updated_at=NOW.replace(day=6))
+    assert await documents.profile(made.id) == changed
+    assert await documents.change_profile(made.id, {}) == changed
+
+
+async def test_a_profile_may_be_renamed_to_a_free_name_and_to_its_own(documents: Documents) -> None:
+    made = await documents.add_profile(**PROFILE)
+    await documents.add_profile(name="taken", steering={})
+    assert (await documents.change_profile(made.id, {"name": "calm"})).name == "calm"
+    taken = documents.change_profile(made.id, {"name": "taken", "steering": {}})
+    assert await code_of(taken) == "PROFILE_ALREADY_EXISTS"
+    assert (await documents.profile(made.id)).steering == PROFILE["steering"]
+
+
+@pytest.mark.parametrize("unknown", ["", "prof_0", "\x00", "\ud800"])
+@pytest.mark.parametrize("changes", [{}, {"name": "new"}])
+async def test_a_change_of_what_is_not_there_is_not_found(
+    documents: Documents, unknown: str, changes: dict[str, Any]
+) -> None:
+    assert await code_of(documents.change_profile(unknown, changes)) == "PROFILE_NOT_FOUND"

@@ -1,37 +1,81 @@
-"""/api/saes: registered SAEs."""
+"""/api/saes: SAEs of the hub and of this machine: looking, downloading, registering, removing."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Annotated, Any
 
-from fastapi import APIRouter
-from pydantic import Field
+from fastapi import APIRouter, HTTPException
+from pydantic import AliasChoices, Field, SecretStr
 from starlette.responses import Response
 
 from steerserve.api.envelope import Envelope, RequestBody, success
-from steerserve.control.saes import Saes
+from steerserve.control import sae_preview
+from steerserve.control.sae_downloads import HubSaes, Progress, Wanted
+from steerserve.control.saes import REPOSITORY, Saes, claims_of
 from steerserve.control.vitals import iso
 from steerserve.errors import Refusal
+from steerserve.rules.sae_names import width_label
 
 MIB = 1 << 20
+PREVIEWED = 200
+PREVIEWED_MAXIMUM = 1000
+
+_MESSAGES = {
+    "downloading": "the download has begun",
+    "already_downloading": "the download is running",
+    "cached": "it is here already",
+    "attached": "it is here already, and attached",
+}
 
 
-class NewSae(RequestBody):
-    """An SAE to register: the folder `local_path`, in place."""
+class HubBody(RequestBody):
+    """Where in the model hub. The token is sent to the hub and dropped."""
 
+    revision: Annotated[str, Field(min_length=1, max_length=100)] | None = None
+    file_path: Annotated[str, Field(min_length=1, max_length=500)] | None = None
+    hub_token: SecretStr | None = Field(
+        default=None, validation_alias=AliasChoices("hub_token", "hf_token", "token")
+    )
+
+    @property
+    def token(self) -> str | None:
+        return self.hub_token.get_secret_value() or None if self.hub_token else None
+
+
+class PreviewBody(HubBody):
+    """A repository to look at; the other fields choose among its SAEs."""
+
+    repository_id: Annotated[str, Field(min_length=1, max_length=255)]
+    layer: Annotated[int, Field(ge=0)] | None = None
+    width: Annotated[str, Field(min_length=1, max_length=20)] | None = None
+    site: Annotated[str, Field(min_length=1, max_length=50)] | None = None
+    query: Annotated[str, Field(max_length=200)] | None = None
+    limit: Annotated[int, Field(ge=1, le=PREVIEWED_MAXIMUM)] = PREVIEWED
+    offset: Annotated[int, Field(ge=0)] = 0
+
+
+class NewSae(HubBody):
+    """An SAE to register: one of `repository_id`, or all of its where `file_path` names none; or the folder or file
+    `local_path` of this machine, in place."""
+
+    repository_id: Annotated[str, Field(min_length=1, max_length=255)] | None = None
     local_path: Annotated[str, Field(min_length=1, max_length=500)] | None = None
 
 
-def record(row: Any) -> dict[str, Any]:
-    """An SAE's metadata."""
-    width = None
-    if row.d_sae is not None:
-        width = f"{row.d_sae // 1024}k" if row.d_sae % 1024 == 0 else str(row.d_sae)
+def record(row: Any, progress: Progress | None = None) -> dict[str, Any]:
+    """An SAE's metadata; `reason` is why it cannot be attached as it is."""
+    claims = claims_of(row)
+    is_loadable = row.d_in is not None and row.status in ("cached", "attached")
+    reason = None if is_loadable else row.error_message or f"it is {row.status}"
+    if row.format == REPOSITORY and row.status == "cached":
+        reason = "a repository with several SAEs: attach one of its units"
+    l0 = row.average_l0
     return {
         "id": row.id,
         "repository_id": row.repository_id,
         "revision": row.revision,
+        "file_path": row.file_path,
         "local_path": row.local_path,
         "name": row.name,
         "format": row.format,
@@ -40,46 +84,96 @@ def record(row: Any) -> dict[str, Any]:
         "d_sae": row.d_sae,
         "dtype": row.dtype,
         "hook_name": row.hook_name,
+        "site": row.site,
+        "normalisation": claims.normalisation if claims else None,
         "trained_on": row.trained_on,
         "trained_layer": row.trained_layer,
-        "width": width,
-        "average_l0": row.average_l0,
+        "width": width_label(row.d_sae) if row.d_sae else None,
+        "average_l0": int(l0) if l0 is not None and l0.is_integer() else l0,
         "file_size_bytes": row.file_size_bytes,
         "status": row.status,
+        "download_progress": int(progress.percent) if progress else None,
         "error_message": row.error_message,
+        "is_loadable": is_loadable,
+        "reason": reason,
+        "needs": list(claims.needs) if claims else [],
+        "warnings": list(claims.warnings) if claims else [],
         "created_at": iso(row.created_at),
         "updated_at": iso(row.updated_at),
     }
 
 
-def router(saes: Saes, attachment: Callable[[], dict[str, Any]]) -> APIRouter:
+def router(saes: Saes, hub: HubSaes, attachment: Callable[[], dict[str, Any]]) -> APIRouter:
     """`attachment` tells the attachment status."""
     routes = APIRouter(prefix="/api/saes", tags=["saes"])
 
     @routes.get("", response_model=Envelope)
     async def list_saes() -> Response:
-        records = [record(row) for row in await saes.list()]
+        records = [record(row, hub.progress(row.id)) for row in await saes.list()]
         return success({"saes": records, "total": len(records), "attachment": attachment()})
+
+    @routes.post("/preview", response_model=Envelope)
+    async def preview_saes(body: PreviewBody) -> Response:
+        chosen = body.model_dump(exclude={"repository_id", "hub_token"})
+        asked = sae_preview.Asked(repo_id=body.repository_id, token=body.token, **chosen)
+        return success(await sae_preview.of(hub, asked))
 
     @routes.post("/download", response_model=Envelope, status_code=202)
     async def download_sae(body: NewSae) -> Response:
-        if body.local_path is None:
-            raise Refusal(
-                "VALIDATION_ERROR",
-                "local_path: this version registers SAEs from local folders only",
-                errors=[{"loc": ["body", "local_path"], "msg": "required"}],
-            )
-        row, was_there = await saes.add(body.local_path)
-        message = "already registered" if was_there else "registered"
-        return success({"sae_id": row.id, "status": row.status, "message": message}, 202)
+        if body.repository_id is not None and body.local_path is None:
+            wanted = Wanted(body.repository_id, body.revision, body.file_path, body.token)
+            row, status = await hub.add(wanted)
+            message = _MESSAGES[status]
+        elif body.local_path is not None and body.repository_id is None:
+            row, was_there = await saes.add(body.local_path)
+            status, message = row.status, "already registered" if was_there else "registered"
+        else:
+            why = "one of repository_id and local_path is required"
+            errors = [{"loc": ["body", "repository_id"], "msg": why}]
+            raise Refusal("VALIDATION_ERROR", why, param="repository_id", errors=errors)
+        return success({"sae_id": row.id, "status": status, "message": message}, 202)
+
+    @routes.api_route("/preview", methods=["GET", "DELETE"], include_in_schema=False)
+    @routes.api_route("/download", methods=["GET", "DELETE"], include_in_schema=False)
+    async def is_posted() -> Response:
+        # else the word would be read as an id
+        raise HTTPException(405)
 
     @routes.get("/{sae_id}", response_model=Envelope)
     async def get_sae(sae_id: str) -> Response:
-        return success(record(await saes.get(sae_id)))
+        row = await saes.get(sae_id)
+        units = await hub.units_of(row) if row.format == REPOSITORY else None
+        return success(record(row, hub.progress(row.id)) | _units(units))
+
+    @routes.post("/{sae_id}/cancel", response_model=Envelope)
+    async def cancel_download(sae_id: str) -> Response:
+        row, is_cancelled = await hub.cancel(sae_id)
+        status = "cancelled" if is_cancelled else row.status
+        message = row.error_message if is_cancelled else f"nothing to cancel: it is {row.status}"
+        return success({"sae_id": row.id, "status": status, "message": message})
 
     @routes.delete("/{sae_id}", response_model=Envelope)
     async def delete_sae(sae_id: str) -> Response:
-        row = await saes.remove(sae_id)
-        return success({"status": "deleted", "sae_id": row.id, "freed_disk_mb": 0})
+        row, freed = await hub.remove(sae_id)
+        freed_mb = -(-freed // MIB)
+        return success({"status": "deleted", "sae_id": row.id, "freed_disk_mb": freed_mb})
 
     return routes
+
+
+def _units(rows: Sequence[Any] | None) -> dict[str, Any]:
+    """The SAEs that the record of a repository stands for."""
+    if rows is None:
+        return {}
+    return {
+        "units": [
+            {
+                "sae_id": row.id,
+                "path": row.file_path,
+                "layer": row.trained_layer,
+                "width": width_label(row.d_sae) if row.d_sae else None,
+                "status": row.status,
+            }
+            for row in rows
+        ]
+    }

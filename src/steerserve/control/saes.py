@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+from collections import deque
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
 import msgspec
@@ -14,16 +16,30 @@ from steerserve.control.engines import Engines
 from steerserve.engine import messages as m
 from steerserve.errors import Refusal
 from steerserve.hub import local
+from steerserve.rules.sae_units import TOP
 from steerserve.store.catalog import Catalog, SaeRow
+from steerserve.store.labels import Labels
+
+REPOSITORY = "repository"
+"""The format of a record that stands for several SAEs, each with a record of its own."""
+
+INSPECT_SECONDS = 60.0
+"""What reading the headers of one SAE may take."""
+
+Found = m.Claims | Refusal
+"""What a checkpoint says of itself, or why it is refused."""
 
 
 class Saes:
     """Brings SAEs into the catalog, and takes them out."""
 
-    def __init__(self, catalog: Catalog, conductor: Conductor, launcher: Engines) -> None:
+    def __init__(
+        self, catalog: Catalog, conductor: Conductor, launcher: Engines, labels: Labels
+    ) -> None:
         self._catalog = catalog
         self._conductor = conductor
         self._launcher = launcher
+        self._labels = labels
         self._registering = asyncio.Lock()
 
     async def list(self) -> list[SaeRow]:
@@ -36,24 +52,25 @@ class Saes:
         return await self._catalog.sae(sae_id)
 
     async def add(self, local_path: str) -> tuple[SaeRow, bool]:
-        """Register a folder or file as an SAE, in place; the row, and whether it was there before.
+        """Register a folder or file as an SAE, in place; the row, and whether it was there before. One whose files do not
+        say all that is needed is registered too: what is missing is given when it is attached.
 
         It is read by an engine process of its own, so that a hostile file harms nothing.
 
         Raises:
             Refusal: INVALID_LOCAL_PATH, SAE_LOAD_FAILED, SAE_INCOMPATIBLE (what can never be attached).
         """
-        folder = await asyncio.to_thread(local.resolve, local_path)
+        place = await asyncio.to_thread(local.resolve_either, local_path)
         async with self._registering:
             for row in await self._catalog.saes():
-                if row.local_path == str(folder):
+                if row.local_path == str(place):
                     return row, True
-            claims = await self.inspect(m.SaeSource(str(folder), str(folder)))
+            claims = await self.inspect(m.SaeSource(str(place), str(place)))
             try:
                 row = await self._catalog.add_sae(
-                    id=sae_id_of(str(folder)),
-                    local_path=str(folder),
-                    name=folder.name[:255],
+                    id=sae_id_of(str(place)),
+                    local_path=str(place),
+                    name=place.name[:255],
                     status="cached",
                     **claimed(claims),
                 )
@@ -61,42 +78,86 @@ class Saes:
                 raise Refusal("SAE_LOAD_FAILED", "another SAE has this path") from error
             return row, False
 
-    async def remove(self, sae_id: str) -> SaeRow:
-        """Forget an SAE. The files of a local source are never removed.
+    async def remove(
+        self, *sae_ids: str, clean: Callable[[], Awaitable[None]] | None = None
+    ) -> None:
+        """Forget SAEs and the labels of their features, all of them or none; `clean` then removes what else there is of them, before anything is attached.
 
         Raises:
             Refusal: SAE_NOT_FOUND, SAE_ALREADY_ATTACHED.
         """
         # an attach under way ends first
         async with self._conductor.editing:
-            row = await self._catalog.sae(sae_id)
-            if any(attached.sae_id == sae_id for attached in self._conductor.attachments()):
-                raise Refusal(
-                    "SAE_ALREADY_ATTACHED", "the SAE is attached; detach it first", sae_id=sae_id
-                )
-            await self._catalog.remove_sae(sae_id)
-        return row
+            for sae_id in sae_ids:
+                await self._catalog.sae(sae_id)
+                self.check_detached(sae_id)
+            for sae_id in sae_ids:
+                await self._labels.forget(sae_id)
+                await self._catalog.remove_sae(sae_id)
+            if clean is not None:
+                await clean()
+
+    def check_detached(self, sae_id: str) -> None:
+        """Raises:
+        Refusal: SAE_ALREADY_ATTACHED.
+        """
+        if any(attached.sae_id == sae_id for attached in self._conductor.attachments()):
+            raise Refusal(
+                "SAE_ALREADY_ATTACHED", "the SAE is attached; detach it first", sae_id=sae_id
+            )
 
     async def inspect(self, source: m.SaeSource) -> m.Claims:
         """What a checkpoint says of itself, read by an engine process of its own.
 
         Raises:
-            Refusal: SAE_LOAD_FAILED, SAE_INCOMPATIBLE.
+            Refusal: SAE_LOAD_FAILED, SAE_INCOMPATIBLE for what can never be attached.
         """
-        engine = await self._launcher.launch()
-        try:
-            return await engine.inspect(source)
-        finally:
-            await engine.stop()
+        (found,) = await self.inspect_all([source])
+        if isinstance(found, Refusal):
+            raise found
+        return found
+
+    async def inspect_all(self, sources: Sequence[m.SaeSource]) -> Sequence[Found]:
+        """What each checkpoint says of itself, or why it is refused; one engine reads them, and another one goes on where a
+        checkpoint ended it."""
+        found: deque[Found] = deque()
+        while len(found) < len(sources):
+            engine = await self._launcher.launch()
+            try:
+                while len(found) < len(sources) and not engine.ended.done():
+                    found.append(await _inspected(engine, sources[len(found)]))
+            finally:
+                await engine.stop()
+        return tuple(found)
+
+
+async def _inspected(engine: Any, source: m.SaeSource) -> Found:
+    """What one checkpoint says; an engine that it holds up is ended."""
+    try:
+        async with asyncio.timeout(INSPECT_SECONDS):
+            claims: m.Claims = await engine.inspect(source)
+    except TimeoutError:
+        await engine.stop()
+        return Refusal("SAE_LOAD_FAILED", f"it cannot be read within {INSPECT_SECONDS:.0f} seconds")
+    except Refusal as refusal:
+        if refusal.code == "ENGINE_UNAVAILABLE":
+            return Refusal("SAE_LOAD_FAILED", "the process that read it ended")
+        return refusal
+    if claims.reason is not None:
+        return Refusal("SAE_INCOMPATIBLE", f"it can never be attached: {claims.reason}")
+    return claims
 
 
 def source_of(row: SaeRow, overrides: m.Overrides | None = None) -> m.SaeSource:
     """Where the engine finds a registered SAE."""
     path = row.local_path or ""
-    name = path
-    if row.repository_id:
-        name = "/".join(part for part in (row.repository_id, row.file_path) if part)
+    name = hub_name(row.repository_id, row.file_path) if row.repository_id else path
     return m.SaeSource(path, name, overrides or m.Overrides())
+
+
+def hub_name(repository_id: str, file_path: str | None) -> str:
+    """`owner/name/path/in/it`."""
+    return "/".join(part for part in (repository_id, file_path) if part and part != TOP)
 
 
 def claimed(claims: m.Claims) -> dict[str, Any]:
@@ -107,9 +168,9 @@ def claimed(claims: m.Claims) -> dict[str, Any]:
         "d_in": claims.d_in,
         "d_sae": claims.d_sae,
         "dtype": claims.dtype,
-        "hook_name": claims.hook_name,
+        "hook_name": _short(claims.hook_name),
         "site": claims.site,
-        "trained_on": claims.model_name,
+        "trained_on": _short(claims.model_name),
         "trained_layer": claims.layer,
         "average_l0": claims.l0,
         "file_size_bytes": claims.size_bytes,
@@ -119,12 +180,20 @@ def claimed(claims: m.Claims) -> dict[str, Any]:
 
 def claims_of(row: SaeRow) -> m.Claims | None:
     """What the checkpoint said of itself when it was registered; None where nothing has read it."""
-    return None if row.claims is None else msgspec.convert(row.claims, m.Claims)
+    if row.claims is None:
+        return None
+    known = m.Claims.__struct_fields__
+    return m.Claims(**{name: value for name, value in row.claims.items() if name in known})
 
 
 def sae_id_of(source: str) -> str:
     """An id that the same source always gets."""
     return "sae_" + hashlib.blake2b(source.encode(), digest_size=6).hexdigest()
+
+
+def _short(text: str | None) -> str | None:
+    """As much of a checkpoint's text as a column holds."""
+    return text[:255] if text is not None else None
 
 
 def _plain(claims: m.Claims) -> dict[str, Any]:

@@ -68,7 +68,7 @@ async def running(
     ask: Ask, home: Path, patience: float
 ) -> AsyncGenerator[AsyncIterator[Event], None]:
     """The events of a downloader, which is gone when the block ends, however it ends. Its last event is `Done` or
-    `Described`; `patience` is the seconds it may say nothing.
+    the answer to its question; `patience` is the seconds it may say nothing.
 
     Raises:
         Trouble: what it reported, or UNREACHABLE when it said nothing for too long.

@@ -13,19 +13,29 @@ import tenacity
 
 from steerserve.errors import Refusal
 from steerserve.hub.child import refusal, running, usable
-from steerserve.hub.wire import Ask, Describe, Described, Kind, Trouble
+from steerserve.hub.wire import (
+    Ask,
+    Describe,
+    Described,
+    HeaderRead,
+    Headers,
+    Kind,
+    Trouble,
+    Wanted,
+)
 from steerserve.rules import breaker
 from steerserve.rules.breaker import Breaker, Limits
+from steerserve.rules.precision import StoredTensor
 from steerserve.rules.repository import RepoFile, check_paths, check_repo_id, check_revision
 from steerserve.settings import Settings
 
 NAME = "huggingface"
 DESCRIBE_SECONDS = 20.0
-"""What a description may take, its second try included."""
+"""What the answer to a question may take, its second try included."""
 
 RETRY_SECONDS = 0.2
 AT_ONCE = 4
-"""Descriptions asked for at the same time; the next waits."""
+"""Questions asked at the same time; the next waits."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +78,7 @@ class Repository:
 
 
 class Hub:
-    """Owns the breaker. `clock` gives seconds that never go back; `describe_seconds` bounds a description."""
+    """Owns the breaker. `clock` gives seconds that never go back; `describe_seconds` bounds a question."""
 
     def __init__(
         self,
@@ -95,22 +105,46 @@ class Hub:
         check_repo_id(repo_id)
         if revision is not None:
             check_revision(revision)
-        token = usable(token, self.settings.hub_token)
-        ask = Ask(self.settings.hf_endpoint, token, Describe(repo_id, revision))
+        found = await self._answer(Describe(repo_id, revision), token)
+        assert isinstance(found, Described)
+        return _repository(found, revision)
+
+    async def header(
+        self, repo_id: str, sha: str, file: RepoFile, token: str | None = None
+    ) -> list[StoredTensor]:
+        """The tensors of a safetensors file of a repository; only its header is fetched.
+
+        Raises:
+            Refusal: what `describe` raises; DOWNLOAD_FAILED also for a file that is no safetensors file.
+        """
+        check_repo_id(repo_id)
+        check_paths([file])
+        wanted = Wanted(file.path, file.size, file.digest)
+        found = await self._answer(Headers(repo_id, sha, wanted), token)
+        assert isinstance(found, HeaderRead)
+        return [
+            StoredTensor(name, dtype, tuple(shape), n) for name, dtype, shape, n in found.tensors
+        ]
+
+    async def _answer(self, job: Describe | Headers, token: str | None) -> Described | HeaderRead:
+        """Raises:
+        Refusal: as `describe` says.
+        """
+        ask = Ask(self.settings.hf_endpoint, usable(token, self.settings.hub_token), job)
         async with self._room:
             with self.call() as call:
                 try:
                     async with asyncio.timeout(self._describe_seconds):
-                        found = await self._described(ask)
+                        found = await self._asked(ask)
                 except TimeoutError:
                     raise self._failed(call, "the hub does not answer in time") from None
                 except Trouble as trouble:
                     if trouble.is_transport:
                         raise self._failed(call, trouble.reason) from None
                     call.answered()
-                    raise refusal(trouble, repo_id) from None
+                    raise refusal(trouble, job.repo_id) from None
                 call.answered()
-        return _repository(found, revision)
+        return found
 
     @contextmanager
     def call(self, *, is_repeated: bool = False) -> Generator[Call, None, None]:
@@ -186,7 +220,7 @@ class Hub:
         call.failed()
         return self.unavailable(why)
 
-    async def _described(self, ask: Ask) -> Described:
+    async def _asked(self, ask: Ask) -> Described | HeaderRead:
         """Tried a second time when nobody answered.
 
         Raises:
@@ -198,12 +232,12 @@ class Hub:
             retry=tenacity.retry_if_exception(is_transport),
             reraise=True,
         )
-        return await retrying(self._described_once, ask)
+        return await retrying(self._asked_once, ask)
 
-    async def _described_once(self, ask: Ask) -> Described:
+    async def _asked_once(self, ask: Ask) -> Described | HeaderRead:
         async with running(ask, self.settings.model_cache_dir, self._describe_seconds) as events:
             async for event in events:
-                if isinstance(event, Described):
+                if isinstance(event, Described | HeaderRead):
                     return event
         raise Trouble(Kind.FAILED, "the downloader ended early")
 

@@ -11,6 +11,7 @@ from collections import deque
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 from weakref import WeakValueDictionary
 
 import structlog
@@ -53,8 +54,11 @@ class Progress:
     speed_bps: float | None = None
 
 
-OnProgress = Callable[[int, Progress], None]
-OnEnd = Callable[[int, Refusal | None], Awaitable[None]]
+Key = int | str
+"""What a caller knows a download by: the id of a model, or of an SAE."""
+
+OnProgress = Callable[[Any, Progress], None]
+OnEnd = Callable[[Any, Refusal | None], Awaitable[None]]
 Sleep = Callable[[float], Awaitable[None]]
 
 
@@ -85,13 +89,13 @@ class Downloads:
         self._settings = hub.settings
         self._sleep = sleep
         self._clock = clock
-        self._runs: dict[int, _Run] = {}
+        self._runs: dict[Key, _Run] = {}
         self._ends: set[asyncio.Task[None]] = set()
         self._room = asyncio.Semaphore(self._settings.max_download_workers)
         self._locks: WeakValueDictionary[Path, asyncio.Lock] = WeakValueDictionary()
         self._is_closed = False
 
-    def start(self, key: int, job: Job, on_progress: OnProgress, on_end: OnEnd) -> None:
+    def start(self, key: Key, job: Job, on_progress: OnProgress, on_end: OnEnd) -> None:
         """Begin a download; nothing is fetched before this returns. `on_end` is called once, with None for success.
 
         Raises:
@@ -117,7 +121,7 @@ class Downloads:
         self._ends.add(run.end)
         run.end.add_done_callback(self._ends.discard)
 
-    async def cancel(self, key: int) -> bool:
+    async def cancel(self, key: Key) -> bool:
         """End a download and remove what it fetched. Returns when its process is gone and `on_end` has been told; False
         when there was nothing to cancel."""
         run = self._runs.get(key)
@@ -129,10 +133,14 @@ class Downloads:
         await asyncio.wait([run.end])
         return is_cancelled
 
-    def progress(self, key: int) -> Progress | None:
+    def progress(self, key: Key) -> Progress | None:
         """How far a download is that fetches or waits for its turn; None when none runs under this key."""
         run = self._runs.get(key)
         return run.progress if run else None
+
+    def is_fetching(self, folder: Path) -> bool:
+        """Whether a download runs that goes to this folder."""
+        return any(run.job.folder == folder for run in self._runs.values())
 
     async def close(self) -> None:
         """End all downloads for a stop of the service. What they fetched stays, and a later start goes on from it."""
@@ -179,7 +187,7 @@ class Downloads:
 
     # ------------------------------------------------------------- one download
 
-    async def _fetch(self, key: int, run: _Run) -> None:
+    async def _fetch(self, key: Key, run: _Run) -> None:
         """All attempts, in turn with the other downloads of the same folder."""
         job = run.job
         lock = self._locks.setdefault(job.folder, asyncio.Lock())
@@ -198,7 +206,7 @@ class Downloads:
             Folder(job.folder).commit(job.files)
         self._advance(key, run, run.progress.total_bytes, is_over=True)
 
-    async def _attempt(self, key: int, run: _Run, number: int) -> None:
+    async def _attempt(self, key: Key, run: _Run, number: int) -> None:
         """One process. The chunk store is tried first only: what it fetched in part is of no use to a second attempt.
 
         Raises:
@@ -226,7 +234,7 @@ class Downloads:
                 else:
                     call.answered()
                 log.warning(
-                    "download_attempt_failed", model_id=key, attempt=number, reason=trouble.reason
+                    "download_attempt_failed", download=key, attempt=number, reason=trouble.reason
                 )
                 raise
             call.answered()
@@ -239,7 +247,7 @@ class Downloads:
             Download(job.repo_id, job.sha, files, str(job.folder), use_xet),
         )
 
-    def _advance(self, key: int, run: _Run, present: int, *, is_over: bool = False) -> None:
+    def _advance(self, key: Key, run: _Run, present: int, *, is_over: bool = False) -> None:
         """Tell how far the job is. What a damaged file takes back is not shown."""
         now, total = self._clock(), run.progress.total_bytes
         run.marks.append((now, present))
@@ -253,7 +261,7 @@ class Downloads:
 
     # ------------------------------------------------------------- its end
 
-    async def _finish(self, key: int, run: _Run) -> None:
+    async def _finish(self, key: Key, run: _Run) -> None:
         outcome = await self._outcome(key, run)
         del self._runs[key]
         if outcome is not None and outcome.code == "DOWNLOAD_CANCELLED":
@@ -261,15 +269,15 @@ class Downloads:
                 self._discard(run)
             except OSError as error:
                 # what stays behind is not worth an end that nobody is told of
-                log.error("download_not_removed", model_id=key, reason=error.strerror)
+                log.error("download_not_removed", download=key, reason=error.strerror)
         try:
             await run.on_end(key, outcome)
         except (
             Exception
         ):  # border: the end is another owner's business, and must not end this task unseen
-            log.exception("download_end_failed", model_id=key)
+            log.exception("download_end_failed", download=key)
 
-    async def _outcome(self, key: int, run: _Run) -> Refusal | None:
+    async def _outcome(self, key: Key, run: _Run) -> Refusal | None:
         """Why the job did not succeed."""
         assert run.work is not None
         try:
@@ -281,7 +289,7 @@ class Downloads:
         except Trouble as trouble:
             return refusal(trouble, run.job.repo_id)
         except Exception:  # border of a background task
-            log.exception("download_failed", model_id=key)
+            log.exception("download_failed", download=key)
             return Refusal("DOWNLOAD_FAILED", "the download failed: an error inside the service")
         return None
 

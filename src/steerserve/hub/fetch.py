@@ -1,4 +1,4 @@
-"""The downloader, `python -m steerserve.hub.fetch`: one process for one description or one download.
+"""The downloader, `python -m steerserve.hub.fetch`: one process for one question or one download.
 
 It reads one JSON line (`wire.Ask`), writes JSON lines, and ends when its input closes, so a service that was killed
 leaves none behind. huggingface_hub and its HTTP client live only here, in `session.py` and in `transfer.py`.
@@ -21,6 +21,7 @@ import msgspec
 from huggingface_hub import get_hf_file_metadata, hf_hub_url
 
 from steerserve.errors import Refusal
+from steerserve.hub.header import read as read_header
 from steerserve.hub.session import Session, troubles
 from steerserve.hub.transfer import fetch_all
 from steerserve.hub.wire import (
@@ -31,6 +32,8 @@ from steerserve.hub.wire import (
     Done,
     Event,
     Failed,
+    HeaderRead,
+    Headers,
     Kind,
     Trouble,
     Wanted,
@@ -42,7 +45,7 @@ LISTING_BYTES = 32 << 20
 LISTED_FILES = 20_000
 CONFIG_BYTES = 1 << 20
 DESCRIBE_MEMORY = 1 << 30
-"""Address space of a process that describes."""
+"""Address space of a process that answers a question."""
 
 READ_SECONDS = 15.0
 TEXT_MAXIMUM = 200
@@ -203,7 +206,7 @@ def main() -> None:
     ask = msgspec.json.decode(sys.stdin.buffer.readline(), type=Ask)
     threading.Thread(target=_end_with_input, daemon=True).start()
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    if isinstance(ask.job, Describe):
+    if isinstance(ask.job, Describe | Headers):
         # a small answer may unpack to a huge one
         with contextlib.suppress(ValueError, OSError):
             resource.setrlimit(resource.RLIMIT_AS, (DESCRIBE_MEMORY, DESCRIBE_MEMORY))
@@ -219,6 +222,10 @@ def _run(ask: Ask, out: BinaryIO) -> Event:
         with troubles(ask.token is not None):
             if isinstance(ask.job, Describe):
                 return describe(ask.job, Session(ask.endpoint, ask.token, READ_SECONDS))
+            if isinstance(ask.job, Headers):
+                return HeaderRead(
+                    read_header(ask.job, Session(ask.endpoint, ask.token, READ_SECONDS))
+                )
             # a download that stands still is ended by the service, which sees all of it
             session = Session(ask.endpoint, ask.token, None)
             fetch_all(ask.job, session, lambda event: _send(out, event))

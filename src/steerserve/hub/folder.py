@@ -29,7 +29,7 @@ class File(Protocol):
 
 
 def folder_of(cache: Path, repo_id: str, sha: str) -> Path:
-    """The folder of one commit of a repository, in the model cache.
+    """The folder of one commit of a repository, in the cache of models or of SAEs.
 
     Raises:
         Refusal: VALIDATION_ERROR for what is no repository's name, DOWNLOAD_FAILED for what is no commit.
@@ -104,6 +104,11 @@ class Folder:
                     with contextlib.suppress(OSError):
                         (self.path / folder).rmdir()
             self._tidy()
+
+    def remove_staged(self) -> None:
+        """Remove all that unfinished downloads of this commit have fetched; none may be running."""
+        shutil.rmtree(self.staging, ignore_errors=True)
+        self._tidy()
 
     def remove_all(self) -> None:
         """Remove everything of this commit, and the repository's folder when it has no other.

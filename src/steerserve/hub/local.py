@@ -86,6 +86,17 @@ def resolve_file(named: str) -> Path:
     return file
 
 
+def resolve_either(named: str) -> Path:
+    """The folder or the file a client names, as `resolve` and `resolve_file` give it.
+
+    Raises:
+        Refusal: INVALID_LOCAL_PATH.
+    """
+    if "\x00" in named or not named.startswith("/") or not _is_file(Path(named)):
+        return resolve(named)
+    return resolve_file(named)
+
+
 def read_model(path: Path) -> Folder:
     """What a model folder holds.
 
@@ -187,12 +198,24 @@ def tensors(file: Path) -> list[StoredTensor]:
         raw = opened.read(size)
         available = file.stat().st_size - 8 - size
     try:
-        header = json.loads(raw)
-        return [_tensor(n, entry, available) for n, entry in header.items() if n != "__metadata__"]
-    except (ValueError, RecursionError, KeyError, TypeError, AttributeError, IndexError):
+        return header_tensors(raw, available)
+    except ValueError:
         raise bad_path(
             f"{file.name} has a damaged header, or is cut short", str(file.parent)
         ) from None
+
+
+def header_tensors(raw: bytes, available: int) -> list[StoredTensor]:
+    """The tensors that the JSON header of a safetensors file lists; so many bytes follow the header.
+
+    Raises:
+        ValueError: it is damaged, or names bytes that are not there.
+    """
+    try:
+        header = json.loads(raw)
+        return [_tensor(n, entry, available) for n, entry in header.items() if n != "__metadata__"]
+    except (RecursionError, KeyError, TypeError, AttributeError, IndexError) as error:
+        raise ValueError("a damaged header") from error
 
 
 def _tensor(name: str, entry: dict[str, Any], available: int) -> StoredTensor:

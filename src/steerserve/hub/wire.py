@@ -38,6 +38,14 @@ class Describe(msgspec.Struct, frozen=True, tag="describe"):
     revision: str | None
 
 
+class Headers(msgspec.Struct, frozen=True, tag="headers"):
+    """The header of one safetensors file, without the rest of it."""
+
+    repo_id: str
+    sha: str
+    file: Wanted
+
+
 class Download(msgspec.Struct, frozen=True, tag="download"):
     """`use_xet` allows the hub's chunk store where the hub offers it."""
 
@@ -53,7 +61,7 @@ class Ask(msgspec.Struct, frozen=True):
 
     endpoint: str
     token: str | None
-    job: Describe | Download
+    job: Describe | Headers | Download
 
     def __repr__(self) -> str:
         return f"Ask({self.job!r})"
@@ -85,6 +93,12 @@ class Described(msgspec.Struct, frozen=True, tag="described"):
     gguf_parameters: int | None
 
 
+class HeaderRead(msgspec.Struct, frozen=True, tag="header_read"):
+    """Name, dtype as safetensors writes it, shape and bytes of each tensor of the file."""
+
+    tensors: list[tuple[str, str, list[int], int]]
+
+
 class Progressed(msgspec.Struct, frozen=True, tag="progressed"):
     """Bytes of the job that are on the disk, those of earlier attempts included."""
 
@@ -103,7 +117,7 @@ class Failed(msgspec.Struct, frozen=True, tag="failed"):
     wait_seconds: float | None = None
 
 
-Event = Begun | Described | Progressed | Done | Failed
+Event = Begun | Described | HeaderRead | Progressed | Done | Failed
 
 
 class Trouble(Exception):

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import re
 import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
 from datetime import datetime
 from typing import Any
 
-from sqlalchemy import ColumnElement, delete, insert, select
+from sqlalchemy import ColumnElement, delete, insert, select, update
 from sqlalchemy.engine import RowMapping
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.ext.asyncio import AsyncConnection
@@ -97,12 +97,30 @@ class Documents:
                 )
                 row = await _first(connection, profiles.c.id == profile_id)
         except IntegrityError as error:
-            raise Refusal(
-                "PROFILE_ALREADY_EXISTS",
-                f"a profile is named {values['name']!r}",
-                name=values["name"],
-            ) from error
+            raise _taken(values["name"]) from error
         assert row is not None
+        return row
+
+    async def change_profile(self, profile_id: str, changes: Mapping[str, Any]) -> ProfileRow:
+        """Replace the named columns of one profile; without any, nothing changes.
+
+        Raises:
+            Refusal: PROFILE_NOT_FOUND, PROFILE_ALREADY_EXISTS.
+        """
+        if not changes:
+            return await self.profile(profile_id)
+        row = None
+        if not _UNSTORABLE.search(profile_id):
+            is_it = profiles.c.id == profile_id
+            new = {**changes, "updated_at": self._now()}
+            try:
+                async with self._database.write() as connection:
+                    await connection.execute(update(profiles).where(is_it).values(**new))
+                    row = await _first(connection, is_it)
+            except IntegrityError as error:
+                raise _taken(changes.get("name")) from error
+        if row is None:
+            raise _unknown(profile_id)
         return row
 
     async def remove_profile(self, profile_id: str) -> None:
@@ -132,6 +150,10 @@ async def _first(connection: AsyncConnection, matches: ColumnElement[bool]) -> P
 
 def _record(row: RowMapping) -> ProfileRow:
     return ProfileRow(**{field.name: row[field.name] for field in fields(ProfileRow)})
+
+
+def _taken(name: Any) -> Refusal:
+    return Refusal("PROFILE_ALREADY_EXISTS", f"a profile is named {name!r}", name=name)
 
 
 def _unknown(profile_id: str) -> Refusal:

@@ -1,0 +1,68 @@
+"""The header of a safetensors file of the hub, read by ranges: 8 bytes of length, then JSON, and nothing of the tensors.
+
+Only the downloader process imports this.
+"""
+
+from __future__ import annotations
+
+import re
+import struct
+
+from huggingface_hub import hf_hub_url
+
+from steerserve.hub.local import header_tensors
+from steerserve.hub.session import Session
+from steerserve.hub.wire import Headers, Kind, Trouble
+
+FIRST_BYTES = 64 << 10
+"""Asked for at once: the headers of nearly all SAEs are shorter."""
+
+HEADER_BYTES = 4 << 20
+TENSORS = 2000
+UNKNOWN_SIZE = 1 << 62
+_RANGE = re.compile(r"bytes (\d+)-\d+/(\d+)")
+
+
+def read(job: Headers, session: Session) -> list[tuple[str, str, list[int], int]]:
+    """Name, dtype, shape and bytes of each tensor.
+
+    Raises:
+        Trouble: FAILED for what is no safetensors header, or one of more than `HEADER_BYTES` or `TENSORS`.
+    """
+    url = hf_hub_url(job.repo_id, job.file.path, revision=job.sha, endpoint=session.endpoint)
+    begun, total = _bytes(url, FIRST_BYTES, session)
+    total = job.file.size if total is None else total
+    size = struct.unpack("<Q", begun[:8])[0] if len(begun) >= 8 else 0
+    if not 0 < size <= HEADER_BYTES or (total is not None and size + 8 > total):
+        raise Trouble(Kind.FAILED, "a file is no safetensors file, or its header is too large")
+    if len(begun) < size + 8:
+        begun, _ = _bytes(url, size + 8, session)
+    available = UNKNOWN_SIZE if total is None else total - 8 - size
+    try:
+        if len(begun) < size + 8:
+            raise ValueError("it ended early")
+        found = header_tensors(begun[8 : size + 8], available)
+    except ValueError:
+        raise Trouble(Kind.FAILED, "a safetensors file has a damaged header") from None
+    if len(found) > TENSORS:
+        raise Trouble(Kind.FAILED, f"a file has more than {TENSORS} tensors")
+    return [(t.name[:200], t.dtype, list(t.shape), t.size_bytes) for t in found]
+
+
+def _bytes(url: str, count: int, session: Session) -> tuple[bytes, int | None]:
+    """The first bytes of a file, so many at most, and its size where the answer tells it. An answer that holds all of the
+    file instead is read no further.
+
+    Raises:
+        Trouble
+    """
+    body = bytearray()
+    with session.stream(url, {"Range": f"bytes=0-{count - 1}"}) as response:
+        found = _RANGE.fullmatch(response.headers.get("Content-Range", ""))
+        if found and int(found[1]) != 0:
+            raise Trouble(Kind.FAILED, "the hub sends another part of a file than it was asked for")
+        for chunk in response.iter_bytes():
+            body += chunk
+            if len(body) >= count:
+                break
+    return bytes(body[:count]), int(found[2]) if found else None
