@@ -20,9 +20,11 @@ from steerserve.control.cards import Cards
 from steerserve.control.catalog import Registry
 from steerserve.control.conductor import Conductor
 from steerserve.control.downloads import HubModels
+from steerserve.control.features import Features
 from steerserve.control.gauges import Gauges
 from steerserve.control.generate import Generation
 from steerserve.control.metrics import Metrics
+from steerserve.control.monitoring import Monitoring
 from steerserve.control.profiles import Profiles
 from steerserve.control.queue import Queue
 from steerserve.control.resident import Resident
@@ -40,6 +42,7 @@ from steerserve.settings import Settings
 from steerserve.store.catalog import Catalog, Clock, ModelRow, SaeRow, utc_now
 from steerserve.store.db import Database
 from steerserve.store.documents import Documents
+from steerserve.store.labels import Labels
 
 Answer = TypeVar("Answer")
 PATIENCE = 3.0
@@ -95,6 +98,7 @@ class Stream:
         self.sampling = sampling
         self.plan = plan
         self.choices = len(prompts) * n
+        self.label: str | None = None
         self.over = asyncio.Event()
         self.was_cancelled = False
         self.events: asyncio.Queue[m.Started | m.Piece | Refusal] = asyncio.Queue()
@@ -130,6 +134,7 @@ class Engine:
         self.ended: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         self.loaded: dict[str, Any] | None = None
         self.attached: dict[str, tuple[str, int]] = {}
+        self.asked_attach: list[tuple[str, m.SaeSource, str | None, bool]] = []
         self.steered: tuple[int, bool, dict[str, dict[int, float]]] | None = None
         self._streams: list[Stream] = []
         self._parting: Refusal | None = None
@@ -157,10 +162,16 @@ class Engine:
         )
 
     async def attach(
-        self, key: str, source: m.SaeSource, layer: int, dtype: str | None = None
+        self,
+        key: str,
+        source: m.SaeSource,
+        layer: int,
+        dtype: str | None = None,
+        check: bool = True,
     ) -> m.Attached:
         await self._step("attach")
         self.attached[key] = (source.path, layer)
+        self.asked_attach.append((key, source, dtype, check))
         self.applied[key] = 0
         return m.Attached(1, f"model.layers.{layer}", 3, HIDDEN, WIDTH, ["from the engine"], {})
 
@@ -207,9 +218,16 @@ class Engine:
         return self.figures
 
     async def generate(
-        self, prompts: list[Any], n: int, sampling: m.Sampling, plan: m.Plan, **_: Any
+        self,
+        prompts: list[Any],
+        n: int,
+        sampling: m.Sampling,
+        plan: m.Plan,
+        label: str | None = None,
+        **_: Any,
     ) -> AsyncGenerator[m.Started | m.Piece, None]:
         stream = Stream(prompts, n, sampling, plan)
+        stream.label = label
         unfinished = stream.choices
         self._streams.append(stream)
         try:
@@ -381,7 +399,11 @@ class World:
     cards: Cards
     vitals: Vitals
     gauges: Gauges
+    profiles: Profiles
+    monitoring: Monitoring
+    features: Features
     events: list[Event] = field(default_factory=list)
+    free_mb: int | None = None
     _tasks: list[asyncio.Task[Any]] = field(default_factory=list)
 
     # ------------------------------------------------------------- making
@@ -482,13 +504,22 @@ async def world(home: Path, *, now: Clock = utc_now, **changes: Any) -> AsyncIte
     catalog, bus = Catalog(database), Bus()
     conductor = Conductor(settings, catalog, launcher, bus, now)
     steering = Steering(conductor, bus)
+    profiles = Profiles(Documents(database), steering, conductor)
     conductor.renew = steering.renew
+    conductor.restoring.steering = steering
+    monitoring = Monitoring(conductor, bus, now)
+    labels = Labels(database)
+    saes = Saes(catalog, conductor, launcher, labels)
     queue = Queue(
         settings.max_concurrent_requests,
         settings.max_pending_requests,
         settings.queue_duration_window,
     )
     checker, metrics, driver, hub = Checker(), Metrics(), Driver(), Hub()
+
+    async def read_free(_: Resident) -> int | None:
+        return made.free_mb
+
     cards = Cards(driver.read, torch_version="2.13.0")
     bus.subscribe(metrics.took)
     generation = Generation(
@@ -496,10 +527,11 @@ async def world(home: Path, *, now: Clock = utc_now, **changes: Any) -> AsyncIte
         catalog,
         conductor,
         queue,
-        Profiles(Documents(database)),
+        profiles,
         checker,
         lambda: steering.live,
         metrics,
+        lambda: monitoring.key() is not None,
     )
     hub_models = HubModels(settings, catalog, hub_client.Hub(settings), bus)
     made = World(
@@ -510,12 +542,12 @@ async def world(home: Path, *, now: Clock = utc_now, **changes: Any) -> AsyncIte
         catalog,
         bus,
         conductor,
-        Attachments(conductor, bus),
+        Attachments(conductor, bus, catalog, settings, read_free),
         steering,
         queue,
         generation,
         Registry(catalog, conductor, hub_models),
-        Saes(catalog, conductor, launcher),
+        saes,
         metrics,
         driver,
         hub,
@@ -530,7 +562,10 @@ async def world(home: Path, *, now: Clock = utc_now, **changes: Any) -> AsyncIte
             hub,
             lambda: launcher.failure,
         ),
-        Gauges(metrics, conductor, queue, cards, hub, lambda: steering.live),
+        Gauges(metrics, conductor, queue, cards, hub, lambda: steering.live, monitoring.watched),
+        profiles,
+        monitoring,
+        Features(labels, saes, conductor, launcher, monitoring.counted),
     )
     bus.subscribe(made.events.append)
     try:

@@ -64,10 +64,13 @@ SIBLINGS = {
     ("conductor", "leases"),  # the conductor's own rooms:
     ("conductor", "loading"),  # its state is here,
     ("conductor", "records"),  # but not all of its work
+    ("conductor", "restoring"),  # what crashes took
     ("vitals", "generate"),  # readiness says whether the service is closing
     ("vitals", "cards"),  # health and the numbers
     ("gauges", "cards"),  # are told of the cards
+    ("compare", "generate"),  # a comparison is a request
     ("generate", "profiles"),  # a request may name one
+    ("profiles", "steering"),  # activating one is an edit of the live values
     ("catalog", "downloads"),  # deleting a model cancels its download
     ("preview", "downloads"),  # a preview offers what a download would choose,
     ("preview", "fitting"),  # and what it would take
@@ -76,6 +79,16 @@ SIBLINGS = {
     ("fitting_gguf", "fitting"),
     ("downloads", "fitting"),
     ("attachments", "saes"),  # where a registered SAE lies
+    ("features", "saes"),
+    ("attachments", "restoring"),  # what an engine is told of it
+    ("attachments", "attachable"),  # what refuses an attach beforehand
+    ("attachable", "saes"),
+    ("attachments", "free_memory"),
+    ("free_memory", "fitting"),
+    ("sae_plan", "saes"),  # ids and names of the records
+    ("sae_downloads", "saes"),  # what was fetched is read there, and forgotten there
+    ("sae_downloads", "sae_plan"),
+    ("sae_preview", "sae_downloads"),  # a preview asks the same hub
     ("demo", "saes"),
     ("demo", "attachments"),  # the demo plays the operator: it registers,
     ("demo", "catalog"),  # loads and attaches

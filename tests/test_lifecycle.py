@@ -278,8 +278,9 @@ def test_a_killed_engine_costs_only_the_requests_in_flight(start: Start) -> None
         assert live.data("GET", f"/api/saes/{sae_id}")["status"] == "cached"
         assert live.complete("One day", max_tokens=2)["choices"]
         assert live.data("GET", f"/api/models/{model_id}")["error_message"] is None
-        live.data("POST", f"/api/saes/{sae_id}/attach", {"layer": sae.layer})
-        assert live.data("GET", "/api/saes/steering") == {"enabled": False, "values": {}}
+        # what was attached and set is there again, before the request was served
+        assert live.data("GET", f"/api/saes/{sae_id}")["status"] == "attached"
+        assert live.data("GET", "/api/saes/steering") == {"enabled": True, "values": {"1": 1.0}}
 
 
 # ---------------------------------------------------------------- clients that go away

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from datetime import UTC, datetime
 from typing import Any
 
 import pytest
@@ -10,7 +11,7 @@ import socketio
 
 from steerserve.control import bus
 from steerserve.control.cards import Cards
-from steerserve.live import System, Throttle
+from steerserve.live import System, Throttle, payload, with_twins
 from tests.doubles import soon, until
 from tests.rules.test_cards import card
 from tests.service import Running
@@ -164,3 +165,42 @@ def test_every_other_event_passes_and_a_new_download_begins_anew() -> None:
         assert throttle.passes(bus.DownloadError(1, "DOWNLOAD_FAILED", "no", {}))
         assert throttle.passes(bus.SaeDetached("sae_a"))
     assert throttle.passes(progress(1, 0.0))
+
+
+def seen(number: int) -> bus.MonitoringActivation:
+    return bus.MonitoringActivation(
+        datetime(2026, 1, 1, tzinfo=UTC), f"cmpl-{number}", 7, ((3, 2.5),)
+    )
+
+
+def test_what_monitoring_saw_passes_at_most_ten_times_a_second_and_hinders_nothing_else() -> None:
+    now = [0.0]
+    throttle = Throttle(lambda: now[0])
+    passed = []
+    for step in range(100):
+        now[0] = step / 64
+        if throttle.passes(seen(step)):
+            passed.append(step)
+        assert throttle.passes(bus.MonitoringState(True, []))
+    assert passed == list(range(0, 100, 7))
+
+
+def test_what_monitoring_saw_has_keys_in_snake_case_only() -> None:
+    name, body = payload(seen(1))
+    assert name == "monitoring:activation"
+    assert with_twins(body) == {
+        "timestamp": "2026-01-01T00:00:00Z",
+        "request_id": "cmpl-1",
+        "position": 7,
+        "activations": [{"feature_index": 3, "activation": 2.5}],
+    }
+
+
+def test_the_state_of_monitoring_has_keys_for_old_clients_too() -> None:
+    name, body = payload(bus.MonitoringState(True, [3, 5]))
+    assert name == "monitoring:state"
+    assert with_twins(body) == {
+        "enabled": True,
+        "monitored_features": [3, 5],
+        "monitoredFeatures": [3, 5],
+    }

@@ -24,10 +24,13 @@ from starlette.types import Receive, Scope, Send
 
 from steerserve import __version__, log
 from steerserve.api import attachments as attachment_routes
+from steerserve.api import compare as compare_routes
 from steerserve.api import envelope
+from steerserve.api import features as feature_routes
 from steerserve.api import health as health_routes
 from steerserve.api import leases as lease_routes
 from steerserve.api import models as model_routes
+from steerserve.api import monitoring as monitoring_routes
 from steerserve.api import profiles as profile_routes
 from steerserve.api import saes as sae_routes
 from steerserve.api import steering as steering_routes
@@ -36,14 +39,18 @@ from steerserve.control.attachments import Attachments
 from steerserve.control.bus import Bus
 from steerserve.control.cards import Cards, torch_version
 from steerserve.control.catalog import Registry
+from steerserve.control.compare import Compare
 from steerserve.control.conductor import Conductor
 from steerserve.control.downloads import HubModels
 from steerserve.control.engines import Engines
+from steerserve.control.features import Features
 from steerserve.control.gauges import Gauges
 from steerserve.control.generate import Generation
 from steerserve.control.metrics import Metrics
+from steerserve.control.monitoring import Monitoring
 from steerserve.control.profiles import Profiles
 from steerserve.control.queue import Queue
+from steerserve.control.sae_downloads import HubSaes
 from steerserve.control.saes import Saes
 from steerserve.control.steering import Steering
 from steerserve.control.vitals import Vitals
@@ -57,6 +64,7 @@ from steerserve.settings import Settings
 from steerserve.store.catalog import Catalog
 from steerserve.store.db import Database
 from steerserve.store.documents import Documents
+from steerserve.store.labels import Labels
 from steerserve.v1 import bodies, render
 from steerserve.v1 import chat as chat_routes
 from steerserve.v1 import completions as completion_routes
@@ -90,11 +98,13 @@ class Service:
         self.launcher = Engines(self.settings)
         self.database = Database(self.settings.database_url)
         self.catalog = Catalog(self.database)
-        self.profiles = Profiles(Documents(self.database))
         self.conductor = Conductor(self.settings, self.catalog, self.launcher, self.bus)
-        self.attachments = Attachments(self.conductor, self.bus)
+        self.attachments = Attachments(self.conductor, self.bus, self.catalog, self.settings)
         self.steering = Steering(self.conductor, self.bus)
+        self.profiles = Profiles(Documents(self.database), self.steering, self.conductor)
         self.conductor.renew = self.steering.renew
+        self.conductor.restoring.steering = self.steering
+        self.monitoring = Monitoring(self.conductor, self.bus)
         self.queue = Queue(
             self.settings.max_concurrent_requests,
             self.settings.max_pending_requests,
@@ -110,10 +120,15 @@ class Service:
             self.checker,
             lambda: self.steering.live,
             self.metrics,
+            lambda: self.monitoring.key() is not None,
         )
         self.hub_models = HubModels(self.settings, self.catalog, self.hub, self.bus)
         self.registry = Registry(self.catalog, self.conductor, self.hub_models)
-        self.saes = Saes(self.catalog, self.conductor, self.launcher)
+        self.labels = Labels(self.database)
+        self.saes = Saes(self.catalog, self.conductor, self.launcher, self.labels)
+        self.hub_saes = HubSaes(
+            self.settings, self.catalog, self.hub, self.bus, self.hub_models.downloads, self.saes
+        )
         self.vitals = Vitals(
             self.settings,
             self.database,
@@ -123,6 +138,7 @@ class Service:
             self.cards,
             self.hub,
             self.launcher.failure,
+            self._active_profile,
         )
         self.gauges = Gauges(
             self.metrics,
@@ -131,6 +147,10 @@ class Service:
             self.cards,
             self.hub,
             lambda: self.steering.live,
+            self.monitoring.watched,
+        )
+        self.features = Features(
+            self.labels, self.saes, self.conductor, self.launcher, self.monitoring.counted
         )
         self.live = Live(self.bus, self.settings, self.cards)
         self._known: list[BaseRoute] = []
@@ -152,6 +172,13 @@ class Service:
 
     # ------------------------------------------------------------- inside
 
+    async def _active_profile(self) -> dict[str, Any] | None:
+        row = await self.profiles.active() if self.profiles.active_id else None
+        if row is None:
+            return None
+        kept = ("id", "name", "source_kind", "intensity")
+        return {name: getattr(row, name) for name in kept} | {"sensing_enabled": False}
+
     def _routes(self) -> FastAPI:
         app = FastAPI(
             title="steerserve",
@@ -167,6 +194,7 @@ class Service:
             self.settings.enable_continuous_batching,
             lambda refusal: retry.seconds(self.settings, refusal, refusal.row.v1),
             self.metrics,
+            self.features.labels,
         )
         for inference in (
             chat_routes.router(self.settings, door),
@@ -180,10 +208,25 @@ class Service:
             model_routes.router(self.registry, self.hub_models, self.conductor),
             lease_routes.router(self.registry, self.conductor),
             steering_routes.router(self.steering),
-            attachment_routes.router(self.saes, self.conductor, self.attachments, self.steering),
+            monitoring_routes.router(self.monitoring, self.features.labels),
+            feature_routes.router(self.features),
+            attachment_routes.router(
+                self.saes,
+                self.conductor,
+                self.attachments,
+                self.steering,
+                self.settings.multisae_vram_envelope_mb,
+                self.monitoring.key,
+            ),
             sae_routes.router(
                 self.saes,
-                lambda: attachment_routes.attachment_status(self.conductor, self.steering),
+                self.hub_saes,
+                lambda: attachment_routes.attachment_status(
+                    self.conductor, self.steering, self.monitoring.key
+                ),
+            ),
+            compare_routes.router(
+                Compare(self.generation, self.conductor, lambda: self.steering.live), self.settings
             ),
             profile_routes.router(self.profiles),
             health_routes.router(self.vitals, self.gauges),

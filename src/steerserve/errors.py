@@ -116,6 +116,7 @@ _ROWS = (
         "the request does not match its schema",
         v1_name="invalid_parameter",
     ),
+    Row("STEERING_CHANGED", 409, 409, "the steering was changed while a comparison ran"),
     Row("SAE_ACTIVATIONS_REFUSED", 400, 400, "the activations asked for cannot be given"),
     # profiles, clusters, circuits
     Row("PROFILE_NOT_FOUND", 404, 404, "no profile has this id or name"),

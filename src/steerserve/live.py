@@ -1,6 +1,7 @@
 """The Socket.IO door: which event goes out under which name with which payload. Nothing comes in but subscriptions.
 
-Keys of model, SAE and steering events are camelCase, with snake_case twins for clients that read those.
+Keys of model, SAE and steering events are camelCase, with snake_case twins for clients that read those; keys of other
+events are snake_case.
 """
 
 from __future__ import annotations
@@ -26,6 +27,8 @@ log = structlog.get_logger(__name__)
 SYSTEM = "system:metrics"
 SYSTEM_SECONDS = 2.0
 """Between two reports of the cards."""
+ACTIVATION_SECONDS = 0.1
+"""Between two reports of what monitoring saw; those between are in its history."""
 
 
 def payload(event: events.Event) -> tuple[str, dict[str, Any]]:
@@ -70,11 +73,32 @@ def payload(event: events.Event) -> tuple[str, dict[str, Any]]:
             }
         case events.SaeDetached():
             return "sae:detached", {"saeId": event.sae_id}
+        case events.SaeDownloadProgress():
+            return "sae:download:progress", {"saeId": event.sae_id, "percent": event.percent}
+        case events.SaeDownloadComplete():
+            return "sae:download:complete", {"saeId": event.sae_id}
+        case events.SaeDownloadError():
+            return "sae:download:error", {"saeId": event.sae_id, "error": event.message}
         case events.SteeringUpdate():
             return "steering:update", {
                 "enabled": event.enabled,
                 "values": event.values,
                 "activeCount": len(event.values) if event.enabled else 0,
+            }
+        case events.MonitoringState():
+            return "monitoring:state", {
+                "enabled": event.enabled,
+                "monitoredFeatures": event.features,
+            }
+        case events.MonitoringActivation():
+            return "monitoring:activation", {
+                "timestamp": event.timestamp.isoformat().replace("+00:00", "Z"),
+                "request_id": event.request_id,
+                "position": event.position,
+                "activations": [
+                    {"feature_index": index, "activation": value}
+                    for index, value in event.activations
+                ],
             }
 
 
@@ -86,27 +110,37 @@ def with_twins(body: dict[str, Any]) -> dict[str, Any]:
 
 
 class Throttle:
-    """Drops progress reports that come too fast; the first and the last of each work always pass."""
+    """Drops reports that come too fast; the first and the last of each work always pass."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
-        self._passed: dict[tuple[str, int], float] = {}
+        self._passed: dict[tuple[str, int | str], float] = {}
 
     def passes(self, event: events.Event) -> bool:
         match event:
             case events.DownloadProgress():
                 return self._may_pass(("download", event.model_id), event.progress)
+            case events.SaeDownloadProgress():
+                return self._may_pass(("sae", event.sae_id), event.percent)
             case events.LoadProgress():
                 return self._may_pass(("load", event.model_id), event.progress)
+            case events.MonitoringActivation():
+                return self._may_pass(("monitoring", 0), 0.0, ACTIVATION_SECONDS)
             case events.DownloadComplete() | events.DownloadError():
                 self._passed.pop(("download", event.model_id), None)
+            case events.SaeDownloadComplete() | events.SaeDownloadError():
+                self._passed.pop(("sae", event.sae_id), None)
             case events.LoadComplete() | events.LoadError():
                 self._passed.pop(("load", event.model_id), None)
         return True
 
-    def _may_pass(self, work: tuple[str, int], percent: float) -> bool:
+    def _may_pass(
+        self, work: tuple[str, int | str], percent: float, least: float = throttle.LEAST_SECONDS
+    ) -> bool:
         now = self._clock()
-        passes = throttle.may_pass(self._passed.get(work), now, is_final=percent >= 100)
+        passes = throttle.may_pass(
+            self._passed.get(work), now, is_final=percent >= 100, least=least
+        )
         if passes:
             self._passed[work] = now
         return passes

@@ -188,6 +188,10 @@ class Settings(BaseSettings):
     cbm_max_queue_size: Count = Field(
         default=256, description="Requests that may run without a slot at once."
     )
+    cbm_force_serial_monitoring: bool = Field(
+        default=False,
+        description="Let every request take a slot while features are monitored, also where continuous batching is on.",
+    )
     cluster_intensity_min: float = Field(
         default=0.5,
         ge=0,
@@ -205,6 +209,15 @@ class Settings(BaseSettings):
     )
     sae_activations_max_entries: Count = Field(
         default=65_536, description="Most positions x top_k that one request may ask to see."
+    )
+    multisae_attach_dtype: Literal["float16", "bfloat16", "float32", "model", "stored"] = Field(
+        default="float16",
+        description="What the matrices of SAEs that are attached as a set are kept in; `model` is the model's dtype, "
+        "`stored` that of each file.",
+    )
+    multisae_vram_envelope_mb: Count = Field(
+        default=4096,
+        description="Memory in MiB of all attached SAEs above which the answers warn; nothing is refused for it.",
     )
     structured_output_grammar_cache: Count = Field(
         default=32, description="Compiled response formats that the engine keeps."

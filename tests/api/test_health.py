@@ -114,6 +114,24 @@ def test_the_detailed_body_has_every_block(shared: Running) -> None:
     assert {part["status"] for part in body["components"]} == {"healthy"}
 
 
+def test_the_active_profile_is_told(steered: Running) -> None:
+    calm = {"name": "calm", "steering": {"1": 2.0}, "intensity": 0.5}
+    profile_id = steered.data("POST", "/api/profiles", calm, 201)["id"]
+    try:
+        assert steered.data("GET", "/api/health/detailed")["active_profile"] is None
+        steered.data("POST", f"/api/profiles/{profile_id}/activate")
+        assert steered.data("GET", "/api/health/detailed")["active_profile"] == {
+            "id": profile_id,
+            "name": "calm",
+            "source_kind": "manual",
+            "intensity": 0.5,
+            "sensing_enabled": False,
+        }
+    finally:
+        steered.data("DELETE", f"/api/profiles/{profile_id}")
+    assert steered.data("GET", "/api/health/detailed")["active_profile"] is None
+
+
 def test_the_metrics_grow_with_the_requests(steered: Running) -> None:
     before = steered.data("GET", "/api/health/metrics")
     steered.complete("One day", max_tokens=3)

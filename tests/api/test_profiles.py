@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -9,11 +10,15 @@ from datetime import datetime, timedelta
 from typing import Any
 
 import pytest
+import socketio
 
+from steerserve import demo
 from tests.conftest import Start
 from tests.service import JSON, Running
 
 PROFILES = "/api/profiles"
+STEERING = "/api/saes/steering"
+DIAL = "x-service-steering-intensity"
 
 
 @pytest.fixture
@@ -230,6 +235,431 @@ def test_a_field_out_of_bounds_is_refused_and_named(empty: Running, field: str, 
 def test_a_body_that_is_no_profile_is_refused(empty: Running, content: bytes) -> None:
     answer = empty.http.post(PROFILES, content=content, headers=JSON)
     assert (answer.status_code, answer.json()["error"]["code"]) == (422, "VALIDATION_ERROR")
+
+
+# ---------------------------------------------------------------- changing what is saved
+
+
+def change(live: Running, made: dict[str, Any], **fields: Any) -> dict[str, Any]:
+    found = live.data("PATCH", f"{PROFILES}/{made['id']}", fields)
+    assert isinstance(found, dict)
+    return found
+
+
+def test_a_change_replaces_what_is_sent(empty: Running) -> None:
+    made = create(empty, "calm", steering={"1": 1, "2": 2}, sae_id="sae_x", layer=3)
+    assert change(empty, made) == made
+    changed = change(empty, made, steering={"7": -1}, intensity=0.5, sae_id=None, description="d")
+    assert changed == made | {
+        "steering": {"7": -1.0},
+        "intensity": 0.5,
+        "sae_id": None,
+        "description": "d",
+        "updated_at": changed["updated_at"],
+    }
+    assert changed["updated_at"] > made["updated_at"]
+    assert empty.data("GET", f"{PROFILES}/{made['id']}") == changed
+    assert change(empty, made, steering={})["steering"] == {}
+
+
+def test_a_whole_record_can_be_sent_back(empty: Running) -> None:
+    made = create(empty, "calm", steering={"1": 1})
+    again = empty.data("PATCH", f"{PROFILES}/{made['id']}", made | {"id": "prof_0"})
+    assert again == made | {"updated_at": again["updated_at"]}
+
+
+def test_a_rename_takes_a_free_name_only(empty: Running) -> None:
+    made, _ = create(empty, "calm"), create(empty, "taken")
+    path = f"{PROFILES}/{made['id']}"
+    refused = empty.error("PATCH", path, {"name": "taken", "layer": 3})
+    assert refused == (409, "PROFILE_ALREADY_EXISTS", {"name": "taken"})
+    assert empty.data("GET", path) == made
+    assert change(empty, made, name="calm")["name"] == "calm"
+    assert change(empty, made, name="free")["name"] == "free"
+    assert empty.error("PATCH", f"{PROFILES}/prof_0", {"name": "x"})[:2] == (
+        404,
+        "PROFILE_NOT_FOUND",
+    )
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("name", ""),
+        ("name", None),
+        ("steering", None),
+        ("intensity", None),
+        ("intensity", 2.5),
+        ("intensity", "1"),
+        ("steering", {"01": 1}),
+        ("steering", {"1": 201}),
+        ("steering", {"1": True}),
+        ("layer", -1),
+        ("description", "x" * 501),
+    ],
+)
+def test_a_change_out_of_bounds_is_refused_and_changes_nothing(
+    empty: Running, field: str, value: Any
+) -> None:
+    made = create(empty, "calm", steering={"1": 1})
+    path = f"{PROFILES}/{made['id']}"
+    refused = empty.error("PATCH", path, {"name": "new", field: value})
+    assert refused[:2] == (422, "VALIDATION_ERROR")
+    assert refused[2]["errors"][0]["loc"][:2] == ["body", field]
+    assert empty.data("GET", path) == made
+
+
+def test_two_values_of_one_feature_are_refused(empty: Running) -> None:
+    for method, path in (("POST", PROFILES), ("POST", f"{PROFILES}/import")):
+        body = b'{"name": "twice", "steering": {"1": 1, "2": 1, "1": 2}}'
+        answer = empty.http.request(method, path, content=body, headers=JSON)
+        error = answer.json()["error"]
+        assert (answer.status_code, error["code"]) == (422, "VALIDATION_ERROR")
+        assert error["details"]["errors"][0]["loc"] == ["body", "1"]
+    assert empty.data("GET", PROFILES)["total"] == 0
+
+
+# ---------------------------------------------------------------- activating
+
+
+@pytest.fixture
+def both(steered: Running, empty: Running) -> Running:
+    """The first demo SAE attached, and no profile left behind."""
+    return steered
+
+
+def activate(live: Running, made: dict[str, Any], body: Any = None) -> dict[str, Any]:
+    found = live.data("POST", f"{PROFILES}/{made['id']}/activate", body)
+    assert isinstance(found, dict)
+    return found
+
+
+def state(live: Running) -> tuple[dict[str, float], bool, str | None]:
+    now = live.data("GET", STEERING)
+    return now["values"], now["enabled"], live.data("GET", PROFILES)["active_profile_id"]
+
+
+def steer(live: Running, values: dict[str, float]) -> None:
+    live.data("POST", f"{STEERING}/batch", {"steering": values})
+
+
+def test_an_activation_replaces_what_steers_by_the_scaled_values(both: Running) -> None:
+    steer(both, {"7": 3})
+    both.data("POST", f"{STEERING}/disable")
+    made = create(both, "calm", steering={"5": 150, "6": -10}, intensity=1.5)
+    done = activate(both, made)
+    assert done == {
+        "profile_id": made["id"],
+        "applied_steering": True,
+        "feature_count": 2,
+        "warnings": [],
+    }
+    assert state(both) == ({"5": 200.0, "6": -15.0}, True, made["id"])
+    active = made | {"is_active": True}
+    assert both.data("GET", f"{PROFILES}/active") == active
+    assert both.data("GET", f"{PROFILES}/{made['id']}") == active
+    assert both.data("GET", PROFILES)["profiles"] == [active]
+
+
+def test_one_profile_is_active_at_a_time(both: Running) -> None:
+    first, second = (create(both, n, steering={n: 1}) for n in ("1", "2"))
+    activate(both, first)
+    activate(both, second)
+    assert [p["is_active"] for p in both.data("GET", PROFILES)["profiles"]] == [False, True]
+    assert state(both) == ({"2": 1.0}, True, second["id"])
+
+
+def test_an_active_profile_steers_the_text_as_its_values_do(both: Running) -> None:
+    def text() -> str:
+        answer = both.complete("One day", max_tokens=20, temperature=0)
+        return str(answer["choices"][0]["text"])
+
+    plain = text()
+    steer(both, {"5": 60})
+    pushed = text()
+    both.data("DELETE", STEERING)
+    made = create(both, "calm", steering={"5": 120}, intensity=0.5)
+    activate(both, made)
+    assert text() == pushed != plain
+    assert both.data("GET", "/api/saes/attachment")["steering_apply_count"] > 0
+    both.data("POST", f"{PROFILES}/{made['id']}/deactivate")
+    assert text() == plain
+
+
+def test_the_dial_scales_the_active_profile_as_it_was_authored(both: Running) -> None:
+    def ask(**fields: Any) -> tuple[str, str | None]:
+        body = {
+            "model": demo.MODEL_NAME,
+            "messages": [{"role": "user", "content": "Tell me a story."}],
+            "max_tokens": 20,
+            "temperature": 0,
+        }
+        answer = both.post("/v1/chat/completions", body | fields)
+        text = answer.json()["choices"][0]["message"]["content"]
+        return text, answer.headers.get(DIAL)
+
+    made = create(both, "calm", steering={"500": 40}, intensity=0.5)
+    full = ask(profile="calm", steering_intensity=1)
+    activate(both, made)
+    own, _ = ask()
+    assert ask(steering_intensity=1) == full
+    assert full[0] != own
+    assert ask(steering_intensity=0.5) == (own, "0.5")
+    both.data("POST", f"{STEERING}/disable")
+    plain = ask()
+    assert ask(steering_intensity=1) == plain == (plain[0], None)
+
+
+@pytest.mark.parametrize(
+    ("fields", "code"),
+    [
+        ({"steering": {"1": 1, "1024": 1}}, "INVALID_FEATURE_INDEX"),
+        ({"steering": {"1": 1}, "sae_id": "sae_of_another_model"}, "PROFILE_INCOMPATIBLE"),
+        ({"steering": {"1": 1}, "layer": 99}, "PROFILE_INCOMPATIBLE"),
+    ],
+)
+def test_what_does_not_fit_is_refused_before_anything_changes(
+    both: Running, fields: dict[str, Any], code: str
+) -> None:
+    running, other = create(both, "on", steering={"5": 3}), create(both, "off", **fields)
+    activate(both, running)
+    before = state(both)
+    path = f"{PROFILES}/{other['id']}/activate"
+    status, found, details = both.error("POST", path)
+    assert (status, found) == (400, code)
+    if code == "INVALID_FEATURE_INDEX":
+        assert details == {"feature_idx": 1024, "d_sae": 1024}
+    assert state(both) == before
+
+
+def test_values_need_an_attached_sae_and_an_empty_profile_does_not(empty: Running) -> None:
+    made, none = create(empty, "calm", steering={"5": 3}), create(empty, "none")
+    path = f"{PROFILES}/{made['id']}/activate"
+    assert empty.error("POST", path)[:2] == (400, "SAE_NOT_ATTACHED")
+    assert empty.data("GET", f"{PROFILES}/active") is None
+    assert activate(empty, none)["feature_count"] == 0
+    assert empty.data("GET", f"{PROFILES}/active")["id"] == none["id"]
+    for name in ("activate", "deactivate", "export"):
+        unknown = f"{PROFILES}/prof_0/{name}"
+        method = "GET" if name == "export" else "POST"
+        assert empty.error(method, unknown)[:2] == (404, "PROFILE_NOT_FOUND")
+
+
+def test_activating_an_empty_profile_clears_what_steers(both: Running) -> None:
+    steer(both, {"7": 3})
+    made = create(both, "none")
+    done = activate(both, made)
+    assert (done["applied_steering"], done["feature_count"]) == (False, 0)
+    assert state(both) == ({}, False, made["id"])
+
+
+@pytest.mark.parametrize("body", [None, {}, {"apply_steering": True}, {"unknown": 1}])
+def test_the_body_of_an_activation_may_be_left_out(both: Running, body: Any) -> None:
+    assert activate(both, create(both, "calm", steering={"5": 3}), body)["applied_steering"]
+
+
+def test_an_activation_may_leave_the_steering_alone(both: Running) -> None:
+    steer(both, {"7": 3})
+    made = create(both, "calm", steering={"5": 3, "5000": 1})
+    done = activate(both, made, {"apply_steering": False})
+    assert (done["applied_steering"], done["feature_count"]) == (False, 0)
+    assert state(both) == ({"7": 3.0}, True, made["id"])
+
+
+@pytest.mark.parametrize("body", [[], "x", {"apply_steering": "no"}, {"apply_steering": None}])
+def test_a_bad_body_of_an_activation_is_refused(both: Running, body: Any) -> None:
+    made = create(both, "calm", steering={"5": 3})
+    path = f"{PROFILES}/{made['id']}/activate"
+    assert both.error("POST", path, body)[:2] == (422, "VALIDATION_ERROR")
+    assert state(both) == ({}, False, None)
+
+
+def test_a_deactivation_clears_unless_it_is_told_not_to(both: Running) -> None:
+    made = create(both, "calm", steering={"5": 3})
+    path = f"{PROFILES}/{made['id']}/deactivate"
+    activate(both, made)
+    kept = both.data("POST", f"{path}?clear_steering=false")
+    assert kept == {"profile_id": made["id"], "cleared_steering": False}
+    assert state(both) == ({"5": 3.0}, True, None)
+    assert both.data("POST", path)["cleared_steering"] is False
+    assert state(both) == ({"5": 3.0}, True, None)
+    activate(both, made)
+    assert both.data("POST", path) == {"profile_id": made["id"], "cleared_steering": True}
+    assert state(both) == ({}, False, None)
+    assert both.error("POST", f"{path}?clear_steering=perhaps")[:2] == (422, "VALIDATION_ERROR")
+
+
+def test_deleting_the_active_profile_clears_its_values(both: Running) -> None:
+    made, other = create(both, "calm", steering={"5": 3}), create(both, "other")
+    activate(both, made)
+    assert both.data("DELETE", f"{PROFILES}/{other['id']}")["was_active"] is False
+    assert state(both) == ({"5": 3.0}, True, made["id"])
+    gone = both.data("DELETE", f"{PROFILES}/{made['id']}")
+    assert gone == {"profile_id": made["id"], "was_active": True}
+    assert state(both) == ({}, False, None)
+
+
+def test_hand_edits_leave_a_profile_active_until_its_values_are_gone(both: Running) -> None:
+    made = create(both, "calm", steering={"5": 3})
+    activate(both, made)
+    steer(both, {"7": 1})
+    both.data("POST", f"{STEERING}/disable")
+    assert state(both) == ({"5": 3.0, "7": 1.0}, False, made["id"])
+    both.data("DELETE", STEERING)
+    assert state(both) == ({}, False, None)
+    steer(both, {"7": 1})
+    assert both.data("DELETE", f"{PROFILES}/{made['id']}")["was_active"] is False
+    assert state(both) == ({"7": 1.0}, True, None)
+
+
+def test_a_detach_ends_the_activity(both: Running) -> None:
+    made = create(both, "calm", steering={"5": 3})
+    activate(both, made)
+    attached = both.data("GET", "/api/saes/attachment")["sae_id"]
+    both.data("POST", f"/api/saes/{attached}/detach")
+    assert both.data("GET", f"{PROFILES}/active") is None
+    assert both.data("GET", f"{PROFILES}/{made['id']}")["is_active"] is False
+
+
+def test_the_live_values_are_saved_with_their_sae(both: Running) -> None:
+    steer(both, {"5": 3, "6": -0.5})
+    made = both.data("POST", f"{PROFILES}/save-current", {"name": "now", "description": "d"}, 201)
+    attached = both.data("GET", "/api/saes/attachment")
+    model = both.data("GET", "/api/models")["models"][0]
+    assert made["steering"] == {"5": 3.0, "6": -0.5}
+    assert (made["sae_id"], made["layer"]) == (attached["sae_id"], attached["layer"])
+    assert (made["model_id"], made["intensity"]) == (str(model["id"]), 1.0)
+    assert (made["description"], made["is_active"]) == ("d", False)
+    both.data("DELETE", STEERING)
+    assert activate(both, made)["warnings"] == []
+    assert state(both) == ({"5": 3.0, "6": -0.5}, True, made["id"])
+    path = f"{PROFILES}/save-current"
+    assert both.error("POST", path, {"name": "now"})[:2] == (409, "PROFILE_ALREADY_EXISTS")
+    assert both.error("POST", path, {"name": ""})[:2] == (422, "VALIDATION_ERROR")
+    both.data("POST", f"/api/saes/{attached['sae_id']}/detach")
+    assert both.error("POST", path, {"name": "x"})[:2] == (400, "SAE_NOT_ATTACHED")
+
+
+async def test_an_activation_is_told_over_the_socket_once(both: Running) -> None:
+    steer(both, {"7": 1})
+    made = create(both, "calm", steering={"5": 3})
+    client = socketio.AsyncSimpleClient()
+    await client.connect(both.url, transports=["websocket"])
+    try:
+        activate(both, made)
+        both.data("POST", f"{PROFILES}/{made['id']}/deactivate")
+        for values, enabled in (({"5": 3.0}, True), ({}, False)):
+            name, body = await client.receive(timeout=20)
+            assert (name, body["values"], body["enabled"]) == ("steering:update", values, enabled)
+    finally:
+        await client.disconnect()
+
+
+def test_of_many_activations_at_once_one_profile_stands_whole(both: Running) -> None:
+    made = [create(both, n, steering={n: 1, f"1{n}": 2}) for n in "1234"]
+    with ThreadPoolExecutor(4) as pool:
+        assert all(done["applied_steering"] for done in pool.map(lambda p: activate(both, p), made))
+    values, _, active = state(both)
+    (standing,) = [profile for profile in made if profile["id"] == active]
+    assert values == standing["steering"]
+
+
+# ---------------------------------------------------------------- travelling
+
+IMPORT = f"{PROFILES}/import"
+
+
+def test_an_export_comes_back_as_it_was(empty: Running) -> None:
+    context = {"description": "a\nb", "sae_id": "sae_demo", "model_id": "7", "layer": 9}
+    made = create(empty, "calm", steering={"14": 0.1 + 0.2, "903": -1}, intensity=0.5, **context)
+    path = f"{PROFILES}/{made['id']}"
+    answer = empty.http.get(f"{path}/export").json()
+    exported = answer["data"]
+    assert exported == context | {
+        "version": "1.0",
+        "name": "calm",
+        "steering": made["steering"],
+        "intensity": 0.5,
+        "created_at": made["created_at"],
+        "updated_at": made["updated_at"],
+    }
+    refused = empty.error("POST", IMPORT, exported)
+    assert refused == (409, "PROFILE_ALREADY_EXISTS", {"name": "calm"})
+    for body in (exported, answer):
+        empty.data("DELETE", path)
+        found = empty.data("POST", IMPORT, body, 201)
+        assert found["id"] != made["id"]
+        assert found["warnings"] == []
+        ours = ("id", "created_at", "updated_at", "warnings")
+        assert {k: v for k, v in found.items() if k not in ours} == {
+            k: v for k, v in made.items() if k not in ours
+        }
+        path = f"{PROFILES}/{found['id']}"
+
+
+def test_the_older_form_is_imported(empty: Running) -> None:
+    body = {
+        "name": "older",
+        "model": {"repo_id": "acme/tiny", "quantization": "FP16"},
+        "sae": {"repo_id": "acme/saes", "layer": 9},
+        "features": [{"index": 14, "strength": 2.5}],
+        "exported_at": "2025-01-01T00:00:00Z",
+    }
+    found = empty.data("POST", IMPORT, body, 201)
+    assert (found["steering"], found["model_id"], found["layer"]) == ({"14": 2.5}, "acme/tiny", 9)
+    assert (found["intensity"], found["sae_id"]) == (1.0, None)
+    assert "acme/saes" in found["warnings"][0]
+
+
+@pytest.mark.parametrize(
+    ("content", "code", "details"),
+    [
+        (b'{"name": "x", "steering": {"a": 1, "1": 1, "2": "b"}}', "VALIDATION_ERROR", ["a", "2"]),
+        (b'{"name": "x", "steering": {"1": NaN}}', "VALIDATION_ERROR", ["1"]),
+        (b'{"name": "x", "steering": {"1": 1e400}}', "VALIDATION_ERROR", ["1"]),
+        (rb'{"name": "x", "steering": {"\ud800": 1}}', "VALIDATION_ERROR", ["\\ud800"]),
+        (b'{"name": "", "steering": {}}', "VALIDATION_ERROR", None),
+        (b'{"steering": {}}', "VALIDATION_ERROR", None),
+        (b'{"name": "x", "intensity": 3}', "VALIDATION_ERROR", None),
+        (b'{"name": "x", "intensity": NaN}', "VALIDATION_ERROR", None),
+        (b'{"name": "x", "layer": -1}', "VALIDATION_ERROR", None),
+        (rb'{"name": "\ud800"}', "VALIDATION_ERROR", None),
+        (b"[]", "VALIDATION_ERROR", None),
+        (b"null", "VALIDATION_ERROR", None),
+        (b'{"kind": "mistudio.cluster-definition", "name": "x"}', "IS_CLUSTER_DOCUMENT", None),
+        (b'{"kind": "mistudio.cluster-bundle"}', "IS_CLUSTER_DOCUMENT", None),
+    ],
+)
+def test_a_document_that_is_no_profile_is_told_with_status_200(
+    empty: Running, content: bytes, code: str, details: list[str] | None
+) -> None:
+    answer = empty.http.post(IMPORT, content=content, headers=JSON)
+    body = answer.json()
+    assert (answer.status_code, body["success"], body["error"]["code"]) == (200, False, code)
+    assert body["error"]["details"].get("invalid_keys") == details
+    if code == "IS_CLUSTER_DOCUMENT":
+        assert body["error"]["details"]["import_path"] == "/api/clusters/import"
+    else:
+        assert body["error"]["details"]["errors"][0]["loc"][0] == "body"
+    assert empty.data("GET", PROFILES)["total"] == 0
+
+
+@pytest.mark.parametrize("content", [b"", b"{", b"\xff", b"{'name': 1}", b"[" * 100_000])
+def test_what_is_no_json_is_refused_with_422(empty: Running, content: bytes) -> None:
+    answer = empty.http.post(IMPORT, content=content, headers=JSON)
+    assert (answer.status_code, answer.json()["error"]["code"]) == (422, "VALIDATION_ERROR")
+
+
+def test_a_document_has_at_most_a_mebibyte(empty: Running) -> None:
+    body = {"name": "x", "steering": {"1": 1}, "note": ""}
+    body["note"] = "x" * (2**20 - len(json.dumps(body)))
+    content = json.dumps(body).encode()
+    refused = empty.http.post(IMPORT, content=content + b" ", headers=JSON)
+    assert (refused.status_code, refused.json()["error"]["code"]) == (413, "PAYLOAD_TOO_LARGE")
+    assert empty.http.post(IMPORT, content=content, headers=JSON).status_code == 201
+
+
+# ---------------------------------------------------------------- restarts
 
 
 def test_a_restart_keeps_the_profiles(start: Start) -> None:

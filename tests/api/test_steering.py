@@ -10,7 +10,7 @@ import socketio
 
 from steerserve import demo
 from tests.conftest import Start
-from tests.service import Running, add_sae, load_demo
+from tests.service import JSON, Running, add_sae, load_demo
 
 STEERING = "/api/saes/steering"
 FIRST, LAST = demo.saes()[0], demo.saes()[-1]
@@ -220,6 +220,9 @@ def test_an_index_outside_the_sae_is_refused(steered: Running, index: int) -> No
         b'{"feature_idx": 1, "value": NaN}',
         b'{"feature_idx": 1, "value": Infinity}',
         b'{"feature_idx": 1, "value": 1e400}',
+        b'{"feature_idx": 1, "value": 1' + b"0" * 400 + b"}",
+        b'{"feature_idx": 1, "value": null}',
+        b'{"feature_idx": 1, "feature_idx": 2, "value": 1}',
         b'{"feature_idx": 1, "value": "3"}',
         b'{"feature_idx": 1, "value": true}',
         b'{"feature_idx": 1.5, "value": 1}',
@@ -233,21 +236,99 @@ def test_an_index_outside_the_sae_is_refused(steered: Running, index: int) -> No
 def test_a_bad_value_is_a_validation_error_and_changes_nothing(
     steered: Running, content: bytes
 ) -> None:
-    answer = steered.http.post(
-        STEERING, content=content, headers={"content-type": "application/json"}
-    )
+    answer = steered.http.post(STEERING, content=content, headers=JSON)
     assert (answer.status_code, answer.json()["error"]["code"]) == (422, "VALIDATION_ERROR")
     assert steered.data("GET", STEERING) == {"enabled": False, "values": {}}
 
 
 @pytest.mark.parametrize(
     "values",
-    [{"x": 1}, {"1.0": 1}, {"": 1}, {" 1": 1}, {"1": 300}, {str(i): 1.0 for i in range(1001)}],
+    [
+        *({key: 1} for key in ("x", "1.0", "", " 1", "01", "-0", "+1", "1_0", "1e2", "١", "1\n")),
+        *({"1": value} for value in (300, -200.5, True, "1", None, [], {})),
+        {str(i): 1.0 for i in range(1001)},
+    ],
+    ids=lambda values: repr(values)[:16],
 )
 def test_a_bad_batch_is_a_validation_error(steered: Running, values: dict) -> None:
     refused = steered.error("POST", f"{STEERING}/batch", {"steering": values})
     assert refused[:2] == (422, "VALIDATION_ERROR")
     assert steered.data("GET", STEERING)["values"] == {}
+
+
+@pytest.mark.parametrize("content", [b'{"1": 1, "1": 2}', b'{"1": NaN}', b"[]", b"null", b'"1"'])
+def test_a_batch_that_is_no_map_of_numbers_is_refused(steered: Running, content: bytes) -> None:
+    before = set_one(steered, 5, 3)
+    whole = b'{"steering": ' + content + b"}"
+    answer = steered.http.post(f"{STEERING}/batch", content=whole, headers=JSON)
+    assert (answer.status_code, answer.json()["error"]["code"]) == (422, "VALIDATION_ERROR")
+    assert steered.data("GET", STEERING) == before
+
+
+@pytest.mark.parametrize("bad", [-1, D_SAE, 10**18, 10**30])
+def test_one_bad_index_in_a_thousand_rejects_them_all(steered: Running, bad: int) -> None:
+    before = set_one(steered, 5, 3)
+    values = {str(i): 1.0 for i in range(999)} | {str(bad): 1.0}
+    refused = steered.error("POST", f"{STEERING}/batch", {"steering": values})
+    assert refused == (400, "INVALID_FEATURE_INDEX", {"feature_idx": bad, "d_sae": D_SAE})
+    assert steered.data("GET", STEERING) == before
+
+
+def test_an_empty_batch_changes_nothing(steered: Running) -> None:
+    empty = steered.data("POST", f"{STEERING}/batch", {"steering": {}})
+    assert empty == {"enabled": False, "values": {}}
+    assert steered.error("POST", f"{STEERING}/batch", {})[:2] == (422, "VALIDATION_ERROR")
+
+
+def test_both_bounds_and_both_zeros_are_taken(steered: Running) -> None:
+    values = {"0": -200, "1": 200, "2": 0, "3": -0.0, str(D_SAE - 1): 199.99999999999997}
+    assert steered.data("POST", f"{STEERING}/batch", {"steering": values})["values"] == values
+
+
+def test_enabling_without_values_steers_nothing_and_says_so(steered: Running) -> None:
+    plain = greedy(steered)
+    assert steered.data("POST", f"{STEERING}/enable") == {"enabled": True, "values": {}}
+    assert greedy(steered) == plain
+    assert steered.data("GET", "/api/saes/attachment")["steering_apply_count"] == 0
+    assert steered.data("POST", f"{STEERING}/disable") == {"enabled": False, "values": {}}
+
+
+def test_enable_takes_the_older_toggle(steered: Running) -> None:
+    set_one(steered, 5, 3)
+    off = steered.data("POST", f"{STEERING}/enable?enabled=false")
+    assert off == {"enabled": False, "values": {"5": 3.0}}
+    assert steered.data("POST", f"{STEERING}/enable?enabled=true")["enabled"] is True
+    assert steered.error("POST", f"{STEERING}/enable?enabled=perhaps")[:2] == (
+        422,
+        "VALIDATION_ERROR",
+    )
+
+
+def test_removing_what_is_not_set_changes_nothing(steered: Running) -> None:
+    before = set_one(steered, 5, 3)
+    assert steered.data("DELETE", f"{STEERING}/6") == before
+
+
+@pytest.mark.parametrize("index", ["x", "01", "+1", "1.0", "-0", "1_0", "%20", "9" * 65])
+def test_an_index_in_a_path_is_written_one_way(steered: Running, index: str) -> None:
+    before = set_one(steered, 1, 3)
+    refused = steered.error("DELETE", f"{STEERING}/{index}")
+    assert refused[:2] == (422, "VALIDATION_ERROR")
+    assert steered.data("GET", STEERING) == before
+
+
+@pytest.mark.parametrize("index", [-1, D_SAE, 10**30])
+def test_removing_an_index_outside_the_sae_is_refused(steered: Running, index: int) -> None:
+    refused = steered.error("DELETE", f"{STEERING}/{index}")
+    assert refused == (400, "INVALID_FEATURE_INDEX", {"feature_idx": index, "d_sae": D_SAE})
+
+
+def test_a_refused_change_leaves_the_engine_as_it_was(steered: Running) -> None:
+    set_one(steered, 5, 60)
+    pushed = greedy(steered)
+    steered.error("POST", f"{STEERING}/batch", {"steering": {"5": 0, str(D_SAE): 1}})
+    steered.error("POST", STEERING, {"feature_idx": 5, "value": 201})
+    assert greedy(steered) == pushed
 
 
 def test_a_thousand_features_are_set_at_once(steered: Running) -> None:

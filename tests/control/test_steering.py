@@ -170,3 +170,80 @@ async def test_a_change_of_the_attachments_is_one_step_of_the_epoch(world: World
     await world.steering.renew([KEY])
     assert world.steering.live.epoch == before + 3
     assert in_engine(world) == (before + 3, False, {})
+
+
+# ------------------------------------------------------------------ owners, snapshots
+
+CIRCUIT = "circuit:circ_1"
+
+
+async def test_the_engine_and_the_plain_routes_get_the_sum_over_the_owners(world: World) -> None:
+    await attached(world)
+    await world.steering.set_values({1: 150.0})
+    epoch = world.steering.live.epoch
+    await world.steering.apply(CIRCUIT, {KEY: {1: 100.0, 2: 1.0}})
+    assert world.steering.state() == (True, {1: 200.0, 2: 1.0})
+    assert in_engine(world) == (epoch + 1, True, {KEY: {1: 200.0, 2: 1.0}})
+    await world.steering.apply(CIRCUIT, {})
+    assert in_engine(world) == (epoch + 2, True, {KEY: {1: 150.0}})
+
+
+@pytest.mark.parametrize(
+    ("values", "code"),
+    [
+        ({"sae_z@1": {1: 1.0}}, "SAE_NOT_ATTACHED"),
+        ({KEY: {1: 1.0, WIDTH: 1.0}}, "INVALID_FEATURE_INDEX"),
+        ({KEY: {1: 1.0, 2: 201.0}}, "VALIDATION_ERROR"),
+    ],
+)
+async def test_what_an_owner_cannot_apply_changes_nothing(
+    world: World, values: dict[str, dict[int, float]], code: str
+) -> None:
+    await attached(world)
+    await world.steering.set_values({1: 5.0})
+    before, pushed = world.steering.live, world.launcher.log.count("steer")
+    with pytest.raises(Refusal) as refused:
+        await world.steering.apply(CIRCUIT, values)
+    assert refused.value.code == code
+    assert world.steering.live is before
+    assert world.launcher.log.count("steer") == pushed
+
+
+@pytest.mark.parametrize("is_enabled", [True, False])
+async def test_a_snapshot_is_restored_with_its_owners_and_one_step_of_the_epoch(
+    world: World, is_enabled: bool
+) -> None:
+    await attached(world)
+    await world.steering.set_values({1: 5.0})
+    await world.steering.apply(CIRCUIT, {KEY: {1: 1.0}})
+    if not is_enabled:
+        await world.steering.disable()
+    before = world.steering.snapshot()
+    await world.steering.clear()
+    epoch = world.steering.live.epoch
+    await world.steering.restore(before)
+    assert world.steering.live.owned == before.owned
+    assert in_engine(world) == (epoch + 1, is_enabled, {KEY: {1: 6.0}})
+
+
+async def test_restoring_leaves_out_what_is_not_attached(world: World) -> None:
+    await attached(world)
+    await world.steering.set_values({1: 5.0})
+    before = world.steering.snapshot()
+    await world.attachments.detach("sae_a")
+    await world.attachments.attach(await world.sae("sae_b"), 2)
+    await world.steering.restore(before)
+    assert (world.steering.live.enabled, world.steering.live.values) == (False, {})
+    assert in_engine(world)[1:] == (False, {})
+
+
+async def test_a_restore_that_the_engine_refuses_changes_nothing(world: World) -> None:
+    await attached(world)
+    await world.steering.set_values({1: 5.0})
+    before = world.steering.snapshot()
+    await world.steering.clear()
+    now = world.steering.live
+    world.launcher.fail("steer", Refusal("ENGINE_UNAVAILABLE", "gone"))
+    with pytest.raises(Refusal):
+        await world.steering.restore(before)
+    assert world.steering.live is now

@@ -165,12 +165,17 @@ async def test_a_block_that_cannot_be_built_is_null_and_named(
     def broken() -> None:
         raise OSError("token=hf_secret")
 
+    async def broken_read() -> None:
+        broken()
+
     await world.loaded()
     monkeypatch.setattr(world.hub, "breakers", broken)
     monkeypatch.setattr(world.conductor.leases, "status", broken)
+    monkeypatch.setattr(world.vitals, "_active_profile", broken_read)
     detailed = await world.vitals.detailed()
-    assert detailed["errors"] == {"circuit_breakers": "OSError", "lease": "OSError"}
-    assert (detailed["circuit_breakers"], detailed["lease"]) == (None, None)
+    failed = ("circuit_breakers", "active_profile", "lease")
+    assert detailed["errors"] == dict.fromkeys(failed, "OSError")
+    assert {detailed[name] for name in failed} == {None}
     assert detailed["model_name"] == "a"
     assert detailed["inference"]["error"] is None
     assert (await world.vitals.readiness())["ready"]

@@ -54,6 +54,7 @@ def sampled(**changes: object) -> Generate:
 )
 def test_a_request_of_the_fixed_sampling_parameters_runs_without_a_slot(intent: Generate) -> None:
     assert batching.backend(intent, FIXED) == BATCHED
+    assert batching.backend(intent, FIXED, is_monitored=True) == SERIAL
 
 
 @pytest.mark.parametrize(

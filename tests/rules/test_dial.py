@@ -15,7 +15,8 @@ from hypothesis import strategies as st
 from steerserve.errors import Refusal
 from steerserve.rules import dial, steering
 from steerserve.rules.dial import Intensity, Plan, Profile, Range
-from steerserve.rules.steering import Live, Values
+from steerserve.rules.profile import activate, adopt
+from steerserve.rules.steering import MANUAL, Live, Values
 
 
 @dataclass(frozen=True)
@@ -297,6 +298,74 @@ def test_a_profile_with_a_feature_outside_the_sae_is_refused_whole(
 
 def test_the_first_and_the_last_feature_belong_to_the_sae() -> None:
     assert planned(1.0, Profile("edges", {0: 1.0, 9: 2.0})).overlay == {A: {0: 1.0, 9: 2.0}}
+
+
+# ------------------------------------------------------------------ (3) else the active profile is
+
+CALMED = activate(FRESH, "prof_1", Profile("calm", {4: 150.0, 9: -1.0}, 1.5), (FIRST,))
+
+
+@pytest.mark.parametrize(
+    ("intensity", "expected"),
+    [
+        (1.0, {4: 150.0, 9: -1.0}),
+        (0.5, {4: 75.0, 9: -0.5}),
+        (2.0, {4: 200.0, 9: -2.0}),
+        ("min", {4: 75.0, 9: -0.5}),
+        ("max", {4: 200.0, 9: -1.5}),
+    ],
+)
+def test_the_dial_of_an_active_profile_is_absolute(intensity: Intensity, expected: Values) -> None:
+    assert CALMED.of(A) == {4: 200.0, 9: -1.5}  # its own intensity, clamped
+    plan = planned(intensity, live=CALMED)
+    assert plan.overlay == {A: expected}
+    assert plan.echo == {"min": 0.5, "max": 1.5}.get(str(intensity), intensity)
+
+
+def test_a_profile_at_intensity_0_can_be_dialed_up() -> None:
+    live = activate(FRESH, "prof_1", Profile("still", {4: 10.0}, 0.0), (FIRST,))
+    assert live.of(A) == {4: 0.0}
+    assert planned(1.0, live=live) == Plan({A: {4: 10.0}}, 1.0)
+
+
+def test_without_a_dial_the_active_profile_steers_as_it_was_applied() -> None:
+    assert planned(None, live=CALMED) == Plan(None, None)
+
+
+@pytest.mark.parametrize("intensity", INTENSITIES)
+def test_an_active_profile_that_the_operator_turned_off_is_not_dialed_on(
+    intensity: Intensity,
+) -> None:
+    plan = planned(intensity, live=steering.disable(CALMED))
+    assert (applied(plan, steering.disable(CALMED), A), plan.echo) == ({}, None)
+
+
+def test_what_the_operator_changed_since_the_activation_is_the_base() -> None:
+    live = steering.set_values(CALMED, A, 10, {5: 3.0})
+    assert planned(0.5, live=live) == Plan({A: {4: 100.0, 9: -0.75, 5: 1.5}}, 0.5)
+    assert planned(0.5, live=steering.remove(live, A, 10, 5)) == planned(0.5, live=CALMED)
+
+
+def test_a_named_profile_comes_before_the_active_one() -> None:
+    assert planned(0.5, CALM, CALMED) == Plan({A: {4: 1.0, 9: -0.5}}, 0.5)
+
+
+def test_off_turns_an_active_profile_off_for_the_request() -> None:
+    assert planned(0.0, live=CALMED) == Plan({}, 0.0)
+
+
+def test_an_active_profile_that_applied_nothing_leaves_the_base_to_the_live_values() -> None:
+    for live in (
+        adopt(LIVE, "prof_1"),
+        steering.set_values(activate(LIVE, "prof_1", EMPTY, (FIRST,)), A, 10, dict(LIVE.of(A))),
+    ):
+        assert live.active is not None
+        assert planned(0.5, live=live) == Plan({A: {1: 2.5, 2: -1.5}}, 0.5)
+
+
+def test_values_of_other_owners_are_in_the_base_that_the_operator_made() -> None:
+    live = Live(enabled=True, owned={MANUAL: {A: {1: 4.0}}, "circuit:1": {A: {1: 2.0}}})
+    assert planned(0.5, live=live).overlay == {A: {1: 3.0}}
 
 
 # ------------------------------------------------------------------ (3) else the live values are

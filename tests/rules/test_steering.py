@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from steerserve.errors import Refusal
 from steerserve.rules import steering
-from steerserve.rules.steering import Live
+from steerserve.rules.steering import MANUAL, Active, Live
 
 KEY = "sae_a@1"
 OTHER = "sae_b@2"
@@ -119,6 +119,168 @@ def test_removing_an_index_outside_the_sae_is_refused(bad: int) -> None:
         steering.remove(STEERED, KEY, WIDTH, bad)
     assert refused.value.code == "INVALID_FEATURE_INDEX"
 
+
+# ------------------------------------------------------------------ who set what
+
+CIRCUIT = "circuit:circ_1"
+BOTH_OWNERS = Live(
+    epoch=7,
+    enabled=True,
+    owned={MANUAL: {KEY: {1: 5.0, 2: -3.0}}, CIRCUIT: {KEY: {1: 2.0, 4: 1.0}, OTHER: {3: 7.0}}},
+)
+
+
+def test_the_values_are_the_sum_over_the_owners() -> None:
+    assert BOTH_OWNERS.values == {KEY: {1: 7.0, 2: -3.0, 4: 1.0}, OTHER: {3: 7.0}}
+    assert BOTH_OWNERS.of(KEY) == {1: 7.0, 2: -3.0, 4: 1.0}
+    assert BOTH_OWNERS.of("sae_c@0") == {}
+
+
+@pytest.mark.parametrize(
+    ("parts", "total"),
+    [
+        ((150.0, 100.0), 200.0),
+        ((-150.0, -100.0), -200.0),
+        ((150.0, 100.0, -100.0), 150.0),
+        ((200.0, -200.0), 0.0),
+    ],
+)
+def test_a_sum_is_held_within_the_bounds_and_the_parts_are_kept(
+    parts: tuple[float, ...], total: float
+) -> None:
+    owned = {f"owner {i}": {KEY: {1: part}} for i, part in enumerate(parts)}
+    live = Live(owned=owned)
+    assert live.of(KEY) == {1: total}
+    assert [live.by(owner)[KEY][1] for owner in owned] == list(parts)
+
+
+def test_values_given_without_an_owner_are_the_operators_own() -> None:
+    assert STEERED.by(MANUAL) == STEERED.values
+    assert STEERED.by(CIRCUIT) == {}
+
+
+CIRCUITS = BOTH_OWNERS.owned[CIRCUIT]
+BY_OWNER = [
+    (
+        "setting writes into one owner's own",
+        put({1: 9.0}),
+        {MANUAL: {KEY: {1: 9.0, 2: -3.0}}, CIRCUIT: CIRCUITS},
+    ),
+    (
+        "another owner sets its own",
+        lambda live: steering.set_values(live, KEY, WIDTH, {1: 1.0}, CIRCUIT),
+        {
+            MANUAL: {KEY: {1: 5.0, 2: -3.0}},
+            CIRCUIT: {KEY: {1: 1.0, 4: 1.0}, OTHER: {3: 7.0}},
+        },
+    ),
+    (
+        "removing takes the feature from every owner",
+        drop(1),
+        {MANUAL: {KEY: {2: -3.0}}, CIRCUIT: {KEY: {4: 1.0}, OTHER: {3: 7.0}}},
+    ),
+    ("clearing takes one SAE from every owner", wipe, {CIRCUIT: {OTHER: {3: 7.0}}}),
+    (
+        "replacing leaves the other owners alone",
+        lambda live: steering.replace_all(live, MANUAL, {OTHER: {0: 1.0}}),
+        {MANUAL: {OTHER: {0: 1.0}}, CIRCUIT: CIRCUITS},
+    ),
+    (
+        "an owner goes with all it set",
+        lambda live: steering.drop_owner(live, CIRCUIT),
+        {MANUAL: {KEY: {1: 5.0, 2: -3.0}}},
+    ),
+]
+
+
+@pytest.mark.parametrize(("edit", "owned"), [c[1:] for c in BY_OWNER], ids=[c[0] for c in BY_OWNER])
+def test_an_edit_knows_whose_values_it_touches(
+    edit: Edit, owned: dict[str, dict[str, dict[int, float]]]
+) -> None:
+    after = edit(BOTH_OWNERS)
+    assert after.owned == owned
+    assert (after.enabled, after.epoch) == (True, 8)
+
+
+REPLACED = [
+    ("values enable", OFF, {KEY: {3: 1.0}}, True, {KEY: {3: 1.0}}),
+    ("the same values enable", OFF, dict(OFF.values), True, OFF.values),
+    ("several SAEs at once", ONE, {KEY: {3: 1.0}, OTHER: {3: 1.0}}, True, None),
+    ("none left disables", STEERED, {}, False, {}),
+    ("an empty map is none", STEERED, {KEY: {}}, False, {}),
+    ("none where none was disables", Live(epoch=7, enabled=True), {}, False, {}),
+]
+
+
+@pytest.mark.parametrize(
+    ("before", "values", "enabled", "expected"),
+    [c[1:] for c in REPLACED],
+    ids=[c[0] for c in REPLACED],
+)
+def test_a_replacement_is_one_step_of_the_epoch(
+    before: Live,
+    values: dict[str, dict[int, float]],
+    enabled: bool,
+    expected: dict[str, dict[int, float]] | None,
+) -> None:
+    after = steering.replace_all(before, MANUAL, values)
+    assert (after.epoch, after.enabled) == (before.epoch + 1, enabled)
+    assert after.values == (values if expected is None else expected)
+
+
+def test_taking_an_owners_values_never_turns_on_what_the_operator_turned_off() -> None:
+    off = steering.disable(BOTH_OWNERS)
+    assert not steering.replace_all(off, MANUAL, {}).enabled
+    assert not steering.drop_owner(off, CIRCUIT).enabled
+
+
+@pytest.mark.parametrize(
+    "edit",
+    [
+        lambda live: steering.replace_all(live, MANUAL, live.by(MANUAL)),
+        lambda live: steering.drop_owner(live, "circuit:circ_2"),
+        lambda live: steering.mark(live, live, None),
+    ],
+)
+def test_an_owners_edit_that_changes_nothing_is_the_same_value(edit: Edit) -> None:
+    assert edit(BOTH_OWNERS) is BOTH_OWNERS
+
+
+# ------------------------------------------------------------------ the active profile
+
+PROFILE = Active("prof_1", KEY, {1: 10.0}, {KEY: {1: 5.0}})
+ACTIVE = Live(epoch=7, enabled=True, owned={MANUAL: {KEY: {1: 5.0}}}, active=PROFILE)
+ENDINGS = [
+    ("a value set by hand", put({2: 1.0}), True),
+    ("its value changed by hand", put({1: 1.0}), True),
+    ("disabled", steering.disable, True),
+    ("another SAE cleared", lambda live: steering.clear(live, OTHER), True),
+    ("its last value removed", drop(1), False),
+    ("its SAE cleared", wipe, False),
+    ("its owner dropped", lambda live: steering.drop_owner(live, MANUAL), False),
+    ("moved elsewhere", lambda live: steering.replace_all(live, MANUAL, {OTHER: {1: 1.0}}), False),
+]
+
+
+@pytest.mark.parametrize(("edit", "stays"), [c[1:] for c in ENDINGS], ids=[c[0] for c in ENDINGS])
+def test_a_profile_is_active_while_values_stand_at_its_sae(edit: Edit, stays: bool) -> None:
+    assert edit(ACTIVE).active == (PROFILE if stays else None)
+
+
+def test_a_profile_that_applied_nothing_outlives_every_edit() -> None:
+    bare = steering.mark(ACTIVE, ACTIVE, Active("prof_2"))
+    for edit in (put({2: 1.0}), wipe, steering.disable):
+        assert edit(bare).active == Active("prof_2")
+
+
+def test_marking_a_profile_is_part_of_the_same_step() -> None:
+    after = steering.mark(ONE, steering.replace_all(ONE, MANUAL, {KEY: {2: 1.0}}), PROFILE)
+    assert (after.epoch, after.values, after.active) == (8, {KEY: {2: 1.0}}, PROFILE)
+    assert steering.mark(ONE, ONE, PROFILE).epoch == 8
+    assert steering.mark(ACTIVE, ACTIVE, PROFILE) is ACTIVE
+
+
+# ------------------------------------------------------------------ what a row gets
 
 EFFECTIVE = [
     ("no overlay: the live values", STEERED, None, 7, {1: 5.0, 2: -3.0}),

@@ -13,6 +13,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from steerserve import demo
 from steerserve.engine.worker.sae import formats
 from steerserve.engine.worker.sae.canonical import Sae
+from tests.engine.saes import source
 from tests.service import Running, add_sae
 from tests.v1.conftest import Zoo
 
@@ -64,7 +65,7 @@ class Truth:
     def __init__(self) -> None:
         self.tokenizer: Any = AutoTokenizer.from_pretrained(demo.MODEL_DIR)
         self.model: Any = AutoModelForCausalLM.from_pretrained(demo.MODEL_DIR)
-        self.sae: Sae = formats.load(SAE.path)
+        self.sae: Sae = formats.load(source(SAE.path))
 
     def tokens(self, prompt: str) -> list[int]:
         return list(self.tokenizer(prompt)["input_ids"])

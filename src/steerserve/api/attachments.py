@@ -2,26 +2,78 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from collections.abc import Callable
+from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Query
-from pydantic import Field
+from pydantic import ConfigDict, Field, field_validator
 from starlette.responses import Response
 
 from steerserve.api.envelope import Envelope, RequestBody, success
-from steerserve.control.attachments import Attachments
+from steerserve.control.attachments import Attachments, Member
 from steerserve.control.conductor import Conductor
+from steerserve.control.resident import Attachment
 from steerserve.control.saes import Saes
 from steerserve.control.steering import Steering
+from steerserve.rules import sae_set, sae_sites
+
+LAYER_MAXIMUM = 10_000
+Layer = Annotated[int, Field(ge=0, le=LAYER_MAXIMUM)]
+Dtype = Literal["float32", "bfloat16", "float16", "model", "stored"]
+Activation = Literal["relu", "topk", "abstopk", "groupmax", "jumprelu", "gated"]
+Normalisation = Literal["none", "layer_norm", "constant_norm_rescale", "expected_average_only_in"]
+Monitored = Callable[[], str | None]
+"""Tells the key of the attachment that is monitored."""
+
+
+class OverridesBody(RequestBody):
+    """What is said of an SAE in place of what its files say. `norm_factor` is sqrt(d_in) divided by the mean norm of what
+    the SAE reads; `site` a hook name or the name of a site."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    activation: Activation | None = None
+    k: Annotated[int, Field(ge=1, le=2**31 - 1)] | None = None
+    threshold: Annotated[float, Field(allow_inf_nan=False)] | None = None
+    subtract_b_dec: bool | None = None
+    normalisation: Normalisation | None = None
+    norm_factor: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
+    site: Annotated[str, Field(min_length=1, max_length=255)] | None = None
+    is_centred: bool | None = None
+
+    @field_validator("site")
+    @classmethod
+    def _known(cls, site: str | None) -> str | None:
+        if site is not None and sae_sites.read(site)[0] is None:
+            raise ValueError(f"no known site; a hook name, or one of {', '.join(sae_sites.SITES)}")
+        return site
 
 
 class AttachBody(RequestBody):
-    """Where to attach: the decoder layer, counted from 0."""
+    """Where to attach: the decoder layer, counted from 0. `dtype` is what the SAE's matrices are kept in, by default that
+    of its file; `check` runs it on a short text."""
 
-    layer: Annotated[int, Field(ge=0)]
+    layer: Layer
+    dtype: Dtype | None = None
+    overrides: OverridesBody | None = None
+    check: bool = True
 
 
-def attachment_status(conductor: Conductor, steering: Steering) -> dict[str, Any]:
+class MemberBody(RequestBody):
+    sae_id: Annotated[str, Field(min_length=1, max_length=100)]
+    layer: Layer
+
+
+class AttachSetBody(RequestBody):
+    """SAEs to attach beside those that are attached. Without `dtype` it is MULTISAE_ATTACH_DTYPE."""
+
+    saes: Annotated[list[MemberBody], Field(min_length=1, max_length=sae_set.MAXIMUM)]
+    dtype: Dtype | None = None
+
+
+def attachment_status(
+    conductor: Conductor, steering: Steering, monitored: Monitored = lambda: None
+) -> dict[str, Any]:
     """The first attached SAE, and whether it steers; all but `is_attached` None where there is none."""
     attached = conductor.attachments()
     if not attached:
@@ -35,30 +87,112 @@ def attachment_status(conductor: Conductor, steering: Steering) -> dict[str, Any
             "steering_apply_count": 0,
         }
     first = attached[0]
-    resident = conductor.resident
-    applied = resident.engine.applied if resident and resident.engine else {}
+    entry = _entry(first, conductor, steering, monitored)
     return {
         "is_attached": True,
-        "sae_id": first.sae_id,
-        "layer": first.layer,
-        "memory_usage_mb": first.memory_mb,
+        **entry,
         "steering_enabled": steering.live.enabled,
-        "monitoring_enabled": False,
-        "steering_apply_count": applied.get(first.key, 0),
-        "layer_module_path": first.layer_module_path,
         "warnings": list(first.warnings),
         "check": first.check,
     }
 
 
+def _entry(
+    attachment: Attachment, conductor: Conductor, steering: Steering, monitored: Monitored
+) -> dict[str, Any]:
+    resident = conductor.resident
+    applied = resident.engine.applied if resident and resident.engine else {}
+    values = steering.live.of(attachment.key)
+    return {
+        "sae_id": attachment.sae_id,
+        "layer": attachment.layer,
+        "memory_usage_mb": attachment.memory_mb,
+        "steering_enabled": steering.live.enabled and any(values.values()),
+        "monitoring_enabled": monitored() == attachment.key,
+        "steering_apply_count": applied.get(attachment.key, 0),
+        **_where(attachment),
+    }
+
+
+def _where(attachment: Attachment) -> dict[str, Any]:
+    return {
+        "layer_module_path": attachment.layer_module_path,
+        "site": attachment.site,
+        "dtype": attachment.dtype,
+        "is_calibrated": attachment.is_calibrated,
+    }
+
+
+def _member(member: Member) -> dict[str, Any]:
+    attachment = member.attachment
+    return {
+        "sae_id": attachment.sae_id,
+        "layer": attachment.layer,
+        "status": "already_attached" if member.was_there else "attached",
+        "memory_usage_mb": attachment.memory_mb,
+        "warnings": list(attachment.warnings),
+        "check": attachment.check,
+        **_where(attachment),
+    }
+
+
 def router(
-    saes: Saes, conductor: Conductor, attachments: Attachments, steering: Steering
+    saes: Saes,
+    conductor: Conductor,
+    attachments: Attachments,
+    steering: Steering,
+    envelope_mb: int,
+    monitored: Monitored = lambda: None,
 ) -> APIRouter:
+    """`envelope_mb` is the memory of all attached SAEs above which answers warn."""
     routes = APIRouter(prefix="/api/saes", tags=["saes"])
+
+    def memory() -> dict[str, Any]:
+        attached = conductor.attachments()
+        total = sum(attachment.memory_mb for attachment in attached)
+        return {
+            "total_memory_usage_mb": total if attached else None,
+            "vram_envelope_mb": envelope_mb,
+            "vram_warning": total > envelope_mb,
+        }
 
     @routes.get("/attachment", response_model=Envelope)
     async def get_attachment() -> Response:
-        return success(attachment_status(conductor, steering))
+        return success(attachment_status(conductor, steering, monitored))
+
+    @routes.get("/attachments", response_model=Envelope)
+    async def get_attachments() -> Response:
+        """`to_restore` is what the next load of its model attaches again, after an engine that ended by itself."""
+        entries = [
+            _entry(attachment, conductor, steering, monitored)
+            for attachment in conductor.attachments()
+        ]
+        lost = [
+            {"model_id": model_id, "sae_id": attachment.sae_id, "layer": attachment.layer}
+            for model_id, attachment in conductor.restoring.pending()
+        ]
+        return success(
+            {
+                "is_attached": bool(entries),
+                "count": len(entries),
+                "entries": entries,
+                **memory(),
+                "to_restore": lost,
+            }
+        )
+
+    @routes.post("/attach-set", response_model=Envelope)
+    async def attach_set(body: AttachSetBody) -> Response:
+        members = [(member.sae_id, member.layer) for member in body.saes]
+        found = await attachments.attach_set(members, body.dtype)
+        return success(
+            {
+                "status": "attached",
+                "entries": [_member(member) for member in found],
+                "attached_count": len(conductor.attachments()),
+                **memory(),
+            }
+        )
 
     @routes.get("/{sae_id}/compatibility", response_model=Envelope)
     async def compatibility(sae_id: str, layer: Annotated[int, Query()]) -> Response:
@@ -73,7 +207,13 @@ def router(
 
     @routes.post("/{sae_id}/attach", response_model=Envelope)
     async def attach_sae(sae_id: str, body: AttachBody) -> Response:
-        attached = await attachments.attach(await saes.get(sae_id), body.layer)
+        attached = await attachments.attach(
+            await saes.get(sae_id),
+            body.layer,
+            dtype=body.dtype,
+            overrides=body.overrides.model_dump() if body.overrides else None,
+            is_checked=body.check,
+        )
         return success(
             {
                 "status": "attached",
@@ -81,8 +221,8 @@ def router(
                 "layer": attached.layer,
                 "memory_usage_mb": attached.memory_mb,
                 "warnings": list(attached.warnings),
-                "layer_module_path": attached.layer_module_path,
                 "check": attached.check,
+                **_where(attached),
             }
         )
 

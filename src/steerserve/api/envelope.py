@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import json
 import re
+from collections import Counter
+from contextlib import suppress
 from typing import Annotated, Any
 
 import msgspec
 from fastapi import Path
 from pydantic import BaseModel, BeforeValidator, ConfigDict
+from starlette.requests import Request
 from starlette.responses import Response
 
 from steerserve.errors import Refusal
@@ -57,10 +61,46 @@ def success(data: Any, status: int = 200) -> Response:
     return Response(body, status, media_type="application/json")
 
 
-def failure(refusal: Refusal) -> Response:
+def failure(refusal: Refusal, status: int | None = None) -> Response:
+    """A refusal as the envelope says it, with the status of its code unless one is given."""
     details = dict(refusal.details)
     if refusal.param is not None:
         details.setdefault("param", refusal.param)
     error = {"code": refusal.code, "message": refusal.message, "details": details}
     body = _encode({"success": False, "data": None, "error": error})
-    return Response(body, refusal.row.api, media_type="application/json")
+    return Response(body, status or refusal.row.api, media_type="application/json")
+
+
+def read_json(body: bytes) -> Any:
+    """Raises:
+    Refusal: VALIDATION_ERROR.
+    """
+    try:
+        return json.loads(body)
+    except (ValueError, RecursionError) as error:
+        raise _malformed("the body is not JSON that can be read") from error
+
+
+async def unambiguous(request: Request) -> None:
+    """A dependency of routes that take maps: refuses a body in which an object has one key twice, because of two values
+    of one feature neither is known to be the one meant.
+
+    Raises:
+        Refusal: VALIDATION_ERROR.
+    """
+    body = await request.body()
+    with suppress(ValueError, RecursionError):  # what is no JSON is refused by the route
+        json.loads(body, object_pairs_hook=_once)
+
+
+def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        twice = Counter(key for key, _ in pairs).most_common(1)[0][0]
+        shown = twice[:100].encode(errors="backslashreplace").decode()
+        raise _malformed(f"the key {shown!r} stands twice in one object", shown)
+    return found
+
+
+def _malformed(why: str, *place: str) -> Refusal:
+    return Refusal("VALIDATION_ERROR", why, errors=[{"loc": ["body", *place], "msg": why}])

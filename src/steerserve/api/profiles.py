@@ -1,19 +1,33 @@
-"""/api/profiles: named sets of steering values, saved until they are deleted."""
+"""/api/profiles: named sets of steering values, saved until they are deleted, and the one that is active."""
 
 from __future__ import annotations
 
 import unicodedata
 from typing import Annotated, Any
 
-from fastapi import APIRouter
-from pydantic import AfterValidator, BeforeValidator, Field
+from fastapi import APIRouter, Depends
+from pydantic import AfterValidator, BeforeValidator, Field, ValidationError, field_validator
+from starlette.requests import Request
 from starlette.responses import Response
 
-from steerserve.api.envelope import Envelope, RequestBody, success
+from steerserve.api.envelope import (
+    Envelope,
+    RequestBody,
+    failure,
+    read_json,
+    success,
+    unambiguous,
+)
 from steerserve.control.profiles import Profiles
 from steerserve.control.vitals import iso
+from steerserve.errors import Refusal
+from steerserve.rules import profile as rules
+from steerserve.rules.profile import Document
 
 LARGEST_INTEGER = 2**31 - 1
+DOCUMENT_BYTES = 2**20
+"""The largest document that is imported."""
+
 _BREAKS = str.maketrans("", "", "\t\n\r")
 
 
@@ -50,19 +64,71 @@ ModelId = Annotated[Reference, BeforeValidator(as_text, json_schema_input_type=i
 Layer = Annotated[int, Field(ge=0, le=LARGEST_INTEGER)]
 
 
-class NewProfile(RequestBody):
-    """A profile to save: feature index -> value, and what the values were made for."""
+class Snapshot(RequestBody):
+    """What the live values are saved under."""
 
     name: Name
     description: Description | None = None
-    steering: Annotated[dict[str, float], Field(default_factory=dict)]
+
+
+class ProfileFields(Snapshot):
+    """A profile without its values: its name, and what the values were made for."""
+
     model_id: ModelId | None = None
     sae_id: Reference | None = None
     layer: Layer | None = None
     intensity: float = 1.0
 
 
-def record(row: Any) -> dict[str, Any]:
+class NewProfile(ProfileFields):
+    """A profile to save: feature index -> value, and what the values were made for."""
+
+    steering: Annotated[dict[str, float], Field(default_factory=dict)]
+
+
+class ProfileChanges(RequestBody):
+    """What is sent is replaced, `steering` as a whole; null empties a field that may be empty."""
+
+    name: Name | None = None
+    description: Description | None = None
+    steering: dict[str, float] | None = None
+    model_id: ModelId | None = None
+    sae_id: Reference | None = None
+    layer: Layer | None = None
+    intensity: float | None = None
+
+    @field_validator("name", "steering", "intensity", mode="before")
+    @classmethod
+    def not_null(cls, value: Any) -> Any:
+        if value is None:
+            raise ValueError("may not be null")
+        return value
+
+
+class Activation(RequestBody):
+    """Without `apply_steering` the profile becomes the active one and the steering stays as it is."""
+
+    apply_steering: bool = True
+
+
+class ProfileDocument(NewProfile):
+    """A profile as it is exported; on import times and unknown fields are ignored."""
+
+    version: str = rules.VERSION
+
+
+_DOCUMENT = {
+    "requestBody": {
+        "required": True,
+        "content": {"application/json": {"schema": ProfileDocument.model_json_schema()}},
+    }
+}
+_NO_DOCUMENT: dict[int | str, dict[str, Any]] = {
+    200: {"model": Envelope, "description": "a document that is no profile; `error.code` says why"}
+}
+
+
+def record(row: Any, active_id: str | None) -> dict[str, Any]:
     """A profile as every route answers it."""
     return {
         "id": row.id,
@@ -73,40 +139,128 @@ def record(row: Any) -> dict[str, Any]:
         "layer": row.layer,
         "steering": {str(index): value for index, value in sorted(row.steering.items())},
         "intensity": row.intensity,
-        "is_active": False,
+        "is_active": row.id == active_id,
         "created_at": iso(row.created_at),
         "updated_at": iso(row.updated_at),
     }
 
 
+def document(row: Any) -> dict[str, Any]:
+    """A profile as it travels."""
+    saved = record(row, None)
+    return {"version": rules.VERSION} | {
+        name: value for name, value in saved.items() if name not in ("id", "is_active")
+    }
+
+
 def router(profiles: Profiles) -> APIRouter:
-    routes = APIRouter(prefix="/api/profiles", tags=["profiles"])
+    routes = APIRouter(
+        prefix="/api/profiles", tags=["profiles"], dependencies=[Depends(unambiguous)]
+    )
+
+    def told(row: Any) -> dict[str, Any]:
+        return record(row, profiles.active_id)
 
     @routes.get("", response_model=Envelope)
     async def list_profiles() -> Response:
-        records = [record(row) for row in await profiles.list()]
-        return success({"profiles": records, "total": len(records), "active_profile_id": None})
+        records = [told(row) for row in await profiles.list()]
+        active = next((one["id"] for one in records if one["is_active"]), None)
+        return success({"profiles": records, "total": len(records), "active_profile_id": active})
 
     @routes.post("", response_model=Envelope, status_code=201)
     async def create_profile(body: NewProfile) -> Response:
-        row = await profiles.create(
-            body.name,
-            description=body.description,
-            steering=body.steering,
-            model_id=body.model_id,
-            sae_id=body.sae_id,
-            layer=body.layer,
-            intensity=body.intensity,
-        )
-        return success(record(row), 201)
+        return success(told(await profiles.create(**body.model_dump())), 201)
+
+    @routes.post("/save-current", response_model=Envelope, status_code=201)
+    async def save_current(body: Snapshot) -> Response:
+        """Save the live values of the attached SAE."""
+        return success(told(await profiles.save_current(body.name, body.description)), 201)
+
+    @routes.post(
+        "/import",
+        response_model=Envelope,
+        status_code=201,
+        openapi_extra=_DOCUMENT,
+        responses=_NO_DOCUMENT,
+    )
+    async def import_profile(request: Request) -> Response:
+        """Save what an export answered. A document that is no profile is told with status 200 and `success: false`."""
+        body = await request.body()
+        if len(body) > DOCUMENT_BYTES:
+            raise Refusal(
+                "PAYLOAD_TOO_LARGE",
+                f"a profile document has at most {DOCUMENT_BYTES} bytes",
+                limit_bytes=DOCUMENT_BYTES,
+            )
+        content = read_json(body)
+        try:
+            read = rules.read(content)
+            row = await profiles.add_document(read, _checked(read))
+        except Refusal as refusal:
+            if refusal.code != "VALIDATION_ERROR":
+                raise
+            return failure(refusal, 200)
+        return success(told(row) | {"warnings": read.warnings}, 201)
+
+    @routes.get("/active", response_model=Envelope)
+    async def get_active() -> Response:
+        """The active profile, or null."""
+        row = await profiles.active()
+        return success(told(row) if row is not None else None)
 
     @routes.get("/{profile_id}", response_model=Envelope)
     async def get_profile(profile_id: str) -> Response:
-        return success(record(await profiles.get(profile_id)))
+        return success(told(await profiles.get(profile_id)))
+
+    @routes.patch("/{profile_id}", response_model=Envelope)
+    async def change_profile(profile_id: str, body: ProfileChanges) -> Response:
+        """What steers now stays as it is, also where the profile is active, until it is activated again."""
+        changes = body.model_dump(include=body.model_fields_set)
+        return success(told(await profiles.change(profile_id, changes)))
 
     @routes.delete("/{profile_id}", response_model=Envelope)
     async def delete_profile(profile_id: str) -> Response:
-        await profiles.remove(profile_id)
-        return success({"profile_id": profile_id, "was_active": False})
+        was_active = await profiles.remove(profile_id)
+        return success({"profile_id": profile_id, "was_active": was_active})
+
+    @routes.post("/{profile_id}/activate", response_model=Envelope)
+    async def activate(profile_id: str, body: Activation | None = None) -> Response:
+        applies = body is None or body.apply_steering
+        done = await profiles.activate(profile_id, applies=applies)
+        return success(
+            {
+                "profile_id": profile_id,
+                "applied_steering": done.applied,
+                "feature_count": done.count,
+                "warnings": done.warnings,
+            }
+        )
+
+    @routes.post("/{profile_id}/deactivate", response_model=Envelope)
+    async def deactivate(profile_id: str, clear_steering: bool = True) -> Response:
+        cleared = await profiles.deactivate(profile_id, clears=clear_steering)
+        return success({"profile_id": profile_id, "cleared_steering": cleared})
+
+    @routes.get("/{profile_id}/export", response_model=Envelope)
+    async def export_profile(profile_id: str) -> Response:
+        return success(document(await profiles.get(profile_id)))
 
     return routes
+
+
+def _checked(read: Document) -> dict[str, Any]:
+    """The fields of an imported document, bounded as those of a new profile.
+
+    Raises:
+        Refusal: VALIDATION_ERROR naming them.
+    """
+    try:
+        return ProfileFields.model_validate(read.fields).model_dump()
+    except ValidationError as error:
+        problems = [
+            {"loc": ["body", *problem["loc"]], "msg": problem["msg"], "type": problem["type"]}
+            for problem in error.errors()
+        ]
+        first = problems[0]
+        where = ".".join(str(part) for part in first["loc"])
+        raise Refusal("VALIDATION_ERROR", f"{where}: {first['msg']}", errors=problems) from error

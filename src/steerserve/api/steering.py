@@ -5,17 +5,18 @@ from __future__ import annotations
 import re
 from typing import Annotated
 
-from fastapi import APIRouter
+from fastapi import APIRouter, Depends
 from pydantic import Field
 from starlette.responses import Response
 
-from steerserve.api.envelope import Envelope, RequestBody, success
+from steerserve.api.envelope import Envelope, RequestBody, RowId, success, unambiguous
 from steerserve.control.steering import Steering
 from steerserve.errors import Refusal
 from steerserve.rules.steering import BATCH_MAXIMUM, MAXIMUM, MINIMUM
 
 Value = Annotated[float, Field(ge=MINIMUM, le=MAXIMUM, allow_inf_nan=False)]
-_INDEX = re.compile(r"-?(?:0|[1-9]\d{0,17})")
+_INDEX = re.compile(r"0|-?[1-9][0-9]{0,63}")
+"""An index, written one way only; one that no SAE has is refused by its number."""
 
 
 class OneFeature(RequestBody):
@@ -32,7 +33,9 @@ class ManyFeatures(RequestBody):
 
 
 def router(steering: Steering) -> APIRouter:
-    routes = APIRouter(prefix="/api/saes/steering", tags=["steering"])
+    routes = APIRouter(
+        prefix="/api/saes/steering", tags=["steering"], dependencies=[Depends(unambiguous)]
+    )
 
     def state() -> Response:
         enabled, values = steering.state()
@@ -66,7 +69,7 @@ def router(steering: Steering) -> APIRouter:
         return state()
 
     @routes.delete("/{index}", response_model=Envelope)
-    async def remove_feature(index: int) -> Response:
+    async def remove_feature(index: RowId) -> Response:
         await steering.remove(index)
         return state()
 

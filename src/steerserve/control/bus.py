@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from datetime import datetime
 from typing import Any
 
 import structlog
@@ -74,9 +75,46 @@ class SaeDetached:
 
 
 @dataclass(frozen=True, slots=True)
+class SaeDownloadProgress:
+    """100 is said at the end only."""
+
+    sae_id: str
+    percent: int
+
+
+@dataclass(frozen=True, slots=True)
+class SaeDownloadComplete:
+    sae_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class SaeDownloadError:
+    sae_id: str
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
 class SteeringUpdate:
     enabled: bool
     values: dict[str, float]
+
+
+@dataclass(frozen=True, slots=True)
+class MonitoringState:
+    """No features are all of them."""
+
+    enabled: bool
+    features: list[int]
+
+
+@dataclass(frozen=True, slots=True)
+class MonitoringActivation:
+    """The largest activations at the last token of a choice, as (feature, value)."""
+
+    timestamp: datetime
+    request_id: str
+    position: int
+    activations: tuple[tuple[int, float], ...]
 
 
 Event = (
@@ -89,7 +127,12 @@ Event = (
     | UnloadComplete
     | SaeAttached
     | SaeDetached
+    | SaeDownloadProgress
+    | SaeDownloadComplete
+    | SaeDownloadError
     | SteeringUpdate
+    | MonitoringState
+    | MonitoringActivation
 )
 Subscriber = Callable[[Any], None]
 

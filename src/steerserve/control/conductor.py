@@ -18,6 +18,7 @@ from steerserve.control.bus import (
     LoadComplete,
     LoadError,
     LoadProgress,
+    SaeAttached,
     SaeDetached,
     UnloadComplete,
 )
@@ -26,6 +27,8 @@ from steerserve.control.leases import Granted, Leases
 from steerserve.control.loading import ANYWHERE, Prepared
 from steerserve.control.records import Records
 from steerserve.control.resident import Attachment, Resident
+from steerserve.control.restoring import Restoring
+from steerserve.engine.messages import Loaded
 from steerserve.errors import Refusal
 from steerserve.rules import residency
 from steerserve.rules.lease import Terms
@@ -59,6 +62,7 @@ class Conductor:
         self._next: Resident | None = None
         self.leases = Leases(settings, now)
         self.records = Records(catalog)
+        self.restoring = Restoring(catalog)
         # held by whoever edits the attachments; an unload takes it before it ends the engine
         self.editing = asyncio.Lock()
         self._open = asyncio.Event()
@@ -171,6 +175,7 @@ class Conductor:
         prepared = await self._prepared(row, gpu)
         residency.may_load(self.view(lease), row.id)
         self.leases.note_ignored(lease)
+        self.restoring.keep_only(row.id)
         return self._begin_load(prepared)
 
     async def unload(self, model_id: int, lease: str | None = None) -> None:
@@ -285,13 +290,22 @@ class Conductor:
             self._on_engine_end(resident)
 
     async def _fill(self, coming: Resident, prepared: Prepared, *, has_unloaded: bool) -> None:
-        """Load the model, and make it the one that serves."""
+        """Load the model, and make it the one that serves: with what it had, where its engine had ended by itself."""
         try:
             facts = await loading.fill(coming, prepared, self._launcher, self._settings, self._bus)
+            async with self.editing:
+                await self._serve(coming, facts)
         except (Refusal, TimeoutError) as error:
             await self._fail(coming, loading.as_refusal(error, has_unloaded=has_unloaded))
-            return
-        assert coming.engine is not None
+
+    async def _serve(self, coming: Resident, facts: Loaded) -> None:
+        """Raises:
+        Refusal: what could not be put back, or MODEL_LOAD_FAILED when the engine ended meanwhile.
+        TimeoutError: when that took longer than LOAD_TIMEOUT.
+        """
+        engine = coming.held()
+        async with asyncio.timeout(self._settings.load_timeout):
+            attached = await self.restoring.attach(coming, engine)
         await self.records.model(
             coming,
             Event.LOADED,
@@ -301,20 +315,29 @@ class Conductor:
             dtype=facts.dtype,
             supports_embeddings=facts.supports_embeddings,
         )
-        if coming.engine.ended.done():
-            await self._fail(coming, Refusal("MODEL_LOAD_FAILED", coming.engine.ended.result()))
-            return
+        if engine.ended.done():
+            raise Refusal("MODEL_LOAD_FAILED", engine.ended.result())
+        coming.attachments.update({attachment.key: attachment for attachment in attached})
+        # nobody is served before `ready`; the values can be set from here on
         coming.phase = Phase.LOADED
-        coming.engine.ended.add_done_callback(lambda _: self._on_engine_end(coming))
+        await self.restoring.steer(coming)
+        for attachment in attached:
+            await self.records.sae(attachment.sae_id, "attached")
+        engine.ended.add_done_callback(lambda _: self._on_engine_end(coming))
         coming.ready.set_result(None)
         log.info("model_loaded", model=coming.row.name, memory_mb=facts.memory_mb)
         self._bus.publish(LoadProgress(coming.row.id, "complete", 100.0))
         self._bus.publish(LoadComplete(coming.row.id, facts.memory_mb))
+        for attachment in attached:
+            self._bus.publish(
+                SaeAttached(attachment.sae_id, attachment.layer, attachment.memory_mb)
+            )
 
     async def _fail(self, coming: Resident, refusal: Refusal) -> None:
         """The load is over and nothing is resident."""
         if coming.engine is not None:
             await coming.engine.stop()
+        coming.attachments.clear()
         # a model that only lacked memory may be tried again by the next request
         lacked = "INSUFFICIENT_MEMORY" in (refusal.code, refusal.details.get("cause"))
         event = Event.LACKED_MEMORY if lacked else Event.LOAD_FAILED
@@ -371,9 +394,15 @@ class Conductor:
             return
         assert resident.engine is not None
         reason = resident.engine.ended.result()
+        self.restoring.remember(resident)
         resident.phase = Phase.UNLOADING
         log.error("engine_ended", model=resident.row.name, reason=reason)
-        self._spawn(self._vacate(resident, Event.ENGINE_ENDED, reason))
+        self._spawn(self._clear_away(resident, reason))
+
+    async def _clear_away(self, resident: Resident, reason: str) -> None:
+        """An edit of the attachments under way ends first: it finds the engine gone."""
+        async with self.editing:
+            await self._vacate(resident, Event.ENGINE_ENDED, reason)
 
     def _spawn(self, work: Awaitable[None]) -> asyncio.Task[None]:
         task = asyncio.ensure_future(work)

@@ -59,19 +59,19 @@ class Chosen:
 
 
 class HubModels:
-    """Downloads of models and their records. The bytes are fetched by `hub/downloads`."""
+    """Downloads of models and their records. The bytes are fetched by `downloads`, which fetches SAEs too."""
 
     def __init__(self, settings: Settings, catalog: Catalog, hub: Hub, bus: Bus) -> None:
         self._settings = settings
         self._catalog = catalog
         self._hub = hub
         self._bus = bus
-        self._downloads = Downloads(hub)
+        self.downloads = Downloads(hub)
         self._adding = asyncio.Lock()
 
     def progress(self, model_id: int) -> Progress | None:
         """How far a running download is."""
-        return self._downloads.progress(model_id)
+        return self.downloads.progress(model_id)
 
     async def describe(self, repo_id: str, revision: str | None, token: str | None) -> Repository:
         """What the hub says of a repository; every file name in it has been checked.
@@ -97,7 +97,7 @@ class HubModels:
         job = Job(found.repo_id, found.sha, chosen.files, folder, wanted.token)
         async with self._adding:
             before = await self._before(found, chosen, wanted, job)
-            self._downloads.check_disk(job)
+            self.downloads.check_disk(job)
             values = self._values(found, chosen, wanted)
             if before is not None:
                 if before.revision != found.sha:
@@ -109,7 +109,7 @@ class HubModels:
                 name = await self._name(found, chosen, wanted)
                 row = await self._catalog.add_model(name=name, source="huggingface", **values)
             try:
-                self._downloads.start(row.id, job, self._on_progress, partial(self._end, job))
+                self.downloads.start(row.id, job, self._on_progress, partial(self._end, job))
             except Refusal as refusal:
                 await self._record(row.id, Event.DOWNLOAD_FAILED, error_message=refusal.message)
                 raise
@@ -117,7 +117,7 @@ class HubModels:
 
     async def cancel(self, row: ModelRow) -> ModelRow:
         """Give a running download up; nothing of it stays. A model in any other status is left as it is."""
-        await self._downloads.cancel(row.id)
+        await self.downloads.cancel(row.id)
         return await self._catalog.model(row.id)
 
     @asynccontextmanager
@@ -140,7 +140,7 @@ class HubModels:
 
     async def close(self) -> None:
         """End every download; what is there already is where the next attempt goes on."""
-        await self._downloads.close()
+        await self.downloads.close()
 
     # ------------------------------------------------------------- inside
 
@@ -164,7 +164,7 @@ class HubModels:
         for row in [row for row in same if row.revision == found.sha]:
             # code that was not trusted before is no loss
             needed = replace(job, files=tuple(f for f in job.files if not f.path.endswith(".py")))
-            is_whole = row.local_path is not None and not self._downloads.missing_bytes(needed)
+            is_whole = row.local_path is not None and not self.downloads.missing_bytes(needed)
             if model_status.may_go_on(row.status, is_whole):
                 return row
             raise Refusal(

@@ -32,7 +32,8 @@ MIB = 1 << 20
 
 
 class Gauges:
-    """Reads the owners when asked; `live` tells the steering values."""
+    """Reads the owners when asked; `live` tells the steering values, `monitored` how many features are monitored, 0 while
+    monitoring is off."""
 
     def __init__(
         self,
@@ -42,6 +43,7 @@ class Gauges:
         cards: Cards,
         hub: Breakers,
         live: Callable[[], Live],
+        monitored: Callable[[], int] = lambda: 0,
     ) -> None:
         self._metrics = metrics
         self._conductor = conductor
@@ -49,6 +51,7 @@ class Gauges:
         self._cards = cards
         self._hub = hub
         self._live = live
+        self._monitored = monitored
         self._since = metrics.clock()
         self._seen: dict[tuple[Any, ...], float] = {}
         self._made = _Made(metrics)
@@ -63,7 +66,7 @@ class Gauges:
         await self._refresh()
         metrics, total = self._metrics, self._metrics.total
         resident, attachments = self._conductor.resident, self._conductor.attachments()
-        live = self._live()
+        live, monitored = self._live(), self._monitored()
         breakers = self._hub.breakers()
         reading = self._cards.last
         return {
@@ -84,6 +87,8 @@ class Gauges:
             "steering_enabled": live.enabled,
             "active_features": _active(live),
             **dict.fromkeys(_UNMEASURED),
+            "monitoring_enabled": monitored > 0,
+            "monitored_features": monitored,
             "circuit_breaker_open": any(breaker["is_open"] for breaker in breakers),
             "circuit_breaker_trips": sum(breaker["trips"] for breaker in breakers),
             "gpu": card_reading.metrics(reading) | {"reason": reading.reason} if reading else None,
@@ -146,8 +151,7 @@ class Gauges:
 
 
 _UNMEASURED = (
-    "circuits_serving circuit_layers_served circuit_layers_composed circuit_claim_faults "
-    "monitoring_enabled monitored_features"
+    "circuits_serving circuit_layers_served circuit_layers_composed circuit_claim_faults"
 ).split()
 """Of parts that report nothing here."""
 

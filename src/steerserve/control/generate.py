@@ -16,7 +16,7 @@ from steerserve.control.resident import Attachment, Resident
 from steerserve.engine import messages as m
 from steerserve.engine.grammar import Checker
 from steerserve.errors import Refusal
-from steerserve.rules import activations, architecture, batching, dial, fields, naming
+from steerserve.rules import activations, architecture, batching, compare, dial, fields, naming
 from steerserve.rules.intent import Constraint, Embed, Generate, Intent, Score
 from steerserve.rules.steering import Live
 from steerserve.settings import Settings
@@ -35,11 +35,14 @@ OBJECT = {"type": "object"}
 
 @dataclass(frozen=True, slots=True)
 class Admitted:
-    """A request that holds its model and its slot: what serves it, and how it is steered."""
+    """A request that holds its model and its slot: what serves it, and how it is steered. `overlays` are those of a sweep,
+    one for each prompt, planned on the `epoch`."""
 
     resident: Resident
     echo: float | None
     tapped: Attachment | None
+    overlays: tuple[compare.Overlay, ...] = ()
+    epoch: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,6 +98,7 @@ class Generation:
         checker: Checker,
         live: Callable[[], Live],
         metrics: Metrics,
+        is_monitored: Callable[[], bool] = lambda: False,
     ) -> None:
         self._settings = settings
         self._catalog = catalog
@@ -104,6 +108,7 @@ class Generation:
         self._checker = checker
         self._live = live
         self._metrics = metrics
+        self._is_monitored = is_monitored
         self._batched = Queue(settings.cbm_max_queue_size, 0, settings.queue_duration_window)
         self.is_closing = False
         self.active = 0
@@ -187,14 +192,14 @@ class Generation:
             if intent.constraint is not None and intent.constraint.is_schema:
                 await self._checker.check(intent.constraint.schema)
         self.active += 1
-        flow = _Flow()
-        pump = asyncio.create_task(self._pump(intent, row, profile, flow))
+        flow, backend = _Flow(), self._backend(intent, row)
+        pump = asyncio.create_task(self._pump(intent, row, profile, backend, flow))
         try:
             admitted = await flow.admitted()
             yield Run(
                 row.name,
                 fingerprint(admitted.resident),
-                self._backend(intent, row),
+                backend,
                 ignored,
                 admitted,
                 flow.events(),
@@ -210,7 +215,8 @@ class Generation:
         settings = self._settings
         fixed = batching.Fixed(settings.cbm_default_temperature, settings.cbm_default_top_p)
         is_batching = self.is_batching and row.engine == fields.CHECKPOINT
-        return batching.backend(intent, fixed if is_batching else None)
+        is_monitored = settings.cbm_force_serial_monitoring and self._is_monitored()
+        return batching.backend(intent, fixed if is_batching else None, is_monitored=is_monitored)
 
     async def _named(self, intent: Generate) -> dial.Profile | None:
         """The profile that a request names; an unknown one passes only where the dial is off.
@@ -229,9 +235,14 @@ class Generation:
         return dial.Profile(row.name, row.steering, row.intensity, row.sae_id, row.layer)
 
     async def _pump(
-        self, intent: Intent, row: ModelRow, profile: dial.Profile | None, flow: _Flow
+        self,
+        intent: Intent,
+        row: ModelRow,
+        profile: dial.Profile | None,
+        backend: str,
+        flow: _Flow,
     ) -> None:
-        queue = self._queue if self._backend(intent, row) == batching.SERIAL else self._batched
+        queue = self._queue if backend == batching.SERIAL else self._batched
         timing = self._metrics.request()
         try:
             async with AsyncExitStack() as held:
@@ -243,8 +254,10 @@ class Generation:
                 timing.admitted()
                 plan = self._plan(intent, profile, resident)
                 tapped = self._tapped(intent, resident)
-                flow.put(Admitted(resident, plan.echo, tapped))
-                stream = self._stream(intent, resident, self._overlay(plan), tapped)
+                overlays = self._swept(intent, profile, resident)
+                admitted = Admitted(resident, plan.echo, tapped, overlays, self._live().epoch)
+                flow.put(admitted)
+                stream = self._stream(intent, admitted, self._overlay(plan.overlay))
                 async with aclosing(self._validated(intent, stream)) as events:
                     async for event in events:
                         timing.take(event)
@@ -258,20 +271,39 @@ class Generation:
 
     def _plan(self, intent: Intent, profile: dial.Profile | None, resident: Resident) -> dial.Plan:
         """How the request is steered, decided in its slot on the live values of that moment."""
-        if not isinstance(intent, Generate):
+        if not isinstance(intent, Generate) or intent.sweep is not None:
             return dial.Plan()
+        return self._dialed(intent, intent.intensity, profile, resident)
+
+    def _swept(
+        self, intent: Intent, profile: dial.Profile | None, resident: Resident
+    ) -> tuple[compare.Overlay, ...]:
+        """What each prompt of a sweep is steered by; nothing for other requests."""
+        if not isinstance(intent, Generate) or intent.sweep is None:
+            return ()
+        attached = list(resident.attachments.values())
+        otherwise = self._dialed(intent, 1.0, profile, resident).overlay or {}
+        base = compare.base(intent.sweep, otherwise, attached)
+        return compare.overlays(base, intent.sweep.intensities)
+
+    def _dialed(
+        self,
+        intent: Generate,
+        intensity: dial.Intensity | None,
+        profile: dial.Profile | None,
+        resident: Resident,
+    ) -> dial.Plan:
         limits = dial.Range(
             self._settings.cluster_intensity_min, self._settings.cluster_intensity_max
         )
         attached = list(resident.attachments.values())
         is_named = intent.profile is not None
-        return dial.plan(intent.intensity, is_named, profile, self._live(), attached, limits)
+        return dial.plan(intensity, is_named, profile, self._live(), attached, limits)
 
-    def _overlay(self, plan: dial.Plan) -> m.Plan:
-        if plan.overlay is None:
+    def _overlay(self, overlay: compare.Overlay | None) -> m.Plan:
+        if overlay is None:
             return m.Follow()
-        values = {key: dict(values) for key, values in plan.overlay.items()}
-        return m.Overlay(self._live().epoch, values)
+        return m.Overlay(self._live().epoch, {key: dict(vs) for key, vs in overlay.items()})
 
     def _tapped(self, intent: Intent, resident: Resident) -> Attachment | None:
         if isinstance(intent, Embed) or intent.activations is None:
@@ -280,9 +312,9 @@ class Generation:
         return resident.attachments[site.key]
 
     def _stream(
-        self, intent: Intent, resident: Resident, plan: m.Plan, tapped: Attachment | None
+        self, intent: Intent, admitted: Admitted, plan: m.Plan
     ) -> AsyncGenerator[Started | Outcome, None]:
-        engine = resident.held()
+        engine, tapped = admitted.resident.held(), admitted.tapped
         match intent:
             case Embed():
                 return engine.embed([m.Text(text) for text in intent.prompts])
@@ -302,6 +334,8 @@ class Generation:
                     plan,
                     constraint=_constraint(intent.constraint),
                     tap=self._tap(intent, tapped),
+                    label=intent.request_id or None,
+                    plans=[self._overlay(overlay) for overlay in admitted.overlays],
                 )
 
     async def _validated(

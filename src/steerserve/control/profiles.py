@@ -1,28 +1,52 @@
-"""Saved profiles: named sets of steering values, kept until they are deleted. Knows nothing of what steers now."""
+"""Saved profiles, and which one is active: what it applied is live steering, which has its own owner."""
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterable, Mapping
-from itertools import islice
+import asyncio
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
 
-from steerserve.errors import Refusal
-from steerserve.rules.steering import BATCH_MAXIMUM, MAXIMUM, MINIMUM
+from steerserve.control.conductor import Conductor
+from steerserve.control.resident import Attachment, Resident
+from steerserve.control.steering import Steering
+from steerserve.rules import profile as rules
+from steerserve.rules.profile import Document, Profile
+from steerserve.rules.steering import Live
 from steerserve.store.documents import Documents, ProfileRow
 
-INTENSITY_MAXIMUM = 2.0
-FEATURES_MAXIMUM = BATCH_MAXIMUM
 
-_INDEX = re.compile(r"0|[1-9][0-9]{0,17}")
-_NAMED = 20
-"""How many offenders a refusal names."""
+@dataclass(frozen=True, slots=True)
+class Activated:
+    """What an activation did. `count` is the number of features that steer by it."""
+
+    applied: bool
+    count: int
+    warnings: tuple[str, ...]
 
 
 class Profiles:
-    """Checks what is saved; indices are checked against an SAE only when a profile is applied to it."""
+    """Checks what is saved, and activates it. Indices are checked against an SAE only when a profile is applied to it.
 
-    def __init__(self, documents: Documents) -> None:
+    The active profile is part of the live steering, so that both change in one step; it is not stored.
+    """
+
+    def __init__(self, documents: Documents, steering: Steering, conductor: Conductor) -> None:
         self._documents = documents
+        self._steering = steering
+        self._conductor = conductor
+        # a profile is not removed while it is being activated
+        self._acting = asyncio.Lock()
+
+    @property
+    def active_id(self) -> str | None:
+        active = self._steering.live.active
+        return active.profile_id if active else None
+
+    async def active(self) -> ProfileRow | None:
+        """The active profile as it is saved now."""
+        wanted = self.active_id
+        return next((row for row in await self.list() if row.id == wanted), None)
 
     async def list(self) -> list[ProfileRow]:
         """All of them, oldest first."""
@@ -58,54 +82,115 @@ class Profiles:
         Raises:
             Refusal: PROFILE_ALREADY_EXISTS, VALIDATION_ERROR.
         """
-        check_intensity(intensity)
+        rules.check_intensity(intensity)
         return await self._documents.add_profile(
             name=name,
             description=description,
-            steering=feature_values(steering),
+            steering=rules.feature_values(steering),
             model_id=model_id,
             sae_id=sae_id,
             layer=layer,
             intensity=intensity,
         )
 
-    async def remove(self, profile_id: str) -> None:
-        """Raises:
-        Refusal: PROFILE_NOT_FOUND.
+    async def save_current(self, name: str, description: str | None) -> ProfileRow:
+        """Save the live values of the first attached SAE, and what they were found good for.
+
+        Raises:
+            Refusal: SAE_NOT_ATTACHED, PROFILE_ALREADY_EXISTS; VALIDATION_ERROR for more than 1,000 features.
         """
-        await self._documents.remove_profile(profile_id)
+        at = self._conductor.first_attachment()
+        resident = self._conductor.resident
+        values = self._steering.live.of(at.key)
+        return await self.create(
+            name,
+            description=description,
+            steering={str(index): value for index, value in values.items()},
+            model_id=str(resident.row.id) if resident else None,
+            sae_id=at.sae_id,
+            layer=at.layer,
+        )
+
+    async def change(self, profile_id: str, changes: Mapping[str, Any]) -> ProfileRow:
+        """Replace some fields of what is saved; what steers now stays as it is until the next activation.
+
+        Raises:
+            Refusal: PROFILE_NOT_FOUND, PROFILE_ALREADY_EXISTS, VALIDATION_ERROR.
+        """
+        changed = dict(changes)
+        if "intensity" in changed:
+            rules.check_intensity(changed["intensity"])
+        if "steering" in changed:
+            changed["steering"] = rules.feature_values(changed["steering"])
+        return await self._documents.change_profile(profile_id, changed)
+
+    async def remove(self, profile_id: str) -> bool:
+        """Delete a profile; one that is active is deactivated first, and its values cleared. Whether it was.
+
+        Raises:
+            Refusal: PROFILE_NOT_FOUND; ENGINE_UNAVAILABLE and nothing is deleted.
+        """
+        async with self._acting:
+            await self._documents.profile(profile_id)
+            was_active = self.active_id == profile_id
+            await self._steering.act(
+                lambda live, _: rules.deactivate(live, profile_id, clears=True)
+            )
+            await self._documents.remove_profile(profile_id)
+        return was_active
+
+    async def activate(self, profile_id: str, *, applies: bool = True) -> Activated:
+        """Make a profile the active one: its values times its intensity replace what steers, in one step, and steering is
+        enabled. Everything is checked before anything changes. Without `applies` the steering stays as it is.
+
+        Raises:
+            Refusal: PROFILE_NOT_FOUND, SAE_NOT_ATTACHED, PROFILE_INCOMPATIBLE, INVALID_FEATURE_INDEX.
+        """
+
+        def step(live: Live, attached: Sequence[Attachment]) -> Live:
+            if not applies:
+                return rules.adopt(live, profile_id)
+            return rules.activate(live, profile_id, profile, attached)
+
+        async with self._acting:
+            row = await self._documents.profile(profile_id)
+            profile = Profile(row.name, row.steering, row.intensity, row.sae_id, row.layer)
+            await self._steering.act(step)
+        applied = applies and bool(row.steering)
+        return Activated(applied, len(row.steering) if applied else 0, self._warnings(row))
+
+    async def deactivate(self, profile_id: str, *, clears: bool = True) -> bool:
+        """No profile is active any more; whether its steering was cleared. One that is not active changes nothing.
+
+        Raises:
+            Refusal: PROFILE_NOT_FOUND.
+        """
+        async with self._acting:
+            await self._documents.profile(profile_id)
+            was_active = self.active_id == profile_id
+            await self._steering.act(
+                lambda live, _: rules.deactivate(live, profile_id, clears=clears)
+            )
+        return was_active and clears
+
+    async def add_document(self, document: Document, fields: Mapping[str, Any]) -> ProfileRow:
+        """Save an imported profile. `fields` are the document's, checked.
+
+        Raises:
+            Refusal: PROFILE_ALREADY_EXISTS, VALIDATION_ERROR.
+        """
+        rules.check_intensity(fields.get("intensity", 1.0))
+        return await self._documents.add_profile(**fields, steering=document.steering)
+
+    def _warnings(self, row: ProfileRow) -> tuple[str, ...]:
+        resident = self._conductor.resident
+        if row.model_id is None or resident is None or row.model_id in _names(resident):
+            return ()
+        return (
+            f"the profile was made for model {row.model_id!r}; {resident.row.name!r} is loaded",
+        )
 
 
-def feature_values(steering: Mapping[str, float]) -> dict[int, float]:
-    """The map with integer keys: at most 1,000 features, each index written one way only, values in [-200, 200].
-
-    Raises:
-        Refusal: VALIDATION_ERROR naming the offending keys.
-    """
-    if len(steering) > FEATURES_MAXIMUM:
-        raise _invalid("steering", f"more than {FEATURES_MAXIMUM} features")
-    bad = [key for key in steering if not _INDEX.fullmatch(key)]
-    if bad:
-        raise _invalid("steering", "a feature index is a plain whole number from 0 on", bad)
-    bad = [key for key, value in steering.items() if not MINIMUM <= value <= MAXIMUM]
-    if bad:
-        raise _invalid("steering", f"a value lies in [{MINIMUM:g}, {MAXIMUM:g}]", bad)
-    return {int(key): value for key, value in steering.items()}
-
-
-def check_intensity(intensity: float) -> None:
-    """Raises:
-    Refusal: VALIDATION_ERROR.
-    """
-    if not 0.0 <= intensity <= INTENSITY_MAXIMUM:
-        raise _invalid("intensity", f"outside [0, {INTENSITY_MAXIMUM:g}]")
-
-
-def _invalid(field: str, why: str, keys: Iterable[str] = ()) -> Refusal:
-    named = [key[:100].encode(errors="backslashreplace").decode() for key in islice(keys, _NAMED)]
-    places = [["body", field, key] for key in named] or [["body", field]]
-    return Refusal(
-        "VALIDATION_ERROR",
-        f"{field}: {why}" + (f": {', '.join(map(repr, named))}" if named else ""),
-        errors=[{"loc": place, "msg": why} for place in places],
-    )
+def _names(resident: Resident) -> tuple[str | None, ...]:
+    """What a profile may call the loaded model."""
+    return (str(resident.row.id), resident.row.name, resident.row.repo_id)

@@ -10,7 +10,7 @@ from typing import Any
 import structlog
 
 from steerserve.control.engines import Engine
-from steerserve.engine.messages import Loaded
+from steerserve.engine.messages import Loaded, SaeSource
 from steerserve.errors import Refusal
 from steerserve.rules.residency import Phase
 from steerserve.store.catalog import ModelRow
@@ -20,7 +20,8 @@ log = structlog.get_logger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Attachment:
-    """One attached SAE."""
+    """One attached SAE. `dtype` is what its matrices are kept in, `site` where it reads and writes; `source`, `asked_dtype`
+    and `is_checked` are what the engine was told, and will be told again after a crash."""
 
     key: str
     sae_id: str
@@ -30,6 +31,12 @@ class Attachment:
     layer_module_path: str
     warnings: tuple[str, ...]
     check: dict[str, float]
+    dtype: str
+    site: str
+    is_calibrated: bool
+    source: SaeSource
+    asked_dtype: str | None
+    is_checked: bool
 
 
 @dataclass(slots=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from datetime import datetime
 from typing import Any
 
@@ -38,6 +38,7 @@ class Vitals:
     Args:
         hub: whose circuit breakers are shown and reset.
         starts: why engines cannot be started; None where nothing says so.
+        active_profile: tells what is shown of the active profile.
     """
 
     def __init__(
@@ -50,6 +51,7 @@ class Vitals:
         cards: Cards,
         hub: Breakers,
         starts: Callable[[], str | None],
+        active_profile: Callable[[], Awaitable[dict[str, Any] | None]] | None = None,
     ) -> None:
         self._settings = settings
         self._database = database
@@ -59,6 +61,7 @@ class Vitals:
         self._cards = cards
         self._hub = hub
         self._starts = starts
+        self._active_profile = active_profile
         self._since = time.monotonic()
 
     def liveness(self) -> dict[str, Any]:
@@ -105,7 +108,7 @@ class Vitals:
             "sae_count": len(attachments),
             "sae_ids": [attached.sae_id for attached in attachments],
             "inference": self.inference(),
-            "active_profile": None,
+            "active_profile": await blocks.read("active_profile", self._active_profile),
             "lease": blocks.built("lease", self._conductor.leases.status),
             "errors": blocks.errors,
         }
@@ -244,9 +247,22 @@ class _Blocks:
             return build()
         except Exception as error:
             # one block that cannot be read must not take the others with it; texts of errors may hold anything
-            log.exception("health_block_failed", block=name)
-            self.errors[name] = type(error).__name__
+            self._failed(name, error)
             return None
+
+    async def read(self, name: str, read: Callable[[], Awaitable[Any]] | None) -> Any:
+        """A block that waits, at most as long as the database may."""
+        try:
+            async with asyncio.timeout(PING_SECONDS):
+                return None if read is None else await read()
+        except Exception as error:
+            # as above
+            self._failed(name, error)
+            return None
+
+    def _failed(self, name: str, error: Exception) -> None:
+        log.error("health_block_failed", block=name, exc_info=error)
+        self.errors[name] = type(error).__name__
 
 
 _BLOCK = (

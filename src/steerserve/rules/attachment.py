@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
 from steerserve.errors import Refusal
+from steerserve.rules.sae_sites import EMBED, RESID_POST, SITES
 
 
 class Attached(Protocol):
@@ -35,38 +38,53 @@ class Verdict:
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """What the SAE says of itself; None where it says nothing."""
+    """What the SAE says of itself; None where it says nothing. `d_in` is None where nothing has read it, as with a record of
+    a whole repository.
 
-    d_in: int
+    `reason` says why it can never be attached. `needs` are the overrides without which it cannot and that are not given.
+    """
+
+    d_in: int | None
     layer: int | None
     model_name: str | None
     site: str | None
+    hook_name: str | None = None
+    reason: str | None = None
+    needs: tuple[str, ...] = ()
 
 
 def compatibility(
-    claim: Claim, layer: int, *, hidden_size: int, layers: int, model_names: tuple[str, ...]
+    claim: Claim,
+    layer: int,
+    *,
+    hidden_size: int,
+    layers: int,
+    model_names: tuple[str, ...],
+    site_widths: Mapping[str, int] | None = None,
 ) -> Verdict:
-    """(1) The layer exists and the SAE reads the residual stream's width. (2) Another layer or model family than it
-    was trained on, or an unknown site, is a warning."""
+    """(1) The layer exists; the embedding is at layer 0. (2) The SAE can be attached at all, and nothing it needs is missing.
+    (3) The model offers the SAE's site, and the SAE reads that site's width. (4) Another layer or model family than it
+    was trained on is a warning, and so is no site at all; a hook name that means no known site is an error.
+
+    `site_widths` has the width of every site that the model offers; nothing there leaves only the stream's `hidden_size` to
+    compare with.
+    """
     errors: list[str] = []
-    warnings: list[str] = []
+    site = claim.site or RESID_POST
     if not 0 <= layer < layers:
         errors.append(f"layer {layer} is outside [0, {layers}) of the loaded model")
-    if claim.d_in != hidden_size:
+    elif site == EMBED and layer != 0:
+        errors.append(f"the SAE reads the token embedding, which is at layer 0, not {layer}")
+    if claim.reason:
+        errors.append(claim.reason)
+    if claim.needs:
+        errors.append(f"the files do not say its {', '.join(claim.needs)}; give it as an override")
+    if claim.site is None and claim.hook_name and "site" not in claim.needs:
         errors.append(
-            f"the SAE reads {claim.d_in} features but the model's hidden size is {hidden_size}"
+            f"the SAE reads at {claim.hook_name!r}, which names no known site; give the site as an override"
         )
-    if claim.layer is not None and claim.layer != layer:
-        warnings.append(f"the SAE was trained on layer {claim.layer}, not {layer}")
-    if claim.model_name and not any(_same_family(claim.model_name, n) for n in model_names):
-        warnings.append(
-            f"the SAE was trained on {claim.model_name!r}; the loaded model is {model_names[0]!r}"
-        )
-    if claim.site is None:
-        warnings.append(
-            "the SAE does not say where it reads; taken as the residual after the layer"
-        )
-    return Verdict(tuple(errors), tuple(warnings))
+    errors += _of_width(claim, site, hidden_size, site_widths or {})
+    return Verdict(tuple(errors), tuple(_warnings(claim, layer, model_names)))
 
 
 def check(verdict: Verdict, claim: Claim, hidden_size: int) -> None:
@@ -83,6 +101,63 @@ def check(verdict: Verdict, claim: Claim, hidden_size: int) -> None:
         )
 
 
+def _of_width(claim: Claim, site: str, hidden_size: int, widths: Mapping[str, int]) -> list[str]:
+    if not claim.d_in:
+        return ["its width is not known: what is attached is one SAE whose files have been read"]
+    if not widths:
+        if claim.d_in == hidden_size:
+            return []
+        return [f"the SAE reads {claim.d_in} features but the model's hidden size is {hidden_size}"]
+    what = SITES.get(site, "no site that is known")
+    if site not in widths:
+        offered = ", ".join(widths)
+        return [f"the loaded model offers no site {site!r} ({what}); it offers {offered}"]
+    if claim.d_in == widths[site]:
+        return []
+    fitting = [name for name, width in widths.items() if width == claim.d_in]
+    return [
+        f"the SAE reads {claim.d_in} features but {what} has {widths[site]} here (hidden size {hidden_size})"
+        + (f"; {', '.join(fitting)} would fit" if fitting else "")
+    ]
+
+
+def _warnings(claim: Claim, layer: int, model_names: tuple[str, ...]) -> list[str]:
+    found: list[str] = []
+    if claim.layer is not None and claim.layer != layer:
+        found.append(f"the SAE was trained on layer {claim.layer}, not {layer}")
+    if claim.model_name and not any(_same_family(claim.model_name, n) for n in model_names):
+        loaded = repr(model_names[0]) if model_names else "another"
+        found.append(f"the SAE was trained on {claim.model_name!r}; the loaded model is {loaded}")
+    if claim.site is None and not claim.hook_name:
+        found.append("the SAE does not say where it reads; taken as the residual after the layer")
+    return found
+
+
+# ---------------------------------------------------------------- names of models
+
+_TOKEN = re.compile(r"\d+(?:\.\d+)?[bm](?![a-z])|\d+(?:\.\d+)*|[a-z]+")
+_UNDERSCORED = re.compile(r"(?<=\d)_(?=\d+(?![\d.]*[bm]))")
+_SAYS_LITTLE = frozenset(
+    "instruct it chat base pt hf meta model gguf awq gptq bnb fp bf int bit q k s m l xs v".split()
+)
+_FIRST_OF_THEIR_NAME = frozenset({"gemma", "llama", "qwen", "olmo"})
+_SIZE_WORDS = frozenset({"small", "medium", "large", "xl", "mini", "tiny"})
+
+
 def _same_family(claimed: str, name: str) -> bool:
-    a, b = claimed.lower().rpartition("/")[2], name.lower().rpartition("/")[2]
-    return a in b or b in a
+    """Whether two names may mean one model: all that one says the other says too, kinds of tuning and storage apart."""
+    a, b = _said(claimed), _said(name)
+    words = {token for token in a & b if token.isalpha()}
+    return bool(words) and (a <= b or b <= a)
+
+
+def _said(name: str) -> frozenset[str]:
+    """The words, versions and sizes of a model's name, without its owner."""
+    text = _UNDERSCORED.sub(".", name.lower().rstrip("/").rpartition("/")[2])
+    found = {token for token in _TOKEN.findall(text) if token not in _SAYS_LITTLE}
+    versions = {token for token in found if token[0].isdigit() and token[-1].isdigit()}
+    if found & _FIRST_OF_THEIR_NAME and not versions:
+        found.add("1")
+    if {"gpt", "2"} <= found and not found & _SIZE_WORDS:
+        found.add("small")
+    return frozenset(found)

@@ -18,10 +18,10 @@ class Fixed:
     top_p: float
 
 
-def backend(intent: Intent, fixed: Fixed | None) -> str:
+def backend(intent: Intent, fixed: Fixed | None, *, is_monitored: bool = False) -> str:
     """`cbm` for a request of the fixed sampling parameters that asks for nothing else; `fixed` is None where
-    continuous batching is off."""
-    if fixed is None or not isinstance(intent, Generate):
+    continuous batching is off, and `is_monitored` sends everything to the serial path."""
+    if fixed is None or is_monitored or not isinstance(intent, Generate):
         return SERIAL
     sampling = intent.sampling
     is_plain = (
@@ -35,5 +35,6 @@ def backend(intent: Intent, fixed: Fixed | None) -> str:
         and intent.intensity is None
         and intent.activations is None
         and intent.constraint is None
+        and intent.sweep is None
     )
     return BATCHED if is_plain else SERIAL

@@ -1,8 +1,9 @@
 """The dial of one request: a profile by name, an intensity, or both, as the overlay to apply and the value to echo.
 
 One function decides both, so that what is echoed is what is applied. Order: (1) with no SAE attached nothing changes;
-(2) `off` and 0 steer nothing and check no base; (3) a named profile is the base, else the live values; (4) the base is
-scaled by the request's intensity, else by the profile's own; (5) each value is clamped to [-200, 200].
+(2) `off` and 0 steer nothing and check no base; (3) a named profile is the base, else the active one as it was authored,
+else the live values; (4) the base is scaled by the request's intensity, else by the profile's own; (5) each value is
+clamped to [-200, 200].
 """
 
 from __future__ import annotations
@@ -13,7 +14,9 @@ from typing import Any
 
 from steerserve.errors import Refusal
 from steerserve.rules.attachment import Attached
-from steerserve.rules.steering import MAXIMUM, MINIMUM, Live, Values
+from steerserve.rules.profile import Profile as Profile
+from steerserve.rules.profile import dialed, site
+from steerserve.rules.steering import Live, Values, clamped
 
 FIELD = "steering_intensity"
 HIGHEST = 2.0
@@ -21,17 +24,6 @@ WORDS = ("off", "min", "max")
 
 Intensity = float | str
 """A number in [0, 2], or `min` or `max`; `off` is 0."""
-
-
-@dataclass(frozen=True, slots=True)
-class Profile:
-    """What the dial needs to know of a saved profile; `sae_id` and `layer` None fit any."""
-
-    name: str
-    values: Values
-    intensity: float = 1.0
-    sae_id: str | None = None
-    layer: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,15 +83,15 @@ def plan(
     if intensity == 0.0:
         return Plan({}, 0.0 if _has_base(is_profile_named, profile, live) else None)  # (2)
     if profile is not None:
-        base: Mapping[str, Values] = {_site(profile, attached).key: profile.values}
+        base: Mapping[str, Values] = {_site(profile, attached): profile.values}
         strength = _resolved(intensity, limits, profile.intensity)
     else:
-        base = live.values if live.enabled else {}
+        base = dialed(live) if live.enabled else {}
         strength = _resolved(intensity, limits, 1.0)
         if not any(base.values()):
             return Plan()  # an operator's "off" is never dialed back on
     overlay = {
-        key: {index: _clamped(value * strength) for index, value in values.items()}
+        key: {index: clamped(value * strength) for index, value in values.items()}
         for key, values in base.items()
     }
     is_dialed = intensity is not None and any(overlay.values())
@@ -118,37 +110,23 @@ def _has_base(is_profile_named: bool, profile: Profile | None, live: Live) -> bo
     return live.enabled and any(live.values.values())
 
 
-def _site(profile: Profile, attached: Sequence[Attached]) -> Attached:
-    """The attached SAE that the profile was made for.
+def _site(profile: Profile, attached: Sequence[Attached]) -> str:
+    """The key of the attached SAE that the profile was made for.
 
     Raises:
         Refusal: PROFILE_INCOMPATIBLE when none is, or a feature is past its width.
     """
-    found = [
-        a
-        for a in attached
-        if profile.sae_id in (None, a.sae_id) and profile.layer in (None, a.layer)
-    ]
-    if not found:
-        raise Refusal(
-            "PROFILE_INCOMPATIBLE",
-            f"profile {profile.name!r} is made for SAE {profile.sae_id or 'any'} at layer "
-            f"{'any' if profile.layer is None else profile.layer}, which is not attached",
-            param="profile",
-            sae_id=profile.sae_id,
-            layer=profile.layer,
-            attached=[{"sae_id": a.sae_id, "layer": a.layer} for a in attached],
-        )
+    found = site(profile, attached, param="profile")
     for index in profile.values:
-        if not 0 <= index < found[0].d_sae:
+        if not 0 <= index < found.d_sae:
             raise Refusal(
                 "PROFILE_INCOMPATIBLE",
-                f"profile {profile.name!r} names feature {index}; the attached SAE has {found[0].d_sae}",
+                f"profile {profile.name!r} names feature {index}; the attached SAE has {found.d_sae}",
                 param="profile",
                 feature_idx=index,
-                d_sae=found[0].d_sae,
+                d_sae=found.d_sae,
             )
-    return found[0]
+    return found.key
 
 
 def _resolved(intensity: Intensity | None, limits: Range, own: float) -> float:
@@ -161,7 +139,3 @@ def _resolved(intensity: Intensity | None, limits: Range, own: float) -> float:
             return limits.highest
         case _:
             return float(intensity)
-
-
-def _clamped(value: float) -> float:
-    return min(MAXIMUM, max(MINIMUM, value))

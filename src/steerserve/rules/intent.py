@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from steerserve.rules.activations import Activations
+from steerserve.rules.compare import Sweep
 
 Conversation = tuple[Mapping[str, Any], ...]
 Prompt = str | Conversation
@@ -41,9 +42,11 @@ class Constraint:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Asked:
-    """What every request carries. `route` and `changing` (the fields that ask to change the output) are looked at again
-    once the model's engine is known; `may_load` is the load policy; the lease is a secret."""
+    """What every request carries. `request_id` is the id of its answer, empty where that has none; `route` and `changing`
+    (the fields that ask to change the output) are looked at again once the model's engine is known; `may_load` is the load
+    policy; the lease is a secret."""
 
+    request_id: str = ""
     route: str = ""
     changing: tuple[str, ...] = ()
     ignored: tuple[str, ...] = ()
@@ -53,7 +56,7 @@ class Asked:
 
 @dataclass(frozen=True, slots=True)
 class Generate(Asked):
-    """Complete each prompt `n` times; `has_special` adds the tokenizer's special tokens to texts, `template` has variables
+    """Complete each prompt `n` times, or with a `sweep` once at each of its intensities; `has_special` adds the tokenizer's special tokens to texts, `template` has variables
     for the template of conversations."""
 
     model: str
@@ -67,6 +70,7 @@ class Generate(Asked):
     intensity: float | str | None = None
     constraint: Constraint | None = None
     activations: Activations | None = None
+    sweep: Sweep | None = None
 
     @property
     def choices(self) -> int:

@@ -42,15 +42,15 @@ class RepoFile:
     digest: str | None = None
 
 
-def check_repo_id(repo_id: str) -> str:
+def check_repo_id(repo_id: str, param: str = "repo_id") -> str:
     """`owner/name`, or a bare `name` as the oldest models have.
 
     Raises:
-        Refusal: VALIDATION_ERROR naming `repo_id`.
+        Refusal: VALIDATION_ERROR naming `param`.
     """
     is_odd = any(part in repo_id for part in ("..", "--")) or repo_id.endswith((".git", ".", "-"))
     if len(repo_id) > REPO_ID_MAXIMUM or is_odd or not _REPO_ID.fullmatch(repo_id):
-        raise _invalid("repo_id", "repo_id must look like owner/name, as the hub writes it")
+        raise _invalid(param, f"{param} must look like owner/name, as the hub writes it")
     return repo_id
 
 

@@ -1,13 +1,13 @@
-"""Live steering as a value: edits, bounds, auto-enable, the epoch, and what a row of the batch really gets.
+"""Live steering as a value: who set what, bounds, auto-enable, the epoch, and what a row of the batch really gets.
 
-A key names one attached SAE (`sae_id@layer`). Every edit returns a new value; the epoch grows by one exactly when an
-edit changed something.
+A key names one attached SAE (`sae_id@layer`). Values belong to owners and add up. Every edit returns a new value; the
+epoch grows by one exactly when an edit changed something.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
 from steerserve.errors import Refusal
@@ -16,24 +16,61 @@ MINIMUM = -200.0
 MAXIMUM = 200.0
 BATCH_MAXIMUM = 1000
 
+MANUAL = "manual"
+"""The owner of what the plain routes and the profiles set."""
+
 Values = Mapping[int, float]
+Owned = Mapping[str, Mapping[str, Values]]
+"""Owner -> key -> values; no map in it is empty."""
+
+
+@dataclass(frozen=True, slots=True)
+class Active:
+    """The profile activated last, as it was then. `key` names the attachment that got its values, None where nothing
+    was applied; `authored` are those values before any intensity, and `left` is all that MANUAL held right after."""
+
+    profile_id: str
+    key: str | None = None
+    authored: Values = field(default_factory=dict)
+    left: Mapping[str, Values] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
 class Live:
-    """What every request is steered by unless its own plan says otherwise."""
+    """What every request is steered by unless its own plan says otherwise.
+
+    `values` is the sum of what the owners hold, each sum within [-200, 200]; given without owners, it is MANUAL's.
+    """
 
     epoch: int = 0
     enabled: bool = False
     values: Mapping[str, Values] = field(default_factory=dict)
+    owned: Owned = field(default_factory=dict)
+    active: Active | None = None
+
+    def __post_init__(self) -> None:
+        if self.owned:
+            object.__setattr__(self, "values", _sum(self.owned.values()))
+        elif self.values:
+            object.__setattr__(self, "owned", {MANUAL: self.values})
 
     def of(self, key: str) -> Values:
+        """Feature -> value at one attachment, summed over the owners."""
         return self.values.get(key, {})
+
+    def by(self, owner: str) -> Mapping[str, Values]:
+        """Key -> values of one owner."""
+        return self.owned.get(owner, {})
 
 
 def key_of(sae_id: str, layer: int) -> str:
     """The name of one attachment."""
     return f"{sae_id}@{layer}"
+
+
+def clamped(value: float) -> float:
+    """The value, held within [-200, 200]."""
+    return min(MAXIMUM, max(MINIMUM, value))
 
 
 def check_index(index: int, d_sae: int) -> None:
@@ -66,8 +103,8 @@ def check_value(value: float) -> None:
         )
 
 
-def set_values(live: Live, key: str, d_sae: int, edits: Values) -> Live:
-    """Set some features of one SAE, merging into those already set; setting any value enables.
+def set_values(live: Live, key: str, d_sae: int, edits: Values, owner: str = MANUAL) -> Live:
+    """Set some features of one SAE, merging into what this owner has set; setting any value enables.
 
     All-or-nothing: one bad index or value raises and nothing changes.
     """
@@ -76,31 +113,50 @@ def set_values(live: Live, key: str, d_sae: int, edits: Values) -> Live:
         check_value(value)
     if not edits:
         return live
-    merged = {**live.of(key), **edits}
-    return _changed(live, replace(live, enabled=True, values={**live.values, key: merged}))
+    held = live.by(owner)
+    merged = {**held, key: {**held.get(key, {}), **edits}}
+    return _step(live, {**live.owned, owner: merged}, enabled=True)
+
+
+def replace_all(live: Live, owner: str, values: Mapping[str, Values]) -> Live:
+    """What an owner holds becomes these values, key by key. Any value enables; none left of anybody disables."""
+    owned = {**live.owned, owner: values}
+    return _step(live, owned, enabled=live.enabled or any(values.values()))
 
 
 def enable(live: Live) -> Live:
-    return _changed(live, replace(live, enabled=True))
+    return _step(live, live.owned, enabled=True, is_kept=True)
 
 
 def disable(live: Live) -> Live:
     """Stop applying; the values are kept."""
-    return _changed(live, replace(live, enabled=False))
+    return _step(live, live.owned, enabled=False)
 
 
 def remove(live: Live, key: str, d_sae: int, index: int) -> Live:
-    """Forget one feature; forgetting the last one also disables. A feature that is not set changes nothing."""
+    """Forget one feature, whoever set it; forgetting the last one also disables. One that is not set changes nothing."""
     check_index(index, d_sae)
-    rest = {i: v for i, v in live.of(key).items() if i != index}
-    if len(rest) == len(live.of(key)):
+    if index not in live.of(key):
         return live
-    return _changed(live, _with(live, key, rest))
+    return _step(live, _without(live, key, index), enabled=live.enabled)
 
 
 def clear(live: Live, key: str) -> Live:
-    """Forget every feature of one SAE, and disable when none is left anywhere."""
-    return _changed(live, _with(live, key, {}))
+    """Forget every feature of one SAE, whoever set it, and disable when none is left anywhere."""
+    return _step(live, _without(live, key), enabled=live.enabled)
+
+
+def drop_owner(live: Live, owner: str) -> Live:
+    """Forget what one owner set, and disable when nothing is left of anybody."""
+    if owner not in live.owned:
+        return live
+    return replace_all(live, owner, {})
+
+
+def mark(before: Live, after: Live, active: Active | None) -> Live:
+    """The edit that led from `before` to `after`, and who is the active profile with it: one step of the epoch."""
+    same = (before.enabled, before.owned, before.active) == (after.enabled, after.owned, active)
+    return before if same else replace(after, active=active, epoch=before.epoch + 1)
 
 
 def effective(
@@ -117,13 +173,36 @@ def effective(
     return {i: v for i, v in chosen.items() if v != 0.0}
 
 
-def _with(live: Live, key: str, values: Values) -> Live:
-    every = {k: v for k, v in live.values.items() if k != key}
-    if values:
-        every[key] = values
-    return replace(live, values=every, enabled=live.enabled and bool(every))
+def _sum(parts: Iterable[Mapping[str, Values]]) -> dict[str, Values]:
+    total: dict[str, dict[int, float]] = {}
+    for part in parts:
+        for key, values in part.items():
+            there = total.setdefault(key, {})
+            for index, value in values.items():
+                there[index] = there[index] + value if index in there else value
+    return {key: {i: clamped(v) for i, v in values.items()} for key, values in total.items()}
 
 
-def _changed(before: Live, after: Live) -> Live:
-    same = before.enabled == after.enabled and before.values == after.values
-    return before if same else replace(after, epoch=before.epoch + 1)
+def _without(live: Live, key: str, index: int | None = None) -> Owned:
+    """What the owners hold without one feature at `key`, or without any there."""
+
+    def left(values: Values) -> Values:
+        return {} if index is None else {i: v for i, v in values.items() if i != index}
+
+    return {
+        owner: {k: left(values) if k == key else values for k, values in held.items()}
+        for owner, held in live.owned.items()
+    }
+
+
+def _step(live: Live, owned: Owned, *, enabled: bool, is_kept: bool = False) -> Live:
+    """The values after an edit, or `live` itself when it changed nothing. Without any value nothing is enabled unless
+    `is_kept`; a profile is active no longer once all the values at its SAE are gone."""
+    full = {o: {k: v for k, v in held.items() if v} for o, held in owned.items()}
+    full = {owner: held for owner, held in full.items() if held}
+    enabled = enabled and (is_kept or bool(full))
+    active = live.active
+    if active is not None and active.key is not None and active.key not in full.get(MANUAL, {}):
+        active = None
+    after = Live(live.epoch + 1, enabled, owned=full, active=active)
+    return live if (enabled, full, active) == (live.enabled, live.owned, live.active) else after

@@ -6,11 +6,14 @@ LEAST_SECONDS = 0.25
 """Between two reports of the same work."""
 
 
-def may_pass(last: float | None, now: float, *, is_final: bool) -> bool:
+def may_pass(
+    last: float | None, now: float, *, is_final: bool, least: float = LEAST_SECONDS
+) -> bool:
     """Whether a report may pass; one that may not is dropped, never held back.
 
     Args:
         last: when the last one passed, None before the first; seconds of the same clock as `now`.
         is_final: no other follows it.
+        least: seconds between two reports.
     """
-    return is_final or last is None or now - last >= LEAST_SECONDS
+    return is_final or last is None or now - last >= least

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
@@ -12,7 +13,7 @@ from starlette.requests import Request
 from steerserve.errors import Refusal
 from steerserve.rules import activations, dial, fields, intent, schema_subset
 from steerserve.settings import Settings
-from steerserve.v1 import bodies
+from steerserve.v1 import bodies, shape
 
 log = structlog.get_logger(__name__)
 
@@ -21,6 +22,9 @@ COLDEST_SCORING = 0.001
 
 TOKEN_ID_MAXIMUM = 2**31 - 1
 LOCATIONS_LOGGED = 100
+
+_PREFIXES = {fields.CHAT: shape.CHAT.prefix, fields.COMPLETIONS: shape.COMPLETION.prefix}
+"""What the ids of a route's answers begin with."""
 
 EngineOf = Callable[[object], Awaitable[str]]
 """The `model` of a body -> the engine that it needs."""
@@ -153,6 +157,7 @@ async def _read(
         if name not in fields.CHANGING or not fields.means_no_change(name, value)
     }
     return kept, {
+        "request_id": f"{_PREFIXES[route]}-{secrets.token_hex(12)}" if route in _PREFIXES else "",
         "route": route,
         "changing": changing,
         "ignored": tuple(unused),

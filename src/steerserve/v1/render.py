@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import base64
-import secrets
 import struct
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from typing import Any
@@ -39,18 +38,20 @@ DONE = b"data: [DONE]\n\n"
 _json = msgspec.json.Encoder().encode
 
 RetryAfter = Callable[[Refusal], int | None]
+LabelsOf = Callable[[str], Awaitable[Mapping[int, str]]]
 
 
 @dataclass(frozen=True, slots=True)
 class Door:
     """What answering needs of the service. `is_shared`: continuous batching runs here. `metrics` is told what
-    fails after its 200 was sent."""
+    fails after its 200 was sent; `labels_of` tells the labels of an SAE's features."""
 
     generation: Generation
     header_limit: int
     is_shared: bool
     retry_after: RetryAfter
     metrics: Metrics
+    labels_of: LabelsOf
 
 
 async def answer(request: Request, intent: Generate | Score, shape: Shape, door: Door) -> Response:
@@ -62,7 +63,7 @@ async def answer(request: Request, intent: Generate | Score, shape: Shape, door:
 
     async def respond(stack: AsyncExitStack, opened: _Opened) -> Response:
         base = {
-            "id": f"{shape.prefix}-{secrets.token_hex(12)}",
+            "id": intent.request_id,
             "created": int(time.time()),
             "model": opened.run.model_name,
         }
@@ -87,12 +88,13 @@ async def embed(request: Request, intent: Embed, door: Door) -> Response:
 
 @dataclass(frozen=True, slots=True)
 class _Opened:
-    """A request that was started: its headers are known, its events follow."""
+    """A request that was started: its headers are known, its events follow. `labels` name the features that it reads."""
 
     run: Run
     started: Started
     headers: dict[str, str]
     events: AsyncIterator[Started | Outcome]
+    labels: Mapping[int, str]
 
 
 async def _answer(
@@ -143,7 +145,9 @@ async def _start(stack: AsyncExitStack, intent: Intent, door: Door) -> _Opened:
     started = await anext(events)
     assert isinstance(started, Started)
     headers = service_headers.of(intent, run, limit=door.header_limit, is_shared=door.is_shared)
-    return _Opened(run, started, headers, events)
+    tapped = run.admitted.tapped
+    labels = await door.labels_of(tapped.sae_id) if tapped else {}
+    return _Opened(run, started, headers, events, labels)
 
 
 async def _fold(
@@ -251,7 +255,8 @@ def _service(intent: Generate | Score, opened: _Opened, found: Activated) -> dic
     asked = intent.activations
     assert asked is not None
     read_point = UNSTEERED if isinstance(intent, Score) else asked.read_point
-    return {"service": {"sae_activations": activations(asked, opened.run, found, read_point)}}
+    told = activations(opened.run, found, read_point, opened.labels)
+    return {"service": {"sae_activations": told}}
 
 
 def _usage(started: Started, choices: list[Choice]) -> dict[str, int]:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from steerserve.control.generate import Activated, Piece, Run, Scored, TokenScore
-from steerserve.rules.activations import Activations
 from steerserve.rules.intent import Generate, Score
 
 NOTE = "the last sampled token has no activation: no forward pass reads it"
@@ -91,8 +91,10 @@ CHAT = Shape("chatcmpl", "chat.completion", "chat.completion.chunk", is_chat=Tru
 COMPLETION = Shape("cmpl", "text_completion", "text_completion", is_chat=False)
 
 
-def activations(asked: Activations, run: Run, found: Activated, read_point: str) -> dict[str, Any]:
-    """The `sae_activations` object of an answer."""
+def activations(
+    run: Run, found: Activated, read_point: str, labels: Mapping[int, str]
+) -> dict[str, Any]:
+    """The `sae_activations` object of an answer; a feature has a `label` only where there is one."""
     tapped = run.admitted.tapped
     assert tapped is not None
     return {
@@ -103,12 +105,17 @@ def activations(asked: Activations, run: Run, found: Activated, read_point: str)
             {
                 "position": reading.position,
                 "token_id": reading.token,
-                "features": [{"index": i, "value": value} for i, value in reading.features],
+                "features": [_feature(i, value, labels) for i, value in reading.features],
             }
             for reading in found.readings
         ],
         "note": NOTE_SCORED if read_point == UNSTEERED else NOTE,
     }
+
+
+def _feature(index: int, value: float, labels: Mapping[int, str]) -> dict[str, Any]:
+    told: dict[str, Any] = {"index": index, "value": value}
+    return told | {"label": labels[index]} if index in labels else told
 
 
 def _key(score: TokenScore, intent: Score) -> str:

@@ -1,0 +1,137 @@
+"""/api/compare: one prompt at several intensities of one steering, side by side."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+from fastapi import APIRouter
+from pydantic import Field
+from starlette.responses import Response
+
+from steerserve.api.envelope import Envelope, RequestBody, success
+from steerserve.api.steering import Value, indices
+from steerserve.control.compare import Compare, Side
+from steerserve.errors import Refusal
+from steerserve.rules import activations
+from steerserve.rules import compare as rules
+from steerserve.rules.intent import Generate, Prompt, Sampling
+from steerserve.settings import Settings
+
+SEED_MAXIMUM = 2**32 - 1
+
+
+class Message(RequestBody):
+    """One message of a conversation."""
+
+    role: Annotated[str, Field(min_length=1, max_length=50)]
+    content: str
+
+
+class CompareBody(RequestBody):
+    """`prompt` or `messages`; the base is `steering`, else `profile`, else what steers now. Without `temperature` the
+    completions are greedy, so that they differ by the steering alone."""
+
+    prompt: Annotated[str, Field(min_length=1)] | None = None
+    messages: Annotated[list[Message], Field(min_length=1)] | None = None
+    intensities: Annotated[list[float], Field(default_factory=lambda: [0.0, 1.0])]
+    steering: dict[str, Value] | None = None
+    sae_id: Annotated[str, Field(max_length=50)] | None = None
+    layer: Annotated[int, Field(ge=0)] | None = None
+    profile: Annotated[str, Field(min_length=1, max_length=100)] | None = None
+    max_tokens: Annotated[int, Field(ge=1)] = 64
+    temperature: Annotated[float, Field(ge=0, le=2, allow_inf_nan=False)] = 0.0
+    top_p: Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)] = 1.0
+    seed: Annotated[int, Field(ge=0, le=SEED_MAXIMUM)] | None = None
+    activations: dict[str, Any] | None = None
+
+
+def router(compare: Compare, settings: Settings) -> APIRouter:
+    routes = APIRouter(prefix="/api/compare", tags=["steering"])
+
+    @routes.post("", response_model=Envelope)
+    async def run(body: CompareBody) -> Response:
+        found = await compare.run(_intent(body, compare.model(), settings))
+
+        def told(side: Side) -> dict[str, Any]:
+            read = None
+            if side.readings is not None and found.tapped is not None:
+                read = {
+                    "sae_id": found.tapped.sae_id,
+                    "layer": found.tapped.layer,
+                    "positions": [
+                        {
+                            "position": reading.position,
+                            "token_id": reading.token,
+                            "features": [{"index": i, "value": v} for i, v in reading.features],
+                        }
+                        for reading in side.readings
+                    ],
+                }
+            return {
+                "intensity": side.intensity,
+                "steering": {
+                    key: {str(i): v for i, v in sorted(values.items())}
+                    for key, values in side.steering.items()
+                },
+                "text": side.text,
+                "finish_reason": side.finish,
+                "completion_tokens": side.tokens,
+                "sae_activations": read,
+            }
+
+        return success(
+            {
+                "model": found.model,
+                "system_fingerprint": found.fingerprint,
+                "prompt_tokens": found.prompt_tokens,
+                "sides": [told(side) for side in found.sides],
+            }
+        )
+
+    return routes
+
+
+def _intent(body: CompareBody, model: str, settings: Settings) -> Generate:
+    """Raises:
+    Refusal: VALIDATION_ERROR, SAE_ACTIVATIONS_REFUSED.
+    """
+    if (body.prompt is None) == (body.messages is None):
+        raise _invalid("prompt", "give either prompt or messages")
+    if body.steering is not None and body.profile is not None:
+        raise _invalid("profile", "give either steering or profile")
+    if body.steering is None and (body.sae_id is not None or body.layer is not None):
+        raise _invalid("steering", "sae_id and layer say where steering acts; give it too")
+    prompt: Prompt
+    if body.messages is not None:
+        prompt = tuple({"role": one.role, "content": one.content} for one in body.messages)
+    else:
+        prompt = body.prompt or ""
+    intensities = rules.check(body.intensities)
+    asked = body.activations
+    return Generate(
+        model=model,
+        prompts=(prompt,) * len(intensities),
+        sampling=Sampling(
+            temperature=body.temperature,
+            top_p=body.top_p,
+            max_tokens=body.max_tokens,
+            seed=body.seed,
+        ),
+        profile=body.profile,
+        activations=(
+            None if asked is None else activations.parse(asked, settings.sae_activations_max_top_k)
+        ),
+        sweep=rules.Sweep(
+            intensities,
+            None if body.steering is None else indices(body.steering),
+            body.sae_id,
+            body.layer,
+        ),
+        may_load=False,
+    )
+
+
+def _invalid(field: str, why: str) -> Refusal:
+    return Refusal(
+        "VALIDATION_ERROR", f"{field}: {why}", errors=[{"loc": ["body", field], "msg": why}]
+    )

@@ -1,0 +1,167 @@
+"""/api/saes/{sae_id}/features and /labels: what is known of single features."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Depends, Query, Request
+from pydantic import Field, model_validator
+from starlette.exceptions import HTTPException
+from starlette.responses import Response
+
+from steerserve.api import monitoring as monitoring_routes
+from steerserve.api.envelope import Envelope, RequestBody, read_json, success, unambiguous
+from steerserve.control.features import Features
+from steerserve.errors import Refusal
+
+LARGEST_INTEGER = 2**31 - 1
+SEARCH_MAXIMUM = 100
+PAGE_MAXIMUM = 1000
+NDJSON = ("application/x-ndjson", "application/jsonl", "application/x-jsonlines")
+
+Text = Annotated[str, Field(min_length=1, max_length=200)]
+
+
+class Search(RequestBody):
+    """Words that a label has, a feature whose neighbours are sought, or both."""
+
+    query: Text | None = None
+    feature_idx: int | None = None
+    limit: Annotated[int, Field(ge=1, le=SEARCH_MAXIMUM)] = 20
+
+    @model_validator(mode="after")
+    def _asks(self) -> Search:
+        if self.feature_idx is None and not (self.query or "").strip():
+            raise ValueError("give a query, a feature_idx, or both")
+        return self
+
+
+_IMPORT = {
+    "requestBody": {
+        "required": True,
+        "content": {
+            "application/json": {
+                "schema": {
+                    "anyOf": [
+                        {"type": "object", "additionalProperties": True},
+                        {"type": "array", "items": {"type": "object"}},
+                    ]
+                }
+            },
+        },
+    }
+}
+
+
+def router(features: Features) -> APIRouter:
+    routes = APIRouter(prefix="/api/saes", tags=["features"])
+
+    @routes.get("/{sae_id}/labels", response_model=Envelope)
+    async def get_labels(
+        sae_id: str,
+        query: Annotated[str | None, Query(max_length=200)] = None,
+        limit: Annotated[int, Query(ge=1, le=PAGE_MAXIMUM)] = 100,
+        offset: Annotated[int, Query(ge=0, le=LARGEST_INTEGER)] = 0,
+    ) -> Response:
+        page = await features.page(sae_id, query, limit, offset)
+        return success(
+            {
+                "sae_id": sae_id,
+                "labels": [{"feature_idx": i, "label": label} for i, label in page.labels],
+                "matched": page.matched,
+                "total": page.total,
+                "limit": limit,
+                "offset": offset,
+            }
+        )
+
+    @routes.post(
+        "/{sae_id}/labels",
+        response_model=Envelope,
+        openapi_extra=_IMPORT,
+        dependencies=[Depends(unambiguous)],
+    )
+    async def add_labels(sae_id: str, request: Request, replace: bool = False) -> Response:
+        """`replace` forgets the labels that were there before. The body may also be JSON Lines, as application/x-ndjson."""
+        done = await features.add_labels(sae_id, await _document(request), replace=replace)
+        return success(
+            {
+                "sae_id": sae_id,
+                "imported": done.imported,
+                "total": done.total,
+                "warnings": list(done.warnings),
+            }
+        )
+
+    @routes.delete("/{sae_id}/labels", response_model=Envelope)
+    async def clear_labels(sae_id: str) -> Response:
+        cleared = await features.clear_labels(sae_id)
+        return success({"cleared": cleared, "message": "the labels are forgotten"})
+
+    @routes.post("/{sae_id}/features/search", response_model=Envelope)
+    async def search(sae_id: str, body: Search) -> Response:
+        found, matched = await features.search(sae_id, body.query, body.feature_idx, body.limit)
+        return success(
+            {
+                "sae_id": sae_id,
+                "query": body.query,
+                "feature_idx": body.feature_idx,
+                "features": [
+                    {"feature_idx": one.index, "label": one.label, "cosine": one.cosine}
+                    for one in found
+                ],
+                "matched": matched,
+            }
+        )
+
+    @routes.get("/{sae_id}/features/search", include_in_schema=False)
+    async def not_by_get() -> Response:
+        """Else `search` would be taken for an index."""
+        raise HTTPException(405)
+
+    @routes.get("/{sae_id}/features/{index}", response_model=Envelope)
+    async def get_feature(sae_id: str, index: int) -> Response:
+        found = await features.get(sae_id, index)
+        facts, attached = found.facts, found.attached
+        counted = found.statistics
+        return success(
+            {
+                "sae_id": sae_id,
+                "feature_idx": facts.feature_idx,
+                "label": found.label,
+                "decoder_norm": facts.decoder_norm,
+                "encoder_norm": facts.encoder_norm,
+                "encoder_bias": facts.encoder_bias,
+                "threshold": facts.threshold,
+                "layer": attached.layer if attached else None,
+                "residual_norm": found.residual_norm,
+                "typical_strength": found.typical_strength,
+                "statistics": None if counted is None else monitoring_routes.feature(counted, {}),
+            }
+        )
+
+    return routes
+
+
+async def _document(request: Request) -> Any:
+    """The labels of a body: JSON Lines as text, else JSON, whose one field `labels` may hold them instead.
+
+    Raises:
+        Refusal: VALIDATION_ERROR.
+    """
+    body = await request.body()
+    media = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    if media in NDJSON:
+        try:
+            return body.decode()
+        except UnicodeDecodeError:
+            raise Refusal(
+                "VALIDATION_ERROR",
+                "the body is not UTF-8",
+                errors=[{"loc": ["body"], "msg": "not UTF-8"}],
+            ) from None
+    document = await asyncio.to_thread(read_json, body)
+    if isinstance(document, dict) and set(document) == {"labels"}:
+        return document["labels"]
+    return document

@@ -1,0 +1,176 @@
+"""/api/monitoring: what the features of the first attached SAE do while the model writes."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Annotated, Any, Literal
+
+from fastapi import APIRouter, Query
+from pydantic import Field
+from starlette.responses import Response
+
+from steerserve.api.envelope import Envelope, RequestBody, success
+from steerserve.control.monitoring import Counted, FeatureCount, Monitoring, State
+from steerserve.control.vitals import iso
+from steerserve.rules import monitoring as rules
+from steerserve.rules.monitoring import Record
+
+LabelsOf = Callable[[str], Awaitable[Mapping[int, str]]]
+"""An SAE's id -> the labels of its features."""
+Labels = Mapping[int, str]
+
+
+class Configure(RequestBody):
+    """The whole configuration; what is left out takes its default. Without `features` all are monitored."""
+
+    enabled: bool = True
+    features: Annotated[list[int], Field(min_length=1)] | None = None
+    history_size: Annotated[int, Field(ge=1, le=rules.HISTORY_MAXIMUM)] = rules.HISTORY_DEFAULT
+    top_k: Annotated[int, Field(ge=1, le=rules.TOP_K_MAXIMUM)] = rules.TOP_K_DEFAULT
+
+
+class Enable(RequestBody):
+    enabled: bool
+
+
+class Top(RequestBody):
+    """The features that lead in one figure."""
+
+    k: Annotated[int, Field(ge=1, le=rules.BEST_MAXIMUM)] = rules.BEST_DEFAULT
+    metric: Literal["mean", "max", "active_ratio", "count"] = "mean"
+
+
+def router(monitoring: Monitoring, labels_of: LabelsOf) -> APIRouter:
+    routes = APIRouter(tags=["monitoring"])
+
+    @routes.get("/api/monitoring", response_model=Envelope)
+    async def get_state() -> Response:
+        return success(state(monitoring.state()))
+
+    @routes.post("/api/saes/monitoring", response_model=Envelope)
+    @routes.post("/api/monitoring/configure", response_model=Envelope)
+    async def configure(body: Configure) -> Response:
+        made = await monitoring.configure(
+            enabled=body.enabled,
+            features=body.features,
+            history_size=body.history_size,
+            top_k=body.top_k,
+        )
+        return success(state(made))
+
+    @routes.post("/api/monitoring/enable", response_model=Envelope)
+    async def enable(body: Enable) -> Response:
+        return success(state(await monitoring.enable(body.enabled)))
+
+    @routes.get("/api/monitoring/history", response_model=Envelope)
+    async def history(
+        limit: Annotated[int, Query(ge=1, le=rules.HISTORY_MAXIMUM)] = rules.LIMIT_DEFAULT,
+        request_id: Annotated[str | None, Query(max_length=200)] = None,
+    ) -> Response:
+        found = monitoring.history(limit, request_id)
+        labels = {sae_id: await labels_of(sae_id) for sae_id in {one.sae_id for one in found}}
+
+        def told() -> Response:
+            records = [record(one, labels[one.sae_id]) for one in found]
+            return success({"records": records, "total": len(records)})
+
+        return await asyncio.to_thread(told)
+
+    @routes.delete("/api/monitoring/history", response_model=Envelope)
+    async def clear_history() -> Response:
+        cleared = monitoring.clear_history()
+        return success({"cleared": cleared, "message": "the records are forgotten"})
+
+    @routes.get("/api/monitoring/statistics", response_model=Envelope)
+    async def statistics(features: Annotated[str | None, Query()] = None) -> Response:
+        counted = await monitoring.statistics(rules.parse_features(features))
+        labels = await labels_of(counted.sae_id)
+
+        def told() -> Response:
+            return success(statistics_of(counted, labels))
+
+        return await asyncio.to_thread(told)
+
+    @routes.delete("/api/monitoring/statistics", response_model=Envelope)
+    async def reset_statistics() -> Response:
+        cleared = await monitoring.reset_statistics()
+        return success({"cleared": cleared, "message": "the statistics begin anew"})
+
+    @routes.post("/api/monitoring/statistics/top", response_model=Envelope)
+    async def top(body: Top) -> Response:
+        counted = await monitoring.statistics(None, body.metric, body.k)
+        labels = await labels_of(counted.sae_id)
+        return success(
+            {
+                "features": [feature(one, labels) for one in counted.features],
+                "metric": body.metric,
+                "k": body.k,
+                "total_activations": counted.activations,
+                "tokens": counted.tokens,
+                "since": None if counted.since is None else iso(counted.since),
+            }
+        )
+
+    return routes
+
+
+def state(found: State) -> dict[str, Any]:
+    """Monitoring as it is; no `monitored_features` are all of them."""
+    return {
+        "enabled": found.enabled,
+        "sae_attached": found.sae_id is not None,
+        "sae_id": found.sae_id,
+        "layer": found.layer,
+        "monitored_features": list(found.features or ()),
+        "history_size": found.history_size,
+        "history_count": found.history_count,
+        "top_k": found.top_k,
+        "read_point": rules.READ_POINT,
+    }
+
+
+def record(found: Record, labels: Labels) -> dict[str, Any]:
+    return {
+        "timestamp": iso(found.timestamp),
+        "request_id": found.request_id,
+        "sae_id": found.sae_id,
+        "layer": found.layer,
+        "choice": found.choice,
+        "token_position": found.position,
+        "token_id": found.token,
+        "activations": [activation(one, labels) for one in found.activations],
+        "top_k": [activation(one, labels) for one in found.top_k],
+        "fired": found.fired,
+        "read_point": rules.READ_POINT,
+    }
+
+
+def activation(found: rules.Activation, labels: Labels) -> dict[str, Any]:
+    index, value = found
+    told: dict[str, Any] = {"feature_index": index, "activation": value}
+    return told | {"label": labels[index]} if index in labels else told
+
+
+def statistics_of(counted: Counted, labels: Labels) -> dict[str, Any]:
+    return {
+        "features": [feature(one, labels) for one in counted.features],
+        "total_activations": counted.activations,
+        "tokens": counted.tokens,
+        "since": None if counted.since is None else iso(counted.since),
+    }
+
+
+def feature(counted: FeatureCount, labels: Labels) -> dict[str, Any]:
+    """The figures of one feature over the observed tokens."""
+    index = counted.feature_idx
+    told: dict[str, Any] = {
+        "feature_idx": index,
+        "count": counted.count,
+        "mean": counted.mean,
+        "std": counted.std,
+        "min": counted.min,
+        "max": counted.max,
+        "active_ratio": counted.active_ratio,
+    }
+    return told | {"label": labels[index]} if index in labels else told

@@ -1,0 +1,99 @@
+"""A comparison: one prompt, completed once for each intensity of one steering, side by side.
+
+The base is the values given, else the named profile, else what steers now. An intensity multiplies the base; 0 is the
+model without any steering. Each product is clamped to [-200, 200], as on every dial.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from steerserve.errors import Refusal
+from steerserve.rules.attachment import Attached
+from steerserve.rules.dial import HIGHEST
+from steerserve.rules.steering import MAXIMUM, MINIMUM, Values, check_index, check_value
+
+INTENSITIES_MAXIMUM = 16
+
+Overlay = Mapping[str, Values]
+
+
+@dataclass(frozen=True, slots=True)
+class Sweep:
+    """What is compared: `steering` are values for the attached SAE `sae_id` at `layer` (None: the first that fits), None
+    takes the base from elsewhere."""
+
+    intensities: tuple[float, ...]
+    steering: Values | None = None
+    sae_id: str | None = None
+    layer: int | None = None
+
+
+def check(intensities: Sequence[float]) -> tuple[float, ...]:
+    """Raises:
+    Refusal: VALIDATION_ERROR for none, too many, one that is repeated, or one outside [0, 2].
+    """
+    found = tuple(float(one) for one in intensities)
+    if not 1 <= len(found) <= INTENSITIES_MAXIMUM:
+        raise _invalid(f"1 to {INTENSITIES_MAXIMUM} intensities")
+    for one in found:
+        if not 0.0 <= one <= HIGHEST:
+            raise _invalid(f"numbers in [0, {HIGHEST:g}]; {one} is not")
+    if len(set(found)) < len(found):
+        raise _invalid("each intensity once")
+    return found
+
+
+def base(sweep: Sweep, otherwise: Overlay, attached: Sequence[Attached]) -> Overlay:
+    """The steering at intensity 1, by attachment; `otherwise` where the sweep names no values.
+
+    Raises:
+        Refusal: SAE_NOT_ATTACHED, INVALID_FEATURE_INDEX, VALIDATION_ERROR for a value out of range or nothing to compare.
+    """
+    found = otherwise
+    if sweep.steering is not None:
+        fits = [
+            one
+            for one in attached
+            if sweep.sae_id in (None, one.sae_id) and sweep.layer in (None, one.layer)
+        ]
+        if not fits:
+            raise Refusal(
+                "SAE_NOT_ATTACHED",
+                f"SAE {sweep.sae_id or 'any'} is not attached at layer "
+                f"{'any' if sweep.layer is None else sweep.layer}",
+                attached=[{"sae_id": one.sae_id, "layer": one.layer} for one in attached],
+            )
+        for index, value in sweep.steering.items():
+            check_index(index, fits[0].d_sae)
+            check_value(value)
+        found = {fits[0].key: sweep.steering}
+    if not any(value for values in found.values() for value in values.values()):
+        raise Refusal(
+            "VALIDATION_ERROR",
+            "there is nothing to compare: give steering or a profile, or steer first",
+            errors=[{"loc": ["body", "steering"], "msg": "no value is steered"}],
+        )
+    return found
+
+
+def overlays(found: Overlay, intensities: Sequence[float]) -> tuple[Overlay, ...]:
+    """What each completion is steered by; empty for intensity 0."""
+    return tuple(
+        {
+            key: {i: min(MAXIMUM, max(MINIMUM, value * one)) for i, value in values.items()}
+            for key, values in found.items()
+        }
+        if one
+        else {}
+        for one in intensities
+    )
+
+
+def _invalid(expected: str) -> Refusal:
+    return Refusal(
+        "VALIDATION_ERROR",
+        f"intensities: {expected}",
+        errors=[{"loc": ["body", "intensities"], "msg": expected}],
+    )

@@ -1,0 +1,161 @@
+"""Labels of features as people publish them, from any of their forms to feature index -> text."""
+
+from __future__ import annotations
+
+import json
+import re
+import unicodedata
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from steerserve.errors import Refusal
+from steerserve.rules.steering import check_index
+
+LENGTH_MAXIMUM = 500
+INDEX_FIELDS = ("index", "feature", "feature_index", "feature_idx")
+LABEL_FIELDS = ("label", "description", "explanation")
+
+_INDEX = re.compile(r"-?(?:0|[1-9][0-9]{0,17})")
+_UNWRITABLE = {"Cc", "Cs", "Zl", "Zp"}
+_LAYER = re.compile(r"[0-9]{1,4}")
+_NAMED = 10
+"""How many offenders a refusal names."""
+
+Entry = tuple[str, Any, Any]
+"""Where it stands in the document, the index, the label."""
+
+
+@dataclass(frozen=True, slots=True)
+class Labels:
+    """Labels read from one document. `repeated` features had several, of which the first counts; `layers` are those that
+    the document names."""
+
+    by_feature: Mapping[int, str]
+    repeated: int = 0
+    layers: frozenset[int] = frozenset()
+
+
+def parse(document: Any, d_sae: int) -> Labels:
+    """All of a document's labels, or none of them.
+
+    Args:
+        document: an object of index -> label (or -> an object with a label); a list of objects with an index (one of
+            INDEX_FIELDS) and a label (one of LABEL_FIELDS), as Neuronpedia exports them; or such objects as JSON Lines.
+        d_sae: width of the SAE.
+
+    Raises:
+        Refusal: VALIDATION_ERROR naming the entries that are none; INVALID_FEATURE_INDEX.
+    """
+    objects = _lines(document) if isinstance(document, str) else document
+    if isinstance(objects, Mapping):
+        entries = list(_of_object(objects))
+    elif isinstance(objects, list):
+        entries = list(_of_list(objects))
+    else:
+        raise _refused(["the document"], "an object, a list of objects, or JSON Lines")
+    if not entries:
+        raise _refused(["the document"], "without any label")
+    found, repeated = _checked(entries, d_sae)
+    return Labels(found, repeated, frozenset(_layers(objects)))
+
+
+def has_words(label: str, words: Sequence[str]) -> bool:
+    """Whether a label has all the words of a query, each of which is case-folded."""
+    folded = label.casefold()
+    return all(word in folded for word in words)
+
+
+def words_of(query: str) -> list[str]:
+    """What `has_words` looks for."""
+    return query.casefold().split()
+
+
+# ------------------------------------------------------------------ inside
+
+
+def _checked(entries: Iterable[Entry], d_sae: int) -> tuple[dict[int, str], int]:
+    found: dict[int, str] = {}
+    bad: dict[str, list[str]] = {}
+    repeated = 0
+    for where, index, label in entries:
+        number = _number(index)
+        why = "not a feature index" if number is None else _fault(label)
+        if why is not None:
+            bad.setdefault(why, []).append(where)
+            continue
+        assert number is not None
+        check_index(number, d_sae)
+        repeated += number in found
+        found.setdefault(number, label.strip())
+    for why, places in bad.items():
+        raise _refused(places, why)
+    return found, repeated
+
+
+def _of_object(document: Mapping[Any, Any]) -> Iterator[Entry]:
+    for key, value in document.items():
+        label = _first(value, LABEL_FIELDS) if isinstance(value, Mapping) else value
+        yield repr(str(key)[:50]), key, label
+
+
+def _of_list(document: Sequence[Any]) -> Iterator[Entry]:
+    for place, entry in enumerate(document):
+        if not isinstance(entry, Mapping):
+            yield f"[{place}]", None, None
+        else:
+            yield f"[{place}]", _first(entry, INDEX_FIELDS), _first(entry, LABEL_FIELDS)
+
+
+def _lines(text: str) -> list[Any]:
+    found = []
+    for number, line in enumerate(text.split("\n"), 1):
+        if not line.strip():
+            continue
+        try:
+            found.append(json.loads(line))
+        except (ValueError, RecursionError):
+            raise _refused([f"line {number}"], "not JSON") from None
+    return found
+
+
+def _layers(objects: Any) -> Iterator[int]:
+    """The layers that a Neuronpedia export names: `layer` is such as `5-res-jb`."""
+    for entry in objects if isinstance(objects, list) else []:
+        layer = entry.get("layer")
+        found = _LAYER.match(str(layer)) if isinstance(layer, str | int) else None
+        if found:
+            yield int(found[0])
+
+
+def _first(entry: Mapping[str, Any], names: Iterable[str]) -> Any:
+    return next((entry[name] for name in names if entry.get(name) is not None), None)
+
+
+def _number(index: Any) -> int | None:
+    if type(index) is int:
+        return index
+    return int(index) if isinstance(index, str) and _INDEX.fullmatch(index) else None
+
+
+def _fault(label: Any) -> str | None:
+    if not isinstance(label, str):
+        return "without a label"
+    text = label.strip()
+    if not text:
+        return "a blank label"
+    if len(text) > LENGTH_MAXIMUM:
+        return f"a label longer than {LENGTH_MAXIMUM} characters"
+    if any(unicodedata.category(character) in _UNWRITABLE for character in text):
+        return "a label with control characters"
+    return None
+
+
+def _refused(places: Sequence[str], why: str) -> Refusal:
+    shown = ", ".join(places[:_NAMED])
+    return Refusal(
+        "VALIDATION_ERROR",
+        f"labels: {why}: {shown}",
+        errors=[{"loc": ["body", place], "msg": why} for place in places[:_NAMED]],
+        invalid=len(places),
+    )

@@ -1,0 +1,138 @@
+"""Monitoring as a value: its configuration and bounds, the ring of records, and what a query asks for."""
+
+from __future__ import annotations
+
+import re
+from collections import deque
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+
+from steerserve.errors import Refusal
+from steerserve.rules.steering import check_index
+
+HISTORY_MAXIMUM = 1000
+HISTORY_DEFAULT = 100
+TOP_K_MAXIMUM = 1000
+TOP_K_DEFAULT = 10
+LIMIT_DEFAULT = 50
+BEST_MAXIMUM = 100
+BEST_DEFAULT = 10
+READ_POINT = "pre_steering"
+"""Where an SAE reads what is monitored: before its own steering is added."""
+
+_INDEX = re.compile(r"-?(?:0|[1-9][0-9]{0,17})")
+_NAMED = 10
+"""How many offenders a refusal names."""
+
+Activation = tuple[int, float]
+
+
+@dataclass(frozen=True, slots=True)
+class Configuration:
+    """What an operator asked for; `features` None is all of the SAE's."""
+
+    enabled: bool = False
+    features: tuple[int, ...] | None = None
+    history_size: int = HISTORY_DEFAULT
+    top_k: int = TOP_K_DEFAULT
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """What the last token of one choice activated, the largest first. `position` counts over prompt and completion;
+    `fired` features were above 0, of which `activations` may name fewer."""
+
+    timestamp: datetime
+    request_id: str
+    sae_id: str
+    layer: int
+    choice: int
+    position: int
+    token: int
+    activations: tuple[Activation, ...]
+    top_k: tuple[Activation, ...]
+    fired: int
+
+
+class Ring:
+    """The newest records, at most `size` of them."""
+
+    def __init__(self, size: int = HISTORY_DEFAULT) -> None:
+        self._records: deque[Record] = deque(maxlen=size)
+
+    def __len__(self) -> int:
+        return len(self._records)
+
+    def add(self, record: Record) -> None:
+        self._records.append(record)
+
+    def resize(self, size: int) -> None:
+        """Keep the newest that fit."""
+        self._records = deque(self._records, maxlen=size)
+
+    def newest(self, limit: int, request_id: str | None = None) -> list[Record]:
+        """Newest first; with a request's id, only those of it."""
+        found = (
+            record
+            for record in reversed(self._records)
+            if request_id is None or record.request_id == request_id
+        )
+        return [record for record, _ in zip(found, range(limit), strict=False)]
+
+    def clear(self) -> int:
+        """Forget all; how many there were."""
+        count = len(self._records)
+        self._records.clear()
+        return count
+
+
+def chosen(features: Iterable[int], d_sae: int) -> tuple[int, ...]:
+    """The features named, each once and in order.
+
+    Raises:
+        Refusal: INVALID_FEATURE_INDEX naming the first outside [0, d_sae).
+    """
+    named = list(features)
+    for index in named:
+        check_index(index, d_sae)
+    return tuple(sorted(set(named)))
+
+
+def parse_features(text: str | None) -> tuple[int, ...] | None:
+    """The indices of a query such as `1,2,3`; None where nothing is asked for.
+
+    Raises:
+        Refusal: VALIDATION_ERROR naming what is no index.
+    """
+    if text is None:
+        return None
+    parts = [part.strip() for part in text.split(",")]
+    bad = [part for part in parts if not _INDEX.fullmatch(part)]
+    if bad:
+        shown = ", ".join(repr(part[:50]) for part in bad[:_NAMED])
+        raise Refusal(
+            "VALIDATION_ERROR",
+            f"features: feature indices separated by commas, not {shown}",
+            errors=[{"loc": ["query", "features"], "msg": "not a feature index"}],
+        )
+    return tuple(int(part) for part in parts)
+
+
+def place_of(key: str) -> tuple[str, int]:
+    """The SAE and the layer of an attachment's key."""
+    sae_id, _, layer = key.rpartition("@")
+    return sae_id, int(layer)
+
+
+def typical_strength(residual_norm: float, decoder_norm: float) -> float | None:
+    """The steering value whose addition is half as long as a usual residual; None for a decoder row without length.
+
+    About half the residual norm is where steering acts and the text still holds together.
+    """
+    return 0.5 * residual_norm / decoder_norm if decoder_norm > 0 else None
+
+
+def activations(pairs: Sequence[Sequence[float]]) -> tuple[Activation, ...]:
+    """[index, value] pairs as they come over the wire."""
+    return tuple((int(index), float(value)) for index, value in pairs)

@@ -1,0 +1,119 @@
+"""One prompt at several intensities, side by side, on the demo model."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from steerserve import demo
+from tests.service import Running
+
+PROMPT = "The children went down to the"
+PROOF = demo.proof()
+INDEX, STRENGTH = str(PROOF["feature_idx"]), PROOF["strength"]
+
+
+def compare(live: Running, **body: Any) -> Any:
+    return live.data("POST", "/api/compare", {"prompt": PROMPT, "max_tokens": 12, **body})
+
+
+def refused(live: Running, **body: Any) -> tuple[int, str]:
+    asked = {"prompt": PROMPT, "max_tokens": 4, **body}
+    status, code, _ = live.error("POST", "/api/compare", asked)
+    return status, code
+
+
+def alone(live: Running, **fields: Any) -> str:
+    answer = live.complete(PROMPT, max_tokens=12, temperature=0, **fields)
+    return str(answer["choices"][0]["text"])
+
+
+def test_each_side_is_the_completion_that_its_steering_gives_alone(steered: Running) -> None:
+    found = compare(steered, steering={INDEX: STRENGTH}, intensities=[1, 0, 0.5])
+    plain = alone(steered)
+    texts = []
+    for strength in (STRENGTH, STRENGTH / 2):
+        steered.data("POST", "/api/saes/steering", {"feature_idx": int(INDEX), "value": strength})
+        texts.append(alone(steered))
+    assert [side["text"] for side in found["sides"]] == [texts[0], plain, texts[1]]
+    assert len(set(texts + [plain])) == 3
+    (key,) = found["sides"][0]["steering"]
+    assert found["sides"][0]["steering"] == {key: {INDEX: STRENGTH}}
+    assert found["sides"][1]["steering"] == {}
+    assert found["sides"][2]["steering"] == {key: {INDEX: STRENGTH / 2}}
+    assert [side["completion_tokens"] for side in found["sides"]] == [12, 12, 12]
+    assert {side["finish_reason"] for side in found["sides"]} == {"length"}
+
+
+def test_without_values_the_live_ones_are_compared_and_stay(steered: Running) -> None:
+    assert refused(steered) == (422, "VALIDATION_ERROR")
+    steered.data("POST", "/api/saes/steering", {"feature_idx": int(INDEX), "value": STRENGTH})
+    before = steered.data("GET", "/api/saes/steering")
+    found = compare(steered)
+    assert [side["intensity"] for side in found["sides"]] == [0.0, 1.0]
+    assert found["sides"][1]["text"] == alone(steered) != found["sides"][0]["text"]
+    assert steered.data("GET", "/api/saes/steering") == before
+
+
+def test_a_named_profile_is_compared(steered: Running) -> None:
+    body = {"name": "compared", "steering": {INDEX: STRENGTH}}
+    made = steered.data("POST", "/api/profiles", body, 201)
+    found = compare(steered, profile="compared", intensities=[0, 1, 2])
+    assert [list(side["steering"].values()) for side in found["sides"]] == [
+        [],
+        [{INDEX: STRENGTH}],
+        [{INDEX: min(200.0, 2 * STRENGTH)}],
+    ]
+    assert refused(steered, profile="nobody") == (404, "PROFILE_NOT_FOUND")
+    steered.data("DELETE", f"/api/profiles/{made['id']}")
+
+
+def test_a_conversation_a_seed_and_activations_on_each_side(steered: Running) -> None:
+    asked = {
+        "prompt": None,
+        "messages": [{"role": "user", "content": "Tell me a story."}],
+        "steering": {INDEX: STRENGTH},
+        "temperature": 1.0,
+        "seed": 7,
+        "activations": {"features": [int(INDEX)], "positions": "completion"},
+    }
+    found = compare(steered, **asked)
+    assert found == compare(steered, **asked)
+    plain, moved = (
+        [row["features"][0]["value"] for row in side["sae_activations"]["positions"]]
+        for side in found["sides"]
+    )
+    assert len(plain) == len(moved) == 11  # the last token has none
+    assert sum(moved) > sum(plain)
+
+
+@pytest.mark.parametrize(
+    ("body", "status", "code"),
+    [
+        ({"steering": {"99999": 1.0}}, 400, "INVALID_FEATURE_INDEX"),
+        ({"steering": {"1": 201}}, 422, "VALIDATION_ERROR"),
+        ({"steering": {"one": 1}}, 422, "VALIDATION_ERROR"),
+        ({"steering": {"1": 1.0}, "sae_id": "sae_none"}, 400, "SAE_NOT_ATTACHED"),
+        ({"steering": {"1": 1.0}, "profile": "calm"}, 422, "VALIDATION_ERROR"),
+        (
+            {"steering": {"1": 1.0}, "messages": [{"role": "user", "content": "a"}]},
+            422,
+            "VALIDATION_ERROR",
+        ),
+        ({"steering": {"1": 1.0}, "prompt": None}, 422, "VALIDATION_ERROR"),
+        ({"steering": {"1": 1.0}, "intensities": [3]}, 422, "VALIDATION_ERROR"),
+        ({"steering": {"1": 1.0}, "intensities": []}, 422, "VALIDATION_ERROR"),
+        ({"steering": {"1": 1.0}, "max_tokens": 100_000}, 400, "CONTEXT_LENGTH_EXCEEDED"),
+        ({"steering": {"1": 1.0}, "activations": {"top_k": 1000}}, 400, "SAE_ACTIVATIONS_REFUSED"),
+        ({"sae_id": "sae_none"}, 422, "VALIDATION_ERROR"),
+    ],
+)
+def test_a_comparison_that_cannot_be(
+    steered: Running, body: dict[str, Any], status: int, code: str
+) -> None:
+    assert refused(steered, **body) == (status, code)
+
+
+def test_without_an_attached_sae_nothing_is_compared(shared: Running) -> None:
+    assert refused(shared, steering={"1": 1.0}) == (400, "SAE_NOT_ATTACHED")
