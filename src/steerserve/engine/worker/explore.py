@@ -39,12 +39,12 @@ def explore(command: Explore, sae: Sae) -> Explored:
 
 
 def _facts(sae: Sae, index: int) -> FeatureFacts:
-    """Norms in the stream's units. What opens the gate counts as a gated feature's bias."""
+    """Norms in the unit of the stream. What opens the gate counts as a gated feature's bias."""
     bias = sae.b_enc if sae.gate is None else sae.gate.b_gate
     return FeatureFacts(
         feature_idx=index,
-        decoder_norm=float(sae.W_dec[index].float().norm()),
-        encoder_norm=float(sae.W_enc[:, index].float().norm()),
+        decoder_norm=float(sae.decoder_norms()[index]),
+        encoder_norm=float(sae.W_enc[:, index].float().norm()) * sae.input_scale,
         encoder_bias=float(bias[index]),
         threshold=None if sae.threshold is None else float(sae.threshold[index]),
     )

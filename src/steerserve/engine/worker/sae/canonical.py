@@ -1,7 +1,7 @@
 """One sparse autoencoder in its canonical form: encode, decode, and the direction that steering adds.
 
-Order of encoding everywhere: cast -> centre -> normalise the input -> subtract b_dec if flagged -> x @ W_enc + b_enc ->
-activation. Decoding: f @ W_dec + b_dec -> undo the normalisation and the centring. (Conventions as in SAELens, 6.x.)
+Order of encoding everywhere: cast -> centre -> normalise and scale the input -> subtract b_dec if flagged ->
+x @ W_enc + b_enc -> activation. Decoding: f @ W_dec + b_dec -> undo the scale, the normalisation and the centring. (Conventions as in SAELens, 6.x.)
 """
 
 from __future__ import annotations
@@ -55,7 +55,9 @@ class Sae:
         activation: one of ACTIVATIONS. topk and abstopk keep the k largest pre-activations of a row, by value and then
             rectified (Gao et al. 2024, arXiv:2406.04093), or by magnitude with their sign (arXiv:2510.00404);
             groupmax keeps the largest of each of k equal, contiguous groups, rectified.
-        normalisation: of each row, undone on the output: one of NORMALISATIONS. A scalar norm is in the weights already.
+        normalisation: of each row, undone on the output: one of NORMALISATIONS.
+        input_scale: the scalar norm c: rows are multiplied by it and what is decoded is divided by it. The matrices stay as
+            they were stored, because half precision would round the products.
         scale_by_decoder_norm: pre-activations are multiplied, and what is decoded is divided, by ||W_dec row||.
         select_by_decoder_norm: only the choice of the k features goes by pre-activation x ||W_dec row||.
         is_centred: the SAE knows the stream without its mean over d_in, as TransformerLens centres writing weights.
@@ -68,6 +70,7 @@ class Sae:
     b_dec: Tensor
     activation: str
     normalisation: str = "none"
+    input_scale: float = 1.0
     subtract_b_dec: bool = False
     threshold: Tensor | None = None
     gate: Gate | None = None
@@ -155,19 +158,20 @@ class Sae:
     # ------------------------------------------------------------ geometry of the decoder
 
     def direction(self, values: Mapping[int, float]) -> Tensor:
-        """The sum of value x decoder row as stored, in float32 [d_in]; without its mean where the SAE is centred."""
+        """The sum of value x decoder row in the unit of the stream, in float32 [d_in]: the row as stored, divided by the
+        scalar norm; without its mean where the SAE is centred."""
         device = self.W_dec.device
         index = torch.tensor(sorted(values), dtype=torch.long, device=device)
         weights = torch.tensor(
             [values[i] for i in sorted(values)], dtype=torch.float32, device=device
         )
-        summed = weights @ self.W_dec[index].float()
+        summed = weights @ self.W_dec[index].float() / self.input_scale
         return summed - summed.mean() if self.is_centred else summed
 
     def decoder_norms(self) -> Tensor:
-        """||W_dec row|| of every feature, float32 [d_sae]; computed once."""
+        """||W_dec row|| of every feature in the unit of the stream, float32 [d_sae]; computed once."""
         if not self._norms:
-            self._norms.append(row_norms(self.W_dec))
+            self._norms.append(row_norms(self.W_dec) / self.input_scale)
         return self._norms[0]
 
     def nearest(self, feature: int, n: int) -> tuple[Tensor, Tensor]:
@@ -177,7 +181,7 @@ class Sae:
         """
         row = self.W_dec[feature].float()
         row = row / row.norm().clamp_min(SMALLEST)
-        cosines = torch.cat([part @ row for part in _rows(self.W_dec)])
+        cosines = torch.cat([part @ row for part in _rows(self.W_dec)]) / self.input_scale
         cosines = cosines / self.decoder_norms().to(row.device).clamp_min(SMALLEST)
         cosines[feature] = -torch.inf
         top = cosines.topk(min(n, self.d_sae - 1))
@@ -224,16 +228,16 @@ class Sae:
         return features, self.decode(features) * scale + shift
 
     def decode(self, features: Tensor) -> Tensor:
-        """What activations [..., d_sae] decode to, [..., d_in] in float32, the normalisation not undone."""
+        """What activations [..., d_sae] decode to, [..., d_in] in float32, the normalisation of its row not undone."""
         if self.scale_by_decoder_norm:
             features = features / self.decoder_norms().clamp_min(SMALLEST)
         if self.W_dec.dtype == torch.float32:
-            return features @ self.W_dec + self.b_dec.float()
+            return (features @ self.W_dec + self.b_dec.float()) / self.input_scale
         decoded, first = self.b_dec.float(), 0
         for part in _rows(self.W_dec):
             decoded = decoded + features[..., first : first + len(part)] @ part
             first += len(part)
-        return decoded
+        return decoded / self.input_scale
 
     def _normalise(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """The row that is encoded, and the shift and scale that bring what it decodes to back."""
@@ -251,6 +255,8 @@ class Sae:
         return x, shift, scale
 
     def _encode(self, x: Tensor) -> Tensor:
+        if self.input_scale != 1.0:
+            x = x * self.input_scale
         if self.subtract_b_dec:
             x = x - self.b_dec.float()
         pre = self._project(x)

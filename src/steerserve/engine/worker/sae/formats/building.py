@@ -14,6 +14,9 @@ from steerserve.engine.worker.sae.formats.reading import GATED, SCALED, Reading,
 from steerserve.engine.worker.sae.formats.shapes import Shape, listed, measured, misfit
 from steerserve.errors import Refusal
 
+SCALE_MINIMUM = 1e-9
+"""Scalar norms as small as this, or as large as its inverse, leave no numbers in float32."""
+
 UNCALIBRATED = (
     "the SAE was trained on activations scaled by a factor that the checkpoint does not hold: its values are "
     "uncalibrated, and so are steering strengths; the override norm_factor gives it"
@@ -73,10 +76,7 @@ def _sizes(reading: Reading) -> tuple[int, int]:
 
 
 def built(reading: Reading) -> Sae:
-    """The SAE, in canonical form and with scalar norms in its weights.
-
-    With the scaled input c x: W_enc * c, W_dec / c, b_dec / c; pre-activations, and with them b_enc and the thresholds,
-    stay what they were.
+    """The SAE in canonical form, its weights as stored.
 
     Raises:
         Refusal: SAE_INCOMPATIBLE for what can never be attached; SAE_LOAD_FAILED for a part that is missing, misshapen or
@@ -103,15 +103,21 @@ def built(reading: Reading) -> Sae:
         W_dec = (W_dec.float() * factor[:, None]).to(W_dec.dtype)
     is_scaled = reading.normalisation == SCALED
     c = (reading.norm_factor or 1.0) if is_scaled else 1.0
+    scale = c / reading.embedding_scale
+    if not SCALE_MINIMUM <= scale <= 1 / SCALE_MINIMUM:
+        raise Refusal("SAE_LOAD_FAILED", f"the scale {scale:.3g} of what the SAE reads is none")
     gate = None
     if reading.activation == "gated":
         gate = Gate(*(read.vector(part, shape.d_sae) for part in GATED))
     return Sae(
-        W_enc=_times(read.matrix("W_enc"), c / reading.embedding_scale),
+        # copies: a file that is mapped may change under us
+        W_enc=read.matrix("W_enc").clone(),
         b_enc=read.vector("b_enc", shape.d_sae),
-        W_dec=_times(W_dec, reading.embedding_scale / c),
-        b_dec=_times(read.vector("b_dec", shape.d_in), 1 / c),
+        W_dec=W_dec.clone(),
+        # of an embedding's SAE only the matrices know the other scale
+        b_dec=read.vector("b_dec", shape.d_in) / reading.embedding_scale,
         activation=str(reading.activation),
+        input_scale=scale,
         normalisation="none" if is_scaled else reading.normalisation,
         subtract_b_dec=bool(reading.subtract_b_dec),
         threshold=read.thresholds(W_dec, c) if reading.activation == "jumprelu" else None,
@@ -171,23 +177,6 @@ class _Parts:
         if not _is_finite(tensor):
             raise misfit(self.reading, f"{name} holds NaN or infinite values")
         return tensor
-
-
-def _times(tensor: Tensor, factor: float) -> Tensor:
-    """The product, in memory of its own: a file that is mapped may change under us. In float32 where half precision has
-    no room for it.
-
-    Raises:
-        Refusal: SAE_LOAD_FAILED when float32 has none either.
-    """
-    if factor == 1.0:
-        return tensor.clone()
-    product = tensor * factor
-    if _is_finite(product):
-        return product
-    if tensor.dtype == torch.float16:
-        return _times(tensor.float(), factor)
-    raise Refusal("SAE_LOAD_FAILED", f"weights scaled by {factor:.3g} leave the range of float32")
 
 
 def _is_finite(tensor: Tensor) -> bool:
