@@ -13,8 +13,8 @@ import torch
 from steerserve.engine.worker.sae import formats
 from tests.sae import checkpoints as disk
 from tests.sae.checkpoints import D_IN, D_SAE, K, Written
-from tests.sae.computed import X, assert_computes
-from tests.sae.reference import How, compute
+from tests.sae.computed import assert_computes
+from tests.sae.reference import How
 
 C = 4 / 17.125  # sqrt(d_in) / the average norm that Llama Scope's configuration holds
 
