@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from steerserve.engine.worker.sae import canonical
-from steerserve.engine.worker.sae.canonical import Gate, Sae
+from steerserve.engine.worker.sae.canonical import Gate, Sae, fits, kept
 from steerserve.errors import Refusal
 
 D_IN, D_SAE = 24, 3000  # more features than one chunk holds
@@ -129,16 +129,19 @@ def test_a_centred_sae_ignores_the_mean_and_adds_none() -> None:
     torch.testing.assert_close(shifted, x_hat + 3.0, atol=1e-4, rtol=1e-4)
 
 
+def cast(sae: Sae, dtype: torch.dtype) -> Sae:
+    return replace(sae, W_enc=kept(sae.W_enc, dtype), W_dec=kept(sae.W_dec, dtype))
+
+
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_a_cast_keeps_biases_and_thresholds_and_halves_the_matrices(dtype: torch.dtype) -> None:
     sae = random("jumprelu")
-    half = sae.cast(dtype)
+    half = cast(sae, dtype)
     assert (half.W_enc.dtype, half.W_dec.dtype, half.dtype) == (dtype, dtype, dtype)
     assert {half.b_enc.dtype, half.b_dec.dtype, half.threshold.dtype} == {torch.float32}  # type: ignore[union-attr]
     assert half.size_bytes == sae.size_bytes - 4 * D_IN * D_SAE
     assert half.encoder_bytes == sae.encoder_bytes - 2 * D_IN * D_SAE
-    assert sae.cast(torch.float32) is sae
-    widened = half.cast(torch.float32)
+    widened = cast(half, torch.float32)
     torch.testing.assert_close(half.encode(rows()), widened.encode(rows()), atol=1e-5, rtol=1e-5)
     torch.testing.assert_close(
         half.reconstruct(rows())[1], widened.reconstruct(rows())[1], atol=1e-4, rtol=1e-5
@@ -149,12 +152,22 @@ def test_a_cast_keeps_biases_and_thresholds_and_halves_the_matrices(dtype: torch
 def test_a_cast_that_would_make_infinities_is_refused(value: float) -> None:
     sae = random()
     sae.W_dec[17, 3] = value
-    assert not sae.fits(torch.float16)
-    assert sae.fits(torch.bfloat16)
+    assert not fits(sae.W_dec, torch.float16)
+    assert fits(sae.W_dec, torch.bfloat16)
     with pytest.raises(Refusal) as refused:
-        sae.cast(torch.float16)
+        cast(sae, torch.float16)
     assert refused.value.code == "SAE_LOAD_FAILED"
-    assert sae.cast(torch.bfloat16).W_dec[17, 3].isfinite()
+    assert cast(sae, torch.bfloat16).W_dec[17, 3].isfinite()
+
+
+def test_jumprelu_keeps_only_what_is_above_the_threshold() -> None:
+    sae = replace(
+        random("jumprelu"),
+        W_enc=torch.zeros(D_IN, D_SAE),
+        b_enc=torch.tensor([0.5] * D_SAE),
+        threshold=torch.tensor([0.5, 0.25] * (D_SAE // 2)),
+    )
+    assert sae.encode(rows())[0, :2].tolist() == [0.0, 0.5]
 
 
 def test_only_the_encoder_moves_when_only_it_is_asked_for() -> None:
@@ -165,5 +178,4 @@ def test_only_the_encoder_moves_when_only_it_is_asked_for() -> None:
     assert moved.W_dec is sae.W_dec
     assert moved.encode(torch.zeros(3, D_IN, device=META)).shape == (3, D_SAE)
     torch.testing.assert_close(moved.direction({4: 2.0}), sae.direction({4: 2.0}))
-    assert moved.to(META).W_dec.device == META
-    assert sae.to(torch.device("cpu")) is sae
+    assert sae.encoder_to(torch.device("cpu")) is sae

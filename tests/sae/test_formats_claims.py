@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -304,3 +305,31 @@ def test_weights_below_their_configuration_are_read_with_it(tmp_path: Path) -> N
     inside = "checkpoints/final.safetensors"
     source = SaeSource(f"{written.path}/{inside}", f"{written.name}/{inside}")
     assert formats.inspect(source) == formats.inspect(written.source())
+
+
+@pytest.mark.parametrize(
+    ("submodule", "io", "site"),
+    [
+        ("gpt_neox.layers.3.mlp", "in", "mlp_in"),
+        ("gpt_neox.layers.3.mlp", "out", "mlp_raw"),
+        ("resid_post_layer_3", "in", "resid_pre"),
+        ("gpt_neox.layers.3.somewhere", "in", None),
+    ],
+)
+def test_the_side_of_a_module_that_dictionary_learning_reads(
+    tmp_path: Path, submodule: str, io: str, site: str | None
+) -> None:
+    written = disk.dictionary_learning(tmp_path, "AutoEncoder")
+    path = next(Path(written.path).rglob("config.json"))
+    config = json.loads(path.read_text())
+    config["trainer"] |= {"submodule_name": submodule, "layer": 3}
+    config["buffer"] = {**config.get("buffer", {}), "io": io}
+    path.write_text(json.dumps(config))
+    claims = formats.inspect(written.source())
+    assert claims.site == site
+    assert ("site" in claims.needs) is (site is None)
+
+
+def test_a_folder_that_only_speaks_of_transcoders_holds_an_sae(tmp_path: Path) -> None:
+    written = disk.goodfire(tmp_path / "not-a-transcoder")
+    assert formats.inspect(written.source()).reason is None

@@ -171,12 +171,20 @@ def test_a_stream_that_rms_norm_reads_is_never_centred(llama: Checkpoint) -> Non
     found = selfcheck.examine(llama, knows_no_mean(), site, claims())
     assert not found.sae.is_centred
     marked = replace(exact(HIDDEN), is_centred=True)
-    found = selfcheck.examine(llama, marked, site, claims(is_centred=True))
-    assert not found.sae.is_centred
-    assert any("RMSNorm" in warning for warning in found.warnings)
-    kept = selfcheck.examine(llama, marked, site, claims(), Overrides(is_centred=True))
-    assert kept.sae.is_centred
-    assert kept.warnings == []
+    sae, (warning,) = selfcheck.suited(llama, marked, site)
+    assert not sae.is_centred
+    assert "never" in warning
+    assert selfcheck.suited(llama, marked, site, Overrides(is_centred=True)) == (marked, [])
+
+
+@pytest.mark.parametrize(("name", "stays"), [("resid_post", True), ("mlp_neurons", False)])
+def test_only_what_writes_into_the_stream_is_centred(
+    gpt2: Checkpoint, name: str, stays: bool
+) -> None:
+    site = site_of(gpt2, 1, name)
+    marked = replace(exact(site.width), is_centred=True)
+    sae, warnings = selfcheck.suited(gpt2, marked, site)
+    assert (sae.is_centred, bool(warnings)) == (stays, not stays)
 
 
 def test_an_unknown_norm_factor_is_measured_and_not_applied(gpt2: Checkpoint) -> None:

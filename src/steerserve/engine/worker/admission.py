@@ -140,9 +140,7 @@ def _encoded(prompt: m.Text | m.Chat, model: Tokens, context: int, empty: str) -
     return ids
 
 
-def _tap(
-    tap: m.Tap | None, row: Row, open_tap: OpenTap | None, rows: int = 1
-) -> TapReader | None:
+def _tap(tap: m.Tap | None, row: Row, open_tap: OpenTap | None, rows: int = 1) -> TapReader | None:
     """The reader of a row, one of `rows` alike."""
     if tap is None:
         return None

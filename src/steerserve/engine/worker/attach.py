@@ -9,7 +9,6 @@ from steerserve.engine.worker import budget
 from steerserve.engine.worker.checkpoint import Checkpoint
 from steerserve.engine.worker.hooks import CheckRoom, Steering
 from steerserve.engine.worker.sae import formats, selfcheck, sites
-from steerserve.engine.worker.sae.canonical import Sae
 from steerserve.engine.worker.sae.sites import Site
 from steerserve.errors import Refusal
 from steerserve.rules.sae_sites import RESID_POST
@@ -38,10 +37,14 @@ def attach(
 
     dtype, warnings = budget.sae_dtype(claims, command.dtype, check)
     budget.check_read(claims.size_bytes)
-    sae = _cast(formats.load(command.source), dtype, is_asked=command.dtype is not None)
+    wanted: torch.dtype | None = None if dtype is None else getattr(torch, dtype)
+    sae = formats.load(command.source, wanted, is_asked=command.dtype is not None)
+    said = command.source.overrides
+    sae, told = selfcheck.suited(model, sae, site, said)
+    warnings = [*warnings, *told]
     figures: dict[str, float] = {}
     if command.check:
-        examined = selfcheck.examine(model, sae, site, claims, command.source.overrides)
+        examined = selfcheck.examine(model, sae, site, claims, said)
         sae, figures = examined.sae, examined.check
         warnings = [*warnings, *examined.warnings]
     steering.attach(command.key, sae, site)
@@ -78,12 +81,3 @@ def _site(claims: Claims, model: Checkpoint, layer: int) -> Site:
             site=site.name,
         )
     return site
-
-
-def _cast(sae: Sae, dtype: str | None, *, is_asked: bool) -> Sae:
-    if dtype is None:
-        return sae
-    wanted: torch.dtype = getattr(torch, dtype)
-    if not is_asked and not sae.fits(wanted):
-        wanted = torch.bfloat16
-    return sae.cast(wanted)

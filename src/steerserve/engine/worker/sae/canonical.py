@@ -108,22 +108,16 @@ class Sae:
 
     # ------------------------------------------------------------ where it lies
 
-    def to(self, device: torch.device) -> Sae:
-        """The same on another device; itself where it is there already."""
-        is_there = self.W_enc.device == self.W_dec.device == device
-        return self if is_there else self._moved(device, with_decoder=True)
-
     def encoder_to(self, device: torch.device) -> Sae:
         """The same with all that encoding reads on `device`; W_dec, and with it `direction`, stays where it is."""
-        return self if self.W_enc.device == device else self._moved(device, with_decoder=False)
-
-    def _moved(self, device: torch.device, *, with_decoder: bool) -> Sae:
+        if self.W_enc.device == device:
+            return self
         if self.scale_by_decoder_norm or self.select_by_decoder_norm:
             self.decoder_norms()
         moved: dict[str, Any] = {}
         for each in fields(self):
             value = getattr(self, each.name)
-            if isinstance(value, Tensor | Gate) and (with_decoder or each.name != "W_dec"):
+            if isinstance(value, Tensor | Gate) and each.name != "W_dec":
                 moved[each.name] = value.to(device)
         return replace(self, **moved)._with_norms(norms.to(device) for norms in self._norms)
 
@@ -131,29 +125,6 @@ class Sae:
         """Itself, told the decoder norms that are known."""
         self._norms.extend(norms)
         return self
-
-    def fits(self, dtype: torch.dtype) -> bool:
-        """Whether every weight of the matrices is finite in `dtype`."""
-        largest = torch.finfo(dtype).max
-        extremes = (_extremes(matrix) for matrix in (self.W_enc, self.W_dec))
-        return all(max(-low, high) <= largest for low, high in extremes)
-
-    def cast(self, dtype: torch.dtype) -> Sae:
-        """The same with its matrices in `dtype`; biases and thresholds stay as they are.
-
-        Raises:
-            Refusal: SAE_LOAD_FAILED when a weight would become infinite.
-        """
-        if self.W_enc.dtype == self.W_dec.dtype == dtype:
-            return self
-        if not self.fits(dtype):
-            name = str(dtype).removeprefix("torch.")
-            raise Refusal(
-                "SAE_LOAD_FAILED",
-                f"the SAE holds weights beyond the range of {name}; keep it in bfloat16 or float32",
-                dtype=name,
-            )
-        return replace(self, W_enc=self.W_enc.to(dtype), W_dec=self.W_dec.to(dtype))
 
     # ------------------------------------------------------------ geometry of the decoder
 
@@ -303,6 +274,30 @@ class Sae:
         return torch.zeros_like(pre).scatter_(-1, top, values)
 
 
+def fits(matrix: Tensor, dtype: torch.dtype) -> bool:
+    """Whether every weight is finite in `dtype`."""
+    low, high = torch.aminmax(matrix)
+    return max(-float(low), float(high)) <= torch.finfo(dtype).max
+
+
+def kept(matrix: Tensor, dtype: torch.dtype | None) -> Tensor:
+    """A copy in `dtype`, or as it is: a file that is mapped may change under us.
+
+    Raises:
+        Refusal: SAE_LOAD_FAILED when a weight would become infinite.
+    """
+    if dtype is None or dtype == matrix.dtype:
+        return matrix.clone()
+    if not fits(matrix, dtype):
+        name = str(dtype).removeprefix("torch.")
+        raise Refusal(
+            "SAE_LOAD_FAILED",
+            f"the SAE holds weights beyond the range of {name}; keep it in bfloat16 or float32",
+            dtype=name,
+        )
+    return matrix.to(dtype)
+
+
 def row_norms(matrix: Tensor) -> Tensor:
     """||row|| of a matrix [n, m] of any float dtype, in float32 [n]."""
     return torch.cat([part.norm(dim=-1) for part in _rows(matrix)])
@@ -316,8 +311,3 @@ def _rows(matrix: Tensor) -> Iterator[Tensor]:
 
 def _bytes(tensor: Tensor) -> int:
     return tensor.numel() * tensor.element_size()
-
-
-def _extremes(tensor: Tensor) -> tuple[float, float]:
-    low, high = torch.aminmax(tensor)
-    return float(low), float(high)

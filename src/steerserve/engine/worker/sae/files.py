@@ -1,6 +1,6 @@
 """Weights files and configurations as they lie on disk, seen by their headers first and read with nothing executed.
 
-Knows containers (safetensors, NumPy's npz, PyTorch's zip and older pickles, JSON, YAML), and nothing of SAEs.
+Knows containers (safetensors, NumPy's npz, PyTorch's zip and older pickles, JSON), and nothing of SAEs.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import yaml
 from safetensors import safe_open
 
 from steerserve.engine.worker.sae import npz, pickles
@@ -24,11 +23,10 @@ from steerserve.engine.worker.sae.stored import (
     info_of,
 )
 
-__all__ = ["SUFFIXES", "Info", "Tensors", "open_tensors", "read_json", "read_yaml"]
+__all__ = ["SUFFIXES", "Info", "Tensors", "open_tensors", "read_json"]
 
 JSON_MAXIMUM = 1_000_000
-YAML_MAXIMUM = 100_000
-"""Largest configurations in bytes. YAML is parsed a hundred times slower than JSON."""
+"""Largest configuration in bytes."""
 
 _SAFETENSORS = {
     "BOOL": "bool",
@@ -70,31 +68,6 @@ def read_json(path: Path) -> dict[str, Any]:
     if not isinstance(found, dict):
         raise failed(path, "is not a JSON object")
     return found
-
-
-def read_yaml(path: Path) -> dict[str, Any]:
-    """
-    Raises:
-        Refusal: SAE_LOAD_FAILED when the file is missing, too large, not a mapping, or has aliases, which can stand for
-            more than any memory holds.
-    """
-    text = _text(path, YAML_MAXIMUM)
-    try:
-        found = yaml.load(text, Loader=_Plain)  # noqa: S506 - a safe loader with less
-    except (yaml.YAMLError, ValueError, TypeError, RecursionError) as error:
-        raise failed(path, "is not valid YAML") from error
-    if not isinstance(found, dict):
-        raise failed(path, "is not a YAML mapping")
-    return found
-
-
-class _Plain(yaml.SafeLoader):
-    """Values only: no tags that construct, no aliases."""
-
-    def compose_node(self, parent: Any, index: Any) -> Any:
-        if self.check_event(yaml.AliasEvent):
-            raise yaml.YAMLError("an alias")
-        return super().compose_node(parent, index)
 
 
 def _text(path: Path, maximum: int) -> bytes:

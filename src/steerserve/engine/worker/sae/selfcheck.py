@@ -59,7 +59,7 @@ def examine(
     """Check the SAE at its site, and decide whether it reads a centred stream where its files leave that open.
 
     TransformerLens centres the weights that write into the stream of LayerNorm models unless told not to, and older
-    checkpoints do not say; a stream that RMSNorm reads is never centred. What the operator `said` stands.
+    checkpoints do not say. What the operator `said` stands.
 
     Raises:
         Refusal: SAE_INCOMPATIBLE when the place gives no rows of the site's width.
@@ -67,9 +67,9 @@ def examine(
     x = _values(model, sae, site)
     found: list[str] = []
     check = figures(sae, x)
-    is_open = said is None or said.is_centred is None
-    if is_open and site.name in _CENTRED_SITES:
-        sae, check, why = _centring(model, sae, x, check, claims)
+    is_open = claims.is_centred is None and (said is None or said.is_centred is None)
+    if is_open and sae_sites.is_lens_name(claims.hook_name) and _may_be_centred(model, site):
+        sae, check, why = _centring(sae, x, check)
         found += why
     found += warnings(check, claims.l0)
     if not sae.is_calibrated:
@@ -77,6 +77,25 @@ def examine(
     if check["decoder_norm_min"] == 0 and check["decoder_norm_max"] > 0:
         found.append("some decoder rows are zero: steering those features does nothing")
     return Examined(sae, _finite(check), found)
+
+
+def suited(
+    model: Checkpoint, sae: Sae, site: Site, said: Overrides | None = None
+) -> tuple[Sae, list[str]]:
+    """The SAE, not centred where nothing is centred, whatever its files say: a stream that RMSNorm reads, and sites that
+    centred writing weights do not reach. What the operator `said` stands."""
+    is_told = said is not None and said.is_centred is not None
+    if not sae.is_centred or is_told or _may_be_centred(model, site):
+        return sae, []
+    why = (
+        f"the checkpoint asks for a centred stream, which {site.name} of this model never is; not centred "
+        "(the override is_centred decides otherwise)"
+    )
+    return replace(sae, is_centred=False), [why]
+
+
+def _may_be_centred(model: Checkpoint, site: Site) -> bool:
+    return site.name in _CENTRED_SITES and sites.has_layer_norm(model.model, model.layers)
 
 
 def run(model: Checkpoint, sae: Sae, site: Site) -> dict[str, float]:
@@ -155,17 +174,9 @@ def _values(model: Checkpoint, sae: Sae, site: Site) -> Tensor:
 
 
 def _centring(
-    model: Checkpoint, sae: Sae, x: Tensor, check: dict[str, float], claims: Claims
+    sae: Sae, x: Tensor, check: dict[str, float]
 ) -> tuple[Sae, dict[str, float], list[str]]:
     """The SAE centred or not, its figures, and what to say about it."""
-    if not sites.has_layer_norm(model.model, model.layers):
-        if not sae.is_centred:
-            return sae, check, []
-        sae = replace(sae, is_centred=False)
-        why = "the checkpoint asks for a centred residual stream, which a model with RMSNorm does not have; not centred"
-        return sae, figures(sae, x), [why]
-    if claims.is_centred is not None or not sae_sites.is_lens_name(claims.hook_name):
-        return sae, check, []
     centred = replace(sae, is_centred=True)
     other = figures(centred, x)
     plain, fvu = check["fvu"], other["fvu"]
@@ -180,6 +191,8 @@ def _centring(
 
 def _uncalibrated(sae: Sae, x: Tensor, fvu: float) -> str:
     """What an unknown norm factor c = sqrt(d_in) / E||x|| would be on this text, and what it would do."""
+    if sae.is_centred:
+        x = x - x.mean(-1, keepdim=True)
     c = sae.d_in**0.5 / float(x.norm(dim=-1).mean().clamp_min(SMALLEST))
     scaled = figures(sae, x * c)["fvu"]
     return (

@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import yaml
 from safetensors import SafetensorError
 
 from steerserve.engine.worker import memory
@@ -53,7 +52,6 @@ _FAULTS = (
     ValueError,
     pickle.UnpicklingError,
     tokenize.TokenError,
-    yaml.YAMLError,
     zipfile.BadZipFile,
     zlib.error,
 )

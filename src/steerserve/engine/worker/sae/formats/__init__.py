@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import torch
+
 from steerserve.engine.messages import Claims, SaeSource
 from steerserve.engine.worker.sae.canonical import Sae
 from steerserve.engine.worker.sae.formats import (
@@ -52,14 +54,15 @@ def inspect(source: SaeSource) -> Claims:
     return claims(_read(source))
 
 
-def load(source: SaeSource) -> Sae:
-    """The checkpoint at `source` in canonical form.
+def load(source: SaeSource, dtype: torch.dtype | None = None, *, is_asked: bool = True) -> Sae:
+    """The checkpoint at `source` in canonical form, its matrices in `dtype` (None for that of the file), cast one by one; where
+    it was not asked for, in bfloat16 if a weight has no room in it.
 
     Raises:
         Refusal: SAE_INCOMPATIBLE for what can never be attached, with the reason; SAE_LOAD_FAILED as `inspect`, for
             numbers that are not finite, and when an override is needed.
     """
-    return built(_read(source))
+    return built(_read(source), dtype, is_asked=is_asked)
 
 
 def _read(source: SaeSource) -> Reading:

@@ -9,7 +9,15 @@ import torch
 from torch import Tensor
 
 from steerserve.engine.messages import Claims
-from steerserve.engine.worker.sae.canonical import NEEDS_K, SMALLEST, Gate, Sae, row_norms
+from steerserve.engine.worker.sae.canonical import (
+    NEEDS_K,
+    SMALLEST,
+    Gate,
+    Sae,
+    fits,
+    kept,
+    row_norms,
+)
 from steerserve.engine.worker.sae.formats.reading import GATED, SCALED, Reading, needs
 from steerserve.engine.worker.sae.formats.shapes import Shape, listed, measured, misfit
 from steerserve.errors import Refusal
@@ -75,8 +83,9 @@ def _sizes(reading: Reading) -> tuple[int, int]:
     return (min(encoder.shape) if d_sae == max(encoder.shape) else max(encoder.shape)), d_sae
 
 
-def built(reading: Reading) -> Sae:
-    """The SAE in canonical form, its weights as stored.
+def built(reading: Reading, dtype: torch.dtype | None = None, *, is_asked: bool = True) -> Sae:
+    """The SAE in canonical form, its matrices in `dtype`, None for that of the file. Where the operator has not asked for it
+    and it has no room for a weight, they are in bfloat16.
 
     Raises:
         Refusal: SAE_INCOMPATIBLE for what can never be attached; SAE_LOAD_FAILED for a part that is missing, misshapen or
@@ -100,7 +109,10 @@ def built(reading: Reading) -> Sae:
     W_dec = read.matrix("W_dec")
     factor = read.finetuned()
     if factor is not None:
-        W_dec = (W_dec.float() * factor[:, None]).to(W_dec.dtype)
+        product = W_dec.float() * factor[:, None]
+        W_dec = product.to(W_dec.dtype) if _is_finite(product.to(W_dec.dtype)) else product
+        if not _is_finite(W_dec):
+            raise misfit(reading, "a decoder row multiplied by its scaling_factor is not finite")
     is_scaled = reading.normalisation == SCALED
     c = (reading.norm_factor or 1.0) if is_scaled else 1.0
     scale = c / reading.embedding_scale
@@ -109,12 +121,14 @@ def built(reading: Reading) -> Sae:
     gate = None
     if reading.activation == "gated":
         gate = Gate(*(read.vector(part, shape.d_sae) for part in GATED))
+    W_enc = read.matrix("W_enc")
+    if dtype is not None and not is_asked and not (fits(W_enc, dtype) and fits(W_dec, dtype)):
+        dtype = torch.bfloat16
     return Sae(
-        # copies: a file that is mapped may change under us
-        W_enc=read.matrix("W_enc").clone(),
+        W_enc=kept(W_enc, dtype),
         b_enc=read.vector("b_enc", shape.d_sae),
-        W_dec=W_dec.clone(),
-        # of an embedding's SAE only the matrices know the other scale
+        W_dec=kept(W_dec, dtype),
+        # as sae-lens: of an embedding's SAE only the matrices know the other scale
         b_dec=read.vector("b_dec", shape.d_in) / reading.embedding_scale,
         activation=str(reading.activation),
         input_scale=scale,

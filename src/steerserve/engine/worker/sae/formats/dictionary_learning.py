@@ -82,8 +82,9 @@ def _place(
     if hook is None and layer is not None:
         hook = f"resid_post_layer_{layer}"
     site, told = sae_sites.read(hook, trainer.text("lm_name"))
-    if io == "in" and site == sae_sites.RESID_POST:
-        site = sae_sites.RESID_PRE
+    if io == "in":
+        at_input, _ = sae_sites.read(f"{hook}.input", trainer.text("lm_name"))
+        site = sae_sites.RESID_PRE if site == sae_sites.RESID_POST else at_input
     return hook, site, told
 
 

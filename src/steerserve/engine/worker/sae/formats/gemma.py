@@ -43,7 +43,7 @@ def read_1(found: Found) -> Reading | None:
         layer=layer,
         model_name=_model(found, r"gemma-scope-(\d+b)-(pt|it)", "gemma-2-{}"),
         l0=found.l0,
-        reason=TRANSCODER if found.told("transcoder") else None,
+        reason=TRANSCODER if found.told(r"gemma-scope-[\w-]*transcoders") else None,
     )
 
 

@@ -120,8 +120,8 @@ def read_cross_layer(found: Found) -> Reading | None:
 def read_mwhanna(found: Found) -> Reading | None:
     """Transcoders of circuit-tracer: `layer_N.safetensors` beside a YAML configuration."""
     names = [name for name in found.candidates() if re.fullmatch(r"layer_\d+\.safetensors", name)]
-    is_configured = found.has("wandb-config.yaml", "wanb-config.yaml", "config.yaml")
-    is_named = found.told("transcoder") is not None
+    is_configured = found.has("wandb-config.yaml", "wanb-config.yaml")
+    is_named = found.told(r"-transcoders(?:-\w+)?(?:/|$)") is not None
     chosen = found.only if found.only in names else next(iter(names), None)
     tensors = found.weights(chosen) if chosen and (is_configured or is_named) else None
     return _refused("mwhanna-transcoder", tensors, found, TRANSCODER) if tensors else None
