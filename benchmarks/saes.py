@@ -24,12 +24,12 @@ from steerserve.rules.steering import Live
 D_SAE = 16_384
 KEY = "bench@12"
 TOP_K = 10
-ATTACHES = 5
-PAIRS = 60
+ATTACHES = 3
+PAIRS = 24
 BLOCK = 16
 """Steps timed at once where the work of several steps is done in one of them."""
 
-BLOCKS = 8
+BLOCKS = 5
 
 
 def written(folder: Path, d_in: int, hook: str) -> m.SaeSource:
@@ -185,7 +185,6 @@ def measure(scratch: Path, folder: Path) -> dict[str, Any]:
     watched: dict[str, tuple[list[int] | None, int]] = {
         "every feature": (None, 8),
         "20 features": (list(range(0, D_SAE, D_SAE // 20))[:20], 8),
-        "every feature, 1 row": (None, 1),
     }
     result["monitoring_step_ratio"] = {}
     for name, (features, rows) in watched.items():

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import json
 import struct
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -35,6 +35,7 @@ from steerserve.engine import messages as m
 from steerserve.engine.grammar import Checker
 from steerserve.errors import Refusal
 from steerserve.hub import client as hub_client
+from steerserve.hub.downloads import Downloads
 from steerserve.rules.cards import Card
 from steerserve.rules.intent import Generate, Sampling
 from steerserve.rules.residency import Phase
@@ -98,7 +99,10 @@ class Stream:
         self.sampling = sampling
         self.plan = plan
         self.choices = len(prompts) * n
+        self.constraint: m.Constraint | None = None
+        self.tap: m.Tap | None = None
         self.label: str | None = None
+        self.plans: list[m.Plan] = []
         self.over = asyncio.Event()
         self.was_cancelled = False
         self.events: asyncio.Queue[m.Started | m.Piece | Refusal] = asyncio.Queue()
@@ -173,11 +177,15 @@ class Engine:
         self.attached[key] = (source.path, layer)
         self.asked_attach.append((key, source, dtype, check))
         self.applied[key] = 0
-        return m.Attached(1, f"model.layers.{layer}", 3, HIDDEN, WIDTH, ["from the engine"], {})
+        return self._launcher.made or m.Attached(
+            1, f"model.layers.{layer}", 3, HIDDEN, WIDTH, ["from the engine"], {}
+        )
 
     async def detach(self, key: str) -> None:
         await self._step("detach")
-        self.attached.pop(key, None)
+        if key not in self.attached:
+            raise Refusal("SAE_NOT_ATTACHED", f"nothing is attached as {key!r}")
+        del self.attached[key]
         self.applied.pop(key, None)
 
     async def steer(self, epoch: int, enabled: bool, values: dict[str, dict[int, float]]) -> None:
@@ -223,11 +231,15 @@ class Engine:
         n: int,
         sampling: m.Sampling,
         plan: m.Plan,
+        *,
+        constraint: m.Constraint | None = None,
+        tap: m.Tap | None = None,
         label: str | None = None,
-        **_: Any,
+        plans: Sequence[m.Plan] = (),
     ) -> AsyncGenerator[m.Started | m.Piece, None]:
         stream = Stream(prompts, n, sampling, plan)
-        stream.label = label
+        stream.constraint, stream.tap, stream.label = constraint, tap, label
+        stream.plans = list(plans)
         unfinished = stream.choices
         self._streams.append(stream)
         try:
@@ -278,6 +290,8 @@ class Launcher:
         self.log: list[str] = []
         self.streams: asyncio.Queue[Stream] = asyncio.Queue()
         self.failure: str | None = None
+        self.made: m.Attached | None = None
+        """What an attach makes, in the place of the plain one."""
         self._gates: dict[str, Gate] = {}
         self._failures: dict[str, Exception] = {}
 
@@ -533,7 +547,8 @@ async def world(home: Path, *, now: Clock = utc_now, **changes: Any) -> AsyncIte
         metrics,
         lambda: monitoring.key() is not None,
     )
-    hub_models = HubModels(settings, catalog, hub_client.Hub(settings), bus)
+    model_hub = hub_client.Hub(settings)
+    hub_models = HubModels(settings, catalog, model_hub, bus, Downloads(model_hub))
     made = World(
         home,
         settings,

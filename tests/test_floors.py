@@ -32,8 +32,9 @@ FLOORS: dict[str, set[str]] = {
     "engine.worker": {"errors", "log", "rules", "engine.worker"}
     | {"engine.messages", "engine.prompts", "engine.stops"},
     "control": ZERO | {"rules", "store", "hub"} | ENGINE,
-    "v1": ZERO | {"rules", "control", "v1"},
-    "api": ZERO | {"rules", "control", "api"},
+    "v1": ZERO | {"rules", "control", "v1", "disconnect"},
+    "api": ZERO | {"rules", "control", "api", "disconnect"},
+    "disconnect": set(),
     "live": ZERO | {"rules", "control"},
     "webui": ZERO | {"rules", "control"},
     "meter": {"control.metrics"},
@@ -65,11 +66,13 @@ SIBLINGS = {
     ("conductor", "loading"),  # its state is here,
     ("conductor", "records"),  # but not all of its work
     ("conductor", "restoring"),  # what crashes took
+    ("conductor", "slot"),
     ("vitals", "generate"),  # readiness says whether the service is closing
     ("vitals", "cards"),  # health and the numbers
     ("gauges", "cards"),  # are told of the cards
     ("compare", "generate"),  # a comparison is a request
     ("generate", "profiles"),  # a request may name one
+    ("generate", "planning"),  # what the engine is told
     ("profiles", "steering"),  # activating one is an edit of the live values
     ("catalog", "downloads"),  # deleting a model cancels its download
     ("preview", "downloads"),  # a preview offers what a download would choose,
@@ -78,6 +81,8 @@ SIBLINGS = {
     ("loading", "fitting_gguf"),
     ("fitting_gguf", "fitting"),
     ("downloads", "fitting"),
+    ("downloads", "records"),  # notes that the database does not take
+    ("sae_downloads", "records"),
     ("attachments", "saes"),  # where a registered SAE lies
     ("features", "saes"),
     ("attachments", "restoring"),  # what an engine is told of it

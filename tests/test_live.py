@@ -204,3 +204,14 @@ def test_the_state_of_monitoring_has_keys_for_old_clients_too() -> None:
         "monitored_features": [3, 5],
         "monitoredFeatures": [3, 5],
     }
+
+
+def test_steering_of_other_saes_is_told_where_there_is_some() -> None:
+    name, body = payload(bus.SteeringUpdate(True, {"1": 2.0}))
+    assert (name, body) == (
+        "steering:update",
+        {"enabled": True, "values": {"1": 2.0}, "activeCount": 1},
+    )
+    others = {"sae_b@2": {"5": 3.0, "6": 1.0}}
+    _, body = payload(bus.SteeringUpdate(True, {"1": 2.0}, others))
+    assert (body["values"], body["others"], body["activeCount"]) == ({"1": 2.0}, others, 3)

@@ -58,6 +58,7 @@ from steerserve.engine.grammar import Checker
 from steerserve.errors import Refusal
 from steerserve.guards import Guards
 from steerserve.hub.client import Hub
+from steerserve.hub.downloads import Downloads
 from steerserve.live import Live
 from steerserve.meter import Meter, is_counted
 from steerserve.settings import Settings
@@ -122,12 +123,13 @@ class Service:
             self.metrics,
             lambda: self.monitoring.key() is not None,
         )
-        self.hub_models = HubModels(self.settings, self.catalog, self.hub, self.bus)
+        self.downloads = Downloads(self.hub)
+        self.hub_models = HubModels(self.settings, self.catalog, self.hub, self.bus, self.downloads)
         self.registry = Registry(self.catalog, self.conductor, self.hub_models)
         self.labels = Labels(self.database)
         self.saes = Saes(self.catalog, self.conductor, self.launcher, self.labels)
         self.hub_saes = HubSaes(
-            self.settings, self.catalog, self.hub, self.bus, self.hub_models.downloads, self.saes
+            self.settings, self.catalog, self.hub, self.bus, self.downloads, self.saes
         )
         self.vitals = Vitals(
             self.settings,
@@ -226,7 +228,13 @@ class Service:
                 ),
             ),
             compare_routes.router(
-                Compare(self.generation, self.conductor, lambda: self.steering.live), self.settings
+                Compare(
+                    self.generation,
+                    self.conductor,
+                    lambda: self.steering.live,
+                    self.features.labels,
+                ),
+                self.settings,
             ),
             profile_routes.router(self.profiles),
             health_routes.router(self.vitals, self.gauges),
@@ -265,7 +273,9 @@ class Service:
             starting.cancel()
             with suppress(asyncio.CancelledError):
                 await starting
-            await self.hub_models.close()
+            # nothing more is read or loaded
+            self.conductor.is_closing = True
+            await self.downloads.close()
             await self.conductor.close()
             await self.checker.close()
             await self.database.close()

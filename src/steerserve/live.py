@@ -80,10 +80,13 @@ def payload(event: events.Event) -> tuple[str, dict[str, Any]]:
         case events.SaeDownloadError():
             return "sae:download:error", {"saeId": event.sae_id, "error": event.message}
         case events.SteeringUpdate():
+            count = sum(map(len, (event.values, *event.others.values())))
+            others = {"others": event.others} if event.others else {}
             return "steering:update", {
                 "enabled": event.enabled,
                 "values": event.values,
-                "activeCount": len(event.values) if event.enabled else 0,
+                "activeCount": count if event.enabled else 0,
+                **others,
             }
         case events.MonitoringState():
             return "monitoring:state", {

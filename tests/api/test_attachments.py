@@ -110,6 +110,23 @@ def test_a_bad_body_is_refused_and_attaches_nothing(free: Running, body: bytes) 
     assert attachments(free)["count"] == 0
 
 
+@pytest.mark.parametrize(
+    ("method", "word", "allowed"),
+    [
+        ("DELETE", "attachment", "GET"),
+        ("DELETE", "attachments", "GET"),
+        ("GET", "attach-set", "POST"),
+        ("DELETE", "attach-set", "POST"),
+        ("GET", "monitoring", "POST"),
+        ("DELETE", "monitoring", "POST"),
+    ],
+)
+def test_a_word_is_not_read_as_an_id(shared: Running, method: str, word: str, allowed: str) -> None:
+    answer = shared.http.request(method, f"/api/saes/{word}")
+    assert (answer.status_code, answer.headers["allow"]) == (405, allowed)
+    assert answer.json()["error"]["code"] == "METHOD_NOT_ALLOWED"
+
+
 def test_an_unknown_sae_is_not_found(free: Running) -> None:
     for method, path, body in (
         ("POST", "/api/saes/sae_none/attach", {"layer": 0}),
@@ -184,8 +201,12 @@ def test_only_the_sae_whose_values_apply_is_told_as_steering(free: Running) -> N
     attach_set(free, FIRST, LAST)
 
     def told() -> list[bool]:
-        return [entry["steering_enabled"] for entry in attachments(free)["entries"]]
+        each = [entry["steering_enabled"] for entry in attachments(free)["entries"]]
+        assert free.data("GET", "/api/saes/attachment")["steering_enabled"] is each[0]
+        return each
 
+    assert told() == [False, False]
+    free.data("POST", "/api/saes/steering/enable")
     assert told() == [False, False]
     set_one(free, 5, 0)
     assert told() == [False, False]
@@ -197,6 +218,25 @@ def test_only_the_sae_whose_values_apply_is_told_as_steering(free: Running) -> N
     assert counts[1] == 0
     free.data("POST", "/api/saes/steering/disable")
     assert told() == [False, False]
+
+
+def test_what_steers_at_another_sae_is_shown_and_cleared(free: Running) -> None:
+    attach_set(free, FIRST, LAST)
+    last = add_sae(free, LAST)
+    fields = {"name": "other", "steering": {"5": 3}, "sae_id": last}
+    path = f"/api/profiles/{free.data('POST', '/api/profiles', fields, 201)['id']}"
+    try:
+        free.data("POST", f"{path}/activate")
+        others = {f"{last}@{LAST.layer}": {"5": 3.0}}
+        shown = {"enabled": True, "values": {}, "others": others}
+        assert free.data("GET", "/api/saes/steering") == shown
+        assert set_one(free, 1, 2) == shown | {"values": {"1": 2.0}}
+        cleared = free.data("DELETE", "/api/saes/steering")
+        assert cleared == {"enabled": False, "values": {}}
+        assert free.data("GET", "/api/saes/steering") == cleared
+        assert free.data("GET", "/api/profiles/active") is None
+    finally:
+        free.data("DELETE", path)
 
 
 def test_a_set_is_additive_and_asking_again_changes_nothing(free: Running) -> None:

@@ -37,7 +37,7 @@ def test_each_side_is_the_completion_that_its_steering_gives_alone(steered: Runn
         steered.data("POST", "/api/saes/steering", {"feature_idx": int(INDEX), "value": strength})
         texts.append(alone(steered))
     assert [side["text"] for side in found["sides"]] == [texts[0], plain, texts[1]]
-    assert len(set(texts + [plain])) == 3
+    assert len({*texts, plain}) == 3
     (key,) = found["sides"][0]["steering"]
     assert found["sides"][0]["steering"] == {key: {INDEX: STRENGTH}}
     assert found["sides"][1]["steering"] == {}
@@ -88,6 +88,20 @@ def test_a_conversation_a_seed_and_activations_on_each_side(steered: Running) ->
     assert sum(moved) > sum(plain)
 
 
+def test_the_features_of_readings_have_their_labels(steered: Running) -> None:
+    sae_id = steered.data("GET", "/api/saes/attachment")["sae_id"]
+    path = f"/api/saes/{sae_id}/labels"
+    steered.data("POST", path, {INDEX: "what moves"})
+    other = int(INDEX) + 1
+    asked = {"features": [int(INDEX), other], "positions": "completion"}
+    found = compare(steered, steering={INDEX: STRENGTH}, activations=asked)
+    steered.data("DELETE", path)
+    for side in found["sides"]:
+        for position in side["sae_activations"]["positions"]:
+            named = {one["index"]: one.get("label") for one in position["features"]}
+            assert named == {int(INDEX): "what moves", other: None}
+
+
 @pytest.mark.parametrize(
     ("body", "status", "code"),
     [
@@ -107,6 +121,7 @@ def test_a_conversation_a_seed_and_activations_on_each_side(steered: Running) ->
         ({"steering": {"1": 1.0}, "max_tokens": 100_000}, 400, "CONTEXT_LENGTH_EXCEEDED"),
         ({"steering": {"1": 1.0}, "activations": {"top_k": 1000}}, 400, "SAE_ACTIVATIONS_REFUSED"),
         ({"sae_id": "sae_none"}, 422, "VALIDATION_ERROR"),
+        ({"steering": {str(i): 1.0 for i in range(1001)}}, 422, "VALIDATION_ERROR"),
     ],
 )
 def test_a_comparison_that_cannot_be(

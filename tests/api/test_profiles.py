@@ -122,6 +122,17 @@ def test_a_model_id_may_be_a_number_and_is_kept_as_text(empty: Running, model_id
     assert create(empty, "m", model_id=model_id)["model_id"] == str(model_id)
 
 
+def test_an_sae_without_a_name_is_none(empty: Running) -> None:
+    for path, body, status in (
+        (PROFILES, {"name": "p", "sae_id": ""}, 422),
+        (f"{PROFILES}/import", {"name": "p", "steering": {}, "sae_id": ""}, 200),
+    ):
+        assert empty.error("POST", path, body)[:2] == (status, "VALIDATION_ERROR")
+    made = create(empty, "p", sae_id="sae_1")
+    assert empty.error("PATCH", f"{PROFILES}/{made['id']}", {"sae_id": ""})[0] == 422
+    assert empty.data("GET", PROFILES)["total"] == 1
+
+
 def test_the_largest_layer_fits(empty: Running) -> None:
     assert create(empty, "deep", layer=2**31 - 1)["layer"] == 2**31 - 1
 

@@ -2,17 +2,25 @@
 
 from __future__ import annotations
 
+import asyncio
+import io
 import json
 import shutil
-from collections.abc import Iterator
+import threading
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from huggingface_hub import close_session
 
 from steerserve import demo
+from steerserve.hub import child, client
+from steerserve.hub import fetch as downloader
+from steerserve.hub.wire import Ask, Event, Failed, Trouble
 from tests.api.test_downloads import Events
 from tests.loopback_hub import LoopbackHub
 from tests.sae import checkpoints
@@ -39,6 +47,35 @@ ONE = {f"{PATH}/{name}": content for name, content in SAE.items()}
 def hub() -> Iterator[LoopbackHub]:
     with LoopbackHub() as made:
         yield made
+
+
+_ASKING = threading.Lock()
+
+
+@asynccontextmanager
+async def _asking_here(ask: Ask, _: Path, __: float) -> AsyncGenerator[AsyncIterator[Event], None]:
+    """What a downloader process answers to a question, without the second that it takes to start."""
+
+    def answered() -> Event:
+        # one at a time, as in a process of its own: the library has one connection
+        with _ASKING:
+            return downloader._run(ask, io.BytesIO())
+
+    async def events() -> AsyncIterator[Event]:
+        answer = await asyncio.to_thread(answered)
+        if isinstance(answer, Failed):
+            raise Trouble(answer.kind, answer.reason, answer.wait_seconds)
+        yield answer
+
+    yield events()
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _questions() -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(client, "running", _asking_here)
+        yield
+    close_session()
 
 
 @pytest.fixture(scope="module")
@@ -412,6 +449,9 @@ def test_a_path_that_is_no_sae_is_refused_naming_the_near_ones(
         ({"repository_id": "http://127.0.0.1:1/x"}, "repository_id"),
         ({"repository_id": "../etc"}, "repository_id"),
         ({"repository_id": "a/b", "revision": "../x"}, "revision"),
+        ({"local_path": "/tmp/x", "file_path": "a"}, "file_path"),
+        ({"local_path": "/tmp/x", "revision": "main"}, "revision"),
+        ({"local_path": "/tmp/x", "hf_token": "hf_x"}, "hub_token"),
     ],
 )
 def test_what_is_no_repository_is_refused_naming_the_field(
@@ -504,8 +544,13 @@ def test_a_download_that_fails_is_told_and_begins_again_under_its_id(
 
 
 def test_the_token_goes_to_the_hub_and_nowhere_else(
-    live: Running, hub: LoopbackHub, events: Told, capfd: pytest.CaptureFixture[str]
+    live: Running,
+    hub: LoopbackHub,
+    events: Told,
+    capfd: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setattr(client, "running", child.running)
     hub.add("acme/gated", ONE, gated="manual", tokens=(SENTINEL,))
     shown = {"repository_id": "acme/gated", "file_path": PATH, "token": SENTINEL}
     told: list[Any] = [live.data("POST", "/api/saes/preview", shown)]

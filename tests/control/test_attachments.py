@@ -226,6 +226,9 @@ async def test_an_sae_whose_files_are_not_here_is_not_attached(
     await world.loaded()
     sae = await world.sae()
     row = await world.catalog.change_sae("sae_a", status=status, error_message="the disk was full")
+    verdict = world.attachments.compatibility(row, 1)
+    assert not verdict.is_compatible
+    assert said in verdict.errors[0]
     refusal = await refused(world.attachments.attach(row, 1))
     assert (refusal.code, refusal.details["status"]) == ("SAE_LOAD_FAILED", status)
     assert said in refusal.message
@@ -269,7 +272,6 @@ async def test_the_width_at_the_site_counts_and_the_operator_may_name_the_site(
     sae = await world.sae(d_in=2 * HIDDEN)
     assert (await refused(world.attachments.attach(sae, 1))).code == "SAE_INCOMPATIBLE"
     said = {"site": "blocks.1.attn.hook_z"}
-    assert world.attachments.compatibility(sae, 1, said).is_compatible
     await world.attachments.attach(sae, 1, overrides=said)
 
 
@@ -595,16 +597,11 @@ async def test_an_engine_that_dies_while_the_old_sae_is_removed_leaves_the_new_o
     await world.loaded()
     old, new = await world.sae("sae_old"), await world.sae("sae_new")
     await world.attachments.attach(old, 1)
-    forget = world.conductor.renew
-
-    async def and_die(keys: list[str]) -> None:
-        world.conductor.renew = forget
-        await forget(keys)
-        world.launcher.engine.die()
-        await until(lambda: world.phase is Phase.UNLOADING)
-
-    world.conductor.renew = and_die
-    await refused(world.attachments.attach(new, 1))
+    gate = world.launcher.hold("steer")
+    attaching = world.begin(world.attachments.attach(new, 1))
+    await soon(gate.reached.wait())
+    world.launcher.engine.die()
+    await refused(attaching)
     await until(lambda: world.conductor.resident is None)
     assert await world.sae_status(new) == "cached"
     assert world.published(SaeAttached) == [SaeAttached("sae_old", 1, 3)]

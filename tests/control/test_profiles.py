@@ -163,7 +163,8 @@ async def test_a_snapshot_brings_the_active_profile_back(world: World) -> None:
     before = world.steering.snapshot()
     await world.attachments.detach("sae_a")
     await world.attachments.attach(await world.catalog.sae("sae_a"), 1)
-    await world.steering.restore(before)
+    engine: Any = world.launcher.engine
+    await world.steering.restore(engine, [KEY], lambda: before, lambda: None)
     assert state(world) == (True, {4: 2.0}, row.id)
 
 
@@ -190,6 +191,19 @@ async def test_the_live_values_are_saved_with_where_they_were_found(world: World
     assert row.model_id == str(world.resident.row.id)
     await world.attachments.detach("sae_a")
     assert await code_of(world.profiles.save_current("none", None)) == "SAE_NOT_ATTACHED"
+
+
+async def test_what_steers_the_second_sae_is_saved_as_its_own(world: World) -> None:
+    await attached(world)
+    await world.sae("sae_b")
+    await soon(world.attachments.attach_set([("sae_b", 2)]))
+    bound = await saved(world, sae_id="sae_b")
+    await world.profiles.activate(bound.id)
+    row = await world.profiles.save_current("now", None)
+    assert (row.sae_id, row.layer, row.steering) == ("sae_b", 2, {4: 2.0})
+    await world.steering.set_values({1: 5.0})
+    assert await code_of(world.profiles.save_current("both", None)) == "PROFILE_INCOMPATIBLE"
+    assert [row.name for row in await world.profiles.list()] == ["calm", "now"]
 
 
 async def test_a_profile_of_another_model_is_activated_with_a_warning(world: World) -> None:

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from typing import Any
 
 import pytest
 
 from steerserve.control.bus import SteeringUpdate
 from steerserve.control.steering import Steering
 from steerserve.errors import Refusal
-from tests.doubles import WIDTH, World, soon
+from steerserve.rules import steering as rules
+from steerserve.rules.steering import MANUAL, Live
+from tests.doubles import WIDTH, World, soon, until
 
 KEY = "sae_a@1"
 EDITS: list[tuple[str, Callable[[Steering], Awaitable[None]]]] = [
@@ -28,6 +31,10 @@ EVERY_EDIT = pytest.mark.parametrize(
 async def attached(world: World) -> None:
     await world.loaded()
     await world.attachments.attach(await world.sae(), 1)
+
+
+def engine_of(world: World) -> Any:
+    return world.launcher.engine
 
 
 def in_engine(world: World) -> tuple[int, bool, dict[str, dict[int, float]]]:
@@ -172,41 +179,87 @@ async def test_a_change_of_the_attachments_is_one_step_of_the_epoch(world: World
     assert in_engine(world) == (before + 3, False, {})
 
 
+# ------------------------------------------------------------------ several SAEs
+
+
+async def two(world: World, values: dict[str, dict[int, float]]) -> None:
+    """Two attached SAEs with these values."""
+    await world.loaded()
+    for sae_id in ("sae_a", "sae_b"):
+        await world.sae(sae_id)
+    await soon(world.attachments.attach_set([("sae_a", 1), ("sae_b", 2)]))
+    await own(world, values, MANUAL)
+
+
+async def test_clearing_leaves_no_value_at_any_sae(world: World) -> None:
+    await two(world, {})
+    row = await world.profiles.create("p", steering={"2": 4.0}, sae_id="sae_b")
+    await world.profiles.activate(row.id)
+    assert world.steering.state() == (True, {})
+    assert world.steering.others() == {"sae_b@2": {2: 4.0}}
+    await world.steering.clear()
+    assert (world.steering.live.enabled, world.steering.live.values) == (False, {})
+    assert in_engine(world)[1:] == (False, {})
+    assert world.profiles.active_id is None
+    assert world.published(SteeringUpdate)[-1] == SteeringUpdate(False, {})
+
+
+async def test_a_detach_of_the_first_tells_what_the_next_one_has(world: World) -> None:
+    await two(world, {KEY: {1: 5.0}, "sae_b@2": {2: 7.0}})
+    told = len(world.published(SteeringUpdate))
+    await world.attachments.detach("sae_a")
+    assert world.steering.state() == (True, {2: 7.0})
+    assert world.published(SteeringUpdate)[told:] == [SteeringUpdate(True, {"2": 7.0})]
+
+
+async def test_the_values_of_the_second_that_become_those_of_the_first_are_told(
+    world: World,
+) -> None:
+    await two(world, {"sae_b@2": {2: 7.0}})
+    assert world.published(SteeringUpdate)[-1] == SteeringUpdate(True, {}, {"sae_b@2": {"2": 7.0}})
+    await world.attachments.detach("sae_a")
+    assert world.published(SteeringUpdate)[-1] == SteeringUpdate(True, {"2": 7.0})
+
+
+async def test_another_sae_in_the_first_place_is_told_also_without_values(world: World) -> None:
+    await two(world, {})
+    told = len(world.published(SteeringUpdate))
+    await world.attachments.detach("sae_a")
+    assert world.published(SteeringUpdate)[told:] == [SteeringUpdate(False, {})]
+
+
+async def test_a_crash_tells_that_nothing_steers(world: World) -> None:
+    await two(world, {KEY: {1: 5.0}})
+    world.launcher.engine.die()
+    await until(lambda: world.conductor.resident is None)
+    assert world.published(SteeringUpdate)[-1] == SteeringUpdate(False, {})
+
+
 # ------------------------------------------------------------------ owners, snapshots
 
 CIRCUIT = "circuit:circ_1"
+
+
+async def own(world: World, values: dict[str, dict[int, float]], owner: str = CIRCUIT) -> None:
+    """What an owner steers becomes these values."""
+    await world.steering.act(lambda live, _: rules.replace_all(live, owner, values))
+
+
+async def restored(world: World, live: Live) -> None:
+    """A snapshot, put back into the engine that runs."""
+    keys = [attachment.key for attachment in world.conductor.attachments()]
+    await world.steering.restore(engine_of(world), keys, lambda: live, lambda: None)
 
 
 async def test_the_engine_and_the_plain_routes_get_the_sum_over_the_owners(world: World) -> None:
     await attached(world)
     await world.steering.set_values({1: 150.0})
     epoch = world.steering.live.epoch
-    await world.steering.apply(CIRCUIT, {KEY: {1: 100.0, 2: 1.0}})
+    await own(world, {KEY: {1: 100.0, 2: 1.0}})
     assert world.steering.state() == (True, {1: 200.0, 2: 1.0})
     assert in_engine(world) == (epoch + 1, True, {KEY: {1: 200.0, 2: 1.0}})
-    await world.steering.apply(CIRCUIT, {})
+    await own(world, {})
     assert in_engine(world) == (epoch + 2, True, {KEY: {1: 150.0}})
-
-
-@pytest.mark.parametrize(
-    ("values", "code"),
-    [
-        ({"sae_z@1": {1: 1.0}}, "SAE_NOT_ATTACHED"),
-        ({KEY: {1: 1.0, WIDTH: 1.0}}, "INVALID_FEATURE_INDEX"),
-        ({KEY: {1: 1.0, 2: 201.0}}, "VALIDATION_ERROR"),
-    ],
-)
-async def test_what_an_owner_cannot_apply_changes_nothing(
-    world: World, values: dict[str, dict[int, float]], code: str
-) -> None:
-    await attached(world)
-    await world.steering.set_values({1: 5.0})
-    before, pushed = world.steering.live, world.launcher.log.count("steer")
-    with pytest.raises(Refusal) as refused:
-        await world.steering.apply(CIRCUIT, values)
-    assert refused.value.code == code
-    assert world.steering.live is before
-    assert world.launcher.log.count("steer") == pushed
 
 
 @pytest.mark.parametrize("is_enabled", [True, False])
@@ -215,13 +268,13 @@ async def test_a_snapshot_is_restored_with_its_owners_and_one_step_of_the_epoch(
 ) -> None:
     await attached(world)
     await world.steering.set_values({1: 5.0})
-    await world.steering.apply(CIRCUIT, {KEY: {1: 1.0}})
+    await own(world, {KEY: {1: 1.0}})
     if not is_enabled:
         await world.steering.disable()
     before = world.steering.snapshot()
     await world.steering.clear()
     epoch = world.steering.live.epoch
-    await world.steering.restore(before)
+    await restored(world, before)
     assert world.steering.live.owned == before.owned
     assert in_engine(world) == (epoch + 1, is_enabled, {KEY: {1: 6.0}})
 
@@ -232,7 +285,7 @@ async def test_restoring_leaves_out_what_is_not_attached(world: World) -> None:
     before = world.steering.snapshot()
     await world.attachments.detach("sae_a")
     await world.attachments.attach(await world.sae("sae_b"), 2)
-    await world.steering.restore(before)
+    await restored(world, before)
     assert (world.steering.live.enabled, world.steering.live.values) == (False, {})
     assert in_engine(world)[1:] == (False, {})
 
@@ -245,5 +298,5 @@ async def test_a_restore_that_the_engine_refuses_changes_nothing(world: World) -
     now = world.steering.live
     world.launcher.fail("steer", Refusal("ENGINE_UNAVAILABLE", "gone"))
     with pytest.raises(Refusal):
-        await world.steering.restore(before)
+        await restored(world, before)
     assert world.steering.live is now

@@ -29,12 +29,12 @@ from steerserve.engine.worker import group as group_module
 from steerserve.engine.worker import monitor as monitor_module
 from steerserve.engine.worker import prefix as prefix_module
 from steerserve.engine.worker.checkpoint import Checkpoint
-from steerserve.engine.worker.monitor import Counts
+from steerserve.engine.worker.monitor import Counts, Monitor
 from steerserve.engine.worker.sae.canonical import Sae
 from steerserve.errors import Refusal
 from steerserve.rules.sae_sites import MLP_OUT, RESID_POST
 from steerserve.rules.steering import Live
-from tests.engine.running import Answer, Bench, Counted, random_sae, site_of, words
+from tests.engine.running import Answer, Bench, Counted, generated, random_sae, site_of, words
 from tests.engine.saes import arrays, config_v6, reference, source, write
 
 Loaded = Callable[[str], Checkpoint]
@@ -180,6 +180,32 @@ def test_only_the_largest_of_very_many_are_told_but_all_are_counted(llama: Check
     assert record.top_k == record.activations[:7]
 
 
+@pytest.mark.parametrize("features", [None, [40, 3, 1, 7, 9]])
+def test_features_below_zero_are_told_by_their_size_and_counted_as_active(
+    llama: Checkpoint, features: list[int] | None
+) -> None:
+    bias = torch.zeros(48)
+    bias[3], bias[1], bias[40], bias[7] = -5.0, -3.0, 3.0, 4.0
+    blind = torch.zeros_like(SAE.W_enc)
+    signed = replace(SAE, activation="abstopk", k=4, W_enc=blind, b_enc=bias)
+    with monitored(Bench(llama), signed, features=features, top_k=2) as bench:
+        bench.ask(1, words(30), max_tokens=6, label="a")
+        bench.run()
+        found = statistics(bench)
+    (record,) = bench.records
+    active = [(3, -5.0), (7, 4.0), (1, -3.0), (40, 3.0)]
+    assert record.activations == active + ([] if features is None else [(9, 0.0)])
+    assert record.top_k == active[:2]
+    assert record.fired == 4
+    assert found.activations == 4 * 6
+    assert [(f.feature_idx, f.active_ratio) for f in found.features] == [
+        (1, 1.0),
+        (3, 1.0),
+        (7, 1.0),
+        (40, 1.0),
+    ]
+
+
 # opt's MLP sees its rows without the axis of the batch, granite scales what it adds, falcon writes on into it
 @pytest.mark.parametrize("variant", ["llama", "opt", "granite", "falcon"])
 def test_an_sae_at_another_site_is_seen_to_read_that_site(loaded: Loaded, variant: str) -> None:
@@ -227,6 +253,22 @@ def test_special_tokens_are_left_out(llama: Checkpoint, special: int) -> None:
     assert len(text) < 4
 
 
+@pytest.mark.parametrize("size", [1, 2])
+def test_the_first_position_is_left_out_whatever_its_token(loaded: Loaded, size: int) -> None:
+    model = loaded("gpt2")
+    with monitored(Bench(model)) as bench:
+        once = bench.ask(1, "", ids=[50, 51][:size], max_tokens=1, label="once")
+        bench.run()
+        assert [r.position for r in bench.records] == ([] if size == 1 else [1])
+        answer = bench.ask(2, "", ids=[50, 51][:size], max_tokens=4, label="a")
+        bench.run()
+        found = statistics(bench)
+    assert once.finish
+    truth = encoded(states(model, passed(answer)))[1:]
+    expected = truth if size == 1 else np.concatenate([truth[:1], truth])
+    check_statistics(found, expected)
+
+
 def test_a_choice_that_ends_on_special_tokens_is_recorded_at_its_last_text(
     llama: Checkpoint,
 ) -> None:
@@ -252,12 +294,18 @@ def _specials(bench: Bench) -> frozenset[int]:
     return bench.steering.monitor._special
 
 
-def test_a_choice_of_nothing_but_special_tokens_has_no_record(llama: Checkpoint) -> None:
+def test_a_choice_of_nothing_but_a_special_token_is_recorded_there_and_not_counted(
+    llama: Checkpoint,
+) -> None:
     with monitored(Bench(llama)) as bench:
         bench.ask(1, "", ids=[50, BOS], max_tokens=1, label="a")
+        bench.ask(2, "", ids=[50, 51], max_tokens=1, label="b")
         bench.run()
-        assert statistics(bench).tokens == 0
-    assert bench.records == []
+        assert statistics(bench).tokens == 1
+    assert [(one.label, one.position, one.token) for one in bench.records] == [
+        ("a", 1, BOS),
+        ("b", 1, 51),
+    ]
 
 
 def test_a_request_that_is_cancelled_or_refused_has_no_record(
@@ -303,6 +351,22 @@ def test_values_that_overflow_stay_out_of_the_figures(llama: Checkpoint) -> None
         found,
         encoded(states(llama, passed(fine)), random_sae(32, seed=4))[len(fine.row.prompt) - 1 :],
     )
+
+
+def test_features_that_overflow_stay_out_of_figures_and_records(llama: Checkpoint) -> None:
+    # every value the SAE reads is finite still; what it makes of them is not
+    steep = replace(random_sae(32, seed=4), W_enc=random_sae(32, seed=4).W_enc * 1e16)
+    with monitored(Bench(llama)) as bench, bench.attached("other@0", steep):
+        bench.steering.watch("other@0", None, 5)
+        plan = Overlay(0, {KEY: {3: 1e24, 7: 1e24}})
+        far = bench.ask(1, words(21), plan=plan, label="far")
+        bench.run()
+        assert (far.finish, bench.records, statistics(bench).tokens) == ("length", [], 0)
+        bench.ask(2, words(22), plan=Suppressed(), label="fine")
+        bench.run()
+        found = statistics(bench)
+    assert [r.label for r in bench.records] == ["fine"]
+    assert all(np.isfinite([f.mean, f.std, f.min, f.max]).all() for f in found.features)
 
 
 # ---------------------------------------------------------------- statistics
@@ -359,6 +423,16 @@ def test_a_reset_counts_from_nothing(llama: Checkpoint) -> None:
     assert len(bench.records) == 1
 
 
+def test_count_ranks_features_by_how_often_they_were_active() -> None:
+    counts = Counts(4, torch.device("cpu"))
+    counts.add(torch.tensor([[0.0, 1.0, -2.0, 0.0], [0.0, 1.0, 0.0, 3.0], [0.0, 1, 0, 5]]), None)
+    assert [f.feature_idx for f in counts.read(None, "count", 2)] == [1, 3]
+    # seen more often, active no more often
+    counts.add(torch.tensor([[0.0]] * 50), torch.tensor([2]))
+    best = counts.read(None, "count", 3)
+    assert [(f.feature_idx, f.count) for f in best] == [(1, 3), (3, 3), (2, 53)]
+
+
 @pytest.mark.parametrize("metric", ["mean", "max", "active_ratio", "count"])
 def test_the_best_features_by_a_metric_come_first_and_equals_by_index(
     llama: Checkpoint, metric: str
@@ -369,9 +443,14 @@ def test_the_best_features_by_a_metric_come_first_and_equals_by_index(
         every = statistics(bench).features
         found = statistics(bench, metric=metric, k=6).features
         named = statistics(bench, [5, 40, 2, 40], metric=metric, k=2).features
-    assert found == sorted(every, key=lambda f: (-getattr(f, metric), f.feature_idx))[:6]
+
+    def rank(each: m.FeatureCount) -> float:
+        shown = "active_ratio" if metric == "count" else metric
+        return float(getattr(each, shown))
+
+    assert found == sorted(every, key=lambda f: (-rank(f), f.feature_idx))[:6]
     # a ratio has many equals
-    assert metric not in ("active_ratio", "count") or len({getattr(f, metric) for f in found}) < 6
+    assert metric not in ("active_ratio", "count") or len({rank(f) for f in found}) < 6
     assert len(named) == 2
     assert {f.feature_idx for f in named} < {2, 5, 40}
 
@@ -494,11 +573,12 @@ def test_what_was_seen_before_monitoring_began_again_is_no_record(llama: Checkpo
     with monitored(Bench(llama)) as bench:
         bench.ask(1, words(20), max_tokens=10, label="a")
         bench.step(4)
+        (before,) = (seen.position for seen in bench.steering.monitor._latest.values())
         bench.steering.watch(None)
         bench.steering.watch(KEY, None, 5)
         bench.steering.monitor._special = frozenset(range(320))
         bench.run()
-    assert bench.records == []
+    assert [one.position for one in bench.records] == [before + 1]
 
 
 def test_a_detached_sae_is_monitored_no_more_and_forgotten(llama: Checkpoint) -> None:
@@ -593,6 +673,39 @@ def test_an_encoding_that_fails_harms_nobody_and_is_logged(llama: Checkpoint) ->
     assert bench.refused == {}
     assert bench.records == []
     assert {entry["event"] for entry in logged} == {"monitoring_failed"}
+
+
+class Unreadable(Tensor):
+    """A site's value that cannot be copied from."""
+
+    def __getitem__(self, key: Any) -> Any:
+        raise torch.OutOfMemoryError("no memory")
+
+
+def test_what_cannot_be_caught_harms_nobody_and_is_logged(
+    llama: Checkpoint, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    see, passes = Monitor.catch, []
+
+    def unreadable(self: Monitor, value: Tensor) -> None:
+        passes.append(1)
+        # the third pass of the first request and the last of it are unreadable
+        see(self, value.as_subclass(Unreadable) if len(passes) in (3, 6) else value)
+
+    monkeypatch.setattr(Monitor, "catch", unreadable)
+    with capture_logs() as logged, monitored(Bench(llama)) as bench:
+        answer = bench.ask(1, words(20), max_tokens=6, label="a")
+        bench.run()
+        fine = bench.ask(2, words(21), max_tokens=4, label="b")
+        bench.run()
+        found = statistics(bench)
+    assert bench.refused == {}
+    assert answer.tokens == generated(llama, words(20), 6)
+    # the token that would have been its record was not seen, and an earlier one is not it
+    assert [r.label for r in bench.records] == ["b"]
+    seen = np.delete(observed(llama, answer), [2, 5], axis=0)
+    check_statistics(found, np.concatenate([seen, observed(llama, fine)]))
+    assert [entry["event"] for entry in logged] == ["monitoring_failed"] * 2
 
 
 def test_a_pass_that_fails_leaves_nothing_observed(llama: Checkpoint) -> None:

@@ -466,12 +466,24 @@ def test_a_broken_pass_refuses_its_own_group_only_and_leaves_no_steering(
         assert not bench.live_rows(1)
         assert not bench.live_rows(2)
         after = bench.ask(4, words(20), plan=Suppressed())
-        plain = torch.equal(logits_of(llama), logits_of(llama))
         bench.run()
-        assert plain
         assert seeded.tokens == generated(llama, words(30), 16)
         assert after.tokens == generated(llama, words(20), 16)
         assert bench.held_bytes == 0
+
+
+@pytest.mark.parametrize("plan", [overlay(ONE), Follow()], ids=["overlay", "live"])
+def test_a_pass_that_breaks_inside_leaves_no_delta_behind(llama: Checkpoint, plan: Plan) -> None:
+    plain = logits_of(llama)
+    with steered_bench(llama) as bench:
+        bench.steering.set_live(Live(0, True, {KEY: OTHER}))
+        bench.ask(1, words(20), plan=plan)
+        bench.step(2)
+        with failing(llama, RuntimeError("broken"), lambda _: True):
+            bench.step()
+        assert list(bench.refused) == [1]
+        # the hook is still there: only what it would add is gone
+        assert torch.equal(logits_of(llama), plain)
 
 
 def test_a_broken_prefill_leaves_the_rows_that_decode_unchanged(llama: Checkpoint) -> None:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
@@ -29,10 +29,12 @@ from steerserve.engine.messages import (
     is_last,
 )
 from steerserve.engine.worker import group as group_module
+from steerserve.engine.worker import memory
 from steerserve.engine.worker import taps as taps_module
 from steerserve.engine.worker.checkpoint import Checkpoint
 from steerserve.engine.worker.sae.canonical import Sae
 from steerserve.engine.worker.sae.sites import RESID_POST, RESID_PRE
+from steerserve.engine.worker.taps import TapReader
 from steerserve.errors import Refusal
 from steerserve.rules.steering import Live
 from tests.engine.running import Answer, Bench, generated, hooked, random_sae, site_of, words
@@ -240,7 +242,7 @@ def test_a_text_that_stops_early_is_read_up_to_its_last_but_one_token(
 def test_many_positions_are_encoded_in_pieces_as_at_once(
     llama: Checkpoint, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(taps_module, "ENCODE_VALUES", 7 * SAE.d_sae)
+    monkeypatch.setattr(taps_module, "ENCODE_BYTES", 7 * 4 * SAE.d_sae)
     bench, answer = tapped(llama, tap())
     _, after = states(llama, passed(answer), ONE)
     check(bench.readings[1], after, passed(answer), range(len(passed(answer))))
@@ -327,6 +329,91 @@ def test_named_features_are_the_only_candidates_and_listed_even_at_zero(
         assert len({i for i, _ in found}) == min(top_k, len(named))
         zeros += sum(v == 0 for _, v in found)
     assert zeros
+
+
+def signed(bias: dict[int, float], k: int) -> Sae:
+    """An SAE whose pre-activations are this bias alone, the k largest kept by magnitude."""
+    values = torch.zeros(SAE.d_sae)
+    for index, value in bias.items():
+        values[index] = value
+    blind = torch.zeros_like(SAE.W_enc)
+    return replace(SAE, activation="abstopk", k=k, W_enc=blind, b_enc=values)
+
+
+@pytest.mark.parametrize(
+    ("features", "top_k", "expected"),
+    [
+        (None, 2, [(3, -5.0), (7, 4.0)]),
+        (None, 48, [(3, -5.0), (7, 4.0), (1, -3.0), (40, 3.0)]),
+        ([40, 9, 3, 1, 2], 3, [(3, -5.0), (1, -3.0), (40, 3.0)]),
+        ([40, 9, 3, 2], 3, [(3, -5.0), (40, 3.0), (2, 0.0)]),
+    ],
+)
+def test_features_below_zero_are_ranked_by_their_size_and_equals_by_index(
+    llama: Checkpoint,
+    features: list[int] | None,
+    top_k: int,
+    expected: list[tuple[int, float]],
+) -> None:
+    bench = Bench(llama)
+    with bench.attached(KEY, signed({3: -5.0, 1: -3.0, 40: 3.0, 7: 4.0}, 4), 1):
+        bench.ask(1, PROMPT, tap=tap("last", features=features, top_k=top_k))
+        bench.run()
+    (reading,) = bench.readings[1]
+    assert reading.features == expected
+
+
+# ---------------------------------------------------------------- what it takes
+
+
+class Watched(Sae):
+    """An SAE that notes how many rows it is given at once."""
+
+    given: ClassVar[list[int]] = []
+
+    def encode(self, x: Tensor) -> Tensor:
+        self.given.append(len(x))
+        return super().encode(x)
+
+
+@pytest.mark.parametrize(
+    ("activation", "features", "at_once"),
+    [("relu", None, 4), ("relu", [3, 5], 6), ("abstopk", None, 4), ("abstopk", [3, 5], 4)],
+)
+def test_no_more_rows_are_encoded_at_once_than_their_features_have_room(
+    llama: Checkpoint,
+    activation: str,
+    features: list[int] | None,
+    at_once: int,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    # room for four rows of every feature: a choice among all of them needs them all, whichever are asked for
+    monkeypatch.setattr(taps_module, "ENCODE_BYTES", 4 * 4 * SAE.d_sae)
+    parameters = {f.name: getattr(SAE, f.name) for f in fields(Sae) if f.init}
+    watched = Watched(**{**parameters, "activation": activation, "k": 4})
+    monkeypatch.setattr(Watched, "given", [])
+    bench = Bench(llama)
+    with bench.attached(KEY, watched, 1):
+        bench.ask(1, PROMPT, tap=tap("prompt", features=features, top_k=2))
+        bench.run()
+    assert max(Watched.given) == at_once
+    assert sum(Watched.given) == len(bench.readings[1])
+
+
+def test_the_columns_of_the_features_asked_for_are_taken_out_once(
+    llama: Checkpoint, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    taken: list[int] = []
+    whole = Sae.narrowed
+
+    def counted(self: Sae, features: Any) -> Sae:
+        taken.append(len(features))
+        return whole(self, features)
+
+    monkeypatch.setattr(Sae, "narrowed", counted)
+    monkeypatch.setattr(taps_module, "ENCODE_POSITIONS", 4)
+    tapped(llama, tap(features=[3, 5, 7], top_k=2), max_tokens=24)
+    assert taken == [3]
 
 
 # ---------------------------------------------------------------- changes nothing
@@ -459,6 +546,60 @@ def test_a_request_whose_activations_fail_never_ends_as_if_it_were_whole(
     assert set(bench.refused) == {1, 2}
     ends = [o for o in outcomes if not isinstance(o, Refused) and is_last(o)]
     assert ends == []
+
+
+class Exhausted(Sae):
+    def encode(self, x: Tensor) -> Tensor:
+        raise torch.OutOfMemoryError("no memory")
+
+
+def test_memory_that_runs_out_over_encoding_is_that_requests_and_given_back(
+    llama: Checkpoint, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given_back: list[int] = []
+    monkeypatch.setattr(memory, "give_back", lambda: given_back.append(1))
+    greedy = Exhausted(**{f.name: getattr(SAE, f.name) for f in fields(Sae) if f.init})
+    bench = Bench(llama)
+    with bench.attached(KEY, greedy, 1), capture_logs():
+        plain = bench.ask(1, words(20))
+        bench.ask(2, PROMPT, tap=tap("last"), max_tokens=9)
+        bench.score(3, PROMPT, tap=tap())
+        bench.run()
+    assert {i: r.code for i, r in bench.refused.items()} == dict.fromkeys(
+        (2, 3), "INSUFFICIENT_MEMORY"
+    )
+    assert bench.refused[2].details["device"] == "cpu"
+    assert len(given_back) == 2
+    assert plain.tokens == generated(llama, words(20), 16)
+
+
+class Unkept(Tensor):
+    """A site's value of which no part can be kept."""
+
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func in (Tensor.clone, Tensor.add):
+            raise torch.OutOfMemoryError("no memory")
+        return super().__torch_function__(func, types, args, kwargs or {})
+
+
+@pytest.mark.parametrize("plan", [OVERLAY, Suppressed()], ids=["steered", "plain"])
+def test_a_tap_that_cannot_keep_what_it_sees_ends_its_own_request_only(
+    llama: Checkpoint, plan: Plan, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    see = TapReader.catch
+
+    def unkept(self: TapReader, value: Tensor, *more: Any) -> None:
+        see(self, value.as_subclass(Unkept), *more)
+
+    monkeypatch.setattr(TapReader, "catch", unkept)
+    bench = Bench(llama)
+    with bench.attached(KEY, SAE, 1), capture_logs():
+        plain = bench.ask(1, words(20), plan=Suppressed())
+        bench.ask(2, PROMPT, plan=plan, tap=tap())
+        bench.run()
+    assert {i: r.code for i, r in bench.refused.items()} == {2: "INSUFFICIENT_MEMORY"}
+    assert plain.tokens == generated(llama, words(20), 16)
 
 
 def test_an_encoding_that_fails_is_logged_once(llama: Checkpoint) -> None:

@@ -13,7 +13,7 @@ import pytest
 
 from steerserve.errors import Refusal
 from steerserve.hub.client import Hub, Repository
-from steerserve.hub.downloads import Downloads, Job, Progress
+from steerserve.hub.downloads import Downloads, Job, Progress, Read
 from steerserve.hub.folder import folder_of
 from steerserve.settings import Settings
 from tests.loopback_hub import LoopbackHub
@@ -68,8 +68,8 @@ class Desk:
         folder = folder_of(self.cache, found.repo_id, found.sha)
         return Job(found.repo_id, found.sha, files, folder, token)
 
-    def start(self, key: int, job: Job) -> None:
-        self.downloads.start(key, job, self._on_progress, self._on_end)
+    async def start(self, key: int, job: Job, read: Read | None = None) -> None:
+        await self.downloads.start(key, job, self._on_progress, self._on_end, read)
 
     async def ended(self, count: int = 1) -> None:
         async with asyncio.timeout(PATIENCE), self._changed:

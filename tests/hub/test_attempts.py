@@ -27,7 +27,7 @@ async def test_a_hub_that_fails_twice_is_asked_a_third_time(
 ) -> None:
     job = desk.job(await desk.hub.describe("acme/tiny"))
     tiny.fault("/resolve/", times=2, status=status)
-    desk.start(1, job)
+    await desk.start(1, job)
     await desk.ended()
     assert desk.codes == [None]
     assert desk.waits == [2.0, 4.0]
@@ -41,7 +41,7 @@ async def test_a_hub_that_asks_for_patience_gets_it_within_bounds(
     job = desk.job(await desk.hub.describe("acme/tiny"))
     for wait in ("20", "900", "Wed, 21 Oct 2015 07:28:00 GMT"):
         tiny.fault(GET, times=1, status=429, headers={"Retry-After": wait})
-    desk.start(1, job)
+    await desk.start(1, job)
     await desk.ended()
     assert (desk.codes, desk.waits) == ([None], [20.0, 30.0, 8.0])
 
@@ -52,7 +52,7 @@ async def test_a_reset_connection_is_gone_on_with_where_it_stopped(
     job = desk.job(await desk.hub.describe("acme/tiny"))
     half = len(WEIGHTS) // 2
     fault = tiny.fault(GET + job.sha + "/model", times=1, hold=half, cut=0)
-    desk.start(1, job)
+    await desk.start(1, job)
     await desk.told_of(lambda progress: progress.downloaded_bytes >= half)
     fault.release.set()
     await desk.ended()
@@ -73,7 +73,7 @@ async def test_a_body_that_is_not_whole_is_noticed(
 ) -> None:
     job = desk.job(await desk.hub.describe("acme/tiny"))
     tiny.fault(GET + job.sha + "/model", times=1, **how)
-    desk.start(1, job)
+    await desk.start(1, job)
     await desk.ended()
     assert (desk.codes, desk.waits) == ([None], [2.0])
     assert_there(job)
@@ -85,7 +85,7 @@ async def test_a_body_of_other_bytes_is_noticed_and_fetched_again(
 ) -> None:
     job = desk.job(await desk.hub.describe("acme/tiny"))
     tiny.fault(GET + job.sha + f"/{name}", times=1, status=200, body=b"x" * len(FILES[name]))
-    desk.start(1, job)
+    await desk.start(1, job)
     await desk.ended()
     assert (desk.codes, desk.waits) == ([None], [2.0])
     assert_there(job)
@@ -99,7 +99,7 @@ async def test_a_body_without_end_is_cut_at_the_listed_size(
     desk = make_desk(download_attempts=1)
     job = desk.job(await desk.hub.describe("acme/tiny"))
     tiny.fault(GET + job.sha + "/tokenizer", status=200, body=b"x" * 5_000_000)
-    desk.start(1, job)
+    await desk.start(1, job)
     await desk.ended()
     assert desk.codes == ["DOWNLOAD_FAILED"]
     assert sum(p.stat().st_size for p in desk.cache.rglob("*") if p.is_file()) <= TOTAL
@@ -111,7 +111,7 @@ async def test_a_server_that_ignores_the_range_sends_the_file_anew(
     job = desk.job(await desk.hub.describe("acme/tiny"))
     fault = tiny.fault(GET + job.sha + "/model", times=1, hold=100_000, cut=0)
     tiny.fault(GET + job.sha + "/model", times=1, status=200, body=WEIGHTS)
-    desk.start(1, job)
+    await desk.start(1, job)
     await desk.told_of(lambda progress: progress.downloaded_bytes > 90_000)
     fault.release.set()
     await desk.ended()
@@ -125,7 +125,7 @@ async def test_a_download_that_stands_still_is_given_up(
     desk = make_desk(download_stall_timeout=1.0, download_attempts=2)
     job = desk.job(await desk.hub.describe("acme/tiny"))
     tiny.fault(GET + job.sha + "/model", times=1, hold=1000)
-    desk.start(1, job)
+    await desk.start(1, job)
     await desk.ended()
     assert (desk.codes, desk.waits) == ([None], [2.0])
     assert_there(job)
@@ -137,7 +137,7 @@ async def test_after_the_last_attempt_the_parts_stay_for_a_later_start(
     job = desk.job(await desk.hub.describe("acme/tiny"))
     fault = tiny.fault(GET + job.sha + "/model", times=1, hold=300_000, cut=0)
     tiny.fault(GET + job.sha + "/model", status=500)
-    desk.start(1, job)
+    await desk.start(1, job)
     await desk.told_of(lambda progress: progress.downloaded_bytes > 300_000)
     fault.release.set()
     await desk.ended()
@@ -146,7 +146,7 @@ async def test_after_the_last_attempt_the_parts_stay_for_a_later_start(
     assert "http" not in refusal.message.lower()
     assert not job.folder.exists(), "files of an unfinished download are not among the finished"
     tiny.heal()
-    desk.start(1, job)
+    await desk.start(1, job)
     resumed = desk.downloads.progress(1)
     assert resumed is not None
     assert resumed.percent > 50
@@ -180,7 +180,7 @@ async def test_an_answer_that_refuses_is_not_repeated(
     tiny.known_tokens.add("hf_x")
     job = desk.job(await desk.hub.describe("acme/tiny"), token=token)
     tiny.fault("/resolve/", status=status, headers=headers)
-    desk.start(1, job)
+    await desk.start(1, job)
     await desk.ended()
     assert (desk.codes, desk.waits) == ([code], [])
     assert desk.hub.breakers()[0]["failure_count"] == 0
@@ -189,7 +189,7 @@ async def test_an_answer_that_refuses_is_not_repeated(
 async def test_a_file_of_another_commit_is_refused(desk: Desk, tiny: LoopbackHub) -> None:
     job = desk.job(await desk.hub.describe("acme/tiny"))
     tiny.fault("HEAD ", status=200, headers={"X-Repo-Commit": "e" * 40, "ETag": '"x"'})
-    desk.start(1, job)
+    await desk.start(1, job)
     await desk.ended()
     assert desk.codes == ["DOWNLOAD_FAILED"]
     assert not desk.files or desk.files == ["acme--tiny", f"acme--tiny/{job.sha}.parts"]
@@ -201,18 +201,18 @@ async def test_downloads_share_the_breaker(
     desk = make_desk(hub_breaker_failures=3, hub_breaker_recovery_s=60)
     job = desk.job(await desk.hub.describe("acme/tiny"))
     tiny.fault("/resolve/", status=500)
-    desk.start(1, job)
+    await desk.start(1, job)
     await desk.ended()
     assert desk.codes == ["DOWNLOAD_FAILED"]
     with pytest.raises(Refusal) as refused:
-        desk.start(2, job)
+        await desk.start(2, job)
     assert (refused.value.code, refused.value.details["recovery_seconds"]) == (
         "HUB_UNAVAILABLE",
         60.0,
     )
     tiny.heal()
     clock.now += 60
-    desk.start(3, job)
+    await desk.start(3, job)
     await desk.ended(2)
     assert desk.codes[-1] is None
     assert desk.hub.breakers()[0]["state"] == "closed"
@@ -227,7 +227,7 @@ async def test_a_storage_address_that_has_run_out_is_asked_for_again(
         loopback.blobs_at = storage.url
         storage.fault("/blob/", status=403, times=1)
         found = await desk.hub.describe("acme/tiny")
-        desk.start(1, desk.job(found))
+        await desk.start(1, desk.job(found))
         await desk.ended()
         assert desk.codes == [None]
         assert len(storage.asked("/blob/")) >= 2

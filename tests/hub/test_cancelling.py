@@ -28,7 +28,7 @@ from tests.loopback_hub import LoopbackHub
 async def test_cancel_leaves_nothing(desk: Desk, tiny: LoopbackHub) -> None:
     job = desk.job(await desk.hub.describe("acme/tiny"))
     fault = tiny.fault(GET + job.sha + "/model", hold=100_000)
-    desk.start(1, job)
+    await desk.start(1, job)
     await held(fault.held)
     await desk.told_of(lambda progress: progress.downloaded_bytes >= 100_000)
     (child,) = downloaders()
@@ -48,8 +48,8 @@ async def test_cancel_of_one_that_waits_for_its_turn(
 ) -> None:
     desk = make_desk(max_download_workers=1)
     job = desk.job(await desk.hub.describe("acme/tiny"))
-    desk.start(1, job)
-    desk.start(2, job)
+    await desk.start(1, job)
+    await desk.start(2, job)
     assert await desk.downloads.cancel(2)
     assert desk.codes == ["DOWNLOAD_CANCELLED"]
     await desk.ended(2)
@@ -61,7 +61,7 @@ async def test_cancel_at_once_and_during_a_wait_between_attempts(
     desk: Desk, tiny: LoopbackHub
 ) -> None:
     job = desk.job(await desk.hub.describe("acme/tiny"))
-    desk.start(1, job)
+    await desk.start(1, job)
     assert await desk.downloads.cancel(1)
     tiny.fault("/resolve/", status=500)
     waiting = asyncio.Event()
@@ -71,7 +71,7 @@ async def test_cancel_at_once_and_during_a_wait_between_attempts(
         await asyncio.Event().wait()
 
     desk.downloads._sleep = sleep
-    desk.start(2, job)
+    await desk.start(2, job)
     await asyncio.wait_for(waiting.wait(), 30)
     assert await desk.downloads.cancel(2)
     assert desk.codes == ["DOWNLOAD_CANCELLED"] * 2
@@ -81,10 +81,10 @@ async def test_cancel_at_once_and_during_a_wait_between_attempts(
 async def test_cancel_keeps_what_another_model_has(desk: Desk, tiny: LoopbackHub) -> None:
     found = await desk.hub.describe("acme/tiny")
     kept = desk.job(found, "config.json", "tokenizer.json")
-    desk.start(1, kept)
+    await desk.start(1, kept)
     await desk.ended()
     fault = tiny.fault(GET + kept.sha + "/model", hold=100_000)
-    desk.start(2, desk.job(found))
+    await desk.start(2, desk.job(found))
     await held(fault.held)
     assert await desk.downloads.cancel(2)
     assert_there(kept, {path: FILES[path] for path in ("config.json", "tokenizer.json")})
@@ -95,12 +95,12 @@ async def test_cancel_after_failed_attempts_removes_their_parts_too(
 ) -> None:
     job = desk.job(await desk.hub.describe("acme/tiny"))
     tiny.fault(GET + job.sha + "/tokenizer", status=500)
-    desk.start(1, job)
+    await desk.start(1, job)
     await desk.ended()
     assert desk.files
     tiny.heal()
     fault = tiny.fault("HEAD ", hold=0)
-    desk.start(1, job)
+    await desk.start(1, job)
     fault.release.set()
     assert await desk.downloads.cancel(1)
     assert desk.files == []
@@ -111,7 +111,7 @@ async def test_files_that_cannot_be_removed_do_not_keep_a_cancelled_download_fro
 ) -> None:
     job = desk.job(await desk.hub.describe("acme/tiny"))
     fault = tiny.fault(GET + job.sha + "/model", times=1, hold=100_000)
-    desk.start(1, job)
+    await desk.start(1, job)
     await held(fault.held)
 
     def discard(*_: object, **__: object) -> None:
@@ -122,7 +122,7 @@ async def test_files_that_cannot_be_removed_do_not_keep_a_cancelled_download_fro
         assert await desk.downloads.cancel(1)
     assert desk.codes == ["DOWNLOAD_CANCELLED"]
     assert not desk.downloads.progress(1)
-    desk.start(1, job)
+    await desk.start(1, job)
     await desk.ended(2)
     assert_there(job)
 
@@ -132,18 +132,18 @@ async def test_a_stop_ends_the_processes_and_keeps_the_parts(
 ) -> None:
     job = desk.job(await desk.hub.describe("acme/tiny"))
     fault = tiny.fault(GET + job.sha + "/model", times=1, hold=100_000)
-    desk.start(1, job)
+    await desk.start(1, job)
     await held(fault.held)
     await desk.told_of(lambda progress: progress.downloaded_bytes > 90_000)
     await desk.downloads.close()
     assert not downloaders()
     assert desk.codes == ["SHUTTING_DOWN"]
     with pytest.raises(Refusal) as refused:
-        desk.start(2, job)
+        await desk.start(2, job)
     assert refused.value.code == "SHUTTING_DOWN"
     later = make_desk()
-    assert 0 < later.downloads.missing_bytes(job) < TOTAL
-    later.start(1, job)
+    assert 0 < await later.downloads.missing_bytes(job) < TOTAL
+    await later.start(1, job)
     await later.ended()
     assert later.codes == [None]
     assert_there(job)
@@ -153,7 +153,7 @@ async def test_a_stop_ends_the_processes_and_keeps_the_parts(
 async def test_the_files_of_a_deleted_model_are_removed(desk: Desk, loopback: LoopbackHub) -> None:
     loopback.add("acme/two", {"q4/a.gguf": b"4", "q8/deep/a.gguf": b"8", "README.md": b"#"})
     job = desk.job(await desk.hub.describe("acme/two"))
-    desk.start(1, job)
+    await desk.start(1, job)
     await desk.ended()
     *rest, q8 = sorted(job.files, key=lambda file: file.path)
     Folder(job.folder).remove([q8])

@@ -78,7 +78,7 @@ async def test_a_chunk_store_whose_tokens_come_from_elsewhere_is_not_used(
     job = desk.job(await desk.hub.describe("acme/tiny"))
     with LoopbackHub() as elsewhere:
         offer_chunks(tiny, job.sha, elsewhere.url)
-        desk.start(1, job)
+        await desk.start(1, job)
         await desk.ended()
         assert not elsewhere.seen
     assert_there(job)
@@ -89,7 +89,7 @@ async def test_a_chunk_store_that_is_offered_but_broken_is_left_for_plain_http(
 ) -> None:
     job = desk.job(await desk.hub.describe("acme/tiny"))
     offer_chunks(tiny, job.sha, tiny.url)
-    desk.start(1, job)
+    await desk.start(1, job)
     await desk.ended()
     assert desk.codes == [None]
     assert tiny.asked("/xet-read-token/"), "it was tried"

@@ -29,15 +29,15 @@ from tests.loopback_hub import LoopbackHub
 async def test_the_files_of_one_commit_are_fetched(desk: Desk, tiny: LoopbackHub) -> None:
     job = desk.job(await desk.hub.describe("acme/tiny"))
     assert job.folder == desk.cache / "acme--tiny" / tiny.repos["acme/tiny"].sha
-    assert desk.downloads.missing_bytes(job) == TOTAL
-    desk.start(7, job)
+    assert await desk.downloads.missing_bytes(job) == TOTAL
+    await desk.start(7, job)
     assert desk.downloads.progress(7)
     await desk.ended()
     assert desk.ends == [(7, None)]
     assert_there(job)
     assert not desk.downloads.progress(7)
     assert desk.downloads.progress(7) is None
-    assert desk.downloads.missing_bytes(job) == 0
+    assert await desk.downloads.missing_bytes(job) == 0
     assert all(f"/resolve/{job.sha}/" in seen.path for seen in tiny.asked("/resolve/"))
     assert percents(desk)[-1] == 100
     assert desk.told[-1][1].downloaded_bytes == desk.told[-1][1].total_bytes == TOTAL
@@ -46,7 +46,7 @@ async def test_the_files_of_one_commit_are_fetched(desk: Desk, tiny: LoopbackHub
 async def test_progress_grows_with_the_bytes_and_ends_at_100(desk: Desk, tiny: LoopbackHub) -> None:
     job = desk.job(await desk.hub.describe("acme/tiny"))
     fault = tiny.fault(GET + job.sha + "/model", drip=1000)
-    desk.start(1, job)
+    await desk.start(1, job)
     await desk.told_of(lambda progress: progress.percent > 2)
     early = desk.downloads.progress(1)
     await desk.told_of(lambda progress: early is not None and progress.percent > early.percent)
@@ -65,11 +65,11 @@ async def test_files_can_be_chosen_and_those_that_are_there_are_not_fetched_agai
 ) -> None:
     found = await desk.hub.describe("acme/tiny")
     first, whole = desk.job(found, "config.json"), desk.job(found)
-    desk.start(1, first)
+    await desk.start(1, first)
     await desk.ended()
     assert_there(first, {"config.json": FILES["config.json"]})
     tiny.seen.clear()
-    desk.start(2, whole)
+    await desk.start(2, whole)
     progress = desk.downloads.progress(2)
     assert progress is not None
     assert progress.downloaded_bytes == len(FILES["config.json"])
@@ -85,9 +85,9 @@ async def test_only_so_many_run_at_once(make_desk: MakeDesk, loopback: LoopbackH
     one = desk.job(await desk.hub.describe("acme/one"))
     two = desk.job(await desk.hub.describe("acme/two"))
     fault = loopback.fault("GET /acme/one/resolve/", times=1, hold=10)
-    desk.start(1, one)
+    await desk.start(1, one)
     await held(fault.held)
-    desk.start(2, two)
+    await desk.start(2, two)
     waiting = desk.downloads.progress(2)
     assert waiting is not None
     assert (waiting.downloaded_bytes, waiting.percent) == (0, 0)
@@ -109,7 +109,7 @@ async def test_a_disk_that_is_too_small_is_told_before_anything_is_fetched(
     desk = make_desk(disk_reserve_mb=10)
     job = desk.job(await desk.hub.describe("acme/huge"))
     with pytest.raises(Refusal) as refused:
-        desk.start(1, job)
+        await desk.start(1, job)
     details = refused.value.details
     assert refused.value.code == "INSUFFICIENT_DISK"
     assert (details["needed_mb"], details["reserve_mb"]) == (1 << 40, 10)
@@ -128,15 +128,15 @@ async def test_the_reserve_and_what_runs_beside_it_count(
     monkeypatch.setattr(module, "free_bytes", lambda _: (1 << 20) + TOTAL + TOTAL // 2)
     fault = tiny.fault("HEAD /acme/tiny", hold=0)
     tiny.fault(GET, times=1, hold=0, release=fault.release)
-    desk.downloads.check_disk(two)
-    desk.start(1, one)
+    await desk.downloads.check_disk(two)
+    await desk.start(1, one)
     with pytest.raises(Refusal) as refused:
-        desk.start(2, two)
+        await desk.start(2, two)
     assert refused.value.code == "INSUFFICIENT_DISK"
     assert refused.value.details["promised_mb"] == 1
     fault.release.set()
     await desk.ended()
-    desk.start(2, two)
+    await desk.start(2, two)
     await desk.ended(2)
     assert desk.codes == [None, None]
 
@@ -151,13 +151,13 @@ async def test_a_file_that_two_downloads_want_is_promised_once(
     monkeypatch.setattr(module, "free_bytes", lambda _: TOTAL)
     fault = tiny.fault("HEAD ", hold=0)
     for key, job in enumerate([whole, whole, part]):
-        desk.start(key, job)
+        await desk.start(key, job)
     monkeypatch.setattr(module, "free_bytes", lambda _: 2 * TOTAL - 1)
     with pytest.raises(Refusal) as refused:
-        desk.start(3, other)
+        await desk.start(3, other)
     assert refused.value.details["promised_mb"] == 1
     monkeypatch.setattr(module, "free_bytes", lambda _: 2 * TOTAL)
-    desk.start(3, other)
+    await desk.start(3, other)
     fault.release.set()
     await desk.ended(4)
     assert desk.codes == [None] * 4
@@ -180,7 +180,7 @@ async def test_a_job_that_names_places_outside_is_refused(
     found = await desk.hub.describe("acme/tiny")
     job = Job("acme/tiny", found.sha, (RepoFile(path, 1),), desk.cache / "x" / found.sha)
     with pytest.raises(Refusal) as refused:
-        desk.start(1, job)
+        await desk.start(1, job)
     assert refused.value.code == "DOWNLOAD_FAILED"
     assert not tiny.asked("HEAD ")
 
@@ -191,7 +191,7 @@ async def test_odd_but_harmless_names_are_stored_where_they_belong(
     files = {"a b/Ä%2f..%2fx.json": b"1", "x" * 250: b"2", "model.part": b"3", "a?b#c": b"4"}
     loopback.add("acme/odd", files)
     job = desk.job(await desk.hub.describe("acme/odd"))
-    desk.start(1, job)
+    await desk.start(1, job)
     await desk.ended()
     assert desk.codes == [None]
     assert {path: (job.folder / path).read_bytes() for path in files} == files
@@ -201,7 +201,7 @@ async def test_files_without_a_listed_size_or_digest(desk: Desk, tiny: LoopbackH
     found = await desk.hub.describe("acme/tiny")
     files = tuple(RepoFile(file.path, None) for file in found.files)
     job = Job("acme/tiny", found.sha, files, desk.cache / "acme--tiny" / found.sha)
-    desk.start(1, job)
+    await desk.start(1, job)
     await desk.ended()
     assert desk.codes == [None]
     assert_there(job)

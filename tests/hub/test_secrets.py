@@ -67,7 +67,7 @@ async def test_the_token_is_seen_by_the_hub_only(
         tiny.blobs_at = elsewhere.url
         tiny.fault(GET + job.sha + "/config", times=1, status=503)
         fault = elsewhere.fault("GET /blob/", times=1, hold=1000)
-        desk.start(1, job)
+        await desk.start(1, job)
         await held(fault.held)
         (process,) = downloaders()
         exposed = [" ".join(process.cmdline()), repr(process.environ()), repr(job)]
@@ -75,7 +75,7 @@ async def test_the_token_is_seen_by_the_hub_only(
         await desk.ended()
         elsewhere.fault("GET /blob/", status=500)
         other = Job(job.repo_id, job.sha, job.files, job.folder.parent / ("0" * 40), token)
-        desk.start(2, other)
+        await desk.start(2, other)
         await desk.ended(2)
     tiny.known_tokens.clear()
     with pytest.raises(Refusal) as rejected:
@@ -141,7 +141,7 @@ async def test_a_redirect_to_where_no_hub_has_business_is_refused(
     loopback.add("acme/tiny", FILES)
     job = desk.job(await desk.hub.describe("acme/tiny"))
     loopback.fault(GET + job.sha + "/model", status=302, headers={"Location": target})
-    desk.start(1, job)
+    await desk.start(1, job)
     await desk.ended()
     assert (desk.codes, desk.waits) == (["DOWNLOAD_FAILED"], [])
 
@@ -151,7 +151,7 @@ async def test_redirects_without_end_are_refused(desk: Desk, loopback: LoopbackH
     job = desk.job(await desk.hub.describe("acme/tiny"))
     model = f"/acme/tiny/resolve/{job.sha}/model.safetensors"
     loopback.fault(f"GET {model}", status=302, headers={"Location": model})
-    desk.start(1, job)
+    await desk.start(1, job)
     await desk.ended()
     assert (desk.codes, desk.waits) == (["DOWNLOAD_FAILED"], [])
     assert len(loopback.asked(f"GET {model}")) < 10
@@ -205,7 +205,7 @@ async def main(url, home):
     downloads = Downloads(hub)
     found = await hub.describe("acme/tiny")
     folder = folder_of(settings.model_cache_dir, found.repo_id, found.sha)
-    downloads.start(1, Job(found.repo_id, found.sha, found.files, folder), print, end)
+    await downloads.start(1, Job(found.repo_id, found.sha, found.files, folder), print, end)
     await asyncio.Event().wait()
 
 asyncio.run(main(*sys.argv[1:]))

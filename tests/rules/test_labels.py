@@ -76,6 +76,8 @@ def test_a_label_may_hold_a_line_separator_of_its_document() -> None:
         ({"3": "a\x00b"}, "'3'"),
         ({"3": "\ud800"}, "'3'"),
         ("[" * 100_000, "line 1"),
+        ('{"index": 3, "label": "a"}\n{"index": 4, "index": 5, "label": "b"}', "'index'.*line 2"),
+        ('{"index": 3, "label": "a", "more": {"x": 1, "x": 1}}', "'x'.*line 1"),
     ],
 )
 def test_what_is_no_label_is_refused_where_it_stands(document: Any, named: str) -> None:

@@ -169,8 +169,27 @@ def test_deactivating_what_is_not_active_changes_nothing(clears: bool) -> None:
 
 def test_a_profile_whose_values_an_operator_deleted_takes_none_of_his_later_ones_along() -> None:
     live = profile.activate(FRESH, ID, CALM, BOTH)
-    live = steering.set_values(steering.clear(live, A), A, 10, {1: 1.0})
+    live = steering.set_values(steering.clear(live), A, 10, {1: 1.0})
     assert profile.deactivate(live, ID, clears=True) is live
+
+
+# ------------------------------------------------------------------ saving what steers
+
+
+@pytest.mark.parametrize(
+    ("values", "at"), [({}, FIRST), ({A: {1: 5.0}}, FIRST), ({B: {1: 0.0}}, SECOND)]
+)
+def test_the_live_values_are_those_of_the_sae_that_has_some(
+    values: dict[str, dict[int, float]], at: Sae
+) -> None:
+    assert profile.steered(Live(values=values), BOTH) is at
+
+
+def test_the_live_values_of_several_saes_fit_no_profile() -> None:
+    assert refused(profile.steered, STEERED, ()).code == "SAE_NOT_ATTACHED"
+    refusal = refused(profile.steered, STEERED, BOTH)
+    assert (refusal.code, refusal.row.api) == ("PROFILE_INCOMPATIBLE", 400)
+    assert "sae_a@1, sae_b@2" in refusal.message
 
 
 # ------------------------------------------------------------------ importing

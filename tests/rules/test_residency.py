@@ -11,7 +11,7 @@ import pytest
 from steerserve.errors import Refusal
 from steerserve.rules import residency
 from steerserve.rules.lease import Lease
-from steerserve.rules.residency import Phase, View
+from steerserve.rules.residency import Phase, Step, View
 
 SAME, ANOTHER = 1, 2
 E, LG, LD, U = Phase.EMPTY, Phase.LOADING, Phase.LOADED, Phase.UNLOADING
@@ -212,3 +212,14 @@ def test_a_request_that_may_not_load_is_told_the_resident_models_lease(is_holder
         },
     }
     assert "lease" not in refused("may_serve_resident", view(LD), ANOTHER).details
+
+
+def test_a_locked_model_whose_engine_ended_keeps_its_place() -> None:
+    view = View(kept_for=(SAME, "resident"))
+    assert view.locked_id == SAME
+    assert residency.may_serve(view, SAME, "resident") is Step.LOAD
+    with pytest.raises(Refusal) as refused:
+        residency.may_serve(view, ANOTHER, "other")
+    assert refused.value.code == "MODEL_LOCKED"
+    assert refused.value.details["resident_model_id"] == SAME
+    residency.may_load(view, ANOTHER)  # the management does not read the lock

@@ -33,7 +33,7 @@ def drop(index: int) -> Edit:
 
 
 def wipe(live: Live) -> Live:
-    return steering.clear(live, KEY)
+    return steering.leave(live, KEY)
 
 
 CHANGES = [
@@ -50,9 +50,12 @@ CHANGES = [
     ("removing one of two", STEERED, drop(1), True, {KEY: {2: -3.0}}),
     ("removing while disabled", OFF, drop(1), False, {KEY: {2: -3.0}}),
     ("removing the last disables", ONE, drop(1), False, {}),
-    ("clear disables", STEERED, wipe, False, {}),
-    ("clear leaves the other SAE on", TWO_SAES, wipe, True, {OTHER: {3: 1.0}}),
-    ("clear without values disables", Live(enabled=True), wipe, False, {}),
+    ("an SAE that leaves disables", STEERED, wipe, False, {}),
+    ("an SAE that leaves leaves the other on", TWO_SAES, wipe, True, {OTHER: {3: 1.0}}),
+    ("an SAE that leaves without values disables", Live(enabled=True), wipe, False, {}),
+    ("clear disables", STEERED, steering.clear, False, {}),
+    ("clear takes every SAE", TWO_SAES, steering.clear, False, {}),
+    ("clear without values disables", Live(enabled=True), steering.clear, False, {}),
 ]
 
 
@@ -75,7 +78,8 @@ NO_CHANGES = [
     ("enable what is enabled", STEERED, steering.enable),
     ("disable what is disabled", OFF, steering.disable),
     ("remove what is not set", STEERED, drop(9)),
-    ("clear what is empty and off", Live(epoch=3), wipe),
+    ("clear what is empty and off", Live(epoch=3), steering.clear),
+    ("an SAE without values leaves", Live(epoch=3), wipe),
 ]
 
 
@@ -179,7 +183,7 @@ BY_OWNER = [
         drop(1),
         {MANUAL: {KEY: {2: -3.0}}, CIRCUIT: {KEY: {4: 1.0}, OTHER: {3: 7.0}}},
     ),
-    ("clearing takes one SAE from every owner", wipe, {CIRCUIT: {OTHER: {3: 7.0}}}),
+    ("an SAE that leaves is taken from every owner", wipe, {CIRCUIT: {OTHER: {3: 7.0}}}),
     (
         "replacing leaves the other owners alone",
         lambda live: steering.replace_all(live, MANUAL, {OTHER: {0: 1.0}}),
@@ -187,7 +191,7 @@ BY_OWNER = [
     ),
     (
         "an owner goes with all it set",
-        lambda live: steering.drop_owner(live, CIRCUIT),
+        lambda live: steering.replace_all(live, CIRCUIT, {}),
         {MANUAL: {KEY: {1: 5.0, 2: -3.0}}},
     ),
 ]
@@ -200,6 +204,11 @@ def test_an_edit_knows_whose_values_it_touches(
     after = edit(BOTH_OWNERS)
     assert after.owned == owned
     assert (after.enabled, after.epoch) == (True, 8)
+
+
+def test_clearing_takes_all_from_every_owner_and_disables() -> None:
+    after = steering.clear(BOTH_OWNERS)
+    assert (after.owned, after.values, after.enabled, after.epoch) == ({}, {}, False, 8)
 
 
 REPLACED = [
@@ -231,14 +240,14 @@ def test_a_replacement_is_one_step_of_the_epoch(
 def test_taking_an_owners_values_never_turns_on_what_the_operator_turned_off() -> None:
     off = steering.disable(BOTH_OWNERS)
     assert not steering.replace_all(off, MANUAL, {}).enabled
-    assert not steering.drop_owner(off, CIRCUIT).enabled
+    assert not steering.replace_all(off, CIRCUIT, {}).enabled
 
 
 @pytest.mark.parametrize(
     "edit",
     [
         lambda live: steering.replace_all(live, MANUAL, live.by(MANUAL)),
-        lambda live: steering.drop_owner(live, "circuit:circ_2"),
+        lambda live: steering.replace_all(live, "circuit:circ_2", {}),
         lambda live: steering.mark(live, live, None),
     ],
 )
@@ -254,10 +263,11 @@ ENDINGS = [
     ("a value set by hand", put({2: 1.0}), True),
     ("its value changed by hand", put({1: 1.0}), True),
     ("disabled", steering.disable, True),
-    ("another SAE cleared", lambda live: steering.clear(live, OTHER), True),
+    ("another SAE leaves", lambda live: steering.leave(live, OTHER), True),
     ("its last value removed", drop(1), False),
-    ("its SAE cleared", wipe, False),
-    ("its owner dropped", lambda live: steering.drop_owner(live, MANUAL), False),
+    ("its SAE leaves", wipe, False),
+    ("all cleared", steering.clear, False),
+    ("its owner's values gone", lambda live: steering.replace_all(live, MANUAL, {}), False),
     ("moved elsewhere", lambda live: steering.replace_all(live, MANUAL, {OTHER: {1: 1.0}}), False),
 ]
 
@@ -269,7 +279,7 @@ def test_a_profile_is_active_while_values_stand_at_its_sae(edit: Edit, stays: bo
 
 def test_a_profile_that_applied_nothing_outlives_every_edit() -> None:
     bare = steering.mark(ACTIVE, ACTIVE, Active("prof_2"))
-    for edit in (put({2: 1.0}), wipe, steering.disable):
+    for edit in (put({2: 1.0}), wipe, steering.clear, steering.disable):
         assert edit(bare).active == Active("prof_2")
 
 
@@ -317,7 +327,7 @@ def test_values_of_zero_are_left_out_of_what_a_row_gets() -> None:
 EDITS = st.one_of(
     st.dictionaries(st.integers(0, WIDTH - 1), st.floats(-200, 200), max_size=3).map(put),
     st.integers(0, WIDTH - 1).map(drop),
-    st.sampled_from([steering.enable, steering.disable, wipe]),
+    st.sampled_from([steering.enable, steering.disable, steering.clear, wipe]),
 )
 
 

@@ -9,8 +9,9 @@ import pytest
 from sqlalchemy.exc import IntegrityError
 
 from steerserve.errors import Refusal
-from steerserve.store.catalog import Catalog
+from steerserve.store.catalog import TOLD, Catalog
 from steerserve.store.db import Database
+from steerserve.store.tables import saes
 
 MODEL: dict[str, Any] = {
     "name": "m",
@@ -106,8 +107,23 @@ async def test_the_same_sae_folder_is_registered_once(catalog: Catalog) -> None:
 async def test_an_sae_is_changed_and_removed(catalog: Catalog) -> None:
     await catalog.add_sae(id="sae_1", **SAE)
     assert (await catalog.change_sae("sae_1", status="attached")).status == "attached"
-    await catalog.remove_sae("sae_1")
+    await catalog.remove_saes("sae_1")
     assert await catalog.saes() == []
+
+
+async def test_what_a_checkpoint_tells_is_kept_as_far_as_a_column_holds_it(
+    catalog: Catalog,
+) -> None:
+    whole = {"architecture": "é" * 400}
+    added = await catalog.add_sae(
+        id="sae_1", **SAE | dict.fromkeys(TOLD, "a\x00\ud800" + "é" * 400), claims=whole
+    )
+    changed = await catalog.change_sae("sae_1", **dict.fromkeys(TOLD, "ü" * 400))
+    for name in TOLD:
+        length = saes.c[name].type.length
+        assert getattr(added, name) == ("a\ufffd\ufffd" + "é" * 400)[:length]
+        assert getattr(changed, name) == "ü" * length
+    assert changed.claims == whole
 
 
 @pytest.mark.parametrize(

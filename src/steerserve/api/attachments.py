@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Annotated, Any, Literal
 
-from fastapi import APIRouter, Query
+from fastapi import APIRouter, HTTPException, Query
 from pydantic import ConfigDict, Field, field_validator
 from starlette.responses import Response
 
@@ -74,7 +74,7 @@ class AttachSetBody(RequestBody):
 def attachment_status(
     conductor: Conductor, steering: Steering, monitored: Monitored = lambda: None
 ) -> dict[str, Any]:
-    """The first attached SAE, and whether it steers; all but `is_attached` None where there is none."""
+    """The first attached SAE, and whether values apply at it; all but `is_attached` None where there is none."""
     attached = conductor.attachments()
     if not attached:
         return {
@@ -87,11 +87,9 @@ def attachment_status(
             "steering_apply_count": 0,
         }
     first = attached[0]
-    entry = _entry(first, conductor, steering, monitored)
     return {
         "is_attached": True,
-        **entry,
-        "steering_enabled": steering.live.enabled,
+        **_entry(first, conductor, steering, monitored),
         "warnings": list(first.warnings),
         "check": first.check,
     }
@@ -168,8 +166,8 @@ def router(
             for attachment in conductor.attachments()
         ]
         lost = [
-            {"model_id": model_id, "sae_id": attachment.sae_id, "layer": attachment.layer}
-            for model_id, attachment in conductor.restoring.pending()
+            {"model_id": order.model_id, "sae_id": order.sae_id, "layer": order.layer}
+            for order in (attachment.order for attachment in conductor.restoring.pending())
         ]
         return success(
             {
@@ -193,6 +191,14 @@ def router(
                 **memory(),
             }
         )
+
+    @routes.api_route("/attachment", methods=["DELETE"], include_in_schema=False)
+    @routes.api_route("/attachments", methods=["DELETE"], include_in_schema=False)
+    @routes.api_route("/attach-set", methods=["GET", "DELETE"], include_in_schema=False)
+    @routes.api_route("/monitoring", methods=["GET", "DELETE"], include_in_schema=False)
+    async def is_a_word() -> Response:
+        # else it would be read as an id
+        raise HTTPException(405)
 
     @routes.get("/{sae_id}/compatibility", response_model=Envelope)
     async def compatibility(sae_id: str, layer: Annotated[int, Query()]) -> Response:

@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Annotated, Any
 
-from fastapi import APIRouter
+from fastapi import APIRouter, Depends
 from pydantic import Field
+from starlette.requests import Request
 from starlette.responses import Response
 
-from steerserve.api.envelope import Envelope, RequestBody, success
+from steerserve.api.envelope import Envelope, RequestBody, success, unambiguous
 from steerserve.api.steering import Value, indices
-from steerserve.control.compare import Compare, Side
+from steerserve.control.compare import Compare, Compared, Side
+from steerserve.disconnect import Disconnected, unless_disconnected
 from steerserve.errors import Refusal
 from steerserve.rules import activations
 from steerserve.rules import compare as rules
 from steerserve.rules.intent import Generate, Prompt, Sampling
+from steerserve.rules.steering import BATCH_MAXIMUM
 from steerserve.settings import Settings
 
 SEED_MAXIMUM = 2**32 - 1
@@ -34,7 +38,7 @@ class CompareBody(RequestBody):
     prompt: Annotated[str, Field(min_length=1)] | None = None
     messages: Annotated[list[Message], Field(min_length=1)] | None = None
     intensities: Annotated[list[float], Field(default_factory=lambda: [0.0, 1.0])]
-    steering: dict[str, Value] | None = None
+    steering: Annotated[dict[str, Value], Field(max_length=BATCH_MAXIMUM)] | None = None
     sae_id: Annotated[str, Field(max_length=50)] | None = None
     layer: Annotated[int, Field(ge=0)] | None = None
     profile: Annotated[str, Field(min_length=1, max_length=100)] | None = None
@@ -46,49 +50,65 @@ class CompareBody(RequestBody):
 
 
 def router(compare: Compare, settings: Settings) -> APIRouter:
-    routes = APIRouter(prefix="/api/compare", tags=["steering"])
+    routes = APIRouter(
+        prefix="/api/compare", tags=["steering"], dependencies=[Depends(unambiguous)]
+    )
 
     @routes.post("", response_model=Envelope)
-    async def run(body: CompareBody) -> Response:
-        found = await compare.run(_intent(body, compare.model(), settings))
-
-        def told(side: Side) -> dict[str, Any]:
-            read = None
-            if side.readings is not None and found.tapped is not None:
-                read = {
-                    "sae_id": found.tapped.sae_id,
-                    "layer": found.tapped.layer,
-                    "positions": [
-                        {
-                            "position": reading.position,
-                            "token_id": reading.token,
-                            "features": [{"index": i, "value": v} for i, v in reading.features],
-                        }
-                        for reading in side.readings
-                    ],
-                }
-            return {
-                "intensity": side.intensity,
-                "steering": {
-                    key: {str(i): v for i, v in sorted(values.items())}
-                    for key, values in side.steering.items()
-                },
-                "text": side.text,
-                "finish_reason": side.finish,
-                "completion_tokens": side.tokens,
-                "sae_activations": read,
-            }
-
+    async def run(body: CompareBody, request: Request) -> Response:
+        """A client that goes away ends the comparison."""
+        row = compare.model()
+        intent = _intent(body, row.name, settings)
+        try:
+            found = await unless_disconnected(request, compare.run(intent, row))
+        except Disconnected:
+            return Response(status_code=499)
         return success(
             {
                 "model": found.model,
                 "system_fingerprint": found.fingerprint,
                 "prompt_tokens": found.prompt_tokens,
-                "sides": [told(side) for side in found.sides],
+                "sides": [_side(side, found) for side in found.sides],
             }
         )
 
     return routes
+
+
+def _side(side: Side, found: Compared) -> dict[str, Any]:
+    return {
+        "intensity": side.intensity,
+        "steering": {
+            key: {str(i): v for i, v in sorted(values.items())}
+            for key, values in side.steering.items()
+        },
+        "text": side.text,
+        "finish_reason": side.finish,
+        "completion_tokens": side.tokens,
+        "sae_activations": _readings(side, found),
+    }
+
+
+def _readings(side: Side, found: Compared) -> dict[str, Any] | None:
+    if side.readings is None or found.tapped is None:
+        return None
+    return {
+        "sae_id": found.tapped.sae_id,
+        "layer": found.tapped.layer,
+        "positions": [
+            {
+                "position": reading.position,
+                "token_id": reading.token,
+                "features": [_feature(i, v, found.labels) for i, v in reading.features],
+            }
+            for reading in side.readings
+        ],
+    }
+
+
+def _feature(index: int, value: float, labels: Mapping[int, str]) -> dict[str, Any]:
+    told: dict[str, Any] = {"index": index, "value": value}
+    return told | {"label": labels[index]} if index in labels else told
 
 
 def _intent(body: CompareBody, model: str, settings: Settings) -> Generate:

@@ -5,13 +5,13 @@ from __future__ import annotations
 import asyncio
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Depends, Query, Request
+from fastapi import APIRouter, Query, Request
 from pydantic import Field, model_validator
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
 from steerserve.api import monitoring as monitoring_routes
-from steerserve.api.envelope import Envelope, RequestBody, read_json, success, unambiguous
+from steerserve.api.envelope import Envelope, RequestBody, read_json, success
 from steerserve.control.features import Features
 from steerserve.errors import Refusal
 
@@ -80,7 +80,6 @@ def router(features: Features) -> APIRouter:
         "/{sae_id}/labels",
         response_model=Envelope,
         openapi_extra=_IMPORT,
-        dependencies=[Depends(unambiguous)],
     )
     async def add_labels(sae_id: str, request: Request, replace: bool = False) -> Response:
         """`replace` forgets the labels that were there before. The body may also be JSON Lines, as application/x-ndjson."""

@@ -81,7 +81,6 @@ def record(
         "disk_size_mb": row.disk_size_mb,
         "estimated_memory_mb": row.estimated_memory_mb,
         "status": row.status,
-        "locked": bool(live and live.is_locked),
         "device": facts.device if facts else None,
         "dtype": facts.dtype if facts else row.dtype,
         "lease": lease,
@@ -108,7 +107,8 @@ def router(registry: Registry, hub: HubModels, conductor: Conductor) -> APIRoute
 
     def told(row: Any) -> dict[str, Any]:
         lease = conductor.leases.status(row.id)
-        return record(row, conductor.resident, lease, hub.progress(row.id))
+        locked = {"locked": conductor.view().locked_id == row.id}
+        return record(row, conductor.resident, lease, hub.progress(row.id)) | locked
 
     @routes.get("", response_model=Envelope)
     async def list_models() -> Response:

@@ -22,10 +22,11 @@ Labels = Mapping[int, str]
 
 
 class Configure(RequestBody):
-    """The whole configuration; what is left out takes its default. Without `features` all are monitored."""
+    """The whole configuration; what is left out takes its default. Without `features`, or with none, all are monitored: the
+    state shows all as none."""
 
     enabled: bool = True
-    features: Annotated[list[int], Field(min_length=1)] | None = None
+    features: list[int] | None = None
     history_size: Annotated[int, Field(ge=1, le=rules.HISTORY_MAXIMUM)] = rules.HISTORY_DEFAULT
     top_k: Annotated[int, Field(ge=1, le=rules.TOP_K_MAXIMUM)] = rules.TOP_K_DEFAULT
 
@@ -53,7 +54,7 @@ def router(monitoring: Monitoring, labels_of: LabelsOf) -> APIRouter:
     async def configure(body: Configure) -> Response:
         made = await monitoring.configure(
             enabled=body.enabled,
-            features=body.features,
+            features=body.features or None,
             history_size=body.history_size,
             top_k=body.top_k,
         )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import unicodedata
 from typing import Annotated, Any
 
@@ -60,6 +61,7 @@ Name = Annotated[
 ]
 Description = Annotated[str, Field(max_length=500), AfterValidator(lines)]
 Reference = Annotated[str, Field(max_length=100), AfterValidator(one_line)]
+SaeId = Annotated[Reference, Field(min_length=1)]
 ModelId = Annotated[Reference, BeforeValidator(as_text, json_schema_input_type=int | str)]
 Layer = Annotated[int, Field(ge=0, le=LARGEST_INTEGER)]
 
@@ -75,7 +77,7 @@ class ProfileFields(Snapshot):
     """A profile without its values: its name, and what the values were made for."""
 
     model_id: ModelId | None = None
-    sae_id: Reference | None = None
+    sae_id: SaeId | None = None
     layer: Layer | None = None
     intensity: float = 1.0
 
@@ -93,7 +95,7 @@ class ProfileChanges(RequestBody):
     description: Description | None = None
     steering: dict[str, float] | None = None
     model_id: ModelId | None = None
-    sae_id: Reference | None = None
+    sae_id: SaeId | None = None
     layer: Layer | None = None
     intensity: float | None = None
 
@@ -154,9 +156,8 @@ def document(row: Any) -> dict[str, Any]:
 
 
 def router(profiles: Profiles) -> APIRouter:
-    routes = APIRouter(
-        prefix="/api/profiles", tags=["profiles"], dependencies=[Depends(unambiguous)]
-    )
+    routes = APIRouter(prefix="/api/profiles", tags=["profiles"])
+    maps = [Depends(unambiguous)]
 
     def told(row: Any) -> dict[str, Any]:
         return record(row, profiles.active_id)
@@ -167,13 +168,13 @@ def router(profiles: Profiles) -> APIRouter:
         active = next((one["id"] for one in records if one["is_active"]), None)
         return success({"profiles": records, "total": len(records), "active_profile_id": active})
 
-    @routes.post("", response_model=Envelope, status_code=201)
+    @routes.post("", response_model=Envelope, status_code=201, dependencies=maps)
     async def create_profile(body: NewProfile) -> Response:
         return success(told(await profiles.create(**body.model_dump())), 201)
 
-    @routes.post("/save-current", response_model=Envelope, status_code=201)
+    @routes.post("/save-current", response_model=Envelope, status_code=201, dependencies=maps)
     async def save_current(body: Snapshot) -> Response:
-        """Save the live values of the attached SAE."""
+        """Save the live values; they have to be those of one SAE."""
         return success(told(await profiles.save_current(body.name, body.description)), 201)
 
     @routes.post(
@@ -192,7 +193,7 @@ def router(profiles: Profiles) -> APIRouter:
                 f"a profile document has at most {DOCUMENT_BYTES} bytes",
                 limit_bytes=DOCUMENT_BYTES,
             )
-        content = read_json(body)
+        content = await asyncio.to_thread(read_json, body)
         try:
             read = rules.read(content)
             row = await profiles.add_document(read, _checked(read))
@@ -212,7 +213,7 @@ def router(profiles: Profiles) -> APIRouter:
     async def get_profile(profile_id: str) -> Response:
         return success(told(await profiles.get(profile_id)))
 
-    @routes.patch("/{profile_id}", response_model=Envelope)
+    @routes.patch("/{profile_id}", response_model=Envelope, dependencies=maps)
     async def change_profile(profile_id: str, body: ProfileChanges) -> Response:
         """What steers now stays as it is, also where the profile is active, until it is activated again."""
         changes = body.model_dump(include=body.model_fields_set)
@@ -223,7 +224,7 @@ def router(profiles: Profiles) -> APIRouter:
         was_active = await profiles.remove(profile_id)
         return success({"profile_id": profile_id, "was_active": was_active})
 
-    @routes.post("/{profile_id}/activate", response_model=Envelope)
+    @routes.post("/{profile_id}/activate", response_model=Envelope, dependencies=maps)
     async def activate(profile_id: str, body: Activation | None = None) -> Response:
         applies = body is None or body.apply_steering
         done = await profiles.activate(profile_id, applies=applies)

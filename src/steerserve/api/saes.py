@@ -125,6 +125,7 @@ def router(saes: Saes, hub: HubSaes, attachment: Callable[[], dict[str, Any]]) -
             row, status = await hub.add(wanted)
             message = _MESSAGES[status]
         elif body.local_path is not None and body.repository_id is None:
+            _check_local(body)
             row, was_there = await saes.add(body.local_path)
             status, message = row.status, "already registered" if was_there else "registered"
         else:
@@ -159,6 +160,21 @@ def router(saes: Saes, hub: HubSaes, attachment: Callable[[], dict[str, Any]]) -
         return success({"status": "deleted", "sae_id": row.id, "freed_disk_mb": freed_mb})
 
     return routes
+
+
+def _check_local(body: NewSae) -> None:
+    """What says where in the hub says nothing of this machine.
+
+    Raises:
+        Refusal: VALIDATION_ERROR naming the fields.
+    """
+    given = {"revision": body.revision, "file_path": body.file_path, "hub_token": body.token}
+    names = [name for name, value in given.items() if value is not None]
+    if names:
+        why = "is of the hub only, and does not go with local_path"
+        errors = [{"loc": ["body", name], "msg": why} for name in names]
+        message = f"{', '.join(names)}: {why}"
+        raise Refusal("VALIDATION_ERROR", message, param=names[0], errors=errors)
 
 
 def _units(rows: Sequence[Any] | None) -> dict[str, Any]:

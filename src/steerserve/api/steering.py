@@ -1,4 +1,5 @@
-"""/api/saes/steering: the live values of the attached SAE. Every route answers the state."""
+"""/api/saes/steering: the live values of the first attached SAE, and of all where they are cleared. Every route answers the
+state."""
 
 from __future__ import annotations
 
@@ -39,9 +40,9 @@ def router(steering: Steering) -> APIRouter:
 
     def state() -> Response:
         enabled, values = steering.state()
-        return success(
-            {"enabled": enabled, "values": {str(i): v for i, v in sorted(values.items())}}
-        )
+        others = {key: _told(found) for key, found in steering.others().items()}
+        more = {"others": others} if others else {}
+        return success({"enabled": enabled, "values": _told(values), **more})
 
     @routes.get("", response_model=Envelope)
     async def get_steering() -> Response:
@@ -75,8 +76,9 @@ def router(steering: Steering) -> APIRouter:
 
     @routes.delete("", response_model=Envelope)
     async def clear() -> Response:
+        """Forget all values of every SAE, also those that wait for their model to be loaded again."""
         await steering.clear()
-        return state()
+        return success({"enabled": False, "values": {}})
 
     return routes
 
@@ -97,3 +99,7 @@ def indices(values: dict[str, float]) -> dict[int, float]:
             ],
         )
     return {int(key): value for key, value in values.items()}
+
+
+def _told(values: dict[int, float]) -> dict[str, float]:
+    return {str(index): value for index, value in sorted(values.items())}

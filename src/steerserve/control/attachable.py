@@ -39,8 +39,11 @@ class Wanted:
 
 
 def verdict(resident: Resident, wanted: Wanted) -> rules.Verdict:
-    """Whether an SAE fits the loaded model, as it says of itself and as is said in its place."""
+    """Whether an SAE is here and fits the loaded model, as it says of itself and as is said in its place."""
     _, facts = resident.running()
+    reason = sae_set.not_ready(wanted.sae.status, wanted.sae.error_message)
+    if reason is not None:
+        return rules.Verdict((f"the SAE cannot be attached: {reason}",), ())
     if facts.is_embedding_only:
         return rules.Verdict(("the model can only embed; nothing in it is steered",), ())
     if resident.row.engine == GGUF:

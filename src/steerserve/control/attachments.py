@@ -15,7 +15,7 @@ from steerserve.control.attachable import Wanted
 from steerserve.control.bus import Bus, SaeAttached, SaeDetached
 from steerserve.control.conductor import Conductor
 from steerserve.control.free_memory import Read
-from steerserve.control.resident import Attachment, Resident
+from steerserve.control.resident import Attachment, Order, Resident
 from steerserve.control.restoring import hook
 from steerserve.control.saes import source_of
 from steerserve.engine import messages as m
@@ -52,16 +52,13 @@ class Attachments:
         self._settings = settings
         self._read_free = read_free
 
-    def compatibility(
-        self, sae: SaeRow, layer: int, overrides: Mapping[str, Any] | None = None
-    ) -> rules.Verdict:
-        """Whether the SAE fits the loaded model at the layer; nothing is attached.
+    def compatibility(self, sae: SaeRow, layer: int) -> rules.Verdict:
+        """Whether the SAE can be attached to the loaded model at the layer as it is; nothing is attached.
 
         Raises:
             Refusal: MODEL_NOT_LOADED.
         """
-        said = m.Overrides(**overrides or {})
-        return attachable.verdict(self._conductor.loaded(), Wanted(sae, layer, None, said))
+        return attachable.verdict(self._conductor.loaded(), Wanted(sae, layer, None))
 
     async def attach(
         self,
@@ -193,25 +190,16 @@ class Attachments:
 
     async def _hook(self, resident: Resident, wanted: Wanted, verdict: rules.Verdict) -> Attachment:
         engine, facts = resident.running()
-        source = source_of(wanted.sae, wanted.overrides)
-        dtype = sae_set.kept_in(wanted.dtype, facts.dtype)
-        made = await hook(engine, wanted.key, source, wanted.layer, dtype, wanted.is_checked)
-        return Attachment(
-            key=wanted.key,
-            sae_id=wanted.sae.id,
-            layer=wanted.layer,
-            d_sae=made.d_sae,
-            memory_mb=made.memory_mb,
-            layer_module_path=made.layer_module_path,
-            warnings=tuple(dict.fromkeys((*verdict.warnings, *made.warnings))),
-            check=made.check,
-            dtype=made.dtype,
-            site=made.site,
-            is_calibrated=made.is_calibrated,
-            source=source,
-            asked_dtype=dtype,
-            is_checked=wanted.is_checked,
+        order = Order(
+            resident.row.id,
+            wanted.sae.id,
+            wanted.layer,
+            source_of(wanted.sae, wanted.overrides),
+            sae_set.kept_in(wanted.dtype, facts.dtype),
+            wanted.is_checked,
+            verdict.warnings,
         )
+        return await hook(engine, order)
 
     @asynccontextmanager
     async def _undoing(self, resident: Resident) -> AsyncIterator[list[Attachment]]:
@@ -230,14 +218,21 @@ class Attachments:
         self, resident: Resident, old: Sequence[Attachment], new: Sequence[Attachment]
     ) -> None:
         """Put `new`, which the engine has, in the place of `old`, in one step of the epoch. What is taken away is taken
-        once the requests in flight have ended; newcomers wait until it is over."""
+        once the requests in flight have ended; newcomers wait until it is over.
+
+        Raises:
+            Refusal: MODEL_NOT_LOADED when the model went away meanwhile, or what the engine refuses.
+        """
+
+        def take() -> None:
+            self._check_there(resident)
+            _take(resident, old, new)
+
         async with AsyncExitStack() as held:
             if old:
                 await held.enter_async_context(self._conductor.drained(resident))
             await self._unhook(resident, old)
-            await self._conductor.renew([attachment.key for attachment in old])
-            self._check_there(resident)
-            _take(resident, old, new)
+            await self._conductor.renew([attachment.key for attachment in old], take)
 
     async def _unhook(self, resident: Resident, old: Sequence[Attachment]) -> None:
         engine, _ = resident.running()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
 
@@ -95,8 +95,11 @@ class SaeDownloadError:
 
 @dataclass(frozen=True, slots=True)
 class SteeringUpdate:
+    """`values` are those of the first attached SAE; `others` has those of the other ones, by their keys."""
+
     enabled: bool
     values: dict[str, float]
+    others: dict[str, dict[str, float]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

@@ -82,6 +82,7 @@ class Registry:
             async with self._hub_models.settled(model_id) as row:
                 self._check_unused(row)
                 await self._catalog.remove_model(model_id)
+                self._conductor.restoring.forget_model(model_id)
                 await self._hub_models.remove(row)
         return row
 
@@ -90,7 +91,7 @@ class Registry:
         view = self._conductor.view()
         phase = view.phase.value if view.model_id == row.id else "loading"
         status = phase if self._conductor.has(row.id) else "ready"
-        model_status.check_delete(status, view.is_locked and view.model_id == row.id)
+        model_status.check_delete(status, view.locked_id == row.id)
 
 
 def _local(named: str, label: str | None, quantization: str) -> dict[str, Any]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 
 from steerserve.control.conductor import Conductor
@@ -13,6 +13,10 @@ from steerserve.errors import Refusal
 from steerserve.rules.compare import Overlay
 from steerserve.rules.intent import Generate
 from steerserve.rules.steering import Live
+from steerserve.store.catalog import ModelRow
+
+LabelsOf = Callable[[str], Awaitable[Mapping[int, str]]]
+"""An SAE's id -> the labels of its features."""
 
 
 @dataclass(slots=True)
@@ -29,36 +33,44 @@ class Side:
 
 @dataclass(frozen=True, slots=True)
 class Compared:
-    """The sides in the order of the intensities asked for; `tapped` is where the readings come from."""
+    """The sides in the order of the intensities asked for; `tapped` is where the readings come from, `labels` name their
+    features."""
 
     model: str
     fingerprint: str
     prompt_tokens: int
     tapped: Attachment | None
     sides: list[Side] = field(default_factory=list)
+    labels: Mapping[int, str] = field(default_factory=dict)
 
 
 class Compare:
     """Runs comparisons on the resident model; it never loads one."""
 
     def __init__(
-        self, generation: Generation, conductor: Conductor, live: Callable[[], Live]
+        self,
+        generation: Generation,
+        conductor: Conductor,
+        live: Callable[[], Live],
+        labels_of: LabelsOf,
     ) -> None:
         self._generation = generation
         self._conductor = conductor
         self._live = live
+        self._labels_of = labels_of
 
-    def model(self) -> str:
-        """The name of the model that comparisons run on.
+    def model(self) -> ModelRow:
+        """The model that comparisons run on.
 
         Raises:
             Refusal: MODEL_NOT_LOADED, SAE_NOT_ATTACHED.
         """
+        row = self._conductor.loaded().row
         self._conductor.first_attachment()
-        return self._conductor.loaded().row.name
+        return row
 
-    async def run(self, intent: Generate) -> Compared:
-        """Complete the intent's sweep.
+    async def run(self, intent: Generate, row: ModelRow) -> Compared:
+        """Complete the intent's sweep on this model, which other models may share their name with.
 
         Raises:
             Refusal: what a request is refused with; SAE_NOT_ATTACHED, INVALID_FEATURE_INDEX, PROFILE_NOT_FOUND,
@@ -66,8 +78,10 @@ class Compare:
                 because the operator's change wins over what was to be compared.
         """
         assert intent.sweep is not None
-        async with self._generation.open(intent) as run:
+        async with self._generation.open(intent, row) as run:
             admitted = run.admitted
+            tapped = admitted.tapped
+            labels = await self._labels_of(tapped.sae_id) if tapped else {}
             sides = [
                 Side(intensity, overlay)
                 for intensity, overlay in zip(
@@ -90,4 +104,4 @@ class Compare:
                     "STEERING_CHANGED",
                     "the steering was changed while the comparison ran; ask again",
                 )
-        return Compared(run.model_name, run.fingerprint, prompt_tokens, admitted.tapped, sides)
+        return Compared(run.model_name, run.fingerprint, prompt_tokens, tapped, sides, labels)

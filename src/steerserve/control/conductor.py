@@ -7,8 +7,9 @@ writes its outcome back in one step. A request that uses the model holds it, and
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager, suppress
+from typing import Protocol
 
 import structlog
 
@@ -26,8 +27,9 @@ from steerserve.control.engines import Engines
 from steerserve.control.leases import Granted, Leases
 from steerserve.control.loading import ANYWHERE, Prepared
 from steerserve.control.records import Records
-from steerserve.control.resident import Attachment, Resident
+from steerserve.control.resident import Attachment, Resident, Switch
 from steerserve.control.restoring import Restoring
+from steerserve.control.slot import Slot
 from steerserve.engine.messages import Loaded
 from steerserve.errors import Refusal
 from steerserve.rules import residency
@@ -40,7 +42,11 @@ from steerserve.store.catalog import Catalog, Clock, ModelRow, utc_now
 
 log = structlog.get_logger(__name__)
 
-Renew = Callable[[list[str]], Awaitable[None]]
+
+class Renew(Protocol):
+    """Takes values along with the attachments of these keys, and switches these in the same step."""
+
+    async def __call__(self, gone: Sequence[str], switch: Switch | None = None, /) -> None: ...
 
 
 class Conductor:
@@ -58,8 +64,7 @@ class Conductor:
         self._catalog = catalog
         self._launcher = launcher
         self._bus = bus
-        self._resident: Resident | None = None
-        self._next: Resident | None = None
+        self._slot = Slot()
         self.leases = Leases(settings, now)
         self.records = Records(catalog)
         self.restoring = Restoring(catalog)
@@ -70,14 +75,14 @@ class Conductor:
         self._tasks: set[asyncio.Task[None]] = set()
         self._kept_out: set[int] = set()
         self.is_closing = False
-        self.renew: Renew = _renew_nothing
+        self.renew: Renew = _switch_only
 
     # ------------------------------------------------------------- reading
 
     @property
     def resident(self) -> Resident | None:
         """The model in the slot, in whatever phase."""
-        return self._resident
+        return self._slot.resident
 
     def loaded(self) -> Resident:
         """The resident model once it serves.
@@ -85,9 +90,10 @@ class Conductor:
         Raises:
             Refusal: MODEL_NOT_LOADED.
         """
-        if self._resident is None or self._resident.phase is not Phase.LOADED:
+        resident = self.resident
+        if resident is None or resident.phase is not Phase.LOADED:
             raise Refusal("MODEL_NOT_LOADED", "no model is loaded")
-        return self._resident
+        return resident
 
     def first_attachment(self) -> Attachment:
         """The SAE that the plain steering routes act on.
@@ -101,26 +107,28 @@ class Conductor:
         return attachments[0]
 
     def attachments(self) -> list[Attachment]:
-        return list(self._resident.attachments.values()) if self._resident else []
+        return list(self.resident.attachments.values()) if self.resident else []
 
     def view(self, lease_id: str | None = None) -> View:
         """The slot as one sees it who sent this lease id, if any."""
-        if self._resident is None:
-            return View()
-        row = self._resident.row
+        resident, coming = self.resident, self._slot.next
+        kept_for = self.restoring.locked()
+        if resident is None:
+            return View(kept_for=kept_for)
         return View(
-            self._resident.phase,
-            row.id,
-            row.name,
-            self._resident.is_locked,
-            self._next.row.id if self._next is not None else None,
+            resident.phase,
+            resident.row.id,
+            resident.row.name,
+            resident.is_locked,
+            coming.row.id if coming is not None else None,
             self.leases.live(),
             self.leases.is_held_by(lease_id),
+            kept_for,
         )
 
     def has(self, model_id: int) -> bool:
         """Whether a model is in the slot, or on its way into it."""
-        return any(r is not None and r.row.id == model_id for r in (self._resident, self._next))
+        return self._slot.coming(model_id) is not None
 
     @contextmanager
     def kept_out(self, model_id: int) -> Iterator[None]:
@@ -155,7 +163,9 @@ class Conductor:
                 self._begin_load(prepared)
         self.leases.note_ignored(lease)
         # a load begun here may first have to unload: then the slot still shows the model that leaves
-        resident = self._coming(row.id)
+        resident = self._slot.coming(row.id)
+        if resident is None:
+            raise residency.busy(self.view())
         resident.hold()
         try:
             await asyncio.shield(resident.ready)
@@ -186,8 +196,7 @@ class Conductor:
         """
         residency.may_unload(self.view(lease), model_id)
         self.leases.note_ignored(lease)
-        resident = self._resident
-        assert resident is not None
+        resident = self.loaded()
         resident.phase = Phase.UNLOADING
         await asyncio.shield(self._spawn(self._leave(resident)))
 
@@ -205,23 +214,23 @@ class Conductor:
         Refusal: MODEL_LOCKED, MODEL_NOT_LOADED.
         """
         residency.may_lock(self.view(), model_id)
-        assert self._resident is not None
-        self._resident.is_locked = True
+        self.loaded().is_locked = True
 
     def unlock(self, model_id: int) -> None:
-        """Unlock the model; one that is not locked stays so."""
-        if self._resident is not None and self._resident.row.id == model_id:
-            self._resident.is_locked = False
+        """Unlock the model, also for when a crash is over; one that is not locked stays so."""
+        self.restoring.unlock(model_id)
+        if self.resident is not None and self.resident.row.id == model_id:
+            self.resident.is_locked = False
 
     async def close(self) -> None:
         """End the engine, whatever it does; no process is left behind."""
-        resident = self._resident
+        resident = self.resident
         self.leases.restart()
         for task in self._tasks:
             task.cancel()
         if self._tasks:
             await asyncio.wait(self._tasks)
-        for waited in (resident, self._next):
+        for waited in (resident, self._slot.next):
             if waited is not None and not waited.ready.done():
                 waited.ready.set_exception(_shutting_down())
         if resident is not None and resident.engine is not None:
@@ -231,18 +240,11 @@ class Conductor:
 
     # ------------------------------------------------------------- loading
 
-    def _coming(self, model_id: int) -> Resident:
-        """The resident of this id, or the one that follows the resident being unloaded."""
-        for candidate in (self._next, self._resident):
-            if candidate is not None and candidate.row.id == model_id:
-                return candidate
-        raise residency.busy(self.view())
-
     async def _prepared(self, row: ModelRow, gpu: Wanted = ANYWHERE) -> Prepared:
         """The load, checked against the memory there is and what the resident model gives back."""
         if self.is_closing:
             raise _shutting_down()
-        found = await loading.prepare(row, gpu, self._resident, self._launcher, self._settings)
+        found = await loading.prepare(row, gpu, self.resident, self._launcher, self._settings)
         await self._catalog.model(row.id)
         if row.id in self._kept_out:
             raise Refusal("MODEL_NOT_FOUND", "the model is being deleted", model_id=row.id)
@@ -252,12 +254,9 @@ class Conductor:
         coming = Resident(prepared.row)
         # nobody may be waiting for it: its failure is in the record and in an event
         coming.ready.add_done_callback(lambda done: done.cancelled() or done.exception())
-        leaving = self._resident
-        if leaving is None:
-            self._resident = coming
-        else:
+        leaving = self._slot.enter(coming)
+        if leaving is not None:
             leaving.phase = Phase.UNLOADING
-            self._next = coming
         self._spawn(self._swap(leaving, coming, prepared))
         return coming
 
@@ -276,7 +275,7 @@ class Conductor:
             raise
         except Exception as error:
             log.exception("load_failed", model=coming.row.name)
-            is_still_there = leaving is not None and self._resident is leaving
+            is_still_there = leaving is not None and self.resident is leaving
             has_unloaded = leaving is not None and not is_still_there
             await self._fail(coming, loading.as_refusal(error, has_unloaded=has_unloaded))
             if is_still_there:
@@ -304,26 +303,29 @@ class Conductor:
         TimeoutError: when that took longer than LOAD_TIMEOUT.
         """
         engine = coming.held()
+
+        def take_over() -> None:
+            if engine.ended.done():
+                raise Refusal("MODEL_LOAD_FAILED", engine.ended.result())
+            coming.attachments.update({attachment.key: attachment for attachment in attached})
+            # nobody is served before `ready`; the values can be set from here on
+            coming.phase = Phase.LOADED
+
         async with asyncio.timeout(self._settings.load_timeout):
             attached = await self.restoring.attach(coming, engine)
-        await self.records.model(
-            coming,
-            Event.LOADED,
-            error_message=None,
-            architecture=facts.architecture,
-            num_parameters=facts.parameters,
-            dtype=facts.dtype,
-            supports_embeddings=facts.supports_embeddings,
-        )
-        if engine.ended.done():
-            raise Refusal("MODEL_LOAD_FAILED", engine.ended.result())
-        coming.attachments.update({attachment.key: attachment for attachment in attached})
-        # nobody is served before `ready`; the values can be set from here on
-        coming.phase = Phase.LOADED
-        await self.restoring.steer(coming)
+            await self.records.model(
+                coming,
+                Event.LOADED,
+                error_message=None,
+                architecture=facts.architecture,
+                num_parameters=facts.parameters,
+                dtype=facts.dtype,
+                supports_embeddings=facts.supports_embeddings,
+            )
+            await self.restoring.steer(coming, engine, attached, take_over)
+        engine.ended.add_done_callback(lambda _: self._on_engine_end(coming))
         for attachment in attached:
             await self.records.sae(attachment.sae_id, "attached")
-        engine.ended.add_done_callback(lambda _: self._on_engine_end(coming))
         coming.ready.set_result(None)
         log.info("model_loaded", model=coming.row.name, memory_mb=facts.memory_mb)
         self._bus.publish(LoadProgress(coming.row.id, "complete", 100.0))
@@ -342,10 +344,7 @@ class Conductor:
         lacked = "INSUFFICIENT_MEMORY" in (refusal.code, refusal.details.get("cause"))
         event = Event.LACKED_MEMORY if lacked else Event.LOAD_FAILED
         await self.records.model(coming, event, error_message=refusal.message)
-        if self._resident is coming:
-            self._resident = None
-        if self._next is coming:
-            self._next = None
+        self._slot.leave(coming)
         if not coming.ready.done():
             coming.ready.set_exception(refusal)
         log.warning("model_load_failed", model=coming.row.name, reason=refusal.message)
@@ -375,7 +374,7 @@ class Conductor:
             self._bus.publish(SaeDetached(attached.sae_id))
         await self.records.model(leaving, event, error_message=reason)
         self.leases.model_unloaded(leaving.row.id)
-        self._resident, self._next = self._next, None
+        self._slot.leave(leaving)
         self._bus.publish(UnloadComplete(leaving.row.id))
 
     @asynccontextmanager
@@ -390,10 +389,9 @@ class Conductor:
 
     def _on_engine_end(self, resident: Resident) -> None:
         """The engine of a loaded model ended by itself: the model is ready again, with the reason."""
-        if resident is not self._resident or resident.phase is not Phase.LOADED:
+        if resident is not self.resident or resident.phase is not Phase.LOADED:
             return
-        assert resident.engine is not None
-        reason = resident.engine.ended.result()
+        reason = resident.held().ended.result()
         self.restoring.remember(resident)
         resident.phase = Phase.UNLOADING
         log.error("engine_ended", model=resident.row.name, reason=reason)
@@ -412,8 +410,10 @@ class Conductor:
         return task
 
 
-async def _renew_nothing(_keys: list[str]) -> None:
+async def _switch_only(_gone: Sequence[str], switch: Switch | None = None) -> None:
     """Until the composition root says who keeps steering values."""
+    if switch is not None:
+        switch()
 
 
 def _shutting_down() -> Refusal:

@@ -14,6 +14,7 @@ import structlog
 
 from steerserve.control import fitting
 from steerserve.control.bus import Bus, DownloadComplete, DownloadError, DownloadProgress
+from steerserve.control.records import noted
 from steerserve.errors import Refusal
 from steerserve.hub import gguf as gguf_files
 from steerserve.hub import local, weights
@@ -61,17 +62,19 @@ class Chosen:
 class HubModels:
     """Downloads of models and their records. The bytes are fetched by `downloads`, which fetches SAEs too."""
 
-    def __init__(self, settings: Settings, catalog: Catalog, hub: Hub, bus: Bus) -> None:
+    def __init__(
+        self, settings: Settings, catalog: Catalog, hub: Hub, bus: Bus, downloads: Downloads
+    ) -> None:
         self._settings = settings
         self._catalog = catalog
         self._hub = hub
         self._bus = bus
-        self.downloads = Downloads(hub)
+        self._downloads = downloads
         self._adding = asyncio.Lock()
 
     def progress(self, model_id: int) -> Progress | None:
         """How far a running download is."""
-        return self.downloads.progress(model_id)
+        return self._downloads.progress(model_id)
 
     async def describe(self, repo_id: str, revision: str | None, token: str | None) -> Repository:
         """What the hub says of a repository; every file name in it has been checked.
@@ -97,7 +100,7 @@ class HubModels:
         job = Job(found.repo_id, found.sha, chosen.files, folder, wanted.token)
         async with self._adding:
             before = await self._before(found, chosen, wanted, job)
-            self.downloads.check_disk(job)
+            await self._downloads.check_disk(job)
             values = self._values(found, chosen, wanted)
             if before is not None:
                 if before.revision != found.sha:
@@ -109,7 +112,8 @@ class HubModels:
                 name = await self._name(found, chosen, wanted)
                 row = await self._catalog.add_model(name=name, source="huggingface", **values)
             try:
-                self.downloads.start(row.id, job, self._on_progress, partial(self._end, job))
+                ended = partial(self._end, job)
+                await self._downloads.start(row.id, job, self._on_progress, ended)
             except Refusal as refusal:
                 await self._record(row.id, Event.DOWNLOAD_FAILED, error_message=refusal.message)
                 raise
@@ -117,7 +121,7 @@ class HubModels:
 
     async def cancel(self, row: ModelRow) -> ModelRow:
         """Give a running download up; nothing of it stays. A model in any other status is left as it is."""
-        await self.downloads.cancel(row.id)
+        await self._downloads.cancel(row.id)
         return await self._catalog.model(row.id)
 
     @asynccontextmanager
@@ -137,10 +141,6 @@ class HubModels:
             if (other.repo_id, other.revision) == (row.repo_id, row.revision) and other.id != row.id
         ]
         await asyncio.to_thread(_remove, folder, row, others)
-
-    async def close(self) -> None:
-        """End every download; what is there already is where the next attempt goes on."""
-        await self.downloads.close()
 
     # ------------------------------------------------------------- inside
 
@@ -164,7 +164,9 @@ class HubModels:
         for row in [row for row in same if row.revision == found.sha]:
             # code that was not trusted before is no loss
             needed = replace(job, files=tuple(f for f in job.files if not f.path.endswith(".py")))
-            is_whole = row.local_path is not None and not self.downloads.missing_bytes(needed)
+            is_whole = row.local_path is not None and not await self._downloads.missing_bytes(
+                needed
+            )
             if model_status.may_go_on(row.status, is_whole):
                 return row
             raise Refusal(
@@ -245,13 +247,8 @@ class HubModels:
 
     async def _record(self, model_id: int, event: Event, **values: Any) -> bool:
         """Note what happened to the model; whether the database took it. If not, the next start repairs the status."""
-        try:
-            await self._catalog.change_model(model_id, status=AFTER[event], **values)
-        except Exception as error:
-            # whatever the driver raises: the note is lost, and nothing else may be
-            log.error("status_not_recorded", model_id=model_id, reason=type(error).__name__)
-            return False
-        return True
+        changed = self._catalog.change_model(model_id, status=AFTER[event], **values)
+        return await noted(changed, model_id=model_id) is not None
 
 
 def choose(found: Repository, wanted: Wanted) -> Chosen:

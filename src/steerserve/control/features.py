@@ -9,16 +9,19 @@ from dataclasses import dataclass
 from steerserve.control.conductor import Conductor
 from steerserve.control.engines import Engines
 from steerserve.control.resident import Attachment
-from steerserve.control.saes import Saes, source_of
+from steerserve.control.saes import INSPECT_SECONDS, Saes, source_of
 from steerserve.engine import messages as m
 from steerserve.errors import Refusal
 from steerserve.hub import local
 from steerserve.rules import labels as rules
 from steerserve.rules import monitoring
+from steerserve.rules.sae_set import not_ready
 from steerserve.rules.steering import check_index
 from steerserve.store.catalog import SaeRow
 from steerserve.store.labels import Labels
 
+READ_SECONDS = INSPECT_SECONDS
+"""What reading an SAE that is not attached may take."""
 NEAREST_MAXIMUM = 1000
 """Neighbours that a search looks through."""
 
@@ -193,13 +196,37 @@ class Features:
         if attached is not None:
             engine, _ = self._conductor.loaded().running()
             return await engine.explore(list(features), nearest, key=attached.key)
+        _check_here(row)
         async with self._reading:
             await asyncio.to_thread(local.resolve_either, row.local_path or "")
             reader = await self._launcher.launch()
             try:
-                return await reader.explore(list(features), nearest, source=source_of(row))
+                async with asyncio.timeout(READ_SECONDS):
+                    return await reader.explore(list(features), nearest, source=source_of(row))
+            except TimeoutError:
+                reason = f"it cannot be read within {READ_SECONDS:.0f} seconds"
+                raise Refusal("SAE_LOAD_FAILED", reason, sae_id=row.id) from None
+            except Refusal as refusal:
+                if refusal.code != "ENGINE_UNAVAILABLE":
+                    raise
+                reason = "the process that read it ended"
+                raise Refusal("SAE_LOAD_FAILED", reason, sae_id=row.id) from None
             finally:
                 await reader.stop()
+
+
+def _check_here(row: SaeRow) -> None:
+    """Raises:
+    Refusal: SAE_LOAD_FAILED while its files are not here.
+    """
+    reason = not_ready(row.status, row.error_message)
+    if reason is not None:
+        raise Refusal(
+            "SAE_LOAD_FAILED",
+            f"the SAE cannot be read: {reason}",
+            sae_id=row.id,
+            status=row.status,
+        )
 
 
 def _matching(labels: Mapping[int, str], query: str | None) -> list[tuple[int, str]]:

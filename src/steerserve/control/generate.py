@@ -3,21 +3,21 @@
 from __future__ import annotations
 
 import asyncio
-import json
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import AsyncExitStack, aclosing, asynccontextmanager
 from dataclasses import dataclass
 
 from steerserve.control.conductor import Conductor
 from steerserve.control.metrics import Metrics
+from steerserve.control.planning import Admitted, Planner
 from steerserve.control.profiles import Profiles
 from steerserve.control.queue import Queue
-from steerserve.control.resident import Attachment, Resident
+from steerserve.control.resident import Resident
 from steerserve.engine import messages as m
 from steerserve.engine.grammar import Checker
 from steerserve.errors import Refusal
-from steerserve.rules import activations, architecture, batching, compare, dial, fields, naming
-from steerserve.rules.intent import Constraint, Embed, Generate, Intent, Score
+from steerserve.rules import architecture, batching, dial, fields, naming
+from steerserve.rules.intent import Constraint, Embed, Generate, Intent
 from steerserve.rules.steering import Live
 from steerserve.settings import Settings
 from steerserve.store.catalog import Catalog, ModelRow
@@ -31,18 +31,6 @@ Started = m.Started
 TokenScore = m.TokenScore
 
 OBJECT = {"type": "object"}
-
-
-@dataclass(frozen=True, slots=True)
-class Admitted:
-    """A request that holds its model and its slot: what serves it, and how it is steered. `overlays` are those of a sweep,
-    one for each prompt, planned on the `epoch`."""
-
-    resident: Resident
-    echo: float | None
-    tapped: Attachment | None
-    overlays: tuple[compare.Overlay, ...] = ()
-    epoch: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +94,7 @@ class Generation:
         self._queue = queue
         self._profiles = profiles
         self._checker = checker
-        self._live = live
+        self._planner = Planner(settings, live)
         self._metrics = metrics
         self._is_monitored = is_monitored
         self._batched = Queue(settings.cbm_max_queue_size, 0, settings.queue_duration_window)
@@ -122,7 +110,8 @@ class Generation:
         """The models that `/v1` lists; only the locked one while one is locked."""
         rows = await self.serveable()
         view = self._conductor.view()
-        return [row for row in rows if row.id == view.model_id] if view.is_locked else rows
+        locked = view.locked_id
+        return rows if locked is None else [row for row in rows if row.id == locked]
 
     async def serveable(self) -> list[ModelRow]:
         """The models that a request may name."""
@@ -172,17 +161,18 @@ class Generation:
             return fields.CHECKPOINT
 
     @asynccontextmanager
-    async def open(self, intent: Intent) -> AsyncIterator[Run]:
+    async def open(self, intent: Intent, row: ModelRow | None = None) -> AsyncIterator[Run]:
         """The request, running; leaving the block early cancels it, also while it waits.
 
-        The slot is given back when the engine is done, however slowly the client reads.
+        The slot is given back when the engine is done, however slowly the client reads. `row` is the model, where that is
+        known beside its name.
 
         Raises:
             Refusal: every reason not to serve it; the engine's own come with the first event.
         """
         if self.is_closing:
             raise Refusal("SHUTTING_DOWN", "the service is shutting down")
-        row = await self.resolve(intent.model)
+        row = row or await self.resolve(intent.model)
         profile = None
         ignored = fields.check_engine(intent, row.engine)
         if not isinstance(intent, Embed):
@@ -252,12 +242,9 @@ class Generation:
                 )
                 await held.enter_async_context(queue.slot())
                 timing.admitted()
-                plan = self._plan(intent, profile, resident)
-                tapped = self._tapped(intent, resident)
-                overlays = self._swept(intent, profile, resident)
-                admitted = Admitted(resident, plan.echo, tapped, overlays, self._live().epoch)
+                admitted = self._planner.admit(intent, profile, resident)
                 flow.put(admitted)
-                stream = self._stream(intent, admitted, self._overlay(plan.overlay))
+                stream = self._planner.stream(intent, admitted)
                 async with aclosing(self._validated(intent, stream)) as events:
                     async for event in events:
                         timing.take(event)
@@ -268,75 +255,6 @@ class Generation:
             flow.put(error)
         finally:
             timing.ended()
-
-    def _plan(self, intent: Intent, profile: dial.Profile | None, resident: Resident) -> dial.Plan:
-        """How the request is steered, decided in its slot on the live values of that moment."""
-        if not isinstance(intent, Generate) or intent.sweep is not None:
-            return dial.Plan()
-        return self._dialed(intent, intent.intensity, profile, resident)
-
-    def _swept(
-        self, intent: Intent, profile: dial.Profile | None, resident: Resident
-    ) -> tuple[compare.Overlay, ...]:
-        """What each prompt of a sweep is steered by; nothing for other requests."""
-        if not isinstance(intent, Generate) or intent.sweep is None:
-            return ()
-        attached = list(resident.attachments.values())
-        otherwise = self._dialed(intent, 1.0, profile, resident).overlay or {}
-        base = compare.base(intent.sweep, otherwise, attached)
-        return compare.overlays(base, intent.sweep.intensities)
-
-    def _dialed(
-        self,
-        intent: Generate,
-        intensity: dial.Intensity | None,
-        profile: dial.Profile | None,
-        resident: Resident,
-    ) -> dial.Plan:
-        limits = dial.Range(
-            self._settings.cluster_intensity_min, self._settings.cluster_intensity_max
-        )
-        attached = list(resident.attachments.values())
-        is_named = intent.profile is not None
-        return dial.plan(intensity, is_named, profile, self._live(), attached, limits)
-
-    def _overlay(self, overlay: compare.Overlay | None) -> m.Plan:
-        if overlay is None:
-            return m.Follow()
-        return m.Overlay(self._live().epoch, {key: dict(vs) for key, vs in overlay.items()})
-
-    def _tapped(self, intent: Intent, resident: Resident) -> Attachment | None:
-        if isinstance(intent, Embed) or intent.activations is None:
-            return None
-        site = activations.site(intent.activations, list(resident.attachments.values()))
-        return resident.attachments[site.key]
-
-    def _stream(
-        self, intent: Intent, admitted: Admitted, plan: m.Plan
-    ) -> AsyncGenerator[Started | Outcome, None]:
-        engine, tapped = admitted.resident.held(), admitted.tapped
-        match intent:
-            case Embed():
-                return engine.embed([m.Text(text) for text in intent.prompts])
-            case Score():
-                return engine.score(
-                    _prompts(intent),
-                    intent.temperature,
-                    intent.top,
-                    None if intent.allowed is None else list(intent.allowed),
-                    self._tap(intent, tapped),
-                )
-            case Generate():
-                return engine.generate(
-                    _prompts(intent),
-                    intent.n,
-                    self._sampling(intent),
-                    plan,
-                    constraint=_constraint(intent.constraint),
-                    tap=self._tap(intent, tapped),
-                    label=intent.request_id or None,
-                    plans=[self._overlay(overlay) for overlay in admitted.overlays],
-                )
 
     async def _validated(
         self, intent: Intent, stream: AsyncGenerator[Started | Outcome, None]
@@ -365,31 +283,6 @@ class Generation:
                 f"choice {choice} is complete, but does not validate: {reason}",
             )
 
-    def _tap(self, intent: Generate | Score, tapped: Attachment | None) -> m.Tap | None:
-        asked = intent.activations
-        if asked is None or tapped is None:
-            return None
-        return m.Tap(
-            key=tapped.key,
-            features=None if asked.features is None else list(asked.features),
-            top_k=asked.top_k,
-            positions=asked.positions,
-            is_before=asked.read_point == "pre_steering",
-            max_entries=self._settings.sae_activations_max_entries,
-        )
-
-    def _sampling(self, intent: Generate) -> m.Sampling:
-        wanted = intent.sampling
-        return m.Sampling(
-            temperature=wanted.temperature,
-            top_p=wanted.top_p,
-            repetition_penalty=wanted.repetition_penalty,
-            max_tokens=wanted.max_tokens,
-            default_max_tokens=self._settings.default_max_tokens,
-            stops=list(wanted.stops),
-            seed=wanted.seed,
-        )
-
 
 def _named(row: ModelRow) -> naming.Named:
     label = f":{row.gguf_label}" if row.gguf_label else ""
@@ -407,19 +300,3 @@ def fingerprint(resident: Resident) -> str:
         )
     dtype = facts.dtype if facts else "unrecorded"
     return f"service:{row.name}@{revision}:{dtype}/{row.quantization}:transformers"
-
-
-def _prompts(intent: Generate | Score) -> list[m.Text | m.Chat]:
-    variables = dict(intent.template or {})
-    return [
-        m.Text(prompt, intent.has_special)
-        if isinstance(prompt, str)
-        else m.Chat([dict(message) for message in prompt], variables)
-        for prompt in intent.prompts
-    ]
-
-
-def _constraint(wanted: Constraint | None) -> m.Constraint | None:
-    if wanted is None:
-        return None
-    return m.Constraint(json.dumps(wanted.schema) if wanted.is_schema else None)

@@ -53,7 +53,7 @@ class State:
 
 @dataclass(frozen=True, slots=True)
 class Counted:
-    """Statistics of one SAE since `since`, None where nothing was ever monitored; `activations` counts values above 0."""
+    """Statistics of one SAE since `since`, None where nothing was ever monitored; `activations` counts active features."""
 
     sae_id: str
     features: list[FeatureCount]
@@ -263,9 +263,9 @@ class Monitoring:
             return
         meant, first = self._meant, self._first()
         if meant is not None and meant is not first:
-            if meant.key in {lost.key for _, lost in self._conductor.restoring.pending()}:
+            if meant.place in {lost.place for lost in self._conductor.restoring.pending()}:
                 self._is_lost = True
-            elif self._is_lost and first is not None and first.key == meant.key:
+            elif self._is_lost and first is not None and first.place == meant.place:
                 self._spawn_resume()
             else:
                 self._forget()
@@ -286,7 +286,7 @@ class Monitoring:
         """The SAE is back in a new engine, after the one before ended by itself."""
         async with self._editing:
             meant, first = self._meant, self._first()
-            if not self._is_lost or meant is None or first is None or first.key != meant.key:
+            if not self._is_lost or meant is None or first is None or first.place != meant.place:
                 return
             try:
                 await self._push(first, self._wanted)

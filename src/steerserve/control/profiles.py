@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from steerserve.control.conductor import Conductor
-from steerserve.control.resident import Attachment, Resident
+from steerserve.control.resident import Resident
 from steerserve.control.steering import Steering
+from steerserve.errors import Refusal
 from steerserve.rules import profile as rules
 from steerserve.rules.profile import Document, Profile
-from steerserve.rules.steering import Live
 from steerserve.store.documents import Documents, ProfileRow
 
 
@@ -45,8 +45,12 @@ class Profiles:
 
     async def active(self) -> ProfileRow | None:
         """The active profile as it is saved now."""
-        wanted = self.active_id
-        return next((row for row in await self.list() if row.id == wanted), None)
+        if self.active_id is None:
+            return None
+        try:
+            return await self._documents.profile(self.active_id)
+        except Refusal:  # deleted, and about to be active no longer
+            return None
 
     async def list(self) -> list[ProfileRow]:
         """All of them, oldest first."""
@@ -94,12 +98,13 @@ class Profiles:
         )
 
     async def save_current(self, name: str, description: str | None) -> ProfileRow:
-        """Save the live values of the first attached SAE, and what they were found good for.
+        """Save the live values, and what they were found good for: the attached SAE that has some, else the first.
 
         Raises:
-            Refusal: SAE_NOT_ATTACHED, PROFILE_ALREADY_EXISTS; VALIDATION_ERROR for more than 1,000 features.
+            Refusal: SAE_NOT_ATTACHED, PROFILE_ALREADY_EXISTS; PROFILE_INCOMPATIBLE when several SAEs have values;
+                VALIDATION_ERROR for more than 1,000 features.
         """
-        at = self._conductor.first_attachment()
+        at = rules.steered(self._steering.live, self._conductor.attachments())
         resident = self._conductor.resident
         values = self._steering.live.of(at.key)
         return await self.create(
@@ -132,10 +137,7 @@ class Profiles:
         """
         async with self._acting:
             await self._documents.profile(profile_id)
-            was_active = self.active_id == profile_id
-            await self._steering.act(
-                lambda live, _: rules.deactivate(live, profile_id, clears=True)
-            )
+            was_active = await self._end(profile_id, clears=True)
             await self._documents.remove_profile(profile_id)
         return was_active
 
@@ -147,16 +149,20 @@ class Profiles:
             Refusal: PROFILE_NOT_FOUND, SAE_NOT_ATTACHED, PROFILE_INCOMPATIBLE, INVALID_FEATURE_INDEX.
         """
 
-        def step(live: Live, attached: Sequence[Attachment]) -> Live:
-            if not applies:
-                return rules.adopt(live, profile_id)
-            return rules.activate(live, profile_id, profile, attached)
-
         async with self._acting:
             row = await self._documents.profile(profile_id)
             profile = Profile(row.name, row.steering, row.intensity, row.sae_id, row.layer)
-            await self._steering.act(step)
-        applied = applies and bool(row.steering)
+            applied = applies and bool(row.steering)
+            if applied:
+                await self._steering.act(
+                    lambda live, attached: rules.activate(live, profile_id, profile, attached)
+                )
+            elif applies:
+                await self._steering.everywhere(
+                    lambda live: rules.activate(live, profile_id, profile, ())
+                )
+            else:
+                await self._steering.everywhere(lambda live: rules.adopt(live, profile_id))
         return Activated(applied, len(row.steering) if applied else 0, self._warnings(row))
 
     async def deactivate(self, profile_id: str, *, clears: bool = True) -> bool:
@@ -167,10 +173,7 @@ class Profiles:
         """
         async with self._acting:
             await self._documents.profile(profile_id)
-            was_active = self.active_id == profile_id
-            await self._steering.act(
-                lambda live, _: rules.deactivate(live, profile_id, clears=clears)
-            )
+            was_active = await self._end(profile_id, clears=clears)
         return was_active and clears
 
     async def add_document(self, document: Document, fields: Mapping[str, Any]) -> ProfileRow:
@@ -181,6 +184,12 @@ class Profiles:
         """
         rules.check_intensity(fields.get("intensity", 1.0))
         return await self._documents.add_profile(**fields, steering=document.steering)
+
+    async def _end(self, profile_id: str, *, clears: bool) -> bool:
+        """The profile is active no longer, and will not be once what a crash took is back; whether it was."""
+        return await self._steering.everywhere(
+            lambda live: rules.deactivate(live, profile_id, clears=clears)
+        )
 
     def _warnings(self, row: ProfileRow) -> tuple[str, ...]:
         resident = self._conductor.resident

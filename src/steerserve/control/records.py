@@ -5,7 +5,8 @@ What happened in memory stands even if the database cannot take the note of it: 
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Awaitable
+from typing import Any, TypeVar
 
 import structlog
 
@@ -14,6 +15,7 @@ from steerserve.rules.model_status import AFTER, Event
 from steerserve.store.catalog import Catalog
 
 log = structlog.get_logger(__name__)
+Row = TypeVar("Row")
 
 
 class Records:
@@ -24,17 +26,18 @@ class Records:
 
     async def model(self, resident: Resident, event: Event, **values: Any) -> None:
         """What happened to the model, and what is known of it since."""
-        try:
-            resident.row = await self._catalog.change_model(
-                resident.row.id, status=AFTER[event], **values
-            )
-        except Exception as error:
-            # whatever the driver raises: the note is lost, and nothing else may be
-            log.error("status_not_recorded", model=resident.row.name, reason=str(error))
+        changed = self._catalog.change_model(resident.row.id, status=AFTER[event], **values)
+        resident.row = await noted(changed, model=resident.row.name) or resident.row
 
     async def sae(self, sae_id: str, status: str) -> None:
-        try:
-            await self._catalog.change_sae(sae_id, status=status)
-        except Exception as error:
-            # whatever the driver raises: the note is lost, and nothing else may be
-            log.error("status_not_recorded", sae=sae_id, reason=str(error))
+        await noted(self._catalog.change_sae(sae_id, status=status), sae=sae_id)
+
+
+async def noted(change: Awaitable[Row], **subject: object) -> Row | None:
+    """The row that a change of a record makes; None where the database does not take it, which is logged and not raised."""
+    try:
+        return await change
+    except Exception as error:
+        # whatever the driver raises: the note is lost, and nothing else may be
+        log.error("status_not_recorded", reason=type(error).__name__, **subject)
+        return None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
@@ -10,22 +11,41 @@ from typing import Any
 import structlog
 
 from steerserve.control.engines import Engine
-from steerserve.engine.messages import Loaded, SaeSource
+from steerserve.engine.messages import Attached, Loaded, SaeSource
 from steerserve.errors import Refusal
 from steerserve.rules.residency import Phase
+from steerserve.rules.steering import key_of
 from steerserve.store.catalog import ModelRow
 
 log = structlog.get_logger(__name__)
 
+Switch = Callable[[], None]
+"""Puts what was prepared into force, in one step without waiting."""
+
+
+@dataclass(frozen=True, slots=True)
+class Order:
+    """An SAE to attach to a model, as the engine is told it: now, and again after a crash. `dtype` is what its matrices are
+    to be kept in, None what its file has; `warnings` are what was found before the engine was asked."""
+
+    model_id: int
+    sae_id: str
+    layer: int
+    source: SaeSource
+    dtype: str | None
+    is_checked: bool
+    warnings: tuple[str, ...] = ()
+
+    @property
+    def key(self) -> str:
+        return key_of(self.sae_id, self.layer)
+
 
 @dataclass(frozen=True, slots=True)
 class Attachment:
-    """One attached SAE. `dtype` is what its matrices are kept in, `site` where it reads and writes; `source`, `asked_dtype`
-    and `is_checked` are what the engine was told, and will be told again after a crash."""
+    """One attached SAE, as the engine made it. `dtype` is what its matrices are kept in, `site` where it reads and writes."""
 
-    key: str
-    sae_id: str
-    layer: int
+    order: Order
     d_sae: int
     memory_mb: int
     layer_module_path: str
@@ -34,9 +54,38 @@ class Attachment:
     dtype: str
     site: str
     is_calibrated: bool
-    source: SaeSource
-    asked_dtype: str | None
-    is_checked: bool
+
+    @classmethod
+    def of(cls, order: Order, made: Attached) -> Attachment:
+        """What the engine answered to an order."""
+        return cls(
+            order=order,
+            d_sae=made.d_sae,
+            memory_mb=made.memory_mb,
+            layer_module_path=made.layer_module_path,
+            warnings=tuple(dict.fromkeys((*order.warnings, *made.warnings))),
+            check=made.check,
+            dtype=made.dtype,
+            site=made.site,
+            is_calibrated=made.is_calibrated,
+        )
+
+    @property
+    def key(self) -> str:
+        return self.order.key
+
+    @property
+    def sae_id(self) -> str:
+        return self.order.sae_id
+
+    @property
+    def layer(self) -> int:
+        return self.order.layer
+
+    @property
+    def place(self) -> tuple[int, str]:
+        """The model and the key: the same after a crash, when the engine has attached it again."""
+        return self.order.model_id, self.key
 
 
 @dataclass(slots=True)

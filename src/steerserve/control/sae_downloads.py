@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
@@ -12,6 +12,7 @@ from typing import Any
 import structlog
 
 from steerserve.control.bus import Bus, SaeDownloadComplete, SaeDownloadError, SaeDownloadProgress
+from steerserve.control.records import noted
 from steerserve.control.sae_plan import Plan, choose, id_of, place_of, source_of, values_of
 from steerserve.control.saes import REPOSITORY, Found, Saes, claimed
 from steerserve.errors import Refusal
@@ -34,6 +35,7 @@ log = structlog.get_logger(__name__)
 HEADERS = ".safetensors"
 """Files whose header can be read without the rest."""
 
+UNREAD = "the downloaded files could not be read; asking again reads them again"
 UNTOLD = "the database could not take the note of it"
 
 
@@ -45,6 +47,17 @@ class Wanted:
     revision: str | None = None
     file_path: str | None = None
     token: str | None = field(default=None, repr=False)
+
+
+@dataclass(slots=True, eq=False)
+class _Fetch:
+    """A download under way, until its last note is written: then `over` is done. `found` is what its units say of
+    themselves, once they are read."""
+
+    plan: Plan
+    over: asyncio.Future[None]
+    progress: Progress | None = None
+    found: Sequence[Found] = ()
 
 
 class HubSaes:
@@ -66,11 +79,12 @@ class HubSaes:
         self._downloads = downloads
         self._saes = saes
         self._adding = asyncio.Lock()
-        self._busy: dict[str, asyncio.Future[None]] = {}
+        self._busy: dict[str, _Fetch] = {}
 
     def progress(self, sae_id: str) -> Progress | None:
-        """How far a running download is."""
-        return self._downloads.progress(sae_id)
+        """How far a running download is; reading what was fetched is part of it."""
+        fetch = self._busy.get(sae_id)
+        return (self._downloads.progress(sae_id) or fetch.progress) if fetch else None
 
     async def listing(
         self, repo_id: str, revision: str | None, token: str | None
@@ -106,15 +120,16 @@ class HubSaes:
             standing = await self._standing(plan)
             if standing is not None:
                 return standing
-            self._downloads.check_disk(plan.job)
-            row = await self._put(plan.sae_id, **values_of(plan, width))
-            self._busy[row.id] = asyncio.get_running_loop().create_future()
-            try:
-                self._downloads.start(row.id, plan.job, self._on_progress, partial(self._end, plan))
-            except Refusal as refusal:
-                self._busy.pop(row.id).set_result(None)
-                await self._record(row.id, status="error", error_message=refusal.message)
-                raise
+            await self._downloads.check_disk(plan.job)
+            before = await self._find(plan.sae_id)
+            # an attach under way goes by what the record says: what was read of this commit stays true
+            is_known = before is not None and before.claims is not None
+            values = {} if is_known else values_of(plan, width)
+            begun = {"status": "downloading", "error_message": None}
+            row = await self._catalog.put_sae(plan.sae_id, **values | begun)
+            if row.status == "attached":
+                return row, row.status
+            await self._begin(plan)
         return row, "downloading"
 
     async def header(
@@ -140,8 +155,8 @@ class HubSaes:
         await self._catalog.sae(sae_id)
         is_cancelled = await self._downloads.cancel(sae_id)
         if sae_id in self._busy:
-            # fetched already: what is read now is read to its end
-            await asyncio.shield(self._busy[sae_id])
+            # it is over, but for the notes of it
+            await asyncio.shield(self._busy[sae_id].over)
         return await self._catalog.sae(sae_id), is_cancelled
 
     async def units_of(self, row: SaeRow) -> list[SaeRow]:
@@ -156,24 +171,29 @@ class HubSaes:
         Raises:
             Refusal: SAE_NOT_FOUND, SAE_ALREADY_ATTACHED.
         """
-        async with self._adding:
-            row = await self._catalog.sae(sae_id)
-            gone = [row, *(await self.units_of(row) if row.format == REPOSITORY else [])]
-            for each in gone:
-                self._saes.check_detached(each.id)
-            for each in gone:
-                await self.cancel(each.id)
-            if row.format == REPOSITORY:
-                # a download that has ended meanwhile may have brought more
-                gone = [row, *await self.units_of(row)]
-            freed = 0
+        async with self._saes.editing:
+            while True:
+                gone = await self._with_units(sae_id)
+                for each in gone:
+                    self._saes.check_detached(each.id)
+                for each in gone:
+                    await self.cancel(each.id)
+                async with self._adding:
+                    # a download that has ended meanwhile may have brought more, and another one may have begun
+                    row, *units = await self._with_units(sae_id)
+                    if self._busy.keys().isdisjoint({row.id, *(unit.id for unit in units)}):
+                        await self._saes.forget(row.id, *(unit.id for unit in units))
+                        paths = {row.file_path, *(unit.file_path for unit in units)}
+                        return row, await self._clean(row, paths)
 
-            async def clean() -> None:
-                nonlocal freed
-                freed = await self._clean(row, {each.file_path for each in gone})
+    async def _with_units(self, sae_id: str) -> list[SaeRow]:
+        """The record, and if it is that of a repository those that it stands for.
 
-            await self._saes.remove(*(each.id for each in gone), clean=clean)
-        return row, freed
+        Raises:
+            Refusal: SAE_NOT_FOUND.
+        """
+        row = await self._catalog.sae(sae_id)
+        return [row, *(await self.units_of(row) if row.format == REPOSITORY else [])]
 
     # ------------------------------------------------------------- before a download
 
@@ -209,7 +229,7 @@ class HubSaes:
             # what could not be read is the same in the next attempt
             needed = [u for u in plan.units if plan.path or known.get(u.path) != "error"]
             files = [file for unit in needed for file in unit.files]
-            is_whole = sae_files.are_there(plan.job.folder, files)
+            is_whole = await asyncio.to_thread(sae_files.are_there, plan.job.folder, files)
         return (row, row.status) if is_whole else None
 
     async def _width(self, plan: Plan) -> Width | None:
@@ -218,45 +238,87 @@ class HubSaes:
         Raises:
             Refusal: SAE_INCOMPATIBLE when it is no SAE, and what `header` raises.
         """
-        if plan.path is None or not self._downloads.missing_bytes(plan.job):
+        if plan.path is None or not await self._downloads.missing_bytes(plan.job):
             return None
         job = plan.job
         tensors = await self.header(job.repo_id, job.sha, plan.units[0], job.token)
         return None if tensors is None else sae_shapes.read(tensors)
 
-    # ------------------------------------------------------------- after a download
+    # ------------------------------------------------------------- a download
 
-    def _on_progress(self, sae_id: str, progress: Progress) -> None:
+    async def _begin(self, plan: Plan) -> None:
+        """Raises:
+        Refusal: what `Downloads.start` refuses; it is in the record then.
+        """
+        fetch = _Fetch(plan, asyncio.get_running_loop().create_future())
+        self._busy[plan.sae_id] = fetch
+        try:
+            await self._downloads.start(
+                plan.sae_id,
+                plan.job,
+                partial(self._on_progress, fetch),
+                partial(self._end, fetch),
+                partial(self._inspect, fetch),
+            )
+        except BaseException as error:
+            self._busy.pop(plan.sae_id).over.set_result(None)
+            if isinstance(error, Refusal):
+                await self._record(plan.sae_id, status="error", error_message=error.message)
+            raise
+
+    def _on_progress(self, fetch: _Fetch, sae_id: str, progress: Progress) -> None:
+        fetch.progress = progress
         self._bus.publish(SaeDownloadProgress(sae_id, progress.percent))
 
-    async def _end(self, plan: Plan, sae_id: str, refusal: Refusal | None) -> None:
-        """Read what was fetched, write how it ended into the records, and tell."""
+    async def _inspect(self, fetch: _Fetch) -> None:
+        """Have every unit read.
+
+        Raises:
+            Refusal: SHUTTING_DOWN, or SAE_LOAD_FAILED when nothing could read them.
+        """
+        plan = fetch.plan
+        try:
+            sources = [source_of(plan, unit) for unit in plan.units]
+            fetch.found = await self._saes.inspect_all(sources)
+        except Refusal:
+            raise
+        except Exception as error:
+            # whatever happens to files from strangers: the download must have an end
+            log.exception("downloaded_files_unreadable", sae_id=plan.sae_id)
+            raise Refusal("SAE_LOAD_FAILED", UNREAD) from error
+
+    async def _end(self, fetch: _Fetch, sae_id: str, refusal: Refusal | None) -> None:
+        """Write how a download ended into the records, and tell."""
         try:
             if refusal is not None and refusal.code == "SHUTTING_DOWN":
                 return  # the next start says that it was interrupted
-            why = refusal.message if refusal else await self._read(plan)
+            why = await self._settle(fetch, refusal)
             if why is None:
                 self._bus.publish(SaeDownloadComplete(sae_id))
                 return
             await self._record(sae_id, status="error", error_message=why)
             self._bus.publish(SaeDownloadError(sae_id, why))
         finally:
-            self._busy.pop(sae_id).set_result(None)
+            self._busy.pop(sae_id).over.set_result(None)
 
-    async def _read(self, plan: Plan) -> str | None:
-        """Have every unit read; each good one becomes an SAE, and nothing stays of the others. Why there is none."""
+    async def _settle(self, fetch: _Fetch, refusal: Refusal | None) -> str | None:
+        """Make each good unit an SAE, and leave nothing of the others. Why there is none."""
+        plan = fetch.plan
         try:
-            found = await self._saes.inspect_all([source_of(plan, unit) for unit in plan.units])
-            outcomes: dict[Unit, Found] = dict(zip(plan.units, found, strict=True))
+            if refusal is not None:
+                if refusal.code == "DOWNLOAD_CANCELLED":
+                    await self._discard(plan, plan.units)
+                return refusal.message
+            outcomes: dict[Unit, Found] = dict(zip(plan.units, fetch.found, strict=True))
             bad = {u: claims for u, claims in outcomes.items() if isinstance(claims, Refusal)}
             for unit, refused in bad.items():
                 log.warning("sae_unreadable", sae_id=plan.sae_id, path=unit.path, code=refused.code)
             reason = await (self._register if plan.path is None else self._keep)(plan, outcomes)
             await self._discard(plan, bad)
         except Exception:
-            # whatever happens to files from strangers: the download must have an end
-            log.exception("downloaded_files_unreadable", sae_id=plan.sae_id)
-            return "the downloaded files could not be read; asking again reads them again"
+            # whatever the disk or the database does: the download must have an end
+            log.exception("download_not_settled", sae_id=plan.sae_id)
+            return refusal.message if refusal else UNREAD
         return reason
 
     async def _keep(self, plan: Plan, outcomes: dict[Unit, Found]) -> str | None:
@@ -276,8 +338,7 @@ class HubSaes:
             return f"none of the {len(bad)} SAEs can be read; the first: {bad[0].message}"
         for unit, found in outcomes.items():
             sae_id = id_of(plan.job.repo_id, plan.job.sha, unit.path)
-            before = await self._find(sae_id)
-            if sae_id in self._busy or (before is not None and before.status == "attached"):
+            if sae_id in self._busy:
                 continue
             values = values_of(Plan(sae_id, unit.path, (unit,), plan.job), None)
             if isinstance(found, Refusal):
@@ -285,7 +346,7 @@ class HubSaes:
             else:
                 values |= {"status": "cached", "local_path": str(place_of(plan, unit))}
                 values |= claimed(found)
-            await self._put(sae_id, **values)
+            await self._catalog.put_sae(sae_id, **values)
         told = f"{len(bad)} of {len(outcomes)} SAEs cannot be read" if bad else None
         if await self._record(plan.sae_id, status="cached", error_message=told):
             return None
@@ -340,17 +401,7 @@ class HubSaes:
         rows = await self._catalog.saes()
         return [r for r in rows if repo_id and (r.repository_id, r.revision) == (repo_id, sha)]
 
-    async def _put(self, sae_id: str, **values: Any) -> SaeRow:
-        if await self._find(sae_id) is not None:
-            return await self._catalog.change_sae(sae_id, **values)
-        return await self._catalog.add_sae(id=sae_id, **values)
-
     async def _record(self, sae_id: str, **values: Any) -> bool:
         """Whether the database took the note. If not, the next start repairs the status."""
-        try:
-            await self._catalog.change_sae(sae_id, **values)
-        except Exception as error:
-            # whatever the driver raises: the note is lost, and nothing else may be
-            log.error("status_not_recorded", sae_id=sae_id, reason=type(error).__name__)
-            return False
-        return True
+        changed = self._catalog.put_sae(sae_id, may_add=False, **values)
+        return await noted(changed, sae_id=sae_id) is not None

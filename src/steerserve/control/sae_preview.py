@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -43,19 +44,11 @@ async def of(hub: HubSaes, asked: Asked) -> dict[str, Any]:
     """
     found, listing = await hub.listing(asked.repo_id, asked.revision, asked.token)
     if asked.file_path is not None:
-        unit = listing.find(asked.file_path)
+        unit = await asyncio.to_thread(listing.find, asked.file_path)
         tensors = await hub.header(found.repo_id, found.sha, unit, asked.token)
         matched, page = 1, [_entry(unit) | _inside(tensors)]
     else:
-        units = sae_units.select(
-            listing.units,
-            layer=asked.layer,
-            width=asked.width,
-            site=asked.site,
-            query=asked.query,
-        )
-        matched = len(units)
-        page = [_entry(unit) for unit in units[asked.offset : asked.offset + asked.limit]]
+        matched, page = await asyncio.to_thread(_page, listing.units, asked)
     return {
         "repository_id": found.repo_id,
         "revision": found.sha,
@@ -72,6 +65,15 @@ async def of(hub: HubSaes, asked: Asked) -> dict[str, Any]:
         ],
         "total_other_files": len(listing.others),
     }
+
+
+def _page(units: Sequence[Unit], asked: Asked) -> tuple[int, list[dict[str, Any]]]:
+    """How many fit what is asked, and the entries of those on the page."""
+    fitting = sae_units.select(
+        units, layer=asked.layer, width=asked.width, site=asked.site, query=asked.query
+    )
+    page = fitting[asked.offset : asked.offset + asked.limit]
+    return len(fitting), [_entry(unit) for unit in page]
 
 
 def _entry(unit: Unit) -> dict[str, Any]:

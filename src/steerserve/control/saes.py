@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 from collections import deque
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
@@ -78,24 +78,28 @@ class Saes:
                 raise Refusal("SAE_LOAD_FAILED", "another SAE has this path") from error
             return row, False
 
-    async def remove(
-        self, *sae_ids: str, clean: Callable[[], Awaitable[None]] | None = None
-    ) -> None:
-        """Forget SAEs and the labels of their features, all of them or none; `clean` then removes what else there is of them, before anything is attached.
+    @property
+    def editing(self) -> asyncio.Lock:
+        """While it is held, nothing is attached or detached; an attach under way ends first."""
+        return self._conductor.editing
+
+    async def remove(self, *sae_ids: str) -> None:
+        """Forget SAEs, all of them or none.
 
         Raises:
             Refusal: SAE_NOT_FOUND, SAE_ALREADY_ATTACHED.
         """
-        # an attach under way ends first
-        async with self._conductor.editing:
+        async with self.editing:
             for sae_id in sae_ids:
                 await self._catalog.sae(sae_id)
                 self.check_detached(sae_id)
-            for sae_id in sae_ids:
-                await self._labels.forget(sae_id)
-                await self._catalog.remove_sae(sae_id)
-            if clean is not None:
-                await clean()
+            await self.forget(*sae_ids)
+
+    async def forget(self, *sae_ids: str) -> None:
+        """Forget detached SAEs and the labels of their features, all of them or none; `editing` is held meanwhile."""
+        await self._catalog.remove_saes(*sae_ids)
+        for sae_id in sae_ids:
+            await self._labels.forget(sae_id)
 
     def check_detached(self, sae_id: str) -> None:
         """Raises:
@@ -110,7 +114,7 @@ class Saes:
         """What a checkpoint says of itself, read by an engine process of its own.
 
         Raises:
-            Refusal: SAE_LOAD_FAILED, SAE_INCOMPATIBLE for what can never be attached.
+            Refusal: SAE_LOAD_FAILED, SAE_INCOMPATIBLE for what can never be attached, SHUTTING_DOWN.
         """
         (found,) = await self.inspect_all([source])
         if isinstance(found, Refusal):
@@ -119,15 +123,22 @@ class Saes:
 
     async def inspect_all(self, sources: Sequence[m.SaeSource]) -> Sequence[Found]:
         """What each checkpoint says of itself, or why it is refused; one engine reads them, and another one goes on where a
-        checkpoint ended it."""
+        checkpoint ended it. Cancelled, it leaves no engine behind.
+
+        Raises:
+            Refusal: SHUTTING_DOWN.
+        """
         found: deque[Found] = deque()
         while len(found) < len(sources):
-            engine = await self._launcher.launch()
+            if self._conductor.is_closing:
+                raise Refusal("SHUTTING_DOWN", "the service is shutting down")
+            launching = asyncio.ensure_future(self._launcher.launch())
             try:
+                engine = await asyncio.shield(launching)
                 while len(found) < len(sources) and not engine.ended.done():
                     found.append(await _inspected(engine, sources[len(found)]))
             finally:
-                await engine.stop()
+                await (await launching).stop()
         return tuple(found)
 
 

@@ -6,13 +6,14 @@ An edit is a pure step of `rules/steering`; it counts once the engine has it, so
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 
 from steerserve.control.bus import Bus, SteeringUpdate
 from steerserve.control.conductor import Conductor
-from steerserve.control.resident import Attachment
+from steerserve.control.engines import Engine
+from steerserve.control.resident import Attachment, Switch
 from steerserve.errors import Refusal
 from steerserve.rules import steering as rules
 from steerserve.rules.steering import Live, Values
@@ -22,12 +23,13 @@ Step = Callable[[Live, Sequence[Attachment]], Live]
 
 
 class Steering:
-    """Owner of the live values. The plain routes act on the first attached SAE."""
+    """Owner of the live values. The plain routes set values of the first attached SAE."""
 
     def __init__(self, conductor: Conductor, bus: Bus) -> None:
         self._conductor = conductor
         self._bus = bus
         self._live = Live()
+        self._told: tuple[str | None, SteeringUpdate] = (None, SteeringUpdate(False, {}))
         self._editing = asyncio.Lock()
 
     @property
@@ -35,13 +37,18 @@ class Steering:
         return self._live
 
     def state(self) -> tuple[bool, dict[int, float]]:
-        """Whether the first attached SAE steers, and its values, summed over all who set some.
+        """Whether anything steers, and the values of the first attached SAE, summed over all who set some.
 
         Raises:
             Refusal: SAE_NOT_ATTACHED.
         """
         attached = self._conductor.first_attachment()
         return self._live.enabled, dict(self._live.of(attached.key))
+
+    def others(self) -> dict[str, dict[int, float]]:
+        """The values of the other attached SAEs that have some, by their keys."""
+        keys = [attachment.key for attachment in self._conductor.attachments()[1:]]
+        return {key: dict(self._live.of(key)) for key in keys if self._live.of(key)}
 
     async def set_values(self, values: Mapping[int, float]) -> None:
         """All or nothing; merges into what is set, and enables.
@@ -61,89 +68,104 @@ class Steering:
         await self._edit(lambda live, at: rules.remove(live, at.key, at.d_sae, index))
 
     async def clear(self) -> None:
-        await self._edit(lambda live, at: rules.clear(live, at.key))
+        """Forget all values, of every SAE and of every owner, and of those that wait for their model to be loaded again.
+
+        Raises:
+            Refusal: SAE_NOT_ATTACHED when no SAE is attached or waits.
+        """
+
+        def step(live: Live) -> Live:
+            if not self._conductor.restoring.pending():
+                self._conductor.first_attachment()
+            return rules.clear(live)
+
+        await self.everywhere(step)
 
     async def act(self, step: Step) -> Live:
         """Take one step, decided on the values and the attachments of this moment; the values after it. A step that
         raises, or that the engine does not take, changes nothing."""
         async with self._editing:
-            attached = self._conductor.attachments()
-            after = step(self._live, attached)
-            if after is not self._live:
-                # without an SAE no engine steers; the next attach tells it
-                if attached:
-                    await self._push(after)
-                self._take(after)
+            await self._apply(step(self._live, self._conductor.attachments()))
             return self._live
 
-    async def apply(self, owner: str, values: Mapping[str, Values]) -> Live:
-        """What an owner steers becomes these values, key by key; the other owners' stay.
-
-        Raises:
-            Refusal: SAE_NOT_ATTACHED, INVALID_FEATURE_INDEX, VALIDATION_ERROR.
-        """
-
-        def step(live: Live, attached: Sequence[Attachment]) -> Live:
-            widths = {at.key: at.d_sae for at in attached}
-            for key, edits in values.items():
-                if key not in widths:
-                    raise _not_attached(key)
-                for index, value in edits.items():
-                    rules.check_index(index, widths[key])
-                    rules.check_value(value)
-            return rules.replace_all(live, owner, values)
-
-        return await self.act(step)
+    async def everywhere(self, step: Callable[[Live], Live]) -> bool:
+        """Take a step that needs no SAE, also on what a crash took: it is not to come back otherwise than an operator
+        wanted meanwhile. Whether it changed anything."""
+        async with self._editing:
+            before = self._live
+            await self._apply(step(before))
+            is_waiting_changed = self._conductor.restoring.edit(step)
+            return is_waiting_changed or self._live is not before
 
     def snapshot(self) -> Live:
         """All there is to give to `restore`; later edits do not reach it."""
         return self._live
 
-    async def restore(self, live: Live) -> None:
-        """Steer again as a snapshot says, in a model whose SAEs are attached again: the values of every owner, whether
-        they apply, and the active profile. Values of an SAE that is not attached stay out. One step of the epoch.
+    async def restore(
+        self, engine: Engine, keys: Collection[str], read: Callable[[], Live], switch: Switch
+    ) -> None:
+        """Steer a new engine, which has the SAEs of `keys` attached, as the snapshot says that `read` gives when it is its
+        turn: the values of every owner, whether they apply, and the active profile. Values of other SAEs stay out. Then
+        `switch`. One step of the epoch.
 
         Raises:
-            Refusal: the engine's own; then nothing is restored.
+            Refusal: the engine's own, or that of `switch`; then nothing is restored.
         """
         async with self._editing:
-            attached = {attachment.key for attachment in self._conductor.attachments()}
-            for key in live.values.keys() - attached:
-                live = rules.clear(live, key)
+            live = read()
+            for key in live.values.keys() - set(keys):
+                live = rules.leave(live, key)
             live = replace(live, epoch=max(live.epoch, self._live.epoch) + 1)
-            await self._push(live)
+            await _push(engine, live)
+            switch()
             self._take(live)
 
-    async def renew(self, gone: list[str]) -> None:
-        """The attachments changed; those of the keys `gone` take their values with them. One step of the epoch."""
+    async def renew(self, gone: Sequence[str], switch: Switch | None = None) -> None:
+        """The attachments change: those of the keys `gone` take their values with them, and `switch` does the rest in the
+        same step. One step of the epoch.
+
+        Raises:
+            Refusal: that of `switch`; then nothing has changed.
+        """
         async with self._editing:
             live = self._live
             for key in gone:
-                live = rules.clear(live, key)
+                live = rules.leave(live, key)
             live = replace(live, epoch=self._live.epoch + 1)
             with suppress(Refusal):  # when the engine is gone too, the next starts without values
-                await self._push(live)
+                await _push(self._conductor.loaded().running()[0], live)
+            if switch is not None:
+                switch()
             self._take(live)
 
     async def _edit(self, edit: Callable[[Live, Attachment], Live]) -> None:
         """One step on the first attached SAE."""
         await self.act(lambda live, _: edit(live, self._conductor.first_attachment()))
 
-    async def _push(self, live: Live) -> None:
-        engine, _ = self._conductor.loaded().running()
-        values = {key: dict(values) for key, values in live.values.items()}
-        await engine.steer(live.epoch, live.enabled, values)
+    async def _apply(self, after: Live) -> None:
+        if after is self._live:
+            return
+        # without an SAE no engine steers; the next attach tells it
+        if self._conductor.attachments():
+            await _push(self._conductor.loaded().running()[0], after)
+        self._take(after)
 
     def _take(self, live: Live) -> None:
-        before, self._live = self._live, live
-        if (before.enabled, before.values) == (live.enabled, live.values):
-            return
-        attachments = self._conductor.attachments()
-        values = live.of(attachments[0].key) if attachments else {}
-        self._bus.publish(
-            SteeringUpdate(live.enabled, {str(i): v for i, v in sorted(values.items())})
-        )
+        """These values are in force; what `state` answers is told where it changed."""
+        self._live = live
+        first = next((attachment.key for attachment in self._conductor.attachments()), None)
+        values = _plain(live.of(first) if first else {})
+        others = {key: _plain(found) for key, found in self.others().items()}
+        told = first, SteeringUpdate(live.enabled, values, others)
+        if told != self._told:
+            self._told = told
+            self._bus.publish(told[1])
 
 
-def _not_attached(key: str) -> Refusal:
-    return Refusal("SAE_NOT_ATTACHED", f"the SAE of {key!r} is not attached", key=key)
+async def _push(engine: Engine, live: Live) -> None:
+    values = {key: dict(values) for key, values in live.values.items()}
+    await engine.steer(live.epoch, live.enabled, values)
+
+
+def _plain(values: Values) -> dict[str, float]:
+    return {str(index): value for index, value in sorted(values.items())}

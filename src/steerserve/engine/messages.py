@@ -172,8 +172,8 @@ class Monitor(Message, frozen=True):
 
 
 class ReadStatistics(Message, frozen=True):
-    """What was counted since the last reset: of the `features` named, else of all observed; with `metric` (`mean`, `max`,
-    `active_ratio`, `count`) only the best `k` of them, ties by index."""
+    """What was counted since the last reset: of the `features` named, else of all that were active; with `metric` (`mean`,
+    `max`, `active_ratio`, or `count`: the tokens at which it was active) only the best `k` of them, ties by index."""
 
     id: int
     features: list[int] | None = None
@@ -367,7 +367,8 @@ class Attached(Message, frozen=True):
 
 
 class FeatureCount(Message, frozen=True):
-    """One feature over the observed tokens: `std` is that of the population, `active_ratio` the share above 0."""
+    """One feature over the `count` tokens at which it was observed: `std` is that of the population, `active_ratio` the
+    share of them at which it was active (not 0)."""
 
     feature_idx: int
     count: int
@@ -379,7 +380,7 @@ class FeatureCount(Message, frozen=True):
 
 
 class Statistics(Message, frozen=True):
-    """`tokens` were observed since the last reset; `activations` counts the values above 0 among all of theirs."""
+    """`tokens` were observed since the last reset; `activations` counts the active features (not 0) of all of them."""
 
     id: int
     features: list[FeatureCount]
@@ -406,8 +407,9 @@ class Explored(Message, frozen=True):
 
 
 class Recorded(Message, frozen=True):
-    """What monitoring saw at the last token of one choice that ended: `position` within prompt and completion, the
-    features above 0 (or all those monitored) as [index, value], the largest first, at most RECORD_MAXIMUM of `fired`."""
+    """What monitoring saw at the last token of one choice that ended: `position` within prompt and completion, the active
+    features (not 0; or all those named) as [index, value], the largest by magnitude first, equals by index, at most
+    RECORD_MAXIMUM of `fired`."""
 
     id: int
     label: str
@@ -482,7 +484,7 @@ class Embedded(Message, frozen=True):
 
 
 class Reading(Message, frozen=True):
-    """Features at one position: [index, value], the largest first."""
+    """Features at one position: [index, value], the largest by magnitude first, equals by index."""
 
     position: int
     token: int

@@ -8,7 +8,7 @@ import asyncio
 import math
 import time
 from collections import deque
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -59,21 +59,32 @@ Key = int | str
 
 OnProgress = Callable[[Any, Progress], None]
 OnEnd = Callable[[Any, Refusal | None], Awaitable[None]]
+Read = Callable[[], Awaitable[None]]
 Sleep = Callable[[float], Awaitable[None]]
 
 
 @dataclass(slots=True, eq=False)
 class _Run:
-    """A job under way. `work` fetches and may be cancelled, `end` waits for it and is not."""
+    """A job under way. `work` fetches, then reads, and may be cancelled, but not while files are moved to their places;
+    `end` waits for it and is not cancelled."""
 
     job: Job
     on_progress: OnProgress
     on_end: OnEnd
+    read: Read | None
     progress: Progress
     marks: deque[tuple[float, int]] = field(default_factory=deque)
     interruption: Refusal | None = None
-    work: asyncio.Task[None] | None = None
+    outcome: Refusal | None = None
+    is_moving: bool = False
+    work: asyncio.Future[None] | None = None
     end: asyncio.Task[None] | None = None
+
+    def interrupt(self, why: Refusal) -> None:
+        """End what may be cancelled, and let nothing more of it begin."""
+        self.interruption = self.interruption or why
+        if self.work is not None and not self.is_moving:
+            self.work.cancel()
 
 
 class Downloads:
@@ -92,31 +103,41 @@ class Downloads:
         self._runs: dict[Key, _Run] = {}
         self._ends: set[asyncio.Task[None]] = set()
         self._room = asyncio.Semaphore(self._settings.max_download_workers)
+        self._starting = asyncio.Lock()
         self._locks: WeakValueDictionary[Path, asyncio.Lock] = WeakValueDictionary()
         self._is_closed = False
 
-    def start(self, key: Key, job: Job, on_progress: OnProgress, on_end: OnEnd) -> None:
-        """Begin a download; nothing is fetched before this returns. `on_end` is called once, with None for success.
+    async def start(
+        self,
+        key: Key,
+        job: Job,
+        on_progress: OnProgress,
+        on_end: OnEnd,
+        read: Read | None = None,
+    ) -> None:
+        """Begin a download; nothing is fetched before this returns. `read` looks at the files once they are all there, and
+        is cancelled with the download. `on_end` is called once, with None for success.
 
         Raises:
             Refusal: VALIDATION_ERROR, DOWNLOAD_FAILED (a hostile job), INVALID_HUB_TOKEN, INSUFFICIENT_DISK,
                 HUB_UNAVAILABLE, SHUTTING_DOWN.
         """
-        assert key not in self._runs, f"download {key} is running"
-        if self._is_closed:
-            raise _stopping()
         check_repo_id(job.repo_id)
         check_paths(job.files)
         if not is_commit(job.sha):
             raise Refusal("DOWNLOAD_FAILED", "files can be fetched of a commit only")
         usable(job.token, self._settings.hub_token)
         self._hub.check()
-        self.check_disk(job)
-        total = sum(file.size or 0 for file in job.files)
-        present = total - self.missing_bytes(job)
-        run = _Run(job, on_progress, on_end, Progress(present, total, _percent(present, total)))
-        self._runs[key] = run
-        run.work = asyncio.create_task(self._fetch(key, run))
+        # one at a time: what this one is promised the next one counts
+        async with self._starting:
+            missing = await self.check_disk(job)
+            if self._is_closed:
+                raise _stopping()
+            assert key not in self._runs, f"download {key} is running"
+            total = sum(file.size or 0 for file in job.files)
+            begun = Progress(total - missing, total, _percent(total - missing, total))
+            run = _Run(job, on_progress, on_end, read, begun)
+            self._runs[key] = run
         run.end = asyncio.create_task(self._finish(key, run))
         self._ends.add(run.end)
         run.end.add_done_callback(self._ends.discard)
@@ -125,16 +146,14 @@ class Downloads:
         """End a download and remove what it fetched. Returns when its process is gone and `on_end` has been told; False
         when there was nothing to cancel."""
         run = self._runs.get(key)
-        if run is None or run.work is None or run.end is None:
+        if run is None or run.end is None:
             return False
-        is_cancelled = run.work.cancel()
-        if is_cancelled:
-            run.interruption = Refusal("DOWNLOAD_CANCELLED", "cancelled by user")
+        run.interrupt(Refusal("DOWNLOAD_CANCELLED", "cancelled by user"))
         await asyncio.wait([run.end])
-        return is_cancelled
+        return run.outcome is not None and run.outcome.code == "DOWNLOAD_CANCELLED"
 
     def progress(self, key: Key) -> Progress | None:
-        """How far a download is that fetches or waits for its turn; None when none runs under this key."""
+        """How far a download is that waits for its turn, fetches or is read; None when none runs under this key."""
         run = self._runs.get(key)
         return run.progress if run else None
 
@@ -146,23 +165,22 @@ class Downloads:
         """End all downloads for a stop of the service. What they fetched stays, and a later start goes on from it."""
         self._is_closed = True
         for run in self._runs.values():
-            if run.work is not None and run.work.cancel():
-                run.interruption = run.interruption or _stopping()
+            run.interrupt(_stopping())
         if self._ends:
             await asyncio.wait(set(self._ends))
 
-    def missing_bytes(self, job: Job) -> int:
+    async def missing_bytes(self, job: Job) -> int:
         """Bytes still to fetch."""
-        return missing_bytes(job.folder, job.files)
+        return await asyncio.to_thread(missing_bytes, job.folder, job.files)
 
-    def check_disk(self, job: Job) -> None:
-        """Whether the job, what runs beside it, and the reserve fit on the disk.
+    async def check_disk(self, job: Job) -> int:
+        """The bytes still to fetch, if the job, what runs beside it, and the reserve fit on the disk.
 
         Raises:
             Refusal: INSUFFICIENT_DISK with the figures in MiB.
         """
-        needed, free = self.missing_bytes(job), free_bytes(job.folder)
-        promised = self._promised_bytes(job)
+        others = [run.job for run in self._runs.values()]
+        needed, free, promised = await asyncio.to_thread(_disk_room, job, others)
         reserve = self._settings.disk_reserve_mb
         if needed and free - promised - needed < reserve * MIB:
             needed_mb, free_mb = math.ceil(needed / MIB), free // MIB
@@ -174,25 +192,16 @@ class Downloads:
                 reserve_mb=reserve,
                 promised_mb=math.ceil(promised / MIB),
             )
-
-    def _promised_bytes(self, job: Job) -> int:
-        """Bytes that the other downloads still fetch. A file that several want, this job among them, is fetched once."""
-        promised = {
-            Folder(run.job.folder).final(file): missing_bytes(run.job.folder, [file])
-            for run in self._runs.values()
-            for file in run.job.files
-        }
-        own = {Folder(job.folder).final(file) for file in job.files}
-        return sum(size for path, size in promised.items() if path not in own)
+        return needed
 
     # ------------------------------------------------------------- one download
 
     async def _fetch(self, key: Key, run: _Run) -> None:
-        """All attempts, in turn with the other downloads of the same folder."""
+        """All attempts, in turn with the other downloads of the same folder; then the files are in their places."""
         job = run.job
         lock = self._locks.setdefault(job.folder, asyncio.Lock())
         async with lock, self._room:
-            self.check_disk(job)
+            await self.check_disk(job)
             retrying = tenacity.AsyncRetrying(
                 stop=tenacity.stop_after_attempt(self._settings.download_attempts),
                 wait=_wait,
@@ -203,8 +212,11 @@ class Downloads:
             async for attempt in retrying:
                 with attempt:
                     await self._attempt(key, run, attempt.retry_state.attempt_number)
-            Folder(job.folder).commit(job.files)
-        self._advance(key, run, run.progress.total_bytes, is_over=True)
+            run.is_moving = True
+            try:
+                await asyncio.to_thread(Folder(job.folder).commit, job.files)
+            finally:
+                run.is_moving = False
 
     async def _attempt(self, key: Key, run: _Run, number: int) -> None:
         """One process. The chunk store is tried first only: what it fetched in part is of no use to a second attempt.
@@ -213,7 +225,7 @@ class Downloads:
             Trouble
         """
         run.marks.clear()
-        present = run.progress.total_bytes - self.missing_bytes(run.job)
+        present = run.progress.total_bytes - await self.missing_bytes(run.job)
         with self._hub.call(is_repeated=number > 1) as call:
             try:
                 async with running(
@@ -262,16 +274,16 @@ class Downloads:
     # ------------------------------------------------------------- its end
 
     async def _finish(self, key: Key, run: _Run) -> None:
-        outcome = await self._outcome(key, run)
+        run.outcome = await self._outcome(key, run)
         del self._runs[key]
-        if outcome is not None and outcome.code == "DOWNLOAD_CANCELLED":
+        if run.outcome is not None and run.outcome.code == "DOWNLOAD_CANCELLED":
             try:
                 self._discard(run)
             except OSError as error:
                 # what stays behind is not worth an end that nobody is told of
                 log.error("download_not_removed", download=key, reason=error.strerror)
         try:
-            await run.on_end(key, outcome)
+            await run.on_end(key, run.outcome)
         except (
             Exception
         ):  # border: the end is another owner's business, and must not end this task unseen
@@ -279,9 +291,12 @@ class Downloads:
 
     async def _outcome(self, key: Key, run: _Run) -> Refusal | None:
         """Why the job did not succeed."""
-        assert run.work is not None
         try:
-            await run.work
+            await _interruptible(run, self._fetch(key, run))
+            if run.read is not None:
+                self._advance(key, run, run.progress.total_bytes)
+                await _interruptible(run, run.read())
+            self._advance(key, run, run.progress.total_bytes, is_over=True)
         except asyncio.CancelledError:
             return run.interruption or _stopping()
         except Refusal as refused:
@@ -304,6 +319,31 @@ class Downloads:
         is_alone = all(job.folder.parent != run.job.folder.parent for job in others)
         files = [file for file in run.job.files if file.path not in shared]
         Folder(run.job.folder).discard(files, tidy=is_alone)
+
+
+async def _interruptible(run: _Run, work: Awaitable[None]) -> None:
+    """Do a part of a job's work, unless it was interrupted before.
+
+    Raises:
+        asyncio.CancelledError: it was interrupted; what the work raises.
+    """
+    run.work = asyncio.ensure_future(work)
+    if run.interruption is not None:
+        run.work.cancel()
+    await run.work
+
+
+def _disk_room(job: Job, others: Sequence[Job]) -> tuple[int, int, int]:
+    """Bytes that the job still fetches, that are free, and that the other jobs still fetch. A file that several want,
+    this job among them, is fetched once."""
+    promised = {
+        Folder(other.folder).final(file): missing_bytes(other.folder, [file])
+        for other in others
+        for file in other.files
+    }
+    own = {Folder(job.folder).final(file) for file in job.files}
+    beside = sum(size for path, size in promised.items() if path not in own)
+    return missing_bytes(job.folder, job.files), free_bytes(job.folder), beside
 
 
 def _percent(present: int, total: int) -> int:

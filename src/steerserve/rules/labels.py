@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import unicodedata
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -113,9 +114,23 @@ def _lines(text: str) -> list[Any]:
         if not line.strip():
             continue
         try:
-            found.append(json.loads(line))
+            found.append(json.loads(line, object_pairs_hook=_once))
+        except _Twice as twice:
+            why = f"the key {str(twice)[:50]!r} stands twice in one object"
+            raise _refused([f"line {number}"], why) from None
         except (ValueError, RecursionError):
             raise _refused([f"line {number}"], "not JSON") from None
+    return found
+
+
+class _Twice(Exception):
+    """A key that stands twice in one object."""
+
+
+def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        raise _Twice(Counter(key for key, _ in pairs).most_common(1)[0][0])
     return found
 
 

@@ -41,7 +41,7 @@ class Configuration:
 @dataclass(frozen=True, slots=True)
 class Record:
     """What the last token of one choice activated, the largest first. `position` counts over prompt and completion;
-    `fired` features were above 0, of which `activations` may name fewer."""
+    `fired` features were active (not 0), of which `activations` may name fewer."""
 
     timestamp: datetime
     request_id: str

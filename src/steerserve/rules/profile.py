@@ -119,6 +119,25 @@ def activate(live: Live, profile_id: str, profile: Profile, attached: Sequence[A
     return steering.mark(live, after, active)
 
 
+def steered(live: Live, attached: Sequence[Attached]) -> Attached:
+    """The attached SAE whose values are all there are; the first where none has any.
+
+    Raises:
+        Refusal: SAE_NOT_ATTACHED; PROFILE_INCOMPATIBLE when several have values, which no profile can keep.
+    """
+    if not attached:
+        raise Refusal("SAE_NOT_ATTACHED", "no SAE is attached")
+    having = [candidate for candidate in attached if live.of(candidate.key)]
+    if len(having) > 1:
+        named = ", ".join(candidate.key for candidate in having)
+        raise Refusal(
+            "PROFILE_INCOMPATIBLE",
+            f"{len(having)} attached SAEs have values ({named}), and a profile keeps those of one",
+            attached=[{"sae_id": a.sae_id, "layer": a.layer} for a in having],
+        )
+    return having[0] if having else attached[0]
+
+
 def adopt(live: Live, profile_id: str) -> Live:
     """The profile is the active one, and nothing else changes."""
     return steering.mark(live, live, Active(profile_id))

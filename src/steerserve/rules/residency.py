@@ -35,7 +35,8 @@ class Step(StrEnum):
 class View:
     """The resident slot as the rules see it. `model_id` is None exactly while the phase is EMPTY.
 
-    `lease` is the live one, which is always of the resident model; `is_holder` says whether who asks holds it.
+    `lease` is the live one, which is always of the resident model; `is_holder` says whether who asks holds it. `kept_for` is
+    the locked model, by id and name, whose engine ended by itself and that waits to be loaded again.
     """
 
     phase: Phase = Phase.EMPTY
@@ -45,6 +46,14 @@ class View:
     next_id: int | None = None
     lease: Lease | None = None
     is_holder: bool = False
+    kept_for: tuple[int, str] | None = None
+
+    @property
+    def locked_id(self) -> int | None:
+        """The locked model."""
+        if self.is_locked:
+            return self.model_id
+        return self.kept_for[0] if self.kept_for else None
 
 
 def may_serve(view: View, model_id: int, name: str, *, may_load: bool = True) -> Step:
@@ -52,7 +61,7 @@ def may_serve(view: View, model_id: int, name: str, *, may_load: bool = True) ->
 
     (1) The resident model serves. (2) A request for the model being loaded waits for it. (3) A load or an unload
     in progress refuses everyone else. (4) A resident that another holder leases is not replaced, locked or not.
-    (5) A locked resident is not replaced, by its holder neither. (6) Otherwise the model is loaded, after the resident
+    (5) A locked resident is not replaced, by its holder neither, and no other takes its place after its engine ended. (6) Otherwise the model is loaded, after the resident
     one, if any, is unloaded. (7) A request that may not load is refused where it would wait for a load, begin one, or
     be refused for another model's sake; an unload (3) comes first.
 
@@ -74,6 +83,14 @@ def may_serve(view: View, model_id: int, name: str, *, may_load: bool = True) ->
             "MODEL_LOCKED",
             f"model {view.model_name!r} is locked against replacement",
             **_resident(view),
+        )  # (5)
+    if view.kept_for is not None and view.kept_for[0] != model_id:
+        locked_id, locked_name = view.kept_for
+        raise Refusal(
+            "MODEL_LOCKED",
+            f"model {locked_name!r} is locked against replacement; its engine ended, and it is loaded again when it is asked for",
+            resident_model_id=locked_id,
+            resident_model_name=locked_name,
         )  # (5)
     return Step.LOAD  # (6)
 

@@ -141,16 +141,14 @@ def remove(live: Live, key: str, d_sae: int, index: int) -> Live:
     return _step(live, _without(live, key, index), enabled=live.enabled)
 
 
-def clear(live: Live, key: str) -> Live:
-    """Forget every feature of one SAE, whoever set it, and disable when none is left anywhere."""
+def clear(live: Live) -> Live:
+    """Forget every feature of every SAE, whoever set it, and disable."""
+    return _step(live, {}, enabled=False)
+
+
+def leave(live: Live, key: str) -> Live:
+    """Forget every feature of one SAE, which is attached no longer, and disable when none is left anywhere."""
     return _step(live, _without(live, key), enabled=live.enabled)
-
-
-def drop_owner(live: Live, owner: str) -> Live:
-    """Forget what one owner set, and disable when nothing is left of anybody."""
-    if owner not in live.owned:
-        return live
-    return replace_all(live, owner, {})
 
 
 def mark(before: Live, after: Live, active: Active | None) -> Live:

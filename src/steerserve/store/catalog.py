@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, fields
@@ -15,10 +16,12 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from steerserve.errors import Refusal
 from steerserve.store.db import Database
-from steerserve.store.tables import models, saes
+from steerserve.store.tables import UNSTORABLE, feature_labels, models, saes
 
 Clock = Callable[[], datetime]
 LARGEST_ID = 2**31 - 1
+TOLD = ("format", "architecture", "dtype", "hook_name", "site", "trained_on")
+"""Texts of an SAE that its checkpoint tells: a column has as much of them as it holds, `claims` the whole."""
 Record = TypeVar("Record")
 
 
@@ -91,6 +94,7 @@ class Catalog:
         self._now = now
         self._known: list[ModelRow] | None = None
         self._model_writes = 0
+        self._putting = asyncio.Lock()
 
     # ------------------------------------------------------------- models
 
@@ -175,28 +179,70 @@ class Catalog:
         """Raises:
         Refusal: SAE_NOT_FOUND.
         """
-        async with self._database.read() as connection:
-            row = await _one(connection, saes, sae_id)
+        row = None
+        if not UNSTORABLE.search(sae_id):
+            async with self._database.read() as connection:
+                row = await _one(connection, saes, sae_id)
         if row is None:
-            raise Refusal("SAE_NOT_FOUND", f"no SAE has the id {sae_id!r}", sae_id=sae_id)
+            raise unknown_sae(sae_id)
         return _record(SaeRow, row)
 
     async def add_sae(self, **values: Any) -> SaeRow:
         now = self._now()
         async with self._database.write() as connection:
-            await connection.execute(insert(saes).values(**values, created_at=now, updated_at=now))
+            await connection.execute(
+                insert(saes).values(**_held(values), created_at=now, updated_at=now)
+            )
         return await self.sae(values["id"])
 
     async def change_sae(self, sae_id: str, **values: Any) -> SaeRow:
         async with self._database.write() as connection:
             await connection.execute(
-                update(saes).where(saes.c.id == sae_id).values(**values, updated_at=self._now())
+                update(saes)
+                .where(saes.c.id == sae_id)
+                .values(**_held(values), updated_at=self._now())
             )
         return await self.sae(sae_id)
 
-    async def remove_sae(self, sae_id: str) -> None:
+    async def put_sae(self, sae_id: str, *, may_add: bool = True, **values: Any) -> SaeRow:
+        """Write what a download says of an SAE, into a new record if it has none; that of an attached one stays as it is.
+
+        Raises:
+            Refusal: SAE_NOT_FOUND where it has none and may not be added.
+        """
+        is_it, now = saes.c.id == sae_id, self._now()
+        changed = update(saes).where(is_it, saes.c.status != "attached")
+        # who finds no record adds it before the next one looks
+        async with self._putting, self._database.write() as connection:
+            done = await connection.execute(changed.values(**_held(values), updated_at=now))
+            if may_add and not done.rowcount and await _one(connection, saes, sae_id) is None:
+                whole = _held(values) | {"id": sae_id, "created_at": now, "updated_at": now}
+                await connection.execute(insert(saes).values(**whole))
+        return await self.sae(sae_id)
+
+    async def remove_saes(self, *sae_ids: str) -> None:
+        """All of them or none; the labels of their features go with them."""
         async with self._database.write() as connection:
-            await connection.execute(delete(saes).where(saes.c.id == sae_id))
+            for sae_id in sae_ids:
+                # the record first: a writer of labels that looks for it is then before both, or finds none
+                await connection.execute(delete(saes).where(saes.c.id == sae_id))
+                await connection.execute(
+                    delete(feature_labels).where(feature_labels.c.sae_id == sae_id)
+                )
+
+
+def unknown_sae(sae_id: str) -> Refusal:
+    shown = UNSTORABLE.sub("\ufffd", sae_id[:100])
+    return Refusal("SAE_NOT_FOUND", f"no SAE has the id {shown!r}", sae_id=shown)
+
+
+def _held(values: dict[str, Any]) -> dict[str, Any]:
+    """The values of an SAE's record, of what its checkpoint tells as much as the columns hold."""
+    told = {name: text for name in TOLD if isinstance(text := values.get(name), str)}
+    return values | {
+        name: UNSTORABLE.sub("\ufffd", text)[: getattr(saes.c[name].type, "length", None)]
+        for name, text in told.items()
+    }
 
 
 async def _one(connection: Any, table: Table, row_id: int | str) -> RowMapping | None:

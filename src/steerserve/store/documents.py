@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import secrets
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
@@ -17,10 +16,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from steerserve.errors import Refusal
 from steerserve.store.catalog import Clock, utc_now
 from steerserve.store.db import Database
-from steerserve.store.tables import profiles
-
-_UNSTORABLE = re.compile("[\x00\ud800-\udfff]")
-"""What a database cannot take in a text, so that no row has it."""
+from steerserve.store.tables import UNSTORABLE, profiles
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,7 +106,7 @@ class Documents:
         if not changes:
             return await self.profile(profile_id)
         row = None
-        if not _UNSTORABLE.search(profile_id):
+        if not UNSTORABLE.search(profile_id):
             is_it = profiles.c.id == profile_id
             new = {**changes, "updated_at": self._now()}
             try:
@@ -128,7 +124,7 @@ class Documents:
         Refusal: PROFILE_NOT_FOUND; of two that remove the same one, the second gets it.
         """
         removed = 0
-        if not _UNSTORABLE.search(profile_id):
+        if not UNSTORABLE.search(profile_id):
             async with self._database.write() as connection:
                 done = await connection.execute(delete(profiles).where(profiles.c.id == profile_id))
                 removed = done.rowcount
@@ -136,7 +132,7 @@ class Documents:
             raise _unknown(profile_id)
 
     async def _find(self, matches: ColumnElement[bool], wanted: str) -> ProfileRow | None:
-        if _UNSTORABLE.search(wanted):
+        if UNSTORABLE.search(wanted):
             return None
         async with self._database.read() as connection:
             return await _first(connection, matches)

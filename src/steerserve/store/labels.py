@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from itertools import islice
@@ -9,11 +10,12 @@ from itertools import islice
 from sqlalchemy import delete, insert, select
 from sqlalchemy.ext.asyncio import AsyncConnection
 
+from steerserve.store.catalog import unknown_sae
 from steerserve.store.db import Database
-from steerserve.store.tables import feature_labels
+from steerserve.store.tables import feature_labels, saes
 
-_AT_ONCE = 5000
-"""Rows in one statement."""
+_AT_ONCE = 2000
+"""Rows in one statement: between two the event loop does other things."""
 _KEPT = 8
 """SAEs whose labels are kept in memory between writes."""
 
@@ -31,34 +33,40 @@ class Labels:
         if sae_id in self._known:
             self._known[sae_id] = self._known.pop(sae_id)
             return self._known[sae_id]
-        before = self._writes
-        at = feature_labels.c
-        async with self._database.read() as connection:
-            rows = await connection.execute(
-                select(at.feature_idx, at.label).where(at.sae_id == sae_id).order_by(at.feature_idx)
-            )
-            found = {row.feature_idx: row.label for row in rows}
-        if self._writes == before:
-            self._known[sae_id] = found
-            for oldest in list(islice(self._known, max(0, len(self._known) - _KEPT))):
-                del self._known[oldest]
+        before = None
+        # pages between which labels were written are of no one moment
+        while before != self._writes:
+            before = self._writes
+            found = await self._read(sae_id)
+        self._known[sae_id] = found
+        for oldest in list(islice(self._known, max(0, len(self._known) - _KEPT))):
+            del self._known[oldest]
         return found
 
     async def put(self, sae_id: str, labels: Mapping[int, str], *, replace: bool = False) -> None:
-        """Set these labels in the place of those that the features had, or of all that the SAE had. All or nothing."""
+        """Set these labels in the place of those that the features had, or of all that the SAE had. All or nothing.
+
+        Raises:
+            Refusal: SAE_NOT_FOUND, also where the SAE is removed meanwhile.
+        """
         at = feature_labels.c
-        indices = list(labels)
-        rows = [{"sae_id": sae_id, "feature_idx": i, "label": labels[i]} for i in indices]
+        indices = sorted(labels)
         async with self._writing(sae_id) as connection:
             if replace:
                 await connection.execute(delete(feature_labels).where(at.sae_id == sae_id))
-            for first in range(0, len(rows), _AT_ONCE):
+            for first in range(0, len(indices), _AT_ONCE):
+                some = indices[first : first + _AT_ONCE]
                 if not replace:
-                    named = at.feature_idx.in_(indices[first : first + _AT_ONCE])
                     await connection.execute(
-                        delete(feature_labels).where(at.sae_id == sae_id, named)
+                        delete(feature_labels).where(at.sae_id == sae_id, at.feature_idx.in_(some))
                     )
-                await connection.execute(insert(feature_labels), rows[first : first + _AT_ONCE])
+                rows = [{"sae_id": sae_id, "feature_idx": i, "label": labels[i]} for i in some]
+                await connection.execute(insert(feature_labels), rows)
+                await asyncio.sleep(0)
+            # asked last, when this transaction keeps a removal waiting: SQLite begins it with the first write
+            its_record = select(saes.c.id).where(saes.c.id == sae_id).with_for_update(read=True)
+            if (await connection.execute(its_record)).first() is None:
+                raise unknown_sae(sae_id)
 
     async def forget(self, sae_id: str) -> int:
         """Delete all labels of an SAE; how many there were."""
@@ -67,6 +75,23 @@ class Labels:
                 delete(feature_labels).where(feature_labels.c.sae_id == sae_id)
             )
         return int(gone.rowcount)
+
+    async def _read(self, sae_id: str) -> dict[int, str]:
+        at = feature_labels.c
+        page = (
+            select(at.feature_idx, at.label)
+            .where(at.sae_id == sae_id)
+            .order_by(at.feature_idx)
+            .limit(_AT_ONCE)
+        )
+        found: dict[int, str] = {}
+        last = -1
+        async with self._database.read() as connection:
+            while rows := (await connection.execute(page.where(at.feature_idx > last))).all():
+                found.update((index, label) for index, label in rows)
+                last = rows[-1][0]
+                await asyncio.sleep(0)
+        return found
 
     @asynccontextmanager
     async def _writing(self, sae_id: str) -> AsyncIterator[AsyncConnection]:

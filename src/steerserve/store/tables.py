@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from datetime import UTC, datetime
 from typing import Any
 
@@ -21,6 +22,9 @@ from sqlalchemy import (
 )
 from sqlalchemy.engine import Dialect
 from sqlalchemy.types import TypeDecorator
+
+UNSTORABLE = re.compile("[\x00\ud800-\udfff]")
+"""What a database cannot take in a text, so that no row has it."""
 
 
 class UtcDateTime(TypeDecorator[datetime]):

@@ -27,10 +27,10 @@ from steerserve.control.generate import (
     Started,
 )
 from steerserve.control.metrics import Metrics
+from steerserve.disconnect import Disconnected, unless_disconnected
 from steerserve.errors import Refusal
 from steerserve.rules.intent import Embed, Generate, Intent, Score
 from steerserve.v1 import headers as service_headers
-from steerserve.v1.disconnect import Disconnected, unless_disconnected
 from steerserve.v1.shape import UNSTEERED, Choice, Shape, activations
 
 log = structlog.get_logger(__name__)

@@ -261,7 +261,7 @@ class Group:
                 raise token
             return row.accept(token, self._model.end_tokens)
         except Refusal as refusal:
-            return [row.refused(refusal.code, refusal.message)]
+            return [row.refused(refusal.code, refusal.message, **refusal.details)]
         except Exception as error:
             # what reading a row's logits or its text raises is its own failure
             log.exception("row_failed")

@@ -228,10 +228,10 @@ class Steering:
         if attachment.monitor is not None:
             attachment.monitor.catch(value)
         for row, tap in attachment.taps:
-            seen = value[row]
+            added = None
             if delta is not None and not tap.is_before:
-                seen = seen + delta[row if len(delta) > 1 else 0]
-            tap.catch(seen)
+                added = delta[row if len(delta) > 1 else 0]
+            tap.catch(value[row], added)
         if delta is not None:
             attachment.applied += 1
         return delta

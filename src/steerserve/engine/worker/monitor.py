@@ -22,6 +22,7 @@ from steerserve.engine.messages import (
     Statistics,
 )
 from steerserve.engine.worker import memory
+from steerserve.engine.worker.ranking import is_active, largest
 from steerserve.engine.worker.rows import Row
 from steerserve.rules import steering
 
@@ -58,6 +59,18 @@ class Seen:
 
 
 @dataclass(frozen=True, slots=True)
+class Expected:
+    """What the next pass shows of a row: its `place` among the rows, the token `at` so many of the pass, at a `position`
+    of the row; `is_text` where it is no special token."""
+
+    row: Row
+    place: int
+    at: int
+    position: int
+    is_text: bool
+
+
+@dataclass(frozen=True, slots=True)
 class Target:
     """What is watched: the attachment `key` with its `number`, all features or those named, and how the site's values
     [n, d_in] become those features [n, features] in float32."""
@@ -71,17 +84,16 @@ class Target:
     top_k: int
 
     def record(self, seen: Seen, values: Tensor) -> Recorded:
-        """What is told of a choice by its last values [features watched]: the largest first, equals by index."""
+        """What is told of a choice by its last values [features watched]: the largest by magnitude first, equals by
+        index; inactive ones only where features were named."""
         row = seen.row
         assert row.label is not None
-        fired = values != 0
-        index = fired.nonzero()[:, 0]
-        if self.features is not None:
-            index = torch.arange(len(values), device=values.device)
-        order = values[index].sort(descending=True, stable=True)
-        index = index[order.indices]
-        named = index if self.features is None else self.features[index]
-        found = list(zip(named.tolist(), order.values.tolist(), strict=True))[:RECORD_MAXIMUM]
+        found = largest(values, RECORD_MAXIMUM)
+        if self.features is None:
+            found = [(index, value) for index, value in found if value != 0]
+        else:
+            named = self.features.tolist()
+            found = [(named[place], value) for place, value in found]
         return Recorded(
             id=row.request,
             label=row.label,
@@ -91,7 +103,7 @@ class Target:
             token=row.token_at(seen.position),
             activations=found,
             top_k=found[: self.top_k],
-            fired=int(fired.sum()),
+            fired=int(is_active(values).sum()),
         )
 
 
@@ -118,7 +130,7 @@ class Counts:
         apart = values - centre
         rest = apart.sum(0, dtype=torch.float64) / new
         squares = apart.square_().sum(0, dtype=torch.float64) - rest.square() * new
-        active = (values > 0).sum(0)
+        active = is_active(values).sum(0)
         at = slice(None) if features is None else features
         before = self.count[at]
         total = before + new
@@ -132,17 +144,22 @@ class Counts:
         self.greatest[at] = torch.maximum(self.greatest[at], values.amax(0).double())
 
     def read(self, features: list[int] | None, metric: str | None, k: int) -> list[FeatureCount]:
-        """The figures of the features named that were observed, else of all that were above 0 at least once: by index,
-        or with a metric the best `k`, equals by index."""
+        """The figures of the features named that were observed, else of all that were active at least once: by index, or
+        with a metric the best `k`, equals by index.
+
+        All features are observed at the same tokens as long as the same ones are watched, so `count` ranks by the tokens
+        at which a feature was active.
+        """
         index = self.active.nonzero()[:, 0]
         if features is not None:
             index = torch.tensor(sorted(set(features)), dtype=torch.long, device=self.count.device)
             index = index[self.count[index] > 0]
         count = self.count[index]
-        ratio = self.active[index] / count
+        active = self.active[index]
+        ratio = active / count
         mean, greatest = self.mean[index], self.greatest[index]
         if metric is not None:
-            ranked = {"mean": mean, "max": greatest, "active_ratio": ratio, "count": count}[metric]
+            ranked = {"mean": mean, "max": greatest, "active_ratio": ratio, "count": active}[metric]
             best = ranked.sort(descending=True, stable=True).indices[:k]
         else:
             best = torch.arange(len(index), device=index.device)
@@ -154,14 +171,15 @@ class Counts:
 
 
 class Monitor:
-    """Watches at most one attached SAE; tokens in `special` are never observed."""
+    """Watches at most one attached SAE; tokens in `special` are not counted, and the first position is never read: its
+    values say little of its token because all others attend to it (Xiao et al. 2024, arXiv:2309.17453)."""
 
     def __init__(self, special: frozenset[int] = frozenset()) -> None:
         self._special = special
         self._target: Target | None = None
         self._counts: Counts | None = None
         self._counted: int | None = None
-        self._expected: list[tuple[Row, int, int, int]] = []
+        self._expected: list[Expected] = []
         self._caught: Tensor | None = None
         self._waiting: list[Tensor] = []
         self._latest: dict[Choice, Seen] = {}
@@ -192,7 +210,7 @@ class Monitor:
         """The next pass reads these rows, each from a first position on so many tokens.
 
         Only the token whose logits the pass gives is observed, so what is seen does not depend on how a long prompt
-        was cut.
+        was cut. A special token is read only where a choice has nothing else to record yet; it is not counted.
         """
         self.discard()
         if self._target is None:
@@ -200,24 +218,39 @@ class Monitor:
         for i, (row, (start, count)) in enumerate(zip(rows, spans, strict=True)):
             position = start + count - 1
             is_whole = position >= len(row.prompt) - 1
-            if row.label is not None and is_whole and row.token_at(position) not in self._special:
-                self._expected.append((row, i, count - 1, position))
+            is_text = row.token_at(position) not in self._special
+            is_wanted = is_text or _choice(row) not in self._latest
+            if row.label is not None and is_whole and position > 0 and is_wanted:
+                self._expected.append(Expected(row, i, count - 1, position, is_text))
 
     def catch(self, value: Tensor) -> None:
-        """Copy what is expected of the site's value [rows, T, d_in], before its own steering is added."""
-        if self._expected:
-            rows, places = (
-                [i for _, i, _, _ in self._expected],
-                [at for _, _, at, _ in self._expected],
-            )
+        """Copy what is expected of the site's value [rows, T, d_in], before its own steering is added.
+
+        It is called within the pass, which must not end with it: what cannot be copied is not observed, and a choice whose
+        latest token that is has no record.
+        """
+        if not self._expected:
+            return
+        rows = [one.place for one in self._expected]
+        places = [one.at for one in self._expected]
+        try:
             self._caught = value[rows, places].detach()
+        except Exception as error:
+            log.exception("monitoring_failed", tokens=len(rows))
+            for one in self._expected:
+                self._latest.pop(_choice(one.row), None)
+            self.discard()
+            memory.recover(error)
 
     def settle(self) -> None:
         """The pass succeeded: what it left counts."""
         if self._caught is not None:
-            self._waiting.append(self._caught)
-            for place, (row, _, _, position) in enumerate(self._expected):
-                self._latest[_choice(row)] = Seen(row, position, self._caught, place)
+            texts = [place for place, one in enumerate(self._expected) if one.is_text]
+            if texts:
+                is_all = len(texts) == len(self._expected)
+                self._waiting.append(self._caught if is_all else self._caught[texts])
+            for place, one in enumerate(self._expected):
+                self._latest[_choice(one.row)] = Seen(one.row, one.position, self._caught, place)
         self.discard()
 
     def discard(self) -> None:
@@ -276,31 +309,39 @@ class Monitor:
         target, counts = self._target, self._counts
         if target is None or counts is None or not (waiting or ended):
             return []
-        records: list[Recorded] = []
         try:
-            # an overflow in one choice must not stay in the figures of all
-            hidden = _finite(torch.cat(waiting)) if waiting else None
-            told = [seen for seen in ended if bool(torch.isfinite(seen.rows[seen.place]).all())]
-            counted = 0 if hidden is None else len(hidden)
-            last = [seen.rows[seen.place][None] for seen in told]
-            together = torch.cat([*([] if hidden is None else [hidden]), *last])
-            for first in range(0, len(together), CHUNK):
-                values = target.encode(together[first : first + CHUNK])
-                split = min(len(values), max(0, counted - first))
-                if split:
-                    counts.add(values[:split], target.features)
-                for place in range(split, len(values)):
-                    records.append(target.record(told[first + place - counted], values[place]))
+            return _told(target, counts, waiting, ended)
         except Exception as error:
             # whoever is monitored must not notice
             log.exception("monitoring_failed", tokens=sum(len(rows) for rows in waiting))
+            waiting.clear()
             memory.recover(error)
-        return records
+            return []
+
+
+def _told(
+    target: Target, counts: Counts, waiting: list[Tensor], ended: Sequence[Seen]
+) -> list[Recorded]:
+    """Count the rows [n, d_in] that wait, and record the choices that ended: a chunk of all of them at a time.
+
+    Rows that overflowed, or whose features do, are left out: they must not stay in the figures of all.
+    """
+    records: list[Recorded] = []
+    counted = sum(len(rows) for rows in waiting)
+    together = torch.cat([*waiting, *(seen.rows[seen.place][None] for seen in ended)])
+    for first in range(0, len(together), CHUNK):
+        rows = together[first : first + CHUNK]
+        values = target.encode(rows)
+        fine = torch.isfinite(rows).all(-1) & torch.isfinite(values).all(-1)
+        split = min(len(values), max(0, counted - first))
+        observed = values[:split][fine[:split]]
+        if len(observed):
+            counts.add(observed, target.features)
+        for place in range(split, len(values)):
+            if fine[place]:
+                records.append(target.record(ended[first + place - counted], values[place]))
+    return records
 
 
 def _choice(row: Row) -> Choice:
     return row.request, row.choice
-
-
-def _finite(rows: Tensor) -> Tensor:
-    return rows[torch.isfinite(rows).all(-1)]

@@ -203,12 +203,14 @@ class Row:
         return new, "stop" if text.is_stopped else "length"
 
     def _with_activations(self, end: Ending) -> list[Ending]:
-        """The end of the row, behind what its tap read; a tap that failed ends it."""
+        """The end of the row, behind what its tap read.
+
+        Raises:
+            Refusal: as `TapReader.readings`.
+        """
         if self.tap is None or isinstance(end, Refused):
             return [end]
         readings = self.tap.readings([*self.prompt, *self.out])
-        if readings is None:
-            return [self.refused("INTERNAL_ERROR", "the activations could not be encoded")]
         return [Activated(self.request, readings, self.choice), end]
 
 

@@ -49,7 +49,7 @@ def inspect(source: SaeSource) -> Claims:
 
     Raises:
         Refusal: SAE_LOAD_FAILED when no format fits, naming the files found; when a file is damaged or a tensor is
-            missing or misshapen; for an override that means nothing.
+            missing or misshapen. VALIDATION_ERROR for an override that means nothing.
     """
     return claims(_read(source))
 

@@ -142,7 +142,10 @@ class Found:
     def listing(self) -> list[str]:
         if not self.folder.is_dir():
             return []
-        return sorted(shown(path.name) for path in self.folder.iterdir() if path.is_file())
+        # of any other folder the names are nobody's business
+        kinds = (*SUFFIXES, ".json", ".yaml")
+        found = (path.name for path in self.folder.iterdir() if path.is_file())
+        return sorted(shown(name) for name in found if name.lower().endswith(kinds))
 
     def told(self, pattern: str) -> re.Match[str] | None:
         """The last place in the name that fits the pattern, whatever the case."""

@@ -82,7 +82,7 @@ def overridden(reading: Reading, by: Overrides) -> Reading:
     """The reading with what the operator says in its place.
 
     Raises:
-        Refusal: SAE_LOAD_FAILED for a value that means nothing, or that nothing would read.
+        Refusal: VALIDATION_ERROR for a value that means nothing, or that nothing would read.
     """
     if by.activation is not None:
         _known("activation", by.activation, ACTIVATIONS)
@@ -122,10 +122,9 @@ def _placed(reading: Reading, name: str) -> Reading:
         return replace(reading, site=name)
     site, layer = sae_sites.read(name, reading.model_name)
     if site is None:
-        raise Refusal(
-            "SAE_LOAD_FAILED",
-            f"site {name!r} is neither a hook name that is known nor one of {', '.join(sae_sites.SITES)}",
-            override="site",
+        known = ", ".join(sae_sites.SITES)
+        raise _refused(
+            "site", f"site {name!r} is neither a hook name that is known nor one of {known}"
         )
     layer = reading.layer if layer is None else layer
     return replace(reading, site=site, layer=layer, hook_name=name)
@@ -133,16 +132,17 @@ def _placed(reading: Reading, name: str) -> Reading:
 
 def _known(name: str, value: str, known: tuple[str, ...]) -> None:
     if value not in known:
-        raise Refusal(
-            "SAE_LOAD_FAILED", f"{name} {value!r} is none of {', '.join(known)}", override=name
-        )
+        raise _refused(name, f"{name} {value!r} is none of {', '.join(known)}")
 
 
 def _used(name: str, is_used: bool, expected: str) -> None:
     if not is_used:
-        raise Refusal(
-            "SAE_LOAD_FAILED", f"{name} needs a value in range and {expected}", override=name
-        )
+        raise _refused(name, f"{name} needs a value in range and {expected}")
+
+
+def _refused(override: str, why: str) -> Refusal:
+    place = ["body", "overrides", override]
+    return Refusal("VALIDATION_ERROR", why, errors=[{"loc": place, "msg": why}])
 
 
 def needs(reading: Reading) -> list[str]:

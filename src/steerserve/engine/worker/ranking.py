@@ -1,0 +1,25 @@
+"""Which features are active at a token, and which of them are told first."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+
+def is_active(values: Tensor) -> Tensor:
+    """Whether each value is that of an active feature: not 0. abstopk gives values below 0 too."""
+    return values != 0
+
+
+def largest(values: Tensor, count: int) -> list[tuple[int, float]]:
+    """Places and values of the `count` largest of `values` [n] by magnitude, the largest first, equals by place."""
+    sizes = values.abs().nan_to_num(nan=torch.inf, posinf=torch.inf)
+    top = sizes.topk(min(count + 1, len(sizes)))
+    places = top.indices[:count].sort().values
+    if len(sizes) > count and top.values[count - 1] == top.values[count]:
+        # which of several equals `topk` takes is left open
+        above = (sizes > top.values[count]).nonzero()[:, 0]
+        equal = (sizes == top.values[count]).nonzero()[: count - len(above), 0]
+        places = torch.cat([above, equal])
+    places = places[sizes[places].sort(descending=True, stable=True).indices]
+    return list(zip(places.tolist(), values[places].tolist(), strict=True))
