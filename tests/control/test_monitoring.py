@@ -347,8 +347,9 @@ async def test_a_next_engine_that_refuses_leaves_it_off(world: World) -> None:
 
 
 async def test_what_was_meant_for_a_lost_sae_is_not_taken_for_another(world: World) -> None:
-    await world.loaded()
+    row = await world.loaded()
     await crashed(world)
+    world.conductor.unlock(row.id)
     await world.model("b")
     asked, stream = await world.in_flight("b")
     stream.complete()
