@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 WORKERS ?= 2
 STAMP := $(VENV)/.installed
 
-.PHONY: run serve test test-all soak contract check format bench demo-model docs clean
+.PHONY: run serve test test-all test-gpu soak contract check format bench demo-model docs clean
 
 $(STAMP): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
@@ -24,6 +24,9 @@ test: $(STAMP) ## the test suite
 
 test-all: $(STAMP) ## the test suite with its slow part
 	$(BIN)/python -m pytest -m 'not gpu and not soak'
+
+test-gpu: $(STAMP) ## the tests that need a card
+	$(BIN)/python -m pytest -m gpu
 
 soak: $(STAMP) ## minutes of stress; prints what was measured
 	$(BIN)/python -m pytest -m soak -rP tests/soak
