@@ -12,25 +12,34 @@ from dataclasses import dataclass
 from steerserve.errors import Refusal
 from steerserve.rules.precision import StoredTensor
 
-_DECODERS = ("W_dec", "w_dec", "W_D", "decoder.weight", "decoder_linear.weight")
-_ENCODERS = ("W_enc", "w_enc", "W_E", "encoder.weight", "encoder_linear.weight", "encoder.0.weight")
-_WIDE = (
-    "b_enc",
-    "b_E",
-    "encoder.bias",
-    "encoder_linear.bias",
-    "encoder.0.bias",
-    "b_gate",
-    "gate_bias",
-    "threshold",
-    "log_jumprelu_threshold",
+ENCODERS = ("encoder", "encoder.0", "encoder_linear", "enc", "encoder.linear")
+DECODERS = ("decoder", "decoder.0", "decoder_linear", "dec", "decoder.linear")
+NAMES = {
+    "W_enc": ("W_enc", "w_enc", "W_E", *(f"{e}.weight" for e in ENCODERS)),
+    "b_enc": ("b_enc", "b_E", *(f"{e}.bias" for e in ENCODERS), "latent_bias"),
+    "W_dec": ("W_dec", "w_dec", "W_D", *(f"{d}.weight" for d in DECODERS)),
+    "b_dec": (
+        "b_dec",
+        "b_D",
+        *(f"{d}.bias" for d in DECODERS),
+        "bias",
+        "decoder_bias",
+        "pre_bias",
+    ),
+    "threshold": ("threshold", "thresholds"),
+    "log_threshold": ("log_threshold", "log_jumprelu_threshold"),
+    "b_gate": ("b_gate", "gate_bias"),
+    "b_mag": ("b_mag", "mag_bias"),
+    "r_mag": ("r_mag",),
+}
+"""The parts of an SAE, and what their tensors are called."""
+
+_WIDE = tuple(
+    name for part in ("b_enc", "b_gate", "threshold", "log_threshold") for name in NAMES[part]
 )
 """Vectors of length d_sae."""
 
-_NARROW = ("b_dec", "b_D", "decoder.bias", "decoder_linear.bias", "decoder_bias", "bias")
-"""Vectors of length d_in."""
-
-_LINEAR = ("decoder.weight", "decoder_linear.weight")
+_LINEAR = tuple(f"{d}.weight" for d in DECODERS)
 """Stored [d_in, d_sae], as linear modules do; the others [d_sae, d_in]."""
 
 _SKIPS = ("W_skip", "affine_skip_connection")
@@ -54,7 +63,7 @@ def read(tensors: Sequence[StoredTensor]) -> Width:
         Refusal: SAE_INCOMPATIBLE when they are no autoencoder of one site, naming what was found.
     """
     by_name = _by_name(tensors)
-    encoder, decoder = _first(by_name, _ENCODERS), _first(by_name, _DECODERS)
+    encoder, decoder = _first(by_name, NAMES["W_enc"]), _first(by_name, NAMES["W_dec"])
     if skip := _first(by_name, _SKIPS):
         raise _refused(f"it has {skip.name}: a transcoder with a skip connection", tensors)
     if encoder is None or decoder is None:
@@ -73,7 +82,7 @@ def read(tensors: Sequence[StoredTensor]) -> Width:
 def _by_name(tensors: Sequence[StoredTensor]) -> dict[str, StoredTensor]:
     """The tensors by name, without what stands before the decoder's in all of them."""
     for tensor in tensors:
-        for name in _DECODERS:
+        for name in NAMES["W_dec"]:
             if tensor.name.endswith(f".{name}"):
                 before = tensor.name.removesuffix(name)
                 return {t.name.removeprefix(before): t for t in tensors}
@@ -82,7 +91,7 @@ def _by_name(tensors: Sequence[StoredTensor]) -> dict[str, StoredTensor]:
 
 def _orient(by_name: dict[str, StoredTensor], decoder: StoredTensor) -> int:
     """Which axis of the decoder counts the features: the biases say, else its name."""
-    wide, narrow = _length(by_name, _WIDE), _length(by_name, _NARROW)
+    wide, narrow = _length(by_name, _WIDE), _length(by_name, NAMES["b_dec"])
     for length, other in ((wide, False), (narrow, True)):
         if length is not None and length in decoder.shape:
             axis = decoder.shape.index(length)

@@ -14,27 +14,7 @@ from steerserve.engine.worker.sae.formats.reading import (
 )
 from steerserve.engine.worker.sae.formats.shapes import listed
 from steerserve.errors import Refusal
-
-ENCODERS = ("encoder", "encoder.0", "encoder_linear", "enc", "encoder.linear")
-DECODERS = ("decoder", "decoder.0", "decoder_linear", "dec", "decoder.linear")
-NAMES = {
-    "W_enc": ("W_enc", "w_enc", "W_E", *(f"{e}.weight" for e in ENCODERS)),
-    "b_enc": ("b_enc", "b_E", *(f"{e}.bias" for e in ENCODERS), "latent_bias"),
-    "W_dec": ("W_dec", "w_dec", "W_D", *(f"{d}.weight" for d in DECODERS)),
-    "b_dec": (
-        "b_dec",
-        "b_D",
-        *(f"{d}.bias" for d in DECODERS),
-        "bias",
-        "decoder_bias",
-        "pre_bias",
-    ),
-    "threshold": ("threshold", "thresholds"),
-    "log_threshold": ("log_threshold", "log_jumprelu_threshold"),
-    "b_gate": ("b_gate", "gate_bias"),
-    "b_mag": ("b_mag", "mag_bias"),
-    "r_mag": ("r_mag",),
-}
+from steerserve.rules.sae_shapes import NAMES
 
 
 def read(found: Found) -> Reading | None:
