@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from benchmarks.machine import Spread, read_bandwidth, synchronise
-from steerserve.engine import messages as m
+from steerserve.engine.wire import messages as m
 from steerserve.engine.worker import memory
 from steerserve.engine.worker.admission import rows_of
 from steerserve.engine.worker.batch import Batch

@@ -12,7 +12,7 @@ import torch
 
 from benchmarks.engine import KV_TOKENS, Bench
 from benchmarks.machine import Spread
-from steerserve.engine import messages as m
+from steerserve.engine.wire import messages as m
 from steerserve.engine.worker import admission, memory
 from steerserve.engine.worker.batch import Batch
 from steerserve.engine.worker.constrain import Grammars

@@ -18,11 +18,11 @@ from typing import Any
 
 from benchmarks import machine, models
 from steerserve import __version__
-from steerserve.control import fitting
+from steerserve.control.residency import fitting
 from steerserve.engine import cards
-from steerserve.engine import messages as m
-from steerserve.engine.client import Engine, Launcher
-from steerserve.hub import weights
+from steerserve.engine.checkpoint.client import Engine, Launcher
+from steerserve.engine.wire import messages as m
+from steerserve.files import weights
 from steerserve.rules.placement import Wanted
 from steerserve.settings import Settings
 

@@ -25,7 +25,7 @@ from tests.sae import checkpoints as disk
 
 from benchmarks import machine, sae_libraries
 from steerserve import __version__
-from steerserve.engine.messages import Overrides, SaeSource
+from steerserve.engine.wire.messages import Overrides, SaeSource
 from steerserve.engine.worker.sae import formats
 from steerserve.errors import Refusal
 

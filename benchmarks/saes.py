@@ -14,7 +14,7 @@ from safetensors.torch import save_file
 
 from benchmarks.engine import KV_TOKENS, PROMPT, Bench
 from benchmarks.machine import Spread
-from steerserve.engine import messages as m
+from steerserve.engine.wire import messages as m
 from steerserve.engine.worker import memory
 from steerserve.engine.worker.admission import rows_of
 from steerserve.engine.worker.attach import attach

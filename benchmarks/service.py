@@ -20,8 +20,8 @@ import httpx
 
 from benchmarks.machine import Spread
 from steerserve import demo
-from steerserve.engine import messages as m
-from steerserve.engine.client import Engine, Launcher
+from steerserve.engine.checkpoint.client import Engine, Launcher
+from steerserve.engine.wire import messages as m
 
 REQUESTS = 300
 STREAMS = 30

@@ -14,25 +14,25 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
-from steerserve.control.attachments import Attachments
 from steerserve.control.bus import Bus, Event
-from steerserve.control.cards import Cards
-from steerserve.control.catalog import Registry
-from steerserve.control.conductor import Conductor
-from steerserve.control.downloads import HubModels
-from steerserve.control.features import Features
-from steerserve.control.gauges import Gauges
-from steerserve.control.generate import Generation
+from steerserve.control.interventions.attachments import Attachments
+from steerserve.control.interventions.profiles import Profiles
+from steerserve.control.interventions.steering import Steering
+from steerserve.control.library.model_downloads import HubModels
+from steerserve.control.library.models import Registry
+from steerserve.control.library.saes import Saes
 from steerserve.control.metrics import Metrics
-from steerserve.control.monitoring import Monitoring
-from steerserve.control.profiles import Profiles
-from steerserve.control.queue import Queue
-from steerserve.control.resident import Resident
-from steerserve.control.saes import Saes
-from steerserve.control.steering import Steering
-from steerserve.control.vitals import Vitals
-from steerserve.engine import messages as m
-from steerserve.engine.grammar import Checker
+from steerserve.control.observing.features import Features
+from steerserve.control.observing.monitoring import Monitoring
+from steerserve.control.requests.generate import Generation
+from steerserve.control.requests.queue import Queue
+from steerserve.control.residency.conductor import Conductor
+from steerserve.control.residency.resident import Resident
+from steerserve.control.vitals.cards import Cards
+from steerserve.control.vitals.gauges import Gauges
+from steerserve.control.vitals.health import Vitals
+from steerserve.engine.sandbox.schemas import Checker
+from steerserve.engine.wire import messages as m
 from steerserve.errors import Refusal
 from steerserve.hub import client as hub_client
 from steerserve.hub.downloads import Downloads
@@ -124,7 +124,7 @@ class Stream:
 
 
 class Engine:
-    """What `steerserve.engine.client.Engine` offers, without a process."""
+    """What `steerserve.engine.checkpoint.client.Engine` offers, without a process."""
 
     def __init__(self, launcher: Launcher) -> None:
         self._launcher = launcher

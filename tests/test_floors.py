@@ -14,10 +14,19 @@ FILES = sorted(path.relative_to(ROOT).as_posix() for path in ROOT.rglob("*.py"))
 LARGEST = 600
 
 ZERO = {"", "errors", "settings", "log"}
-ENGINE = {
-    "engine." + path.stem for path in (ROOT / "engine").glob("*.py") if path.stem != "__init__"
+ROOMS: dict[str, tuple[str, ...]] = {
+    "control": (
+        "residency",
+        "library",
+        "interventions",
+        "observing",
+        "requests",
+        "vitals",
+    ),
+    "engine": ("wire", "sandbox", "checkpoint", "gguf"),
 }
-"""The other process as it is seen from here; never its inside, `engine.worker`."""
+"""The rooms of a floor, lowest first: a room may import those before it and the files beside the rooms, and the files
+beside the rooms import no room."""
 # where a module stands (the longest prefix counts) -> what it may import; a prefix allows all below it
 FLOORS: dict[str, set[str]] = {
     "": set(),
@@ -25,13 +34,13 @@ FLOORS: dict[str, set[str]] = {
     "settings": set(),
     "log": set(),
     "rules": {"errors", "rules"},
+    "files": {"errors", "rules", "files"},
     "store": ZERO | {"rules", "store"},
-    "hub": ZERO | {"rules", "hub"},
-    "engine": ZERO | {"rules"} | ENGINE,
+    "hub": ZERO | {"rules", "files", "hub"},
+    "engine": ZERO | {"rules", "engine"},
     # the process configures its own log, so it may import `log` too
-    "engine.worker": {"errors", "log", "rules", "engine.worker"}
-    | {"engine.messages", "engine.prompts", "engine.stops"},
-    "control": ZERO | {"rules", "store", "hub"} | ENGINE,
+    "engine.worker": {"errors", "log", "rules", "engine.worker", "engine.wire"},
+    "control": ZERO | {"rules", "files", "store", "hub", "engine", "control"},
     "v1": ZERO | {"rules", "control", "v1", "disconnect"},
     "api": ZERO | {"rules", "control", "api", "disconnect"},
     "disconnect": set(),
@@ -43,11 +52,13 @@ FLOORS: dict[str, set[str]] = {
     "doctor": ZERO,
     "cli": ZERO | {"doctor", "serve"},
     "__main__": {"cli"},
+    "startup": ZERO | {"rules", "store", "control", "demo"},
     "app": ZERO
     | {
         "rules",
         "store",
         "hub",
+        "engine",
         "control",
         "v1",
         "api",
@@ -55,50 +66,10 @@ FLOORS: dict[str, set[str]] = {
         "guards",
         "meter",
         "webui",
-    }
-    | ENGINE,
+        "startup",
+    },
     "demo": {"demo"},  # the scripts that made the data
 }
-SHARED = {"bus", "queue", "conductor", "resident", "retry", "metrics", "breakers", "engines"}
-"""Owners that every other owner may know."""
-SIBLINGS = {
-    ("conductor", "leases"),  # the conductor's own rooms:
-    ("conductor", "loading"),  # its state is here,
-    ("conductor", "records"),  # but not all of its work
-    ("conductor", "restoring"),  # what crashes took
-    ("conductor", "slot"),
-    ("vitals", "generate"),  # readiness says whether the service is closing
-    ("vitals", "cards"),  # health and the numbers
-    ("gauges", "cards"),  # are told of the cards
-    ("compare", "generate"),  # a comparison is a request
-    ("generate", "profiles"),  # a request may name one
-    ("generate", "planning"),  # what the engine is told
-    ("profiles", "steering"),  # activating one is an edit of the live values
-    ("catalog", "downloads"),  # deleting a model cancels its download
-    ("preview", "downloads"),  # a preview offers what a download would choose,
-    ("preview", "fitting"),  # and what it would take
-    ("loading", "fitting"),
-    ("loading", "fitting_gguf"),
-    ("fitting_gguf", "fitting"),
-    ("downloads", "fitting"),
-    ("downloads", "records"),  # notes that the database does not take
-    ("sae_downloads", "records"),
-    ("attachments", "saes"),  # where a registered SAE lies
-    ("features", "saes"),
-    ("attachments", "restoring"),  # what an engine is told of it
-    ("attachments", "attachable"),  # what refuses an attach beforehand
-    ("attachable", "saes"),
-    ("attachments", "free_memory"),
-    ("free_memory", "fitting"),
-    ("sae_plan", "saes"),  # ids and names of the records
-    ("sae_downloads", "saes"),  # what was fetched is read there, and forgotten there
-    ("sae_downloads", "sae_plan"),
-    ("sae_preview", "sae_downloads"),  # a preview asks the same hub
-    ("demo", "saes"),
-    ("demo", "attachments"),  # the demo plays the operator: it registers,
-    ("demo", "catalog"),  # loads and attaches
-}
-FROM_ELSEWHERE = {("control.demo", "demo")}  # the paths and names of the shipped files
 THIRD_PARTY = {"guards": {"starlette", "structlog"}, "rules": set(), "errors": set()}
 TENSORS = {"torch", "transformers", "safetensors", "tokenizers", "accelerate", "numpy"}
 
@@ -143,12 +114,20 @@ def floor_of(module: str) -> str:
 
 
 def may_import(module: str, name: str) -> bool:
-    if (module, name) in FROM_ELSEWHERE:
-        return True
-    if within(module, "control") and within(name, "control"):
-        me, other = module.rpartition(".")[2], name.rpartition(".")[2]
-        return other in SHARED or (me, other) in SIBLINGS
-    return any(within(name, allowed) for allowed in FLOORS[floor_of(module)])
+    if within(name, "engine.worker") and not within(module, "engine.worker"):
+        return False  # the other process
+    if not any(within(name, allowed) for allowed in FLOORS[floor_of(module)]):
+        return False
+    for floor, rooms in ROOMS.items():
+        if within(module, floor) and within(name, floor) and floor_of(module) == floor:
+            return rank(name, floor, rooms) <= rank(module, floor, rooms)
+    return True
+
+
+def rank(module: str, floor: str, rooms: tuple[str, ...]) -> int:
+    """The number of the room that a module is in; 0 for the files beside the rooms."""
+    room = module.removeprefix(floor).removeprefix(".").partition(".")[0]
+    return rooms.index(room) + 1 if room in rooms else 0
 
 
 @pytest.mark.parametrize("module", MODULES)
@@ -245,25 +224,30 @@ def test_a_mutable_global_is_recognised(line: str, mutable: bool) -> None:
         ("rules.lease", "rules.steering", True),
         ("rules.lease", "store.db", False),
         ("rules.lease", "settings", False),
-        ("store.db", "hub.local", False),
-        ("control.steering", "store.catalog", True),
-        ("control.steering", "control.conductor", True),
-        ("control.steering", "control.catalog", False),
-        ("control.catalog", "v1.render", False),
-        ("control.catalog", "demo", False),
-        ("control.demo", "demo", True),
+        ("store.db", "files.local", False),
+        ("hub.downloads", "files.folder", True),
+        ("files.local", "hub.client", False),
+        ("control.interventions.steering", "store.catalog", True),
+        ("control.interventions.steering", "control.residency.conductor", True),
+        ("control.interventions.steering", "control.bus", True),
+        ("control.residency.conductor", "control.interventions.steering", False),
+        ("control.library.saes", "control.observing.features", False),
+        ("control.bus", "control.residency.conductor", False),
+        ("control.library.models", "v1.render", False),
+        ("control.library.models", "demo", False),
+        ("startup", "demo", True),
         ("api.models", "store.catalog", False),
         ("api.models", "v1.render", False),
         ("v1.render", "control.generate", True),
-        ("engine.client", "engine.worker.loop", False),
-        ("engine.process", "engine.worker.loop", False),
-        ("control.conductor", "engine.worker.loop", False),
+        ("engine.checkpoint.client", "engine.worker.loop", False),
+        ("engine.sandbox.lane", "engine.gguf.client", False),
+        ("control.residency.conductor", "engine.worker.loop", False),
         ("engine.worker.loop", "control.bus", False),
         ("engine.worker.loop", "settings", False),
         ("errors", "settings", False),
         ("guards", "control.bus", False),
         ("app", "control.bus", True),
-        ("demo.build", "engine.messages", False),
+        ("demo.build", "engine.wire.messages", False),
     ],
 )
 def test_the_floors_say_what_they_mean(module: str, name: str, allowed: bool) -> None:

@@ -10,7 +10,7 @@ import pytest
 import socketio
 
 from steerserve.control import bus
-from steerserve.control.cards import Cards
+from steerserve.control.vitals.cards import Cards
 from steerserve.live import System, Throttle, payload, with_twins
 from tests.doubles import soon, until
 from tests.rules.test_cards import card

@@ -23,6 +23,7 @@ from starlette.types import ASGIApp as Application
 from starlette.types import Receive, Scope, Send
 
 from steerserve import __version__, log
+from steerserve import startup as demo
 from steerserve.api import attachments as attachment_routes
 from steerserve.api import compare as compare_routes
 from steerserve.api import envelope
@@ -34,27 +35,27 @@ from steerserve.api import monitoring as monitoring_routes
 from steerserve.api import profiles as profile_routes
 from steerserve.api import saes as sae_routes
 from steerserve.api import steering as steering_routes
-from steerserve.control import demo, retry
-from steerserve.control.attachments import Attachments
+from steerserve.control import retry
 from steerserve.control.bus import Bus
-from steerserve.control.cards import Cards, torch_version
-from steerserve.control.catalog import Registry
-from steerserve.control.compare import Compare
-from steerserve.control.conductor import Conductor
-from steerserve.control.downloads import HubModels
-from steerserve.control.engines import Engines
-from steerserve.control.features import Features
-from steerserve.control.gauges import Gauges
-from steerserve.control.generate import Generation
+from steerserve.control.interventions.attachments import Attachments
+from steerserve.control.interventions.profiles import Profiles
+from steerserve.control.interventions.steering import Steering
+from steerserve.control.library.model_downloads import HubModels
+from steerserve.control.library.models import Registry
+from steerserve.control.library.sae_downloads import HubSaes
+from steerserve.control.library.saes import Saes
 from steerserve.control.metrics import Metrics
-from steerserve.control.monitoring import Monitoring
-from steerserve.control.profiles import Profiles
-from steerserve.control.queue import Queue
-from steerserve.control.sae_downloads import HubSaes
-from steerserve.control.saes import Saes
-from steerserve.control.steering import Steering
-from steerserve.control.vitals import Vitals
-from steerserve.engine.grammar import Checker
+from steerserve.control.observing.features import Features
+from steerserve.control.observing.monitoring import Monitoring
+from steerserve.control.requests.compare import Compare
+from steerserve.control.requests.generate import Generation
+from steerserve.control.requests.queue import Queue
+from steerserve.control.residency.conductor import Conductor
+from steerserve.control.residency.engines import Engines
+from steerserve.control.vitals.cards import Cards, torch_version
+from steerserve.control.vitals.gauges import Gauges
+from steerserve.control.vitals.health import Vitals
+from steerserve.engine.sandbox.schemas import Checker
 from steerserve.errors import Refusal
 from steerserve.guards import Guards
 from steerserve.hub.client import Hub

@@ -16,9 +16,9 @@ import socketio
 import structlog
 
 from steerserve.control import bus as events
-from steerserve.control import cards as card_reading
 from steerserve.control.bus import Bus
-from steerserve.control.cards import Cards
+from steerserve.control.vitals import cards as card_reading
+from steerserve.control.vitals.cards import Cards
 from steerserve.rules import throttle
 from steerserve.settings import Settings
 

@@ -8,7 +8,7 @@ import pytest
 
 from steerserve.control import bus
 from steerserve.control.metrics import Metrics, percentiles
-from steerserve.engine.messages import Piece, Started
+from steerserve.engine.wire.messages import Piece, Started
 from tests.control.conftest import Make
 from tests.doubles import World, soon, until
 

@@ -12,10 +12,10 @@ from typing import Any
 
 import pytest
 
-from steerserve.engine import messages as m
-from steerserve.engine.llama import Llama, LlamaLauncher, Options
+from steerserve.engine.gguf.client import Llama, LlamaLauncher, Options
+from steerserve.engine.wire import messages as m
 from steerserve.errors import Refusal
-from steerserve.hub import gguf
+from steerserve.files import gguf
 from tests import gguf as maker
 
 Write = Callable[..., Path]

@@ -15,7 +15,7 @@ import torch
 from tokenizers.processors import TemplateProcessing
 from torch import Tensor
 
-from steerserve.engine.messages import (
+from steerserve.engine.wire.messages import (
     Activated,
     Chat,
     Embed,

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from safetensors.torch import save_file
 
-from steerserve.engine import messages as m
+from steerserve.engine.wire import messages as m
 from tests.sae.reference import How, compute
 
 D_IN, D_SAE, K = 16, 64, 5

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from structlog.testing import CapturingLogger
 
-from steerserve.engine import messages as m
+from steerserve.engine.wire import messages as m
 from steerserve.engine.worker import loop
 from steerserve.engine.worker.wire import Wire
 

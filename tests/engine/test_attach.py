@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from steerserve.engine import messages as m
+from steerserve.engine.wire import messages as m
 from steerserve.engine.worker import memory
 from steerserve.engine.worker.attach import attach
 from steerserve.engine.worker.checkpoint import Checkpoint

@@ -8,7 +8,7 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from steerserve.engine.messages import Suppressed
+from steerserve.engine.wire.messages import Suppressed
 from steerserve.engine.worker import group as group_module
 from steerserve.engine.worker.checkpoint import Checkpoint
 from steerserve.engine.worker.kv import SlotCache

@@ -15,9 +15,9 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, 
 from torch import Tensor
 from transformers import CONFIG_MAPPING, AutoModel, PreTrainedTokenizerFast
 
-from steerserve.engine import messages as m
-from steerserve.engine.client import Engine, Launcher
-from steerserve.engine.messages import Embed, Embedded, Refused, Text
+from steerserve.engine.checkpoint.client import Engine, Launcher
+from steerserve.engine.wire import messages as m
+from steerserve.engine.wire.messages import Embed, Embedded, Refused, Text
 from steerserve.engine.worker import encoder as encoder_module
 from steerserve.engine.worker import group as group_module
 from steerserve.engine.worker.admission import pooling_rows, shortest_first

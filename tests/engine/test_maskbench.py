@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from jsonschema import Draft202012Validator
 
-from steerserve.engine.grammar import Checker
+from steerserve.engine.sandbox.schemas import Checker
 from steerserve.engine.worker.constrain import Constraint, Grammars
 from steerserve.errors import Refusal
 from steerserve.rules.schema_subset import check, compact

@@ -13,8 +13,8 @@ import torch
 from structlog.testing import CapturingLogger
 from torch import Tensor
 
-from steerserve.engine import messages as m
-from steerserve.engine.client import Engine, Launcher
+from steerserve.engine.checkpoint.client import Engine, Launcher
+from steerserve.engine.wire import messages as m
 from steerserve.engine.worker import budget, group, loop, memory
 from steerserve.engine.worker.checkpoint import Checkpoint
 from steerserve.engine.worker.kv import SlotCache

@@ -14,9 +14,9 @@ import torch
 from structlog.testing import capture_logs
 from torch import Tensor
 
-from steerserve.engine import messages as m
-from steerserve.engine.client import Engine, Launcher
-from steerserve.engine.messages import (
+from steerserve.engine.checkpoint.client import Engine, Launcher
+from steerserve.engine.wire import messages as m
+from steerserve.engine.wire.messages import (
     RECORD_MAXIMUM,
     Overlay,
     ReadStatistics,

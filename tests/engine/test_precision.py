@@ -15,7 +15,7 @@ from structlog.testing import capture_logs
 from torch import Tensor
 from transformers import AutoModelForCausalLM, BitsAndBytesConfig
 
-from steerserve.engine.messages import Overlay, Suppressed
+from steerserve.engine.wire.messages import Overlay, Suppressed
 from steerserve.engine.worker.checkpoint import Checkpoint
 from steerserve.engine.worker.placement import spread
 from steerserve.engine.worker.precision import machine

@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from steerserve.engine.messages import Follow, Overlay, Plan, Suppressed, Tap
+from steerserve.engine.wire.messages import Follow, Overlay, Plan, Suppressed, Tap
 from steerserve.engine.worker import group as group_module
 from steerserve.engine.worker.checkpoint import Checkpoint
 from steerserve.engine.worker.kv import SlotCache

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from steerserve.engine.messages import Claims
+from steerserve.engine.wire.messages import Claims
 from steerserve.engine.worker.sae import formats
 from steerserve.engine.worker.sae.canonical import Sae
 from steerserve.errors import Refusal

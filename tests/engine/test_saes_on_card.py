@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from steerserve.engine import messages as m
+from steerserve.engine.wire import messages as m
 from steerserve.engine.worker.attach import attach
 from steerserve.engine.worker.checkpoint import Checkpoint
 from steerserve.engine.worker.explore import explore

@@ -13,9 +13,9 @@ import torch
 from structlog.testing import capture_logs
 from torch import Tensor
 
-from steerserve.engine import messages as m
-from steerserve.engine.client import Launcher
-from steerserve.engine.messages import Chat, Scored
+from steerserve.engine.checkpoint.client import Launcher
+from steerserve.engine.wire import messages as m
+from steerserve.engine.wire.messages import Chat, Scored
 from steerserve.engine.worker import group as group_module
 from steerserve.engine.worker.checkpoint import Checkpoint
 from steerserve.errors import Refusal

@@ -12,7 +12,7 @@ NAMES = ("DATABASE_URL", "database_url", "HUB_TOKEN", "Hf_Token", "HUGGING_FACE_
 SERVICE = """
 import asyncio, psutil
 from pathlib import Path
-from steerserve.engine.client import Launcher
+from steerserve.engine.checkpoint.client import Launcher
 
 async def main():
     launcher = Launcher("CRITICAL", "json")

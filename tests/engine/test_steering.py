@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from steerserve.engine.messages import Follow, Overlay, Plan, Suppressed
+from steerserve.engine.wire.messages import Follow, Overlay, Plan, Suppressed
 from steerserve.engine.worker.checkpoint import Checkpoint
 from steerserve.engine.worker.kv import SlotCache
 from steerserve.engine.worker.sae import sites

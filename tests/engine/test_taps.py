@@ -13,9 +13,9 @@ import torch
 from structlog.testing import capture_logs
 from torch import Tensor
 
-from steerserve.engine import messages as m
-from steerserve.engine.client import Launcher
-from steerserve.engine.messages import (
+from steerserve.engine.checkpoint.client import Launcher
+from steerserve.engine.wire import messages as m
+from steerserve.engine.wire.messages import (
     Activated,
     Follow,
     Overlay,

@@ -12,9 +12,9 @@ import psutil
 import pytest
 
 from steerserve.errors import Refusal
+from steerserve.files.folder import folder_of
 from steerserve.hub.client import Hub, Repository
 from steerserve.hub.downloads import Downloads, Job, Progress, Read
-from steerserve.hub.folder import folder_of
 from steerserve.settings import Settings
 from tests.loopback_hub import LoopbackHub
 

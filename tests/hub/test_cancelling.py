@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from steerserve.errors import Refusal
-from steerserve.hub import folder as module
-from steerserve.hub.folder import Folder, folder_of
+from steerserve.files import folder as module
+from steerserve.files.folder import Folder, folder_of
 from steerserve.rules.repository import RepoFile
 from tests.hub.conftest import (
     FILES,

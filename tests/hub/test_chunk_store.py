@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 from huggingface_hub.utils._xet_progress_reporting import XetDownloadProgressReporter
 
+from steerserve.files.folder import Folder
 from steerserve.hub import transfer
-from steerserve.hub.folder import Folder
 from steerserve.hub.session import Session
 from steerserve.hub.wire import Download, Wanted
 from tests.hub.conftest import (

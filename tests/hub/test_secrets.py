@@ -193,7 +193,7 @@ import asyncio, sys
 from pathlib import Path
 from steerserve.hub.client import Hub
 from steerserve.hub.downloads import Downloads, Job
-from steerserve.hub.folder import folder_of
+from steerserve.files.folder import folder_of
 from steerserve.settings import Settings
 
 async def end(key, refusal):

@@ -16,7 +16,7 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from steerserve.engine.messages import Overrides, SaeSource
+from steerserve.engine.wire.messages import Overrides, SaeSource
 from tests.engine.saes import D_IN, D_SAE, Arrays, K, arrays
 
 __all__ = ["D_IN", "D_SAE", "Arrays", "K", "Written", "arrays", "tensors"]

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from steerserve.engine.messages import SaeSource
+from steerserve.engine.wire.messages import SaeSource
 from steerserve.engine.worker.sae import formats
 from steerserve.engine.worker.sae.canonical import Sae
 from steerserve.errors import Refusal

@@ -15,7 +15,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from steerserve.engine.client import Engine, Launcher
+from steerserve.engine.checkpoint.client import Engine, Launcher
 from steerserve.engine.worker import memory
 from steerserve.engine.worker.sae import npz
 from steerserve.engine.worker.sae.files import Info, open_tensors, read_json

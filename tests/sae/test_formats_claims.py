@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from steerserve.engine.messages import SaeSource
+from steerserve.engine.wire.messages import SaeSource
 from steerserve.engine.worker.sae import formats
 from tests.sae import checkpoints as disk
 from tests.sae.checkpoints import D_IN, D_SAE, K, Written

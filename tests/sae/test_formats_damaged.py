@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 
-from steerserve.engine.messages import Claims, Inspected, Refused, SaeSource, frame
+from steerserve.engine.wire.messages import Claims, Inspected, Refused, SaeSource, frame
 from steerserve.engine.worker.sae import formats
 from steerserve.errors import Refusal
 from tests.sae import checkpoints as disk

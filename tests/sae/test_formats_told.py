@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from steerserve.engine.messages import SaeSource
+from steerserve.engine.wire.messages import SaeSource
 from steerserve.engine.worker.sae import formats
 from tests.sae import checkpoints as disk
 from tests.sae.checkpoints import D_IN, D_SAE, Written

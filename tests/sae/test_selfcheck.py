@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from steerserve.engine.messages import Claims, Overrides
+from steerserve.engine.wire.messages import Claims, Overrides
 from steerserve.engine.worker.checkpoint import Checkpoint
 from steerserve.engine.worker.sae import selfcheck, sites
 from steerserve.engine.worker.sae.canonical import Sae

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from steerserve.errors import Refusal
-from steerserve.hub import local
+from steerserve.files import local
 from tests.doubles import write_checkpoint, write_tensors
 
 INDEX = "model.safetensors.index.json"

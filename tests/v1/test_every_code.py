@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from steerserve import demo
-from steerserve.engine.messages import Piece
+from steerserve.engine.wire.messages import Piece
 from steerserve.errors import Refusal
 from tests.service import Running
 from tests.v1.conftest import POISON, Zoo, holding, pending

@@ -10,11 +10,11 @@ from pydantic import ConfigDict, Field, field_validator
 from starlette.responses import Response
 
 from steerserve.api.envelope import Envelope, RequestBody, success
-from steerserve.control.attachments import Attachments, Member
-from steerserve.control.conductor import Conductor
-from steerserve.control.resident import Attachment
-from steerserve.control.saes import Saes
-from steerserve.control.steering import Steering
+from steerserve.control.interventions.attachments import Attachments, Member
+from steerserve.control.interventions.steering import Steering
+from steerserve.control.library.saes import Saes
+from steerserve.control.residency.conductor import Conductor
+from steerserve.control.residency.resident import Attachment
 from steerserve.rules import sae_set, sae_sites
 
 LAYER_MAXIMUM = 10_000

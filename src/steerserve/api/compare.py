@@ -12,7 +12,7 @@ from starlette.responses import Response
 
 from steerserve.api.envelope import Envelope, RequestBody, success, unambiguous
 from steerserve.api.steering import Value, indices
-from steerserve.control.compare import Compare, Compared, Side
+from steerserve.control.requests.compare import Compare, Compared, Side
 from steerserve.disconnect import Disconnected, unless_disconnected
 from steerserve.errors import Refusal
 from steerserve.rules import activations

@@ -12,7 +12,7 @@ from starlette.responses import Response
 
 from steerserve.api import monitoring as monitoring_routes
 from steerserve.api.envelope import Envelope, RequestBody, read_json, success
-from steerserve.control.features import Features
+from steerserve.control.observing.features import Features
 from steerserve.errors import Refusal
 
 LARGEST_INTEGER = 2**31 - 1

@@ -7,8 +7,8 @@ from starlette.responses import Response
 
 from steerserve import __version__
 from steerserve.api.envelope import Envelope, success
-from steerserve.control.gauges import CONTENT_TYPE, Gauges
-from steerserve.control.vitals import Vitals
+from steerserve.control.vitals.gauges import CONTENT_TYPE, Gauges
+from steerserve.control.vitals.health import Vitals
 from steerserve.errors import Refusal
 
 

@@ -12,8 +12,8 @@ from pydantic import WithJsonSchema
 from starlette.responses import Response
 
 from steerserve.api.envelope import Envelope, RowId, success
-from steerserve.control.catalog import Registry
-from steerserve.control.conductor import Conductor
+from steerserve.control.library.models import Registry
+from steerserve.control.residency.conductor import Conductor
 from steerserve.rules import lease as rules
 
 LeaseHeader = Annotated[str | None, Header(alias=rules.HEADER)]

@@ -12,12 +12,12 @@ from starlette.responses import Response
 
 from steerserve.api.envelope import Envelope, RequestBody, RowId, success
 from steerserve.api.leases import LeaseHeader
-from steerserve.control import preview
-from steerserve.control.catalog import Registry
-from steerserve.control.conductor import Conductor
-from steerserve.control.downloads import HubModels, Progress, Wanted
-from steerserve.control.resident import Resident
-from steerserve.control.vitals import iso
+from steerserve.control.library import model_previews as preview
+from steerserve.control.library.model_downloads import HubModels, Progress, Wanted
+from steerserve.control.library.models import Registry
+from steerserve.control.residency.conductor import Conductor
+from steerserve.control.residency.resident import Resident
+from steerserve.control.vitals.health import iso
 from steerserve.errors import Refusal
 from steerserve.rules import placement
 from steerserve.rules.naming import parameters_label

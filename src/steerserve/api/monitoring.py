@@ -11,8 +11,8 @@ from pydantic import Field
 from starlette.responses import Response
 
 from steerserve.api.envelope import Envelope, RequestBody, success
-from steerserve.control.monitoring import Counted, FeatureCount, Monitoring, State
-from steerserve.control.vitals import iso
+from steerserve.control.observing.monitoring import Counted, FeatureCount, Monitoring, State
+from steerserve.control.vitals.health import iso
 from steerserve.rules import monitoring as rules
 from steerserve.rules.monitoring import Record
 

@@ -19,8 +19,8 @@ from steerserve.api.envelope import (
     success,
     unambiguous,
 )
-from steerserve.control.profiles import Profiles
-from steerserve.control.vitals import iso
+from steerserve.control.interventions.profiles import Profiles
+from steerserve.control.vitals.health import iso
 from steerserve.errors import Refusal
 from steerserve.rules import profile as rules
 from steerserve.rules.profile import Document

@@ -10,10 +10,10 @@ from pydantic import AliasChoices, Field, SecretStr
 from starlette.responses import Response
 
 from steerserve.api.envelope import Envelope, RequestBody, success
-from steerserve.control import sae_preview
-from steerserve.control.sae_downloads import HubSaes, Progress, Wanted
-from steerserve.control.saes import REPOSITORY, Saes, claims_of
-from steerserve.control.vitals import iso
+from steerserve.control.library import sae_previews as sae_preview
+from steerserve.control.library.sae_downloads import HubSaes, Progress, Wanted
+from steerserve.control.library.saes import REPOSITORY, Saes, claims_of
+from steerserve.control.vitals.health import iso
 from steerserve.errors import Refusal
 from steerserve.rules.sae_names import width_label
 

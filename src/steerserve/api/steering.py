@@ -11,7 +11,7 @@ from pydantic import Field
 from starlette.responses import Response
 
 from steerserve.api.envelope import Envelope, RequestBody, RowId, success, unambiguous
-from steerserve.control.steering import Steering
+from steerserve.control.interventions.steering import Steering
 from steerserve.errors import Refusal
 from steerserve.rules.steering import BATCH_MAXIMUM, MAXIMUM, MINIMUM
 

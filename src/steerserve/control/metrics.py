@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 from steerserve.control.bus import Event, LoadComplete, LoadError, LoadProgress, UnloadComplete
-from steerserve.engine.messages import Outcome, Piece, Started
+from steerserve.engine.wire.messages import Outcome, Piece, Started
 
 NAMESPACE = "steerserve"
 RECENT = 1000

@@ -18,9 +18,9 @@ import structlog
 import tenacity
 
 from steerserve.errors import Refusal
+from steerserve.files.folder import MIB, Folder, free_bytes, missing_bytes
 from steerserve.hub.child import refusal, running, usable
 from steerserve.hub.client import Hub, is_transport
-from steerserve.hub.folder import MIB, Folder, free_bytes, missing_bytes
 from steerserve.hub.wire import Ask, Done, Download, Progressed, Trouble, Wanted
 from steerserve.rules.repository import RepoFile, check_paths, check_repo_id, is_commit
 

@@ -10,7 +10,7 @@ import struct
 
 from huggingface_hub import hf_hub_url
 
-from steerserve.hub.local import header_tensors
+from steerserve.files.local import header_tensors
 from steerserve.hub.session import Session
 from steerserve.hub.wire import Headers, Kind, Trouble
 

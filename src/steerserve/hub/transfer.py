@@ -21,7 +21,7 @@ import httpx2
 from huggingface_hub import get_hf_file_metadata, hf_hub_url
 from huggingface_hub.file_download import HfFileMetadata, xet_get
 
-from steerserve.hub.folder import XET_PART, Folder
+from steerserve.files.folder import XET_PART, Folder
 from steerserve.hub.session import Session
 from steerserve.hub.wire import Download, Kind, Progressed, Trouble, Wanted
 

@@ -1,6 +1,6 @@
 """Which JSON Schemas a `response_format` may hold: the keywords, the form of their values, references, and sizes.
 
-What only a compiler can tell (regular expressions, contradictions) is left to `engine/grammar.py`. This walk sees to it
+What only a compiler can tell (regular expressions, contradictions) is left to `engine/sandbox/schemas.py`. This walk sees to it
 that no keyword gets there that would be ignored.
 """
 

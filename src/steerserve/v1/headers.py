@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from urllib.parse import quote
 
-from steerserve.control.generate import Run
+from steerserve.control.requests.generate import Run
 from steerserve.rules import dial, fields
 from steerserve.rules.intent import Embed, Generate, Intent, Score
 

@@ -6,7 +6,7 @@ from typing import Any
 
 from fastapi import APIRouter
 
-from steerserve.control.generate import Generation
+from steerserve.control.requests.generate import Generation
 from steerserve.errors import Refusal
 
 

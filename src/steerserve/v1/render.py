@@ -16,7 +16,8 @@ from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 from starlette.types import Receive, Scope, Send
 
-from steerserve.control.generate import (
+from steerserve.control.metrics import Metrics
+from steerserve.control.requests.generate import (
     Activated,
     Embedded,
     Generation,
@@ -26,7 +27,6 @@ from steerserve.control.generate import (
     Scored,
     Started,
 )
-from steerserve.control.metrics import Metrics
 from steerserve.disconnect import Disconnected, unless_disconnected
 from steerserve.errors import Refusal
 from steerserve.rules.intent import Embed, Generate, Intent, Score

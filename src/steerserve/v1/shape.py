@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from steerserve.control.generate import Activated, Piece, Run, Scored, TokenScore
+from steerserve.control.requests.generate import Activated, Piece, Run, Scored, TokenScore
 from steerserve.rules.intent import Generate, Score
 
 NOTE = "the last sampled token has no activation: no forward pass reads it"

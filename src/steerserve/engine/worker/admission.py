@@ -7,8 +7,8 @@ from typing import Any, Protocol
 
 import torch
 
-from steerserve.engine import messages as m
-from steerserve.engine.prompts import Place, check_length, max_tokens
+from steerserve.engine.wire import messages as m
+from steerserve.engine.wire.prompts import Place, check_length, max_tokens
 from steerserve.engine.worker import memory, sampling
 from steerserve.engine.worker.checkpoint import Checkpoint
 from steerserve.engine.worker.constrain import Constraint

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from steerserve.engine.messages import Attach, Attached, Claims
+from steerserve.engine.wire.messages import Attach, Attached, Claims
 from steerserve.engine.worker import budget
 from steerserve.engine.worker.checkpoint import Checkpoint
 from steerserve.engine.worker.hooks import CheckRoom, Steering

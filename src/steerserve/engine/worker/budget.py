@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import torch
 
-from steerserve.engine.messages import Claims
+from steerserve.engine.wire.messages import Claims
 from steerserve.engine.worker import memory
 from steerserve.engine.worker.checkpoint import Checkpoint
 from steerserve.engine.worker.kv import LENGTH_STEP

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from steerserve.engine.messages import Explore, Explored, FeatureFacts, SaeSource
+from steerserve.engine.wire.messages import Explore, Explored, FeatureFacts, SaeSource
 from steerserve.engine.worker import budget
 from steerserve.engine.worker.sae import formats
 from steerserve.engine.worker.sae.canonical import Sae

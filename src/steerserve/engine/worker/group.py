@@ -10,7 +10,7 @@ from typing import cast
 import structlog
 from torch import Tensor
 
-from steerserve.engine.messages import Refused, is_last
+from steerserve.engine.wire.messages import Refused, is_last
 from steerserve.engine.worker import constrain, memory, sampling
 from steerserve.engine.worker.checkpoint import Checkpoint
 from steerserve.engine.worker.hooks import Steering

@@ -16,7 +16,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from steerserve.engine.messages import Follow, Overlay, Plan
+from steerserve.engine.wire.messages import Follow, Overlay, Plan
 from steerserve.engine.worker.monitor import Monitor, Target
 from steerserve.engine.worker.sae.canonical import NEEDS_K, Sae
 from steerserve.engine.worker.sae.sites import Handle, Site

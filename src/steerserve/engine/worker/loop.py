@@ -17,7 +17,7 @@ import torch
 from transformers.utils import logging as transformers_logging
 
 from steerserve import log as logs
-from steerserve.engine import messages as m
+from steerserve.engine.wire import messages as m
 from steerserve.engine.worker import admission, attach, budget, explore, memory
 from steerserve.engine.worker.batch import Batch
 from steerserve.engine.worker.checkpoint import Checkpoint

@@ -14,7 +14,7 @@ import structlog
 import torch
 from torch import Tensor
 
-from steerserve.engine.messages import (
+from steerserve.engine.wire.messages import (
     RECORD_MAXIMUM,
     FeatureCount,
     ReadStatistics,

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from steerserve.engine.messages import (
+from steerserve.engine.wire.messages import (
     Activated,
     Embedded,
     Outcome,

@@ -6,7 +6,7 @@ import structlog
 import torch
 from torch import Tensor
 
-from steerserve.engine.messages import Reading, Tap
+from steerserve.engine.wire.messages import Reading, Tap
 from steerserve.engine.worker import memory
 from steerserve.engine.worker.ranking import largest
 from steerserve.engine.worker.sae.canonical import NEEDS_K, Sae

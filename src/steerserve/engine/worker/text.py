@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from steerserve.engine.stops import StopStrings
+from steerserve.engine.wire.stops import StopStrings
 
 INCOMPLETE = "\ufffd"
 CONTEXT_TOKENS = 5

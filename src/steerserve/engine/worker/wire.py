@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import structlog
 
-from steerserve.engine import messages as m
+from steerserve.engine.wire import messages as m
 
 log = structlog.get_logger(__name__)
 

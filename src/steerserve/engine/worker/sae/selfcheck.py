@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from steerserve.engine.messages import Claims, Overrides
+from steerserve.engine.wire.messages import Claims, Overrides
 from steerserve.engine.worker.checkpoint import Checkpoint
 from steerserve.engine.worker.sae import sites
 from steerserve.engine.worker.sae.canonical import Sae

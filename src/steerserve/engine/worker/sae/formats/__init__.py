@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 import torch
 
-from steerserve.engine.messages import Claims, SaeSource
+from steerserve.engine.wire.messages import Claims, SaeSource
 from steerserve.engine.worker.sae.canonical import Sae
 from steerserve.engine.worker.sae.formats import (
     dictionary_learning,

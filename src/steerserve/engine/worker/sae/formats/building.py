@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from steerserve.engine.messages import Claims
+from steerserve.engine.wire.messages import Claims
 from steerserve.engine.worker.sae.canonical import (
     NEEDS_K,
     SMALLEST,

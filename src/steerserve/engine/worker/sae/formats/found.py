@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from steerserve.engine.messages import SaeSource
+from steerserve.engine.wire.messages import SaeSource
 from steerserve.engine.worker.sae.files import SUFFIXES, Tensors, open_tensors, read_json
 from steerserve.errors import Refusal
 

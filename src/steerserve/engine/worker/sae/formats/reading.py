@@ -10,7 +10,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
-from steerserve.engine.messages import Overrides
+from steerserve.engine.wire.messages import Overrides
 from steerserve.engine.worker.sae.canonical import ACTIVATIONS, NEEDS_K, NORMALISATIONS
 from steerserve.engine.worker.sae.files import Tensors
 from steerserve.engine.worker.sae.formats.found import LARGEST

@@ -1,0 +1,138 @@
+"""Whether SAEs can be attached to the resident model: asked before the engine reads anything."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from steerserve.control.library.saes import REPOSITORY, claims_of
+from steerserve.control.residency.resident import Resident
+from steerserve.engine.wire import messages as m
+from steerserve.errors import Refusal
+from steerserve.rules import attachment as rules
+from steerserve.rules import sae_set, sae_sites
+from steerserve.rules.fields import GGUF
+from steerserve.rules.sae_set import Offender
+from steerserve.rules.steering import key_of
+from steerserve.store.catalog import Catalog, SaeRow
+
+UNCHANGED = m.Overrides()
+NAMED = 10
+"""SAEs of a repository that a refusal names in its sentence; its details have all."""
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """An SAE to attach at a layer. `dtype` is one of `rules.sae_set.DTYPES`, None what its file has."""
+
+    sae: SaeRow
+    layer: int
+    dtype: str | None
+    overrides: m.Overrides = UNCHANGED
+    is_checked: bool = True
+
+    @property
+    def key(self) -> str:
+        return key_of(self.sae.id, self.layer)
+
+
+def verdict(resident: Resident, wanted: Wanted) -> rules.Verdict:
+    """Whether an SAE is here and fits the loaded model, as it says of itself and as is said in its place."""
+    _, facts = resident.running()
+    reason = sae_set.not_ready(wanted.sae.status, wanted.sae.error_message)
+    if reason is not None:
+        return rules.Verdict((f"the SAE cannot be attached: {reason}",), ())
+    if facts.is_embedding_only:
+        return rules.Verdict(("the model can only embed; nothing in it is steered",), ())
+    if resident.row.engine == GGUF:
+        return rules.Verdict(("a GGUF model has no layers to hook",), ())
+    return rules.compatibility(
+        claim(wanted),
+        wanted.layer,
+        hidden_size=facts.hidden_size,
+        layers=facts.layers,
+        model_names=_names(resident),
+        site_widths=facts.site_widths,
+    )
+
+
+def claim(wanted: Wanted) -> rules.Claim:
+    """What the SAE says of itself, and what is said in its place."""
+    sae, said, claims = wanted.sae, wanted.overrides, claims_of(wanted.sae)
+    site, _ = sae_sites.read(said.site, sae.trained_on)
+    needed = claims.needs if claims else []
+    return rules.Claim(
+        d_in=sae.d_in,
+        layer=sae.trained_layer,
+        model_name=sae.trained_on,
+        site=site or sae.site,
+        hook_name=sae.hook_name,
+        reason=claims.reason if claims else None,
+        needs=tuple(name for name in needed if getattr(said, name, None) is None),
+    )
+
+
+async def check_ready(catalog: Catalog, row: SaeRow) -> None:
+    """Raises:
+    Refusal: SAE_LOAD_FAILED while its files are not here, SAE_INCOMPATIBLE when it is several SAEs.
+    """
+    reason = sae_set.not_ready(row.status, row.error_message)
+    if reason is not None:
+        raise Refusal(
+            "SAE_LOAD_FAILED",
+            f"the SAE cannot be attached: {reason}",
+            sae_id=row.id,
+            status=row.status,
+        )
+    units = await _units(catalog, row)
+    if units:
+        raise Refusal("SAE_INCOMPATIBLE", _several(units), sae_id=row.id, units=units)
+
+
+async def complete(catalog: Catalog, members: Sequence[tuple[str, int]]) -> dict[str, SaeRow]:
+    """The records of a set, all of them ready.
+
+    Raises:
+        Refusal: SAE_SET_INCOMPLETE.
+    """
+    rows = {row.id: row for row in await catalog.saes()}
+    offenders = []
+    for sae_id, layer in members:
+        row = rows.get(sae_id)
+        if row is None:
+            reason: str | None = "no SAE has this id"
+        else:
+            reason = sae_set.not_ready(row.status, row.error_message)
+            units = await _units(catalog, row)
+            reason = reason or (_several(units) if units else None)
+        if reason is not None:
+            offenders.append(Offender(sae_id, layer, reason))
+    sae_set.check_complete(offenders)
+    return rows
+
+
+async def _units(catalog: Catalog, row: SaeRow) -> list[dict[str, Any]]:
+    """The SAEs of a repository that is registered as a whole; nothing where it is one."""
+    if row.format != REPOSITORY:
+        return []
+    return [
+        {"sae_id": unit.id, "path": unit.file_path, "layer": unit.trained_layer}
+        for unit in await catalog.saes()
+        if (unit.repository_id, unit.revision) == (row.repository_id, row.revision)
+        and unit.file_path is not None
+    ]
+
+
+def _several(units: Sequence[Mapping[str, Any]]) -> str:
+    named = ", ".join(f"{unit['sae_id']} ({unit['path']})" for unit in units[:NAMED])
+    more = f" and {len(units) - NAMED} more" if len(units) > NAMED else ""
+    return f"it is a repository of {len(units)} SAEs; attach one of them: {named}{more}"
+
+
+def _names(resident: Resident) -> tuple[str, ...]:
+    """What the loaded model may be called by the SAE's authors."""
+    row = resident.row
+    path = Path(row.local_path).name if row.local_path else None
+    return tuple(name for name in (row.name, row.repo_id, path) if name)

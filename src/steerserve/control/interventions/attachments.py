@@ -1,0 +1,296 @@
+"""Attaching SAEs to the resident model and detaching them; the model is locked while any is attached.
+
+What is attached changes in one step, after the engine has done its part: an edit that fails has changed nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, suppress
+from dataclasses import dataclass, replace
+from typing import Any
+
+from steerserve.control.bus import Bus, SaeAttached, SaeDetached
+from steerserve.control.interventions import attachable
+from steerserve.control.interventions.attachable import Wanted
+from steerserve.control.library.saes import source_of
+from steerserve.control.residency import free_memory
+from steerserve.control.residency.conductor import Conductor
+from steerserve.control.residency.free_memory import Read
+from steerserve.control.residency.resident import Attachment, Order, Resident
+from steerserve.control.residency.restoring import hook
+from steerserve.engine.wire import messages as m
+from steerserve.errors import Refusal
+from steerserve.rules import attachment as rules
+from steerserve.rules import sae_set
+from steerserve.rules.sae_set import Offender, Size
+from steerserve.settings import Settings
+from steerserve.store.catalog import Catalog, SaeRow
+
+
+@dataclass(frozen=True, slots=True)
+class Member:
+    """One of a set, attached; `was_there` before the set was asked for."""
+
+    attachment: Attachment
+    was_there: bool
+
+
+class Attachments:
+    """Edits the attachments of the resident model, one edit at a time."""
+
+    def __init__(
+        self,
+        conductor: Conductor,
+        bus: Bus,
+        catalog: Catalog,
+        settings: Settings,
+        read_free: Read = free_memory.read,
+    ) -> None:
+        self._conductor = conductor
+        self._bus = bus
+        self._catalog = catalog
+        self._settings = settings
+        self._read_free = read_free
+
+    def compatibility(self, sae: SaeRow, layer: int) -> rules.Verdict:
+        """Whether the SAE can be attached to the loaded model at the layer as it is; nothing is attached.
+
+        Raises:
+            Refusal: MODEL_NOT_LOADED.
+        """
+        return attachable.verdict(self._conductor.loaded(), Wanted(sae, layer, None))
+
+    async def attach(
+        self,
+        sae: SaeRow,
+        layer: int,
+        *,
+        dtype: str | None = None,
+        overrides: Mapping[str, Any] | None = None,
+        is_checked: bool = True,
+    ) -> Attachment:
+        """Attach in the place of everything that was attached before, once the requests in flight have ended; what was
+        attached stays if the new one fails. `overrides` are fields of `messages.Overrides`.
+
+        Raises:
+            Refusal: SAE_NOT_FOUND, MODEL_NOT_LOADED, SAE_ALREADY_ATTACHED, SAE_INCOMPATIBLE, SAE_LOAD_FAILED,
+                INVALID_LOCAL_PATH, INSUFFICIENT_MEMORY.
+        """
+        async with self._conductor.editing:
+            # it may have been deleted, or may have come, while this edit waited
+            row = await self._catalog.sae(sae.id)
+            resident = self._conductor.loaded()
+            wanted = Wanted(row, layer, dtype, m.Overrides(**overrides or {}), is_checked)
+            if wanted.key in resident.attachments:
+                raise Refusal(
+                    "SAE_ALREADY_ATTACHED",
+                    f"the SAE is already attached at layer {layer}",
+                    sae_id=row.id,
+                    layer=layer,
+                )
+            await attachable.check_ready(self._catalog, row)
+            verdict = attachable.verdict(resident, wanted)
+            rules.check(verdict, attachable.claim(wanted), resident.running()[1].hidden_size)
+            before = list(resident.attachments.values())
+            async with self._undoing(resident) as made:
+                attached = await self._hook(resident, wanted, verdict)
+                made.append(_replacing(attached, before))
+                await self._exchange(resident, before, made)
+            await self._note(resident, before, made)
+        return made[0]
+
+    async def attach_set(
+        self, members: Sequence[tuple[str, int]], dtype: str | None = None
+    ) -> list[Member]:
+        """Attach SAEs (id, layer) beside those that are attached: all of them or none. One that is attached stays as it
+        is. Without `dtype` their matrices are kept in MULTISAE_ATTACH_DTYPE.
+
+        Raises:
+            Refusal: SAE_SET_INCOMPLETE, MODEL_NOT_LOADED, SAE_INCOMPATIBLE, INSUFFICIENT_MEMORY, SAE_LOAD_FAILED,
+                INVALID_LOCAL_PATH; those of one member name it.
+        """
+        async with self._conductor.editing:
+            rows = await attachable.complete(self._catalog, members)
+            resident = self._conductor.loaded()
+            kept_in = dtype or self._settings.multisae_attach_dtype
+            asked = [Wanted(rows[sae_id], layer, kept_in) for sae_id, layer in members]
+            missing = {w.key: w for w in asked if w.key not in resident.attachments}
+            verdicts = {
+                key: attachable.verdict(resident, wanted) for key, wanted in missing.items()
+            }
+            sae_set.check_compatible(
+                [
+                    Offender(wanted.sae.id, wanted.layer, "; ".join(verdicts[key].errors))
+                    for key, wanted in missing.items()
+                    if not verdicts[key].is_compatible
+                ]
+            )
+            await self._check_memory(resident, list(missing.values()))
+            async with self._undoing(resident) as made:
+                for key, wanted in missing.items():
+                    with _naming(wanted):
+                        made.append(await self._hook(resident, wanted, verdicts[key]))
+                if made:
+                    await self._exchange(resident, [], made)
+            await self._note(resident, [], made)
+            found = [resident.attachments[wanted.key] for wanted in asked]
+        # what is named twice is there the second time
+        return [
+            Member(a, was_there=a.key not in missing or a in found[:number])
+            for number, a in enumerate(found)
+        ]
+
+    async def detach(self, sae_id: str) -> int:
+        """Detach every layer of an SAE after the requests in flight, and leave it out of what a crash took; the MiB that
+        come back.
+
+        Raises:
+            Refusal: SAE_NOT_ATTACHED.
+        """
+        async with self._conductor.editing:
+            resident = self._conductor.resident
+            found = [a for a in self._conductor.attachments() if a.sae_id == sae_id]
+            if resident is not None and found:
+                await self._exchange(resident, found, [])
+                await self._note(resident, found, [])
+            was_lost = self._conductor.restoring.forget(sae_id)
+            if not found and not was_lost:
+                raise Refusal("SAE_NOT_ATTACHED", f"SAE {sae_id!r} is not attached", sae_id=sae_id)
+        return sum(attached.memory_mb for attached in found)
+
+    # ------------------------------------------------------------- what refuses
+
+    async def _check_memory(self, resident: Resident, wanted: Sequence[Wanted]) -> None:
+        """Raises:
+        Refusal: INSUFFICIENT_MEMORY.
+        """
+        _, facts = resident.running()
+        free_mb = await self._read_free(resident) if wanted else None
+        if free_mb is None:
+            return
+        sizes = [
+            Size(
+                w.sae.d_in or 0,
+                w.sae.d_sae or 0,
+                sae_set.kept_in(w.dtype, facts.dtype) or w.sae.dtype,
+            )
+            for w in wanted
+        ]
+        sae_set.check_memory(sizes, free_mb, facts.device, facts.kv_tokens)
+
+    def _check_there(self, resident: Resident) -> None:
+        """Raises:
+        Refusal: MODEL_NOT_LOADED when the model went away meanwhile.
+        """
+        engine = resident.engine
+        if self._conductor.resident is not resident or engine is None or engine.ended.done():
+            raise Refusal("MODEL_NOT_LOADED", "the model went away meanwhile")
+
+    # ------------------------------------------------------------- what is done
+
+    async def _hook(self, resident: Resident, wanted: Wanted, verdict: rules.Verdict) -> Attachment:
+        engine, facts = resident.running()
+        order = Order(
+            resident.row.id,
+            wanted.sae.id,
+            wanted.layer,
+            source_of(wanted.sae, wanted.overrides),
+            sae_set.kept_in(wanted.dtype, facts.dtype),
+            wanted.is_checked,
+            verdict.warnings,
+        )
+        return await hook(engine, order)
+
+    @asynccontextmanager
+    async def _undoing(self, resident: Resident) -> AsyncIterator[list[Attachment]]:
+        """What is put into the list is taken out of the engine again if the block fails."""
+        engine, _ = resident.running()
+        made: list[Attachment] = []
+        try:
+            yield made
+        except BaseException:
+            for attachment in made:
+                with suppress(Refusal):
+                    await engine.detach(attachment.key)
+            raise
+
+    async def _exchange(
+        self, resident: Resident, old: Sequence[Attachment], new: Sequence[Attachment]
+    ) -> None:
+        """Put `new`, which the engine has, in the place of `old`, in one step of the epoch. What is taken away is taken
+        once the requests in flight have ended; newcomers wait until it is over.
+
+        Raises:
+            Refusal: MODEL_NOT_LOADED when the model went away meanwhile, or what the engine refuses.
+        """
+
+        def take() -> None:
+            self._check_there(resident)
+            _take(resident, old, new)
+
+        async with AsyncExitStack() as held:
+            if old:
+                await held.enter_async_context(self._conductor.drained(resident))
+            await self._unhook(resident, old)
+            await self._conductor.renew([attachment.key for attachment in old], take)
+
+    async def _unhook(self, resident: Resident, old: Sequence[Attachment]) -> None:
+        engine, _ = resident.running()
+        gone: list[Attachment] = []
+        try:
+            for attachment in old:
+                await engine.detach(attachment.key)
+                gone.append(attachment)
+        except BaseException:
+            # an engine that ended keeps what it had for the next load
+            if gone and not engine.ended.done():
+                _take(resident, gone, [])
+                await self._conductor.renew([attachment.key for attachment in gone])
+                await self._note(resident, gone, [])
+            raise
+
+    async def _note(
+        self, resident: Resident, old: Sequence[Attachment], new: Sequence[Attachment]
+    ) -> None:
+        """Tell the records and everybody else."""
+        still = {attachment.sae_id for attachment in resident.attachments.values()}
+        for sae_id in dict.fromkeys(attachment.sae_id for attachment in old):
+            if sae_id not in still:
+                await self._conductor.records.sae(sae_id, "cached")
+            self._bus.publish(SaeDetached(sae_id))
+        for attachment in new:
+            await self._conductor.records.sae(attachment.sae_id, "attached")
+            self._bus.publish(
+                SaeAttached(attachment.sae_id, attachment.layer, attachment.memory_mb)
+            )
+
+
+def _replacing(attached: Attachment, before: Sequence[Attachment]) -> Attachment:
+    """It warns of what it replaces."""
+    told = [
+        f"replaced {old.sae_id} at layer {old.layer}; its steering values are cleared"
+        for old in before
+    ]
+    return replace(attached, warnings=(*attached.warnings, *told))
+
+
+def _take(resident: Resident, old: Sequence[Attachment], new: Sequence[Attachment]) -> None:
+    for attachment in old:
+        resident.attachments.pop(attachment.key, None)
+    resident.attachments.update({attachment.key: attachment for attachment in new})
+    resident.is_locked = bool(resident.attachments)
+
+
+@contextmanager
+def _naming(wanted: Wanted) -> Iterator[None]:
+    """A refusal says of which member of a set it is."""
+    try:
+        yield
+    except Refusal as refusal:
+        raise Refusal(
+            refusal.code,
+            f"{wanted.sae.id} at layer {wanted.layer}: {refusal.message}",
+            param=refusal.param,
+            **refusal.details | {"sae_id": wanted.sae.id, "layer": wanted.layer},
+        ) from refusal

@@ -1,0 +1,1 @@
+"""What is registered: models and SAEs, here and at the hub."""

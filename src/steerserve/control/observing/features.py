@@ -1,0 +1,236 @@
+"""The features of an SAE: their labels, their geometry, and which lie near each other. It works unattached too."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from steerserve.control.library.saes import INSPECT_SECONDS, Saes, source_of
+from steerserve.control.residency.conductor import Conductor
+from steerserve.control.residency.engines import Engines
+from steerserve.control.residency.resident import Attachment
+from steerserve.engine.wire import messages as m
+from steerserve.errors import Refusal
+from steerserve.files import local
+from steerserve.rules import labels as rules
+from steerserve.rules import monitoring
+from steerserve.rules.sae_set import not_ready
+from steerserve.rules.steering import check_index
+from steerserve.store.catalog import SaeRow
+from steerserve.store.labels import Labels
+
+READ_SECONDS = INSPECT_SECONDS
+"""What reading an SAE that is not attached may take."""
+NEAREST_MAXIMUM = 1000
+"""Neighbours that a search looks through."""
+
+Statistics = Callable[[str, int], Awaitable[m.FeatureCount | None]]
+"""What monitoring counted of a feature at the attachment of this key; None where it was not observed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Imported:
+    """What an import did; `total` labels are there now."""
+
+    imported: int
+    total: int
+    warnings: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Page:
+    """Part of an SAE's labels: `matched` of all `total` fit the query."""
+
+    labels: list[tuple[int, str]]
+    matched: int
+    total: int
+
+
+@dataclass(frozen=True, slots=True)
+class Feature:
+    """One feature. `attached` is where it can be steered now; norms are lengths in the model's residual stream."""
+
+    facts: m.FeatureFacts
+    label: str | None
+    attached: Attachment | None
+    statistics: m.FeatureCount | None
+
+    @property
+    def residual_norm(self) -> float | None:
+        """The median length of what the SAE reads, measured when it was attached."""
+        return self.attached.check.get("residual_norm") if self.attached else None
+
+    @property
+    def typical_strength(self) -> float | None:
+        norm = self.residual_norm
+        return None if norm is None else monitoring.typical_strength(norm, self.facts.decoder_norm)
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """One feature of a search; `cosine` of its decoder direction with that of the feature asked about."""
+
+    index: int
+    label: str | None
+    cosine: float | None
+
+
+class Features:
+    """Reads and writes the labels, and asks engines for the rest. Unattached SAEs are read one after the other."""
+
+    def __init__(
+        self,
+        labels: Labels,
+        saes: Saes,
+        conductor: Conductor,
+        launcher: Engines,
+        statistics: Statistics,
+    ) -> None:
+        self._labels = labels
+        self._saes = saes
+        self._conductor = conductor
+        self._launcher = launcher
+        self._statistics = statistics
+        self._reading = asyncio.Lock()
+
+    # ------------------------------------------------------------- labels
+
+    async def labels(self, sae_id: str) -> Mapping[int, str]:
+        """Feature -> label of an SAE; nothing for one without labels."""
+        return await self._labels.of(sae_id)
+
+    async def page(self, sae_id: str, query: str | None, limit: int, offset: int) -> Page:
+        """Raises:
+        Refusal: SAE_NOT_FOUND.
+        """
+        await self._saes.get(sae_id)
+        every = await self._labels.of(sae_id)
+        found = await asyncio.to_thread(_matching, every, query)
+        return Page(found[offset : offset + limit], len(found), len(every))
+
+    async def add_labels(self, sae_id: str, document: object, *, replace: bool) -> Imported:
+        """Take over the labels of a document (see `rules.labels.parse`): all of them or none.
+
+        Raises:
+            Refusal: SAE_NOT_FOUND, SAE_INCOMPATIBLE (a record that is not one SAE), VALIDATION_ERROR,
+                INVALID_FEATURE_INDEX.
+        """
+        row, d_sae = await self._one(sae_id)
+        read = await asyncio.to_thread(rules.parse, document, d_sae)
+        await self._labels.put(sae_id, read.by_feature, replace=replace)
+        warnings = []
+        if read.repeated:
+            warnings.append(f"{read.repeated} further labels of the same features were left out")
+        if row.trained_layer is not None and read.layers - {row.trained_layer}:
+            named = ", ".join(str(layer) for layer in sorted(read.layers))
+            warnings.append(f"the labels name layer {named}, the SAE layer {row.trained_layer}")
+        return Imported(len(read.by_feature), len(await self._labels.of(sae_id)), tuple(warnings))
+
+    async def clear_labels(self, sae_id: str) -> int:
+        """Raises:
+        Refusal: SAE_NOT_FOUND.
+        """
+        await self._saes.get(sae_id)
+        return await self._labels.forget(sae_id)
+
+    # ------------------------------------------------------------- features
+
+    async def get(self, sae_id: str, index: int) -> Feature:
+        """Raises:
+        Refusal: SAE_NOT_FOUND, SAE_INCOMPATIBLE, INVALID_FEATURE_INDEX, SAE_LOAD_FAILED, INVALID_LOCAL_PATH.
+        """
+        row, d_sae = await self._one(sae_id)
+        check_index(index, d_sae)
+        attached = self._attached(sae_id)
+        explored = await self._explore(row, attached, [index], 0)
+        label = (await self._labels.of(sae_id)).get(index)
+        counted = await self._statistics(attached.key, index) if attached else None
+        return Feature(explored.features[0], label, attached, counted)
+
+    async def search(
+        self, sae_id: str, query: str | None, index: int | None, limit: int
+    ) -> tuple[list[Found], int]:
+        """Features whose labels have the words of the query, or whose decoder directions are nearest to that of a
+        feature, or both; the best `limit`, and how many there were among those looked through.
+
+        Raises:
+            Refusal: SAE_NOT_FOUND, SAE_INCOMPATIBLE, INVALID_FEATURE_INDEX, SAE_LOAD_FAILED, INVALID_LOCAL_PATH.
+        """
+        row, d_sae = await self._one(sae_id)
+        labels = await self._labels.of(sae_id)
+        if index is None:
+            matched = await asyncio.to_thread(_matching, labels, query)
+            return [Found(i, label, None) for i, label in matched[:limit]], len(matched)
+        check_index(index, d_sae)
+        count = min(d_sae - 1, limit if query is None else NEAREST_MAXIMUM)
+        explored = await self._explore(row, self._attached(sae_id), [index], count)
+        near = [Found(i, labels.get(i), cosine) for i, cosine in explored.nearest]
+        if query is not None:
+            words = rules.words_of(query)
+            near = [one for one in near if one.label and rules.has_words(one.label, words)]
+        return near[:limit], len(near)
+
+    # ------------------------------------------------------------- inside
+
+    async def _one(self, sae_id: str) -> tuple[SaeRow, int]:
+        """Raises:
+        Refusal: SAE_NOT_FOUND, SAE_INCOMPATIBLE.
+        """
+        row = await self._saes.get(sae_id)
+        if row.d_sae is None:
+            raise Refusal(
+                "SAE_INCOMPATIBLE",
+                "the record is not one SAE that has been read: nothing is known of its features",
+                sae_id=sae_id,
+                status=row.status,
+            )
+        return row, row.d_sae
+
+    def _attached(self, sae_id: str) -> Attachment | None:
+        return next((a for a in self._conductor.attachments() if a.sae_id == sae_id), None)
+
+    async def _explore(
+        self, row: SaeRow, attached: Attachment | None, features: Sequence[int], nearest: int
+    ) -> m.Explored:
+        if attached is not None:
+            engine, _ = self._conductor.loaded().running()
+            return await engine.explore(list(features), nearest, key=attached.key)
+        _check_here(row)
+        async with self._reading:
+            await asyncio.to_thread(local.resolve_either, row.local_path or "")
+            reader = await self._launcher.launch()
+            try:
+                async with asyncio.timeout(READ_SECONDS):
+                    return await reader.explore(list(features), nearest, source=source_of(row))
+            except TimeoutError:
+                reason = f"it cannot be read within {READ_SECONDS:.0f} seconds"
+                raise Refusal("SAE_LOAD_FAILED", reason, sae_id=row.id) from None
+            except Refusal as refusal:
+                if refusal.code != "ENGINE_UNAVAILABLE":
+                    raise
+                reason = "the process that read it ended"
+                raise Refusal("SAE_LOAD_FAILED", reason, sae_id=row.id) from None
+            finally:
+                await reader.stop()
+
+
+def _check_here(row: SaeRow) -> None:
+    """Raises:
+    Refusal: SAE_LOAD_FAILED while its files are not here.
+    """
+    reason = not_ready(row.status, row.error_message)
+    if reason is not None:
+        raise Refusal(
+            "SAE_LOAD_FAILED",
+            f"the SAE cannot be read: {reason}",
+            sae_id=row.id,
+            status=row.status,
+        )
+
+
+def _matching(labels: Mapping[int, str], query: str | None) -> list[tuple[int, str]]:
+    if not query:
+        return list(labels.items())
+    words = rules.words_of(query)
+    return [(index, label) for index, label in labels.items() if rules.has_words(label, words)]

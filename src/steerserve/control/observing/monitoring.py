@@ -1,0 +1,323 @@
+"""Monitoring of the first attached SAE: its configuration, the records of finished generations, and the statistics that
+the engine keeps.
+
+What is reported is what the engine does: an edit counts once the engine has it, and monitoring is enabled exactly while
+the engine that was told so still has the SAE attached. An engine that ended by itself is told again once it has its SAEs
+back; a detach ends monitoring for good.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from datetime import datetime
+
+import structlog
+
+from steerserve.control.bus import (
+    Bus,
+    LoadComplete,
+    MonitoringActivation,
+    MonitoringState,
+    SaeAttached,
+    SaeDetached,
+    UnloadComplete,
+)
+from steerserve.control.residency.conductor import Conductor
+from steerserve.control.residency.engines import Engine
+from steerserve.control.residency.resident import Attachment
+from steerserve.engine.wire import messages as m
+from steerserve.errors import Refusal
+from steerserve.rules import monitoring as rules
+from steerserve.rules.monitoring import Configuration, Record, Ring
+from steerserve.store.catalog import Clock, utc_now
+
+log = structlog.get_logger(__name__)
+
+FeatureCount = m.FeatureCount
+
+
+@dataclass(frozen=True, slots=True)
+class State:
+    """Monitoring as it is now; `sae_id` and `layer` None without an attached SAE."""
+
+    enabled: bool
+    sae_id: str | None
+    layer: int | None
+    features: tuple[int, ...] | None
+    history_size: int
+    history_count: int
+    top_k: int
+
+
+@dataclass(frozen=True, slots=True)
+class Counted:
+    """Statistics of one SAE since `since`, None where nothing was ever monitored; `activations` counts active features."""
+
+    sae_id: str
+    features: list[FeatureCount]
+    tokens: int
+    activations: int
+    since: datetime | None
+
+
+class Monitoring:
+    """Owner of the configuration and of the ring of records."""
+
+    def __init__(self, conductor: Conductor, bus: Bus, now: Clock = utc_now) -> None:
+        self._conductor = conductor
+        self._bus = bus
+        self._now = now
+        self._wanted = Configuration()
+        # the attachment that the switch and the features are meant for
+        self._meant: Attachment | None = None
+        # its engine ended by itself; the next one gets it back
+        self._is_lost = False
+        self._running: tuple[Engine, Attachment] | None = None
+        self._counting: tuple[Engine, Attachment, datetime] | None = None
+        self._ring = Ring(self._wanted.history_size)
+        self._told = False
+        self._editing = asyncio.Lock()
+        self._tasks: set[asyncio.Task[None]] = set()
+        bus.subscribe(self._notice)
+
+    # ------------------------------------------------------------- reading
+
+    def key(self) -> str | None:
+        """The attachment that the engine monitors now."""
+        if self._running is None:
+            return None
+        engine, attached = self._running
+        return attached.key if self._serves(engine, attached) else None
+
+    def watched(self) -> int:
+        """How many features are monitored now."""
+        if self._running is None or self.key() is None:
+            return 0
+        features = self._wanted.features
+        return self._running[1].d_sae if features is None else len(features)
+
+    def state(self) -> State:
+        attached = self._first()
+        is_meant = attached is not None and attached is self._meant
+        return State(
+            enabled=attached is not None and self.key() == attached.key,
+            sae_id=attached.sae_id if attached else None,
+            layer=attached.layer if attached else None,
+            features=self._wanted.features if is_meant else None,
+            history_size=self._wanted.history_size,
+            history_count=len(self._ring),
+            top_k=self._wanted.top_k,
+        )
+
+    def history(self, limit: int, request_id: str | None = None) -> list[Record]:
+        """The records, newest first.
+
+        Raises:
+            Refusal: SAE_NOT_ATTACHED.
+        """
+        self._conductor.first_attachment()
+        return self._ring.newest(limit, request_id)
+
+    async def statistics(
+        self, features: Sequence[int] | None = None, metric: str | None = None, k: int = 10
+    ) -> Counted:
+        """What was counted of the features named, else of all observed; with a metric, of the `k` that lead in it.
+
+        Raises:
+            Refusal: SAE_NOT_ATTACHED, INVALID_FEATURE_INDEX.
+        """
+        attached = self._conductor.first_attachment()
+        asked = None if features is None else list(rules.chosen(features, attached.d_sae))
+        counting = self._counting_at(attached)
+        if counting is None:
+            return Counted(attached.sae_id, [], 0, 0, None)
+        engine, since = counting
+        found = await engine.statistics(asked, metric, k)
+        return Counted(attached.sae_id, found.features, found.tokens, found.activations, since)
+
+    async def counted(self, key: str, index: int) -> FeatureCount | None:
+        """What was counted of one feature at the attachment of this key; None where it was not observed."""
+        first = self._first()
+        if first is None or first.key != key:
+            return None
+        return next(iter((await self.statistics([index])).features), None)
+
+    # ------------------------------------------------------------- editing
+
+    async def configure(
+        self,
+        *,
+        enabled: bool = True,
+        features: Sequence[int] | None = None,
+        history_size: int = rules.HISTORY_DEFAULT,
+        top_k: int = rules.TOP_K_DEFAULT,
+    ) -> State:
+        """Replace the whole configuration; the newest records are kept that fit.
+
+        Raises:
+            Refusal: SAE_NOT_ATTACHED, INVALID_FEATURE_INDEX, or what the engine refuses; then nothing has changed.
+        """
+        return await self._edit(
+            lambda attached, _: Configuration(
+                enabled,
+                None if features is None else rules.chosen(features, attached.d_sae),
+                history_size,
+                top_k,
+            )
+        )
+
+    async def enable(self, enabled: bool) -> State:
+        """Switch, and keep the rest of the configuration.
+
+        Raises:
+            Refusal: SAE_NOT_ATTACHED, or what the engine refuses.
+        """
+        return await self._edit(lambda _, wanted: replace(wanted, enabled=enabled))
+
+    def clear_history(self) -> int:
+        """Forget the records; how many there were.
+
+        Raises:
+            Refusal: SAE_NOT_ATTACHED.
+        """
+        self._conductor.first_attachment()
+        return self._ring.clear()
+
+    async def reset_statistics(self) -> int:
+        """Count anew; of how many features something was known.
+
+        Raises:
+            Refusal: SAE_NOT_ATTACHED.
+        """
+        async with self._editing:
+            attached = self._conductor.first_attachment()
+            counting = self._counting_at(attached)
+            if counting is None:
+                return 0
+            engine, _ = counting
+            cleared = len((await engine.statistics()).features)
+            await engine.reset_statistics()
+            self._counting = (engine, attached, self._now())
+            return cleared
+
+    # ------------------------------------------------------------- inside
+
+    async def _edit(self, step: Callable[[Attachment, Configuration], Configuration]) -> State:
+        async with self._editing:
+            attached = self._conductor.first_attachment()
+            before = self._wanted
+            if attached is not self._meant:
+                before = replace(before, enabled=False, features=None)
+            wanted = step(attached, before)
+            await self._push(attached, wanted)
+            if attached is not self._first():
+                raise Refusal("SAE_NOT_ATTACHED", "the SAE was detached meanwhile")
+            self._wanted, self._meant, self._is_lost = wanted, attached, False
+            self._ring.resize(wanted.history_size)
+            self._tell(is_always=True)
+            return self.state()
+
+    async def _push(self, attached: Attachment, wanted: Configuration) -> None:
+        """Have the engine do what is wanted at this attachment; on a failure it does what it did."""
+        engine, _ = self._conductor.loaded().running()
+        if not wanted.enabled:
+            if self.key() is not None:
+                await engine.monitor(None)
+            self._running = None
+            return
+        is_new = self._counting_at(attached) is None
+        if is_new:
+            await engine.reset_statistics()
+        engine.on_record = self._take
+        features = None if wanted.features is None else list(wanted.features)
+        await engine.monitor(attached.key, features, wanted.top_k)
+        self._running = (engine, attached)
+        if is_new:
+            self._counting = (engine, attached, self._now())
+
+    def _take(self, seen: m.Recorded) -> None:
+        """The engine saw the end of a choice."""
+        sae_id, layer = rules.place_of(seen.key)
+        record = Record(
+            self._now(),
+            seen.label,
+            sae_id,
+            layer,
+            seen.choice,
+            seen.position,
+            seen.token,
+            rules.activations(seen.activations),
+            rules.activations(seen.top_k),
+            seen.fired,
+        )
+        self._ring.add(record)
+        self._bus.publish(
+            MonitoringActivation(record.timestamp, record.request_id, record.position, record.top_k)
+        )
+
+    def _notice(self, event: object) -> None:
+        """A subscriber of the bus: the attachments changed. Only what the engine must be told waits for its turn."""
+        if not isinstance(event, SaeAttached | SaeDetached | LoadComplete | UnloadComplete):
+            return
+        meant, first = self._meant, self._first()
+        if meant is not None and meant is not first:
+            if meant.place in {lost.place for lost in self._conductor.restoring.pending()}:
+                self._is_lost = True
+            elif self._is_lost and first is not None and first.place == meant.place:
+                self._spawn_resume()
+            else:
+                self._forget()
+        self._tell()
+
+    def _forget(self) -> None:
+        """The SAE was detached: nothing is left of what was meant for it but the records."""
+        self._wanted = replace(self._wanted, enabled=False, features=None)
+        self._meant = self._running = self._counting = None
+        self._is_lost = False
+
+    def _spawn_resume(self) -> None:
+        task = asyncio.create_task(self._resume(), name="monitoring-resume")
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _resume(self) -> None:
+        """The SAE is back in a new engine, after the one before ended by itself."""
+        async with self._editing:
+            meant, first = self._meant, self._first()
+            if not self._is_lost or meant is None or first is None or first.place != meant.place:
+                return
+            try:
+                await self._push(first, self._wanted)
+            except Refusal as refusal:
+                log.warning("monitoring_not_resumed", key=first.key, reason=refusal.message)
+                self._wanted = replace(self._wanted, enabled=False)
+            if self._first() is first:
+                self._meant, self._is_lost = first, False
+            self._tell()
+
+    def _tell(self, *, is_always: bool = False) -> None:
+        state = self.state()
+        if is_always or state.enabled != self._told:
+            self._told = state.enabled
+            self._bus.publish(MonitoringState(state.enabled, list(state.features or ())))
+
+    def _first(self) -> Attachment | None:
+        return next(iter(self._conductor.attachments()), None)
+
+    def _counting_at(self, attached: Attachment) -> tuple[Engine, datetime] | None:
+        """The engine that counts at this attachment, and since when."""
+        if self._counting is None:
+            return None
+        engine, counted, since = self._counting
+        return (engine, since) if counted is attached and self._serves(engine, attached) else None
+
+    def _serves(self, engine: Engine, attached: Attachment) -> bool:
+        resident = self._conductor.resident
+        return (
+            resident is not None
+            and resident.engine is engine
+            and not engine.ended.done()
+            and resident.attachments.get(attached.key) is attached
+        )

@@ -1,0 +1,1 @@
+"""The road of a request: the queue, the plan, the stream."""

@@ -1,0 +1,107 @@
+"""One prompt, steered and unsteered side by side: one request, one batch, a choice for each intensity."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, field
+
+from steerserve.control.requests.generate import Activated, Generation, Piece, Started
+from steerserve.control.residency.conductor import Conductor
+from steerserve.control.residency.resident import Attachment
+from steerserve.engine.wire.messages import Reading
+from steerserve.errors import Refusal
+from steerserve.rules.compare import Overlay
+from steerserve.rules.intent import Generate
+from steerserve.rules.steering import Live
+from steerserve.store.catalog import ModelRow
+
+LabelsOf = Callable[[str], Awaitable[Mapping[int, str]]]
+"""An SAE's id -> the labels of its features."""
+
+
+@dataclass(slots=True)
+class Side:
+    """One completion: `steering` by attachment (`sae_id@layer`), and its readings where they were asked for."""
+
+    intensity: float
+    steering: Overlay
+    text: str = ""
+    tokens: int = 0
+    finish: str | None = None
+    readings: list[Reading] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Compared:
+    """The sides in the order of the intensities asked for; `tapped` is where the readings come from, `labels` name their
+    features."""
+
+    model: str
+    fingerprint: str
+    prompt_tokens: int
+    tapped: Attachment | None
+    sides: list[Side] = field(default_factory=list)
+    labels: Mapping[int, str] = field(default_factory=dict)
+
+
+class Compare:
+    """Runs comparisons on the resident model; it never loads one."""
+
+    def __init__(
+        self,
+        generation: Generation,
+        conductor: Conductor,
+        live: Callable[[], Live],
+        labels_of: LabelsOf,
+    ) -> None:
+        self._generation = generation
+        self._conductor = conductor
+        self._live = live
+        self._labels_of = labels_of
+
+    def model(self) -> ModelRow:
+        """The model that comparisons run on.
+
+        Raises:
+            Refusal: MODEL_NOT_LOADED, SAE_NOT_ATTACHED.
+        """
+        row = self._conductor.loaded().row
+        self._conductor.first_attachment()
+        return row
+
+    async def run(self, intent: Generate, row: ModelRow) -> Compared:
+        """Complete the intent's sweep on this model, which other models may share their name with.
+
+        Raises:
+            Refusal: what a request is refused with; SAE_NOT_ATTACHED, INVALID_FEATURE_INDEX, PROFILE_NOT_FOUND,
+                PROFILE_INCOMPATIBLE, VALIDATION_ERROR; STEERING_CHANGED when an operator changed the steering meanwhile,
+                because the operator's change wins over what was to be compared.
+        """
+        assert intent.sweep is not None
+        async with self._generation.open(intent, row) as run:
+            admitted = run.admitted
+            tapped = admitted.tapped
+            labels = await self._labels_of(tapped.sae_id) if tapped else {}
+            sides = [
+                Side(intensity, overlay)
+                for intensity, overlay in zip(
+                    intent.sweep.intensities, admitted.overlays, strict=True
+                )
+            ]
+            prompt_tokens = 0
+            async for event in run.events:
+                match event:
+                    case Started():
+                        prompt_tokens = event.prompt_tokens[0]
+                    case Piece():
+                        side = sides[event.choice]
+                        side.text += event.text
+                        side.tokens, side.finish = event.tokens, event.finish
+                    case Activated():
+                        sides[event.choice].readings = event.readings
+            if self._live().epoch != admitted.epoch:
+                raise Refusal(
+                    "STEERING_CHANGED",
+                    "the steering was changed while the comparison ran; ask again",
+                )
+        return Compared(run.model_name, run.fingerprint, prompt_tokens, tapped, sides, labels)

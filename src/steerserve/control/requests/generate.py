@@ -1,0 +1,302 @@
+"""The road of every inferring `/v1` request: resolve the model, a place in the room, the model, a slot, the stream."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from contextlib import AsyncExitStack, aclosing, asynccontextmanager
+from dataclasses import dataclass
+
+from steerserve.control.interventions.profiles import Profiles
+from steerserve.control.metrics import Metrics
+from steerserve.control.requests.planning import Admitted, Planner
+from steerserve.control.requests.queue import Queue
+from steerserve.control.residency.conductor import Conductor
+from steerserve.control.residency.resident import Resident
+from steerserve.engine.sandbox.schemas import Checker
+from steerserve.engine.wire import messages as m
+from steerserve.errors import Refusal
+from steerserve.rules import architecture, batching, dial, fields, naming
+from steerserve.rules.intent import Constraint, Embed, Generate, Intent
+from steerserve.rules.steering import Live
+from steerserve.settings import Settings
+from steerserve.store.catalog import Catalog, ModelRow
+
+Activated = m.Activated
+Embedded = m.Embedded
+Outcome = m.Outcome
+Piece = m.Piece
+Scored = m.Scored
+Started = m.Started
+TokenScore = m.TokenScore
+
+OBJECT = {"type": "object"}
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """One request being answered. `events` begins with Started; every check has passed once that came. `ignored` has the
+    fields that nothing here reads."""
+
+    model_name: str
+    fingerprint: str
+    backend: str
+    ignored: tuple[str, ...]
+    admitted: Admitted
+    events: AsyncIterator[Started | Outcome]
+
+
+class _Flow:
+    """What passes from the task that holds the slot to the one that answers the client."""
+
+    def __init__(self) -> None:
+        self._items: asyncio.Queue[Admitted | Started | Outcome | Exception | None] = (
+            asyncio.Queue()
+        )
+
+    def put(self, item: Admitted | Started | Outcome | Exception | None) -> None:
+        self._items.put_nowait(item)
+
+    async def admitted(self) -> Admitted:
+        """What serves, once there is a slot."""
+        first = await self._items.get()
+        if isinstance(first, Exception):
+            raise first
+        assert isinstance(first, Admitted)
+        return first
+
+    async def events(self) -> AsyncIterator[Started | Outcome]:
+        while (item := await self._items.get()) is not None:
+            if isinstance(item, Exception):
+                raise item
+            assert isinstance(item, Started | Outcome)
+            yield item
+
+
+class Generation:
+    """Admits requests and streams their events."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        catalog: Catalog,
+        conductor: Conductor,
+        queue: Queue,
+        profiles: Profiles,
+        checker: Checker,
+        live: Callable[[], Live],
+        metrics: Metrics,
+        is_monitored: Callable[[], bool] = lambda: False,
+    ) -> None:
+        self._settings = settings
+        self._catalog = catalog
+        self._conductor = conductor
+        self._queue = queue
+        self._profiles = profiles
+        self._checker = checker
+        self._planner = Planner(settings, live)
+        self._metrics = metrics
+        self._is_monitored = is_monitored
+        self._batched = Queue(settings.cbm_max_queue_size, 0, settings.queue_duration_window)
+        self.is_closing = False
+        self.active = 0
+
+    @property
+    def is_batching(self) -> bool:
+        """Whether some requests run without a slot."""
+        return self._settings.enable_continuous_batching
+
+    async def models(self) -> list[ModelRow]:
+        """The models that `/v1` lists; only the locked one while one is locked."""
+        rows = await self.serveable()
+        view = self._conductor.view()
+        locked = view.locked_id
+        return rows if locked is None else [row for row in rows if row.id == locked]
+
+    async def serveable(self) -> list[ModelRow]:
+        """The models that a request may name."""
+        return [row for row in await self._catalog.models() if row.status in naming.SERVEABLE]
+
+    async def find(self, name: str) -> ModelRow:
+        """The model that a request would mean.
+
+        Raises:
+            Refusal: MODEL_NOT_FOUND, AMBIGUOUS_MODEL_NAME.
+        """
+        rows = await self.serveable()
+        named = naming.resolve(name, (_named(row) for row in rows))
+        return next(row for row in rows if row.id == named.id)
+
+    async def resolve(self, name: str) -> ModelRow:
+        """Raises:
+        Refusal: MODEL_NOT_FOUND, AMBIGUOUS_MODEL_NAME; MODEL_LOAD_FAILED when its last load failed.
+        """
+        rows = await self._catalog.models()
+        for row in rows:
+            if row.name == name and row.status == "error" and row.local_path is not None:
+                raise Refusal(
+                    "MODEL_LOAD_FAILED",
+                    f"the last load of {name!r} failed: {row.error_message}; load it again over /api/models",
+                )
+        try:
+            named = naming.resolve(name, (_named(row) for row in rows))
+        except Refusal as refusal:
+            known = next((row for row in rows if row.name == name), None)
+            if known is None or refusal.code != "MODEL_NOT_FOUND":
+                raise
+            raise Refusal(
+                "MODEL_NOT_FOUND",
+                f"model {name!r} is registered, but not on this machine: its status is {known.status}",
+                param="model",
+                requested=name,
+                status=known.status,
+            ) from None
+        return next(row for row in rows if row.id == named.id)
+
+    async def engine_of(self, name: object) -> str:
+        """Which engine a request's `model` needs; that of checkpoints for a name that means no one model."""
+        try:
+            return (await self.resolve(name)).engine if isinstance(name, str) else fields.CHECKPOINT
+        except Refusal:
+            return fields.CHECKPOINT
+
+    @asynccontextmanager
+    async def open(self, intent: Intent, row: ModelRow | None = None) -> AsyncIterator[Run]:
+        """The request, running; leaving the block early cancels it, also while it waits.
+
+        The slot is given back when the engine is done, however slowly the client reads. `row` is the model, where that is
+        known beside its name.
+
+        Raises:
+            Refusal: every reason not to serve it; the engine's own come with the first event.
+        """
+        if self.is_closing:
+            raise Refusal("SHUTTING_DOWN", "the service is shutting down")
+        row = row or await self.resolve(intent.model)
+        profile = None
+        ignored = fields.check_engine(intent, row.engine)
+        if not isinstance(intent, Embed):
+            architecture.check_generates(row.name, row.architecture, row.engine)
+        if isinstance(intent, Generate):
+            profile = await self._named(intent)
+            if intent.constraint is not None and intent.constraint.is_schema:
+                await self._checker.check(intent.constraint.schema)
+        self.active += 1
+        flow, backend = _Flow(), self._backend(intent, row)
+        pump = asyncio.create_task(self._pump(intent, row, profile, backend, flow))
+        try:
+            admitted = await flow.admitted()
+            yield Run(
+                row.name,
+                fingerprint(admitted.resident),
+                backend,
+                ignored,
+                admitted,
+                flow.events(),
+            )
+        finally:
+            self.active -= 1
+            pump.cancel()
+            await asyncio.wait([pump])
+
+    # ------------------------------------------------------------- inside
+
+    def _backend(self, intent: Intent, row: ModelRow) -> str:
+        settings = self._settings
+        fixed = batching.Fixed(settings.cbm_default_temperature, settings.cbm_default_top_p)
+        is_batching = self.is_batching and row.engine == fields.CHECKPOINT
+        is_monitored = settings.cbm_force_serial_monitoring and self._is_monitored()
+        return batching.backend(intent, fixed if is_batching else None, is_monitored=is_monitored)
+
+    async def _named(self, intent: Generate) -> dial.Profile | None:
+        """The profile that a request names; an unknown one passes only where the dial is off.
+
+        Raises:
+            Refusal: PROFILE_NOT_FOUND.
+        """
+        if intent.profile is None:
+            return None
+        try:
+            row = await self._profiles.named(intent.profile)
+        except Refusal:
+            if intent.intensity == 0.0:
+                return None
+            raise
+        return dial.Profile(row.name, row.steering, row.intensity, row.sae_id, row.layer)
+
+    async def _pump(
+        self,
+        intent: Intent,
+        row: ModelRow,
+        profile: dial.Profile | None,
+        backend: str,
+        flow: _Flow,
+    ) -> None:
+        queue = self._queue if backend == batching.SERIAL else self._batched
+        timing = self._metrics.request()
+        try:
+            async with AsyncExitStack() as held:
+                await held.enter_async_context(queue.room())
+                resident = await held.enter_async_context(
+                    self._conductor.use(row, may_load=intent.may_load, lease=intent.lease)
+                )
+                await held.enter_async_context(queue.slot())
+                timing.admitted()
+                admitted = self._planner.admit(intent, profile, resident)
+                flow.put(admitted)
+                stream = self._planner.stream(intent, admitted)
+                async with aclosing(self._validated(intent, stream)) as events:
+                    async for event in events:
+                        timing.take(event)
+                        flow.put(event)
+            flow.put(None)
+        except Exception as error:
+            # whatever ends the request is raised where its events are read
+            flow.put(error)
+        finally:
+            timing.ended()
+
+    async def _validated(
+        self, intent: Intent, stream: AsyncGenerator[Started | Outcome, None]
+    ) -> AsyncGenerator[Started | Outcome, None]:
+        """The events; a constrained choice that ended is validated before its end is passed on.
+
+        Raises:
+            Refusal: CONSTRAINED_OUTPUT_INVALID.
+        """
+        constraint = intent.constraint if isinstance(intent, Generate) else None
+        texts: dict[int, str] = {}
+        async with aclosing(stream) as events:
+            async for event in events:
+                if constraint is not None and isinstance(event, Piece):
+                    texts[event.choice] = texts.get(event.choice, "") + event.text
+                    if event.finish == "stop":
+                        await self._validate(constraint, event.choice, texts[event.choice])
+                yield event
+
+    async def _validate(self, constraint: Constraint, choice: int, text: str) -> None:
+        schema = constraint.schema if constraint.is_schema else OBJECT
+        reason = await self._checker.validate(schema, text)
+        if reason is not None:
+            raise Refusal(
+                "CONSTRAINED_OUTPUT_INVALID",
+                f"choice {choice} is complete, but does not validate: {reason}",
+            )
+
+
+def _named(row: ModelRow) -> naming.Named:
+    label = f":{row.gguf_label}" if row.gguf_label else ""
+    alias = row.repo_id + label if row.repo_id else None
+    return naming.Named(row.id, row.name, row.quantization, row.status, alias)
+
+
+def fingerprint(resident: Resident) -> str:
+    """`service:<model>@<revision>:<dtype>/<quantization>:<engine>`; what is not known is `unrecorded`."""
+    row, facts = resident.row, resident.facts
+    revision = row.revision or "unrecorded"
+    if row.engine == fields.GGUF:
+        return (
+            f"service:{row.name}@{revision}:unrecorded/{row.gguf_label or 'unrecorded'}:llama.cpp"
+        )
+    dtype = facts.dtype if facts else "unrecorded"
+    return f"service:{row.name}@{revision}:{dtype}/{row.quantization}:transformers"

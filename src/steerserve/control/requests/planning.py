@@ -1,0 +1,163 @@
+"""What the engine is told of an admitted request: how it is steered, what it reads, and how its tokens are chosen."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncGenerator, Callable
+from dataclasses import dataclass
+
+from steerserve.control.residency.resident import Attachment, Resident
+from steerserve.engine.wire import messages as m
+from steerserve.rules import activations, compare, dial
+from steerserve.rules.intent import Constraint, Embed, Generate, Intent, Score
+from steerserve.rules.steering import Live
+from steerserve.settings import Settings
+
+
+@dataclass(frozen=True, slots=True)
+class Admitted:
+    """A request that holds its model and its slot: what serves it, how it is steered (`plan`), and what it answers of that
+    (`echo`). `overlays` are those of a sweep, one for each prompt; all is planned on the `epoch`."""
+
+    resident: Resident
+    plan: m.Plan
+    echo: float | None
+    tapped: Attachment | None
+    overlays: tuple[compare.Overlay, ...]
+    epoch: int
+
+
+class Planner:
+    """Plans requests in their slots, on the live values of that moment."""
+
+    def __init__(self, settings: Settings, live: Callable[[], Live]) -> None:
+        self._settings = settings
+        self._live = live
+
+    def admit(self, intent: Intent, profile: dial.Profile | None, resident: Resident) -> Admitted:
+        """Raises:
+        Refusal: what `rules/dial`, `rules/compare` and `rules/activations` refuse.
+        """
+        plan = self._plan(intent, profile, resident)
+        return Admitted(
+            resident,
+            self._overlay(plan.overlay),
+            plan.echo,
+            _tapped(intent, resident),
+            self._swept(intent, profile, resident),
+            self._live().epoch,
+        )
+
+    def stream(
+        self, intent: Intent, admitted: Admitted
+    ) -> AsyncGenerator[m.Started | m.Outcome, None]:
+        """The request in the engine."""
+        engine, tap = admitted.resident.held(), self._tap(intent, admitted.tapped)
+        match intent:
+            case Embed():
+                return engine.embed([m.Text(text) for text in intent.prompts])
+            case Score():
+                return engine.score(
+                    _prompts(intent),
+                    intent.temperature,
+                    intent.top,
+                    None if intent.allowed is None else list(intent.allowed),
+                    tap,
+                )
+            case Generate():
+                return engine.generate(
+                    _prompts(intent),
+                    intent.n,
+                    self._sampling(intent),
+                    admitted.plan,
+                    constraint=_constraint(intent.constraint),
+                    tap=tap,
+                    label=intent.request_id or None,
+                    plans=[self._overlay(overlay) for overlay in admitted.overlays],
+                )
+
+    # ------------------------------------------------------------- inside
+
+    def _plan(self, intent: Intent, profile: dial.Profile | None, resident: Resident) -> dial.Plan:
+        if not isinstance(intent, Generate) or intent.sweep is not None:
+            return dial.Plan()
+        return self._dialed(intent, intent.intensity, profile, resident)
+
+    def _swept(
+        self, intent: Intent, profile: dial.Profile | None, resident: Resident
+    ) -> tuple[compare.Overlay, ...]:
+        """What each prompt of a sweep is steered by; nothing for other requests."""
+        if not isinstance(intent, Generate) or intent.sweep is None:
+            return ()
+        attached = list(resident.attachments.values())
+        otherwise = self._dialed(intent, 1.0, profile, resident).overlay or {}
+        base = compare.base(intent.sweep, otherwise, attached)
+        return compare.overlays(base, intent.sweep.intensities)
+
+    def _dialed(
+        self,
+        intent: Generate,
+        intensity: dial.Intensity | None,
+        profile: dial.Profile | None,
+        resident: Resident,
+    ) -> dial.Plan:
+        limits = dial.Range(
+            self._settings.cluster_intensity_min, self._settings.cluster_intensity_max
+        )
+        attached = list(resident.attachments.values())
+        is_named = intent.profile is not None
+        return dial.plan(intensity, is_named, profile, self._live(), attached, limits)
+
+    def _overlay(self, overlay: compare.Overlay | None) -> m.Plan:
+        if overlay is None:
+            return m.Follow()
+        return m.Overlay(self._live().epoch, {key: dict(vs) for key, vs in overlay.items()})
+
+    def _tap(self, intent: Intent, tapped: Attachment | None) -> m.Tap | None:
+        asked = None if isinstance(intent, Embed) else intent.activations
+        if asked is None or tapped is None:
+            return None
+        return m.Tap(
+            key=tapped.key,
+            features=None if asked.features is None else list(asked.features),
+            top_k=asked.top_k,
+            positions=asked.positions,
+            is_before=asked.read_point == "pre_steering",
+            max_entries=self._settings.sae_activations_max_entries,
+        )
+
+    def _sampling(self, intent: Generate) -> m.Sampling:
+        wanted = intent.sampling
+        return m.Sampling(
+            temperature=wanted.temperature,
+            top_p=wanted.top_p,
+            repetition_penalty=wanted.repetition_penalty,
+            max_tokens=wanted.max_tokens,
+            default_max_tokens=self._settings.default_max_tokens,
+            stops=list(wanted.stops),
+            seed=wanted.seed,
+        )
+
+
+def _tapped(intent: Intent, resident: Resident) -> Attachment | None:
+    """Where the features are read that a request asks for."""
+    if isinstance(intent, Embed) or intent.activations is None:
+        return None
+    site = activations.site(intent.activations, list(resident.attachments.values()))
+    return resident.attachments[site.key]
+
+
+def _prompts(intent: Generate | Score) -> list[m.Text | m.Chat]:
+    variables = dict(intent.template or {})
+    return [
+        m.Text(prompt, intent.has_special)
+        if isinstance(prompt, str)
+        else m.Chat([dict(message) for message in prompt], variables)
+        for prompt in intent.prompts
+    ]
+
+
+def _constraint(wanted: Constraint | None) -> m.Constraint | None:
+    if wanted is None:
+        return None
+    return m.Constraint(json.dumps(wanted.schema) if wanted.is_schema else None)

@@ -1,0 +1,79 @@
+"""Starting engines of either kind, and why it last failed: a service that cannot start an engine cannot serve."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+from steerserve.engine.checkpoint import client
+from steerserve.engine.gguf import client as llama
+from steerserve.engine.gguf import process as llama_process
+from steerserve.engine.gguf.messages import Card
+from steerserve.rules.fields import CHECKPOINT, GGUF
+from steerserve.settings import Settings
+
+Engine = client.Engine | llama.Llama
+
+FORGOTTEN = 60.0
+"""Seconds after which a failed start says nothing more of the next; then requests may try again."""
+
+
+class Engines:
+    """Makes engines; remembers a failed start until one succeeds, or for a while."""
+
+    def __init__(self, settings: Settings, clock: Callable[[], float] = time.monotonic) -> None:
+        self._checkpoints = client.Launcher(settings.log_level, settings.log_format)
+        self._options = options(settings)
+        self._ggufs = llama.LlamaLauncher(self._options)
+        self._clock = clock
+        self._failed: tuple[str, float] | None = None
+        self._has_no_cards = False
+
+    async def launch(self, engine: str = CHECKPOINT) -> Engine:
+        """An engine of this kind, without a model."""
+        try:
+            made = await (self._ggufs.launch() if engine == GGUF else self._checkpoints.launch())
+        except Exception as error:
+            # noted and raised on: only the name of its type is shown
+            self._failed = (type(error).__name__, self._clock())
+            raise
+        self._failed = None
+        return made
+
+    async def gguf_cards(self) -> list[Card]:
+        """The cards that the GGUF engine sees. It is asked each time, because their free memory changes, but only once
+        where there are none: that stays so.
+
+        Raises:
+            Refusal: MODEL_LOAD_FAILED when it does not start.
+        """
+        if self._has_no_cards:
+            return []
+        process = await llama_process.start()
+        try:
+            cards = await process.cards(self._options.server_bin)
+        finally:
+            await process.stop()
+        self._has_no_cards = not cards
+        return cards
+
+    def failure(self) -> str | None:
+        """Why engines cannot be started, None where nothing says so."""
+        if self._failed is None or self._clock() - self._failed[1] > FORGOTTEN:
+            return None
+        return f"no engine process can be started: {self._failed[0]}"
+
+
+def options(settings: Settings) -> llama.Options:
+    """What the settings say of GGUF models."""
+    return llama.Options(
+        slots=settings.max_concurrent_requests,
+        context_length=settings.gguf_context_length,
+        min_context=settings.transformers_min_context,
+        kv_cache_mb=settings.kv_cache_mb,
+        cache_type=settings.gguf_kv_cache_type,
+        tensor_split=settings.gguf_tensor_split,
+        embeddings=settings.gguf_enable_embeddings,
+        server_bin=settings.gguf_server_bin,
+        threads=settings.torch_threads,
+    )

@@ -1,0 +1,278 @@
+"""Where a model would go and whether it fits, found before anything is loaded or unloaded."""
+
+from __future__ import annotations
+
+import asyncio
+import importlib.metadata
+import importlib.util
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any
+
+import psutil
+
+from steerserve.errors import Refusal
+from steerserve.files.weights import Weights
+from steerserve.rules import memory_fit, precision
+from steerserve.rules.architecture import is_embedding_only
+from steerserve.rules.cards import Card
+from steerserve.rules.memory_fit import MIB, PREFILL_TOKENS, Device, Needs, Plan
+from steerserve.rules.placement import Wanted, select
+from steerserve.rules.precision import Held, Machine, Scheme
+from steerserve.settings import Settings
+
+HOST = "cpu"
+_HEADROOM = 1.2
+"""Estimates for records add this to the weights: the KV cache of a short context, working memory and a context."""
+
+PATIENCE = 5.0
+"""Seconds after which a load does not wait any longer for the cards' driver."""
+
+ReadCards = Callable[[], tuple[list[Card], str | None]]
+
+
+@dataclass(frozen=True, slots=True)
+class Fit:
+    """A plan, and what the checkpoint will be held as."""
+
+    plan: Plan
+    held: Held
+
+
+async def plan(
+    weights: Weights,
+    quantization: str,
+    wanted: Wanted,
+    returns_mb: Mapping[str, int],
+    settings: Settings,
+    *,
+    read_cards: ReadCards,
+    free_host_mb: Callable[[], int] | None = None,
+    is_built_for_cards: bool | None = None,
+) -> Fit:
+    """Place a model on what is free now.
+
+    `returns_mb` is what unloading the resident model gives back, by device (`cuda:N` or `cpu`); see `returned`.
+    `is_built_for_cards` says whether the tensor library can use a card; None looks at its version.
+
+    Raises:
+        Refusal: GPU_NOT_FOUND, UNSUPPORTED_QUANTIZATION, INSUFFICIENT_MEMORY, SPLIT_NOT_HONOURED, MODEL_LOAD_FAILED.
+    """
+    if is_built_for_cards is None:
+        is_built_for_cards = built_for_cards()
+    cards = await cards_now(read_cards) if is_built_for_cards else []
+    cards = select(wanted, cards)
+    held = precision.choose(quantization, weights.dtype, weights.quantized, machine(cards))
+    if cards:
+        context = settings.transformers_cuda_context_mb
+        devices = [device(card, context, returns_mb) for card in cards]
+    else:
+        free = free_host_mb() if free_host_mb else psutil.virtual_memory().available // MIB
+        devices = [Device(HOST, "host memory", free + returns_mb.get(HOST, 0))]
+
+    def work() -> Plan:
+        needed = needs(weights, held, settings.transformers_min_context)
+        return memory_fit.plan(needed, devices, wanted)
+
+    # tens of thousands of tensors are counted for a quarter of a second
+    return Fit(await asyncio.to_thread(work), held)
+
+
+async def cards_now(read_cards: ReadCards, patience: float = PATIENCE) -> list[Card]:
+    """The cards as they are now, all those of the machine.
+
+    Raises:
+        Refusal: MODEL_LOAD_FAILED when the driver fails or does not answer in time.
+    """
+    loop = asyncio.get_running_loop()
+    coming: asyncio.Future[list[Card] | str] = loop.create_future()
+
+    def settle(found: list[Card] | str) -> None:
+        if not coming.done():
+            coming.set_result(found)
+
+    def work() -> None:
+        found: list[Card] | str
+        try:
+            found, _ = read_cards()
+        except Exception as error:
+            # whatever the driver's library raises, the load is told that it failed
+            found = f"the cards cannot be read: {type(error).__name__}"
+        with suppress(RuntimeError):  # the loop was closed meanwhile: nobody waits
+            loop.call_soon_threadsafe(settle, found)
+
+    # a driver that hangs must not keep the service from ending
+    threading.Thread(target=work, name="cards-for-a-load", daemon=True).start()
+    try:
+        cards = await asyncio.wait_for(coming, patience)
+    except TimeoutError:
+        cards = f"the driver of the cards does not answer within {patience:g} s"
+    if isinstance(cards, str):
+        raise Refusal("MODEL_LOAD_FAILED", cards)
+    return cards
+
+
+def needs(weights: Weights, held: Held, least_context: int) -> Needs:
+    """What a checkpoint takes, held so, with a context of `least_context` tokens or all it has."""
+    shape = weights.shape
+    layers, first, last = _weight_bytes(weights, held)
+    embeds = is_embedding_only(weights.architecture)
+    if embeds:  # it runs on one device only, so that there are no layers to spread
+        layers, first, last = (), first + sum(layers) + last, 0
+    least = min(least_context, shape.max_context)
+    tokens = min(PREFILL_TOKENS, shape.max_context)
+    return Needs(
+        layers=layers,
+        first=first,
+        last=last,
+        kv_per_token=0 if embeds else shape.kv_values * held.width,
+        min_context=least,
+        model_max_context=shape.max_context,
+        working=memory_fit.working_bytes(
+            shape.hidden,
+            shape.intermediate,
+            0 if embeds else shape.vocabulary,
+            held.width,
+            tokens,
+            is_int8=held.name == "int8",
+        ),
+        working_tokens=tokens,
+        staging=precision.staging_bytes(weights.tensors, held),
+    )
+
+
+def machine(cards: Sequence[Card]) -> Machine:
+    """What these cards and the installed packages can run."""
+    found = [card.capability for card in cards]
+    known = [capability for capability in found if capability is not None]
+    return Machine(
+        has_card=bool(cards),
+        capability=min(known) if known and len(known) == len(cards) else None,
+        packages=frozenset(p for p in precision.PACKAGES if importlib.util.find_spec(p)),
+    )
+
+
+def estimate(parameters: int, quantization: str) -> int:
+    """MiB of memory for so many parameters of a plain checkpoint, for records and previews; a fifth above its weights."""
+    return -(-int(parameters * _BYTES[quantization] * _HEADROOM) // MIB)
+
+
+def estimated_memory_mb(
+    weights: Weights, quantization: str, *, has_card: bool | None = None
+) -> int:
+    """The same for a checkpoint at hand, from the weights it stores; Q2 of a plain one counts as Q4.
+
+    Without `has_card` there is one where the tensor library is built for cards.
+    """
+    has_card = built_for_cards() if has_card is None else has_card
+    asked = "Q4" if quantization == "Q2" else quantization
+    # an estimate does not refuse: what is missing here is told by the load
+    able = Machine(has_card, None, precision.PACKAGES)
+    try:
+        held = precision.choose(asked, weights.dtype, weights.quantized, able)
+    except Refusal:
+        dtype = precision.compute_dtype(weights.dtype, has_card=has_card)
+        held = Held(dtype, dtype, Scheme.AS_STORED)
+    layers, first, last = _weight_bytes(weights, held)
+    return -(-int((first + sum(layers) + last) * _HEADROOM) // MIB)
+
+
+def returned(
+    pid: int | None,
+    memory_by_device_mb: Mapping[str, int],
+    context_mb: int,
+    *,
+    placement: Mapping[str, Any] | None = None,
+    cards: Sequence[Card] = (),
+) -> dict[str, int]:
+    """What ending an engine and the processes it started gives back, by device in MiB; blocks for milliseconds.
+
+    Of a card it is what the driver says of these processes; else what the engine measured at its load; else what
+    `placement`, as a resident model shows it, planned. On the host only memory of their own counts: pages of a mapped
+    checkpoint count as available already.
+    """
+    found = _planned(placement or {}, context_mb)
+    found |= {d: mb + context_mb for d, mb in memory_by_device_mb.items() if d != HOST}
+    processes = _family(pid)
+    pids = {process.pid for process in processes}
+    for card in cards:
+        told = [p.used_mb for p in card.processes or () if p.pid in pids]
+        known = [mb for mb in told if mb is not None]
+        if card.torch_index is not None and known and len(known) == len(told):
+            found[f"cuda:{card.torch_index}"] = sum(known)
+    if processes:
+        found[HOST] = sum(_own_bytes(process) for process in processes) // MIB
+    return found
+
+
+def device(card: Card, context_mb: int, returns_mb: Mapping[str, int]) -> Device:
+    """A card as a place for weights, with what an unload gives back of it, which is never more than it has."""
+    label = f"cuda:{card.torch_index}"
+    free = min(card.total_mb, card.free_mb + returns_mb.get(label, 0))
+    return Device(label, card.name, free, context_mb, card.smi_index)
+
+
+def built_for_cards() -> bool:
+    """Whether the tensor library is built for cards at all; told by its version, because it is never imported here."""
+    with suppress(importlib.metadata.PackageNotFoundError):
+        return not importlib.metadata.version("torch").endswith("+cpu")
+    return False
+
+
+# ---------------------------------------------------------------- inside
+
+_BYTES = {"FP16": 2.0, "Q8": 1.0, "Q4": 0.5, "Q2": 0.25}
+
+
+def _planned(placement: Mapping[str, Any], context_mb: int) -> dict[str, int]:
+    """MiB by card that a plan meant to take; of a split one its weights and the contexts."""
+    parts = placement.get("planned_mb_by_device")
+    if parts:
+        return {label: mb + context_mb for label, mb in parts.items() if label != HOST}
+    labels = placement.get("devices") or []
+    return {label: placement["required_mb"] for label in labels[:1] if label != HOST}
+
+
+def _family(pid: int | None) -> list[psutil.Process]:
+    """A process and all those below it; none when it is gone."""
+    if pid is not None:
+        with suppress(psutil.Error):
+            parent = psutil.Process(pid)
+            return [parent, *parent.children(recursive=True)]
+    return []
+
+
+def _own_bytes(process: psutil.Process) -> int:
+    with suppress(psutil.Error):
+        held = process.memory_info()
+        return int(max(0, held.rss - getattr(held, "shared", 0)))
+    return 0
+
+
+def _weight_bytes(weights: Weights, held: Held) -> tuple[tuple[int, ...], int, int]:
+    """Bytes of each layer, of what runs before them, and of the output head where it stands by itself."""
+    count = weights.shape.layers
+    if not weights.tensors:
+        return _even(weights, held, count)
+    layers = [0] * count
+    first = last = 0
+    head = weights.head
+    for tensor in weights.tensors:
+        size = precision.held_bytes(tensor, held)
+        if tensor.layer is not None and tensor.layer < count:
+            layers[tensor.layer] += size
+        elif tensor is head:
+            last += size
+        else:
+            first += size
+    return tuple(layers), first, last
+
+
+def _even(weights: Weights, held: Held, count: int) -> tuple[tuple[int, ...], int, int]:
+    """Pickled weights tell no tensors: their bytes count as half precision unless the configuration says float32, and
+    spread evenly over the layers."""
+    stored = 4 if weights.dtype in (None, "float32") else 2
+    size = weights.pickled_bytes * held.width // stored
+    return tuple([size // count] * count) if count else (), size % count if count else size, 0

@@ -1,0 +1,103 @@
+"""Where a GGUF model would go and whether it fits, found before anything is loaded or unloaded."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+import psutil
+
+from steerserve.control.residency import fitting
+from steerserve.control.residency.fitting import HOST, ReadCards
+from steerserve.engine.cards import read
+from steerserve.engine.gguf.messages import Card as Seen
+from steerserve.rules import gguf, gguf_header, memory_fit
+from steerserve.rules.cards import Card
+from steerserve.rules.gguf_header import CELLS, Header, kv_bytes_per_token
+from steerserve.rules.memory_fit import MIB, Device, Needs, Plan
+from steerserve.rules.placement import Wanted, select
+from steerserve.settings import Settings
+
+_WIDTH = 4
+_MLP = 4
+"""The engine computes in float32; a file does not tell the width of its MLPs, which is about so many times the hidden."""
+
+
+async def plan(
+    header: Header,
+    seen: Sequence[Seen],
+    wanted: Wanted,
+    returns_mb: Mapping[str, int],
+    settings: Settings,
+    *,
+    read_cards: ReadCards = read,
+    free_host_mb: Callable[[], int] | None = None,
+) -> Plan:
+    """Place a model on the cards that its engine sees, or on the host where it sees none.
+
+    Raises:
+        Refusal: GPU_NOT_FOUND, INSUFFICIENT_MEMORY, SPLIT_NOT_HONOURED, INVALID_GGUF_TENSOR_SPLIT, MODEL_LOAD_FAILED.
+    """
+    shares = gguf.tensor_split(settings.gguf_tensor_split, len(seen))
+    known = await fitting.cards_now(read_cards) if seen else []
+    cards = select(wanted, _cards(seen, known, returns_mb))
+    needed = needs(header, settings)
+    if not cards:
+        free = free_host_mb() if free_host_mb else psutil.virtual_memory().available // MIB
+        host = Device(HOST, "host memory", free + returns_mb.get(HOST, 0))
+        return memory_fit.plan(needed, [host], wanted)
+    context = settings.transformers_cuda_context_mb
+    devices = [fitting.device(card, context, returns_mb) for card in cards]
+    if shares is not None and len(cards) == len(seen) > 1:
+        return memory_fit.plan_in(needed, devices, wanted, shares)
+    return memory_fit.plan(needed, devices, wanted)
+
+
+def split(plan: Plan, cards: int) -> list[float] | None:
+    """The plan as the engine's proportions over all the cards it sees; None where it sees at most one."""
+    if cards < 2:
+        return None
+    parts = {f"cuda:{index}": 0.0 for index in range(cards)}
+    for share in plan.shares:
+        parts[share.device.label] = float(share.layers or 1)
+    return list(parts.values())
+
+
+def needs(header: Header, settings: Settings) -> Needs:
+    """What a model takes. Its layers count as equally large."""
+    least = settings.transformers_min_context
+    context = gguf_header.longest_context(header, settings.gguf_context_length, least)
+    embeds = settings.gguf_enable_embeddings or header.is_embedding_only
+    tokens = gguf_header.pass_tokens(header, context, embeds=embeds)
+    layers = max(1, header.layers)
+    inside = max(0, header.tensor_bytes - header.embedding_bytes)
+    kv = 0 if header.is_embedding_only else kv_bytes_per_token(header, settings.gguf_kv_cache_type)
+    return Needs(
+        layers=(inside // layers,) * layers,
+        first=header.embedding_bytes + inside % layers,
+        kv_per_token=-(-kv // layers),
+        min_context=-(-min(least, context) // CELLS) * CELLS,
+        model_max_context=header.context_length or 0,
+        working=memory_fit.working_bytes(
+            header.hidden_size, _MLP * header.hidden_size, header.vocabulary, _WIDTH, tokens
+        )
+        + gguf_header.logits_bytes(header, tokens, embeds=embeds),
+        working_tokens=tokens,
+    )
+
+
+def _cards(
+    seen: Sequence[Seen], known: Sequence[Card], returns_mb: Mapping[str, int]
+) -> list[Card]:
+    """The engine's cards, in its order, as the driver knows them; where that does not fit, as the engine tells them,
+    which is without their size."""
+    visible = sorted(
+        (card for card in known if card.torch_index is not None), key=lambda c: c.torch_index or 0
+    )
+    if len(visible) == len(seen):
+        return visible
+    cards = []
+    for i, card in enumerate(seen):
+        free = card.free_bytes // MIB
+        total = free + returns_mb.get(f"cuda:{i}", 0)
+        cards.append(Card(i, card.name, card.name, total, total - free, free, i))
+    return cards

@@ -1,0 +1,36 @@
+"""What can still be taken on the devices that the resident model lies on."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+
+import psutil
+
+from steerserve.control.residency import fitting
+from steerserve.control.residency.resident import Resident
+from steerserve.engine.cards import read as read_cards
+from steerserve.errors import Refusal
+
+MIB = 1 << 20
+SECONDS = 5.0
+"""How long the engine may take to tell what it keeps."""
+
+Read = Callable[[Resident], Awaitable[int | None]]
+
+
+async def read(resident: Resident, read_cards: fitting.ReadCards = read_cards) -> int | None:
+    """MiB free on all devices of the model together, with what its engine keeps without using it; None where a driver
+    does not tell."""
+    engine, facts = resident.running()
+    labels = {label for label in facts.memory_by_device_mb if label != fitting.HOST}
+    if not labels:
+        return int(psutil.virtual_memory().available) // MIB
+    with suppress(Refusal, TimeoutError):
+        cards = await fitting.cards_now(read_cards)
+        free = [card.free_mb for card in cards if f"cuda:{card.torch_index}" in labels]
+        kept = await asyncio.wait_for(engine.measure(), SECONDS)
+        if len(free) == len(labels):
+            return sum(free) + sum(reserved - used for used, reserved in kept.values()) // MIB
+    return None

@@ -1,0 +1,163 @@
+"""Loading one model into an engine: what is checked before anything is touched, and what the engine is told."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from steerserve.control.bus import Bus, LoadProgress
+from steerserve.control.residency import fitting, fitting_gguf
+from steerserve.control.residency.engines import Engines
+from steerserve.control.residency.resident import Resident
+from steerserve.engine.cards import read as read_cards
+from steerserve.engine.wire.messages import Loaded
+from steerserve.errors import Refusal
+from steerserve.files import gguf as gguf_files
+from steerserve.files import local, weights
+from steerserve.rules import model_status
+from steerserve.rules.cards import Card
+from steerserve.rules.fields import GGUF
+from steerserve.rules.gguf_header import Header
+from steerserve.rules.memory_fit import Plan
+from steerserve.rules.placement import Wanted
+from steerserve.settings import Settings
+from steerserve.store.catalog import ModelRow, utc_now
+
+ANYWHERE = Wanted()
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """A load that may begin, and where its weights go."""
+
+    row: ModelRow
+    plan: Plan
+    header: Header | None = None
+    cards: int = 0
+
+
+async def prepare(
+    row: ModelRow,
+    wanted: Wanted,
+    resident: Resident | None,
+    launcher: Engines,
+    settings: Settings,
+) -> Prepared:
+    """Everything that can refuse a load before the resident model is touched.
+
+    Raises:
+        Refusal: MODEL_BUSY, DOWNLOAD_FAILED, INVALID_LOCAL_PATH, UNSUPPORTED_QUANTIZATION, GPU_NOT_FOUND,
+            INSUFFICIENT_MEMORY, SPLIT_NOT_HONOURED, INVALID_GGUF_TENSOR_SPLIT, MODEL_LOAD_FAILED.
+    """
+    model_status.check_load(row.status, row.local_path is not None, row.error_message)
+    path = row.local_path or ""
+    if row.engine == GGUF:
+        header = await asyncio.to_thread(_header, path)
+        seen = await launcher.gguf_cards()
+        cards = await fitting.cards_now(read_cards) if seen else []
+        returns = await asyncio.to_thread(_returns, resident, cards, settings)
+        plan = await fitting_gguf.plan(
+            header, seen, wanted, returns, settings, read_cards=lambda: (cards, None)
+        )
+        return Prepared(row, plan, header, len(seen))
+    found = await asyncio.to_thread(_weights, path)
+    cards = await fitting.cards_now(read_cards) if fitting.built_for_cards() else []
+    returns = await asyncio.to_thread(_returns, resident, cards, settings)
+    fit = await fitting.plan(
+        found, row.quantization, wanted, returns, settings, read_cards=lambda: (cards, None)
+    )
+    return Prepared(row, fit.plan)
+
+
+async def fill(
+    coming: Resident, prepared: Prepared, launcher: Engines, settings: Settings, bus: Bus
+) -> Loaded:
+    """Start an engine and load the model into it; the engine is the resident's from its start on.
+
+    Raises:
+        Refusal: what the load refuses.
+        TimeoutError: after LOAD_TIMEOUT.
+    """
+    row, plan = prepared.row, prepared.plan
+    coming.engine = await launcher.launch(row.engine)
+    async with asyncio.timeout(settings.load_timeout):
+        coming.facts = await coming.engine.load(
+            lambda p: bus.publish(LoadProgress(row.id, p.stage, p.percent)),
+            **_asked(prepared, settings),
+        )
+    coming.placement = plan.placement(coming.facts.memory_by_device_mb)
+    coming.loaded_at = utc_now()
+    return coming.facts
+
+
+def _asked(prepared: Prepared, settings: Settings) -> dict[str, Any]:
+    """What the engine is told of the model."""
+    row, plan = prepared.row, prepared.plan
+    if prepared.header is not None:
+        split = fitting_gguf.split(plan, prepared.cards)
+        return {"path": row.local_path, "header": prepared.header, "split": split}
+    return {
+        "path": row.local_path,
+        "quantization": row.quantization,
+        "trust_remote_code": row.trust_remote_code,
+        "threads": settings.torch_threads,
+        "kv_cache_mb": settings.kv_cache_mb,
+        "min_context": settings.transformers_min_context,
+        "prefix_cache_mb": settings.prefix_cache_mb,
+        "grammar_cache": settings.structured_output_grammar_cache,
+        "devices": list(plan.layer_devices),
+        "working_mb": plan.working_mb,
+        "idle_cache_release_s": settings.transformers_idle_cache_release_s,
+    }
+
+
+def as_refusal(error: Exception, *, has_unloaded: bool) -> Refusal:
+    """What ended a load, as its requesters are told it.
+
+    Once another model was unloaded for it, it is a failed load whatever the reason; `details.cause` has the code.
+    """
+    if isinstance(error, TimeoutError):
+        return Refusal("MODEL_LOAD_FAILED", "the load took longer than LOAD_TIMEOUT")
+    if not isinstance(error, Refusal):
+        return Refusal("MODEL_LOAD_FAILED", "the load failed inside the service")
+    if error.code == "ENGINE_UNAVAILABLE":
+        return Refusal("MODEL_LOAD_FAILED", error.message)
+    if has_unloaded and error.code != "MODEL_LOAD_FAILED":
+        return Refusal("MODEL_LOAD_FAILED", error.message, cause=error.code, **error.details)
+    return error
+
+
+def _returns(
+    resident: Resident | None, cards: Sequence[Card], settings: Settings
+) -> Mapping[str, int]:
+    """MiB by device that the resident model will give back; blocks."""
+    if resident is None or resident.facts is None or resident.engine is None:
+        return {}
+    return fitting.returned(
+        resident.engine.pid,
+        resident.facts.memory_by_device_mb,
+        settings.transformers_cuda_context_mb,
+        placement=resident.placement,
+        cards=cards,
+    )
+
+
+def _weights(path: str) -> weights.Weights:
+    folder = local.resolve(path)
+    local.read_model(folder)
+    return weights.read(folder)
+
+
+def _header(path: str) -> Header:
+    """Raises:
+    Refusal: INVALID_LOCAL_PATH.
+    """
+    try:
+        return gguf_files.read(gguf_files.entry(local.resolve_file(path)))
+    except gguf_files.GGUFError as error:
+        raise Refusal("INVALID_LOCAL_PATH", str(error)) from error
+    except OSError as error:
+        why = f"the model cannot be read: {error.strerror or type(error).__name__}"
+        raise Refusal("INVALID_LOCAL_PATH", why) from None

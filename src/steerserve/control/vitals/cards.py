@@ -1,0 +1,202 @@
+"""The cards as they were last read. Reading blocks, so it has a thread of its own, one at a time, and never the loop."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import threading
+import time
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+import structlog
+
+from steerserve.control.residency.conductor import Conductor
+from steerserve.control.residency.resident import Resident
+from steerserve.engine import cards as driver
+from steerserve.engine.cards import torch_version
+from steerserve.errors import Refusal
+from steerserve.rules.cards import Card
+from steerserve.rules.fields import CHECKPOINT, GGUF
+from steerserve.rules.residency import Phase
+from steerserve.store.catalog import utc_now
+
+__all__ = ["Cards", "Reading", "metrics", "report", "torch_version"]
+
+log = structlog.get_logger(__name__)
+
+Read = Callable[[], tuple[list[Card], str | None]]
+PATIENCE = 5.0
+"""Seconds after which a driver that does not answer is reported as such."""
+MEASURE_SECONDS = 1.0
+"""How long the engine may take to tell what it holds."""
+NOT_MEASURED = "not_measured_by_torch"
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """`reason` says why there are no cards, or why some are missing; `is_late`: the driver has not answered yet."""
+
+    cards: tuple[Card, ...]
+    reason: str | None
+    read_at: datetime
+    taken: float
+    is_late: bool = False
+
+
+class Cards:
+    """Owner of the last reading.
+
+    Args:
+        read: blocks; what it raises becomes the reason.
+        clock: seconds that only grow.
+        torch_version: of the installed tensor library, None without one; a build for processors sees no card.
+    """
+
+    def __init__(
+        self,
+        read: Read = driver.read,
+        clock: Callable[[], float] = time.monotonic,
+        torch_version: str | None = None,
+    ) -> None:
+        self._read = read
+        self._clock = clock
+        self.are_seen = torch_version is not None and not torch_version.endswith("+cpu")
+        self._under_way: asyncio.Future[Reading] | None = None
+        self.last: Reading | None = None
+
+    async def reading(self, max_age: float = 0.0, patience: float = PATIENCE) -> Reading:
+        """The cards as they were at most `max_age` seconds ago; with 0 they are read anew.
+
+        A driver that has not answered within `patience` seconds leaves a reading without cards, with that reason.
+        """
+        last = self.last
+        if last is not None and self._clock() - last.taken < max_age:
+            return last
+        try:
+            return await asyncio.wait_for(asyncio.shield(self.begin()), patience)
+        except TimeoutError:
+            reason = f"the driver has not answered for {patience:g} s"
+            return Reading((), reason, utc_now(), self._clock(), is_late=True)
+
+    def begin(self) -> asyncio.Future[Reading]:
+        """Read them now, or join the reading under way."""
+        if self._under_way is not None:
+            return self._under_way
+        loop = asyncio.get_running_loop()
+        coming: asyncio.Future[Reading] = loop.create_future()
+
+        def work() -> None:
+            reading = self._now()
+            with suppress(RuntimeError):  # the loop was closed meanwhile: nobody waits
+                loop.call_soon_threadsafe(self._take, coming, reading)
+
+        # a driver that hangs must not keep the service from ending
+        threading.Thread(target=work, name="cards", daemon=True).start()
+        self._under_way = coming
+        return coming
+
+    # ------------------------------------------------------------- inside
+
+    def _now(self) -> Reading:
+        try:
+            cards, reason = self._read()
+        except Exception as error:
+            # whatever the driver's library raises, the answer is that there is none
+            log.exception("cards_unreadable")
+            cards, reason = [], f"the cards cannot be read: {type(error).__name__}"
+        return Reading(tuple(cards), reason, utc_now(), self._clock())
+
+    def _take(self, coming: asyncio.Future[Reading], reading: Reading) -> None:
+        self.last, self._under_way = reading, None
+        if not coming.done():
+            coming.set_result(reading)
+
+
+async def report(cards: Cards, conductor: Conductor) -> dict[str, Any]:
+    """Every card, read now, with what the tensor library holds on those where it has the resident model."""
+    reading, figures = await asyncio.gather(cards.reading(), _figures(conductor.resident))
+    resident = conductor.resident
+    placed = _placed(resident)
+    is_gguf = resident is not None and resident.row.engine == GGUF
+    return {
+        "read_at": reading.read_at.isoformat().replace("+00:00", "Z"),
+        "reason": reading.reason,
+        "cards": [
+            _told(card, figures.get(f"cuda:{card.torch_index}"), card.torch_index in placed)
+            | ({} if cards.are_seen else {"torch_index": None})
+            | {"engine_memory": NOT_MEASURED if is_gguf else None}
+            for card in reading.cards
+        ],
+    }
+
+
+async def _figures(resident: Resident | None) -> Mapping[str, tuple[int, int]]:
+    """Bytes that the engine's allocator uses and holds by device; empty where it does not tell in time."""
+    if resident is None or resident.engine is None or resident.phase is not Phase.LOADED:
+        return {}
+    with suppress(TimeoutError, Refusal):
+        async with asyncio.timeout(MEASURE_SECONDS):
+            return await resident.engine.measure()
+    return {}
+
+
+def _placed(resident: Resident | None) -> set[int]:
+    """Indices of the cards on which the tensor library holds the resident model."""
+    if resident is None or resident.facts is None or resident.row.engine != CHECKPOINT:
+        return set()
+    return {int(index) for index in re.findall(r"cuda:(\d+)", resident.facts.device)}
+
+
+def _told(card: Card, figures: tuple[int, int] | None, is_placed: bool) -> dict[str, Any]:
+    allocated, reserved = figures if figures and is_placed else (None, None)
+    return {
+        "smi_index": card.smi_index,
+        "uuid": card.uuid,
+        "name": card.name,
+        "total_mb": card.total_mb,
+        "used_mb": card.used_mb,
+        "free_mb": card.free_mb,
+        "torch_index": card.torch_index,
+        "torch_measured": is_placed,
+        "millm_allocated_mb": None if allocated is None else allocated >> 20,
+        "millm_reserved_mb": None if reserved is None else reserved >> 20,
+        "processes": [{"pid": p.pid, "used_mb": p.used_mb} for p in card.processes or ()],
+        "processes_reason": card.processes_reason,
+    }
+
+
+def metrics(reading: Reading) -> dict[str, Any]:
+    """The cards in numbers: sums over them, the highest temperature; None for what no card tells."""
+    cards = reading.cards
+    return {
+        "gpu_utilization": _over(_mean, [card.utilization for card in cards]),
+        "gpu_memory_used_mb": _over(sum, [card.used_mb for card in cards]),
+        "gpu_memory_total_mb": _over(sum, [card.total_mb for card in cards]),
+        "gpu_temperature": _over(max, [card.temperature for card in cards]),
+        "gpu_count": len(cards),
+        "gpus": [
+            {
+                "index": card.smi_index,
+                "uuid": card.uuid,
+                "name": card.name,
+                "utilization": card.utilization,
+                "memory_used_mb": card.used_mb,
+                "memory_total_mb": card.total_mb,
+                "temperature": card.temperature,
+            }
+            for card in cards
+        ],
+    }
+
+
+def _over(fold: Callable[[list[int]], int], numbers: list[int | None]) -> int | None:
+    known = [number for number in numbers if number is not None]
+    return fold(known) if known else None
+
+
+def _mean(numbers: list[int]) -> int:
+    return round(sum(numbers) / len(numbers))

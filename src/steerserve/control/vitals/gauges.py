@@ -1,0 +1,206 @@
+"""The state of the service in numbers at the moment they are asked for, beside what the counters kept; as JSON and as text."""
+
+from __future__ import annotations
+
+import platform
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from typing import Any
+
+import psutil
+from prometheus_client import Counter, Gauge, generate_latest
+from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4 as CONTENT_TYPE
+from prometheus_client.metrics_core import Metric
+from prometheus_client.registry import Collector
+
+from steerserve import __version__
+from steerserve.control.breakers import Breakers
+from steerserve.control.metrics import NAMESPACE, Metrics, percentiles
+from steerserve.control.requests.queue import Queue
+from steerserve.control.residency.conductor import Conductor
+from steerserve.control.vitals import cards as card_reading
+from steerserve.control.vitals.cards import Cards
+from steerserve.rules.residency import Phase
+from steerserve.rules.steering import Live
+from steerserve.store.catalog import utc_now
+
+__all__ = ["CONTENT_TYPE", "Gauges"]
+
+CARDS_AGE = 5.0
+"""Seconds that a reading of the cards is good for."""
+MIB = 1 << 20
+
+
+class Gauges:
+    """Reads the owners when asked; `live` tells the steering values, `monitored` how many features are monitored, 0 while
+    monitoring is off."""
+
+    def __init__(
+        self,
+        metrics: Metrics,
+        conductor: Conductor,
+        queue: Queue,
+        cards: Cards,
+        hub: Breakers,
+        live: Callable[[], Live],
+        monitored: Callable[[], int] = lambda: 0,
+    ) -> None:
+        self._metrics = metrics
+        self._conductor = conductor
+        self._queue = queue
+        self._cards = cards
+        self._hub = hub
+        self._live = live
+        self._monitored = monitored
+        self._since = metrics.clock()
+        self._seen: dict[tuple[Any, ...], float] = {}
+        self._made = _Made(metrics)
+
+    async def text(self) -> bytes:
+        """Every series in the text format of CONTENT_TYPE."""
+        await self._refresh()
+        return generate_latest(_Plain(self._metrics.registry))
+
+    async def body(self) -> dict[str, Any]:
+        """The application's metrics as one object; unmeasured is None."""
+        await self._refresh()
+        metrics, total = self._metrics, self._metrics.total
+        resident, attachments = self._conductor.resident, self._conductor.attachments()
+        live, monitored = self._live(), self._monitored()
+        breakers = self._hub.breakers()
+        reading = self._cards.last
+        return {
+            "total_requests": int(total("requests_total")),
+            "active_requests": int(total("requests_active")),
+            "request_errors": int(total("request_errors_total")),
+            "latency_ms": percentiles(metrics.latencies),
+            "time_to_first_token_ms": percentiles(metrics.first_tokens),
+            "prompt_tokens": int(total("prompt_tokens_total")),
+            "completion_tokens": int(total("completion_tokens_total")),
+            "model_loaded": self._is_loaded(),
+            "model_name": resident.row.name if resident and self._is_loaded() else None,
+            "model_load_count": int(total("model_loads_total", outcome="loaded")),
+            "model_load_failures": int(total("model_loads_total", outcome="failed")),
+            "model_unload_count": int(total("model_unloads_total")),
+            "sae_attached": bool(attachments),
+            "sae_id": attachments[0].sae_id if attachments else None,
+            "steering_enabled": live.enabled,
+            "active_features": _active(live),
+            **dict.fromkeys(_UNMEASURED),
+            "monitoring_enabled": monitored > 0,
+            "monitored_features": monitored,
+            "circuit_breaker_open": any(breaker["is_open"] for breaker in breakers),
+            "circuit_breaker_trips": sum(breaker["trips"] for breaker in breakers),
+            "gpu": card_reading.metrics(reading) | {"reason": reading.reason} if reading else None,
+            "uptime_seconds": round(metrics.clock() - self._since, 3),
+            "timestamp": utc_now().isoformat().replace("+00:00", "Z"),
+        }
+
+    # ------------------------------------------------------------- inside
+
+    async def _refresh(self) -> None:
+        await self._cards.reading(CARDS_AGE)
+        made, counts, live = self._made, self._queue.counts(), self._live()
+        made.uptime.set(self._metrics.clock() - self._since)
+        made.queue_pending.set(counts.pending)
+        made.queue_in_flight.set(counts.holding)
+        made.model_loaded.set(self._is_loaded())
+        made.sae_attached.set(len(self._conductor.attachments()))
+        made.steering_enabled.set(live.enabled)
+        made.active_features.set(_active(live))
+        self._count_applied()
+        self._read_breakers()
+        self._read_memory()
+
+    def _count_applied(self) -> None:
+        resident = self._conductor.resident
+        engine = resident.engine if resident else None
+        now = {(engine.pid, key): n for key, n in engine.applied.items()} if engine else {}
+        for key, count in now.items():
+            before = self._seen.get(key, 0)
+            # fewer than before: the SAE was detached and attached again
+            self._made.applied.inc(count - before if count >= before else count)
+        self._seen = dict(now)
+
+    def _read_breakers(self) -> None:
+        for breaker in self._hub.breakers():
+            name = breaker["name"]
+            self._made.breaker_open.labels(name).set(breaker["is_open"])
+            trips = self._made.breaker_trips.labels(name)
+            known = self._metrics.total("circuit_breaker_trips_total", name=name)
+            trips.inc(max(0, breaker["trips"] - known))
+
+    def _read_memory(self) -> None:
+        made, resident = self._made, self._conductor.resident
+        made.resident_memory.clear()
+        made.resident_memory.labels("control").set(psutil.Process().memory_info().rss)
+        engine = resident.engine if resident else None
+        if engine is not None and engine.pid is not None:
+            with suppress(psutil.Error):  # it may just have ended
+                rss = psutil.Process(engine.pid).memory_info().rss
+                made.resident_memory.labels("engine").set(rss)
+        made.card_used.clear()
+        made.card_total.clear()
+        for card in self._cards.last.cards if self._cards.last else ():
+            made.card_used.labels(str(card.smi_index)).set(card.used_mb * MIB)
+            made.card_total.labels(str(card.smi_index)).set(card.total_mb * MIB)
+
+    def _is_loaded(self) -> bool:
+        resident = self._conductor.resident
+        return resident is not None and resident.phase is Phase.LOADED
+
+
+_UNMEASURED = (
+    "circuits_serving circuit_layers_served circuit_layers_composed circuit_claim_faults"
+).split()
+"""Of parts that report nothing here."""
+
+
+class _Made:
+    """The series that are written when they are asked for."""
+
+    def __init__(self, metrics: Metrics) -> None:
+        registry = metrics.registry
+
+        def gauge(name: str, about: str, *labels: str) -> Gauge:
+            return Gauge(name, about, labels, namespace=NAMESPACE, registry=registry)
+
+        def counter(name: str, about: str, *labels: str) -> Counter:
+            return Counter(name, about, labels, namespace=NAMESPACE, registry=registry)
+
+        self.uptime = gauge("uptime_seconds", "Seconds since the service began.")
+        self.queue_pending = gauge("queue_pending", "Requests that wait for a slot or hold one.")
+        self.queue_in_flight = gauge("queue_in_flight", "Slots held.")
+        self.model_loaded = gauge("model_loaded", "1 while a model serves.")
+        self.sae_attached = gauge("sae_attached", "Attached SAEs.")
+        self.steering_enabled = gauge("steering_enabled", "1 while steering is enabled.")
+        self.active_features = gauge("steering_active_features", "Features being steered.")
+        self.applied = counter(
+            "steering_applied", "Forward passes in which an SAE added to the model's activations."
+        )
+        self.breaker_open = gauge("circuit_breaker_open", "1 while calls are refused.", "name")
+        self.breaker_trips = counter("circuit_breaker_trips", "Times it opened.", "name")
+        self.resident_memory = gauge(
+            "process_resident_memory_bytes", "Memory of a process of the service.", "process"
+        )
+        self.card_used = gauge("card_memory_used_bytes", "Memory in use on a card.", "card")
+        self.card_total = gauge("card_memory_total_bytes", "Memory of a card.", "card")
+        build = gauge("build_info", "Always 1; what runs.", "version", "python")
+        build.labels(__version__, platform.python_version()).set(1)
+
+
+class _Plain:
+    """The series of a registry without the times at which they were made: twice the text for nothing."""
+
+    def __init__(self, inner: Collector) -> None:
+        self._inner = inner
+
+    def collect(self) -> Iterator[Metric]:
+        for family in self._inner.collect():
+            kept = [sample for sample in family.samples if not sample.name.endswith("_created")]
+            family.samples = kept
+            yield family
+
+
+def _active(live: Live) -> int:
+    return sum(len(values) for values in live.values.values()) if live.enabled else 0

@@ -1,0 +1,1 @@
+"""The PyTorch engine, seen from the control plane."""

@@ -1,0 +1,295 @@
+"""An engine process, seen from the control plane: commands, answers, one stream per request, and its end."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections.abc import AsyncGenerator, Callable, Sequence
+from multiprocessing.context import ForkServerContext, ForkServerProcess
+from typing import Any
+
+import msgspec
+import structlog
+
+from steerserve.engine.checkpoint import process
+from steerserve.engine.wire import endings
+from steerserve.engine.wire import messages as m
+from steerserve.errors import Refusal
+
+log = structlog.get_logger(__name__)
+STOP_PATIENCE = 5.0
+"""Seconds an engine told to stop may take before it is killed."""
+
+Report = Callable[[m.Progress], None]
+
+
+class Launcher:
+    """Starts engines; owns the fork server's context and the log settings they get."""
+
+    def __init__(self, log_level: str, log_format: str) -> None:
+        self._context: ForkServerContext = process.context()
+        self._log = (log_level, log_format)
+
+    async def launch(self) -> Engine:
+        child, link = await asyncio.to_thread(process.start, self._context, *self._log)
+        reader, writer = await asyncio.open_connection(sock=link, limit=1 << 24)
+        return Engine(child, reader, writer)
+
+
+class Engine:
+    """One running engine process. It holds at most one model; ending it gives all its memory back.
+
+    `ended` is done when the process is gone, with the reason as a sentence.
+    """
+
+    def __init__(
+        self, child: ForkServerProcess, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+    ) -> None:
+        self._child = child
+        self._reader = reader
+        self._writer = writer
+        self._ids = itertools.count(1)
+        self._answers: dict[int, asyncio.Future[m.Event]] = {}
+        self._reports: dict[int, Report] = {}
+        self._streams: dict[int, asyncio.Queue[m.Event | m.Outcome]] = {}
+        self.applied: dict[str, int] = {}
+        self.on_record: Callable[[m.Recorded], None] = lambda _: None
+        self.ended: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+        self._parting: Refusal | None = None
+        self._reading = asyncio.create_task(self._read(), name="engine-reader")
+
+    @property
+    def pid(self) -> int | None:
+        return self._child.pid
+
+    # ------------------------------------------------------------- commands
+
+    async def load(self, report: Report, **fields: Any) -> m.Loaded:
+        """Raises:
+        Refusal: what the engine refused, or ENGINE_UNAVAILABLE when it ended.
+        """
+        answer = await self._ask(lambda i: m.Load(id=i, **fields), report)
+        assert isinstance(answer, m.Loaded)
+        return answer
+
+    async def measure(self) -> dict[str, tuple[int, int]]:
+        """Bytes allocated and reserved by card that the model lies on; it waits for the pass that runs now."""
+        answer = await self._ask(m.Measure)
+        assert isinstance(answer, m.Measured)
+        return answer.devices
+
+    async def inspect(self, source: m.SaeSource) -> m.Claims:
+        answer = await self._ask(lambda i: m.Inspect(i, source))
+        assert isinstance(answer, m.Inspected)
+        return answer.claims
+
+    async def attach(
+        self,
+        key: str,
+        source: m.SaeSource,
+        layer: int,
+        dtype: str | None = None,
+        check: bool = True,
+    ) -> m.Attached:
+        answer = await self._ask(lambda i: m.Attach(i, key, source, layer, dtype, check))
+        assert isinstance(answer, m.Attached)
+        self.applied[key] = 0
+        return answer
+
+    async def monitor(
+        self, key: str | None, features: list[int] | None = None, top_k: int = 10
+    ) -> None:
+        """What it sees comes to `on_record`."""
+        await self._ask(lambda i: m.Monitor(i, key, features, top_k))
+
+    async def statistics(
+        self, features: list[int] | None = None, metric: str | None = None, k: int = 10
+    ) -> m.Statistics:
+        answer = await self._ask(lambda i: m.ReadStatistics(i, features, metric, k))
+        assert isinstance(answer, m.Statistics)
+        return answer
+
+    async def reset_statistics(self) -> None:
+        await self._ask(m.ResetStatistics)
+
+    async def explore(
+        self,
+        features: list[int],
+        nearest: int = 0,
+        *,
+        key: str | None = None,
+        source: m.SaeSource | None = None,
+    ) -> m.Explored:
+        answer = await self._ask(lambda i: m.Explore(i, key, source, features, nearest))
+        assert isinstance(answer, m.Explored)
+        return answer
+
+    async def detach(self, key: str) -> None:
+        await self._ask(lambda i: m.Detach(i, key))
+        self.applied.pop(key, None)
+
+    async def steer(self, epoch: int, enabled: bool, values: dict[str, dict[int, float]]) -> None:
+        """Returns when the next forward pass uses these values."""
+        await self._ask(lambda i: m.Steer(i, epoch, enabled, values))
+
+    def generate(
+        self,
+        prompts: list[m.Text | m.Chat],
+        n: int,
+        sampling: m.Sampling,
+        plan: m.Plan,
+        *,
+        constraint: m.Constraint | None = None,
+        tap: m.Tap | None = None,
+        label: str | None = None,
+        plans: Sequence[m.Plan] = (),
+    ) -> AsyncGenerator[m.Started | m.Outcome, None]:
+        """Started, then the pieces of each choice until it has its `finish`; see `_stream`."""
+        return self._stream(
+            lambda number: m.Generate(
+                number, prompts, n, sampling, plan, constraint, tap, label, list(plans)
+            ),
+            len(prompts) * n,
+        )
+
+    def score(
+        self,
+        prompts: list[m.Text | m.Chat],
+        temperature: float,
+        top: int | None,
+        allowed: list[int] | None,
+        tap: m.Tap | None = None,
+    ) -> AsyncGenerator[m.Started | m.Outcome, None]:
+        """Started, then Scored for each prompt; see `_stream`."""
+        return self._stream(
+            lambda number: m.Score(number, prompts, temperature, top, allowed, tap), len(prompts)
+        )
+
+    def embed(self, prompts: list[m.Text]) -> AsyncGenerator[m.Started | m.Outcome, None]:
+        """Started, then Embedded for each text; see `_stream`."""
+        return self._stream(lambda number: m.Embed(number, prompts), len(prompts))
+
+    async def stop(self, parting: Refusal | None = None) -> None:
+        """End the process: politely, then by force. Safe to call when it has ended already.
+
+        `parting` is what requests still in flight are refused with.
+        """
+        self._parting = parting
+        if not self.ended.done():
+            self._writer.write(m.frame(m.Stop()))
+            await asyncio.wait([self.ended], timeout=STOP_PATIENCE)
+        if not self.ended.done():
+            self._child.kill()
+        await self.ended
+
+    # ------------------------------------------------------------- inside
+
+    async def _stream(
+        self, make: Callable[[int], m.Command], choices: int
+    ) -> AsyncGenerator[m.Started | m.Outcome, None]:
+        """The events of one request until each choice has ended.
+
+        Closing the iterator early cancels the request in the engine.
+
+        Raises:
+            Refusal: what the engine refused; MODEL_NOT_LOADED when it had ended before, ENGINE_UNAVAILABLE when it ended
+                meanwhile.
+        """
+        if self.ended.done():
+            raise self._parting or endings.gone_before(self.ended.result())
+        number = next(self._ids)
+        events: asyncio.Queue[m.Event | m.Outcome] = asyncio.Queue()
+        self._streams[number] = events
+        unfinished = choices
+        try:
+            await self._send(make(number))
+            while unfinished:
+                event = await events.get()
+                if isinstance(event, m.Refused):
+                    unfinished = 0
+                    raise _refusal(event)
+                assert isinstance(event, m.Started | m.Outcome)
+                if not isinstance(event, m.Started) and m.is_last(event):
+                    unfinished -= 1
+                yield event
+        finally:
+            self._streams.pop(number, None)
+            if unfinished and not self.ended.done():
+                self._writer.write(m.frame(m.Cancel(number)))
+
+    async def _ask(self, make: Callable[[int], m.Command], report: Report | None = None) -> m.Event:
+        number = next(self._ids)
+        answer: asyncio.Future[m.Event] = asyncio.get_running_loop().create_future()
+        self._answers[number] = answer
+        if report:
+            self._reports[number] = report
+        try:
+            await self._send(make(number))
+            event = await answer
+        finally:
+            self._answers.pop(number, None)
+            self._reports.pop(number, None)
+        if isinstance(event, m.Refused):
+            raise _refusal(event)
+        return event
+
+    async def _send(self, command: m.Command) -> None:
+        if self.ended.done():
+            raise self._parting or endings.gone(self.ended.result())
+        self._writer.write(m.frame(command))
+        try:
+            await self._writer.drain()
+        except ConnectionError:
+            reason = await self.ended
+            raise self._parting or endings.gone(reason) from None
+
+    async def _read(self) -> None:
+        try:
+            while True:
+                header = await self._reader.readexactly(m.LENGTH.size)
+                body = await self._reader.readexactly(m.LENGTH.unpack(header)[0])
+                self._dispatch(m.decode_event(body))
+        except (asyncio.IncompleteReadError, ConnectionError):
+            pass
+        except msgspec.ValidationError:
+            log.exception("engine_event_unreadable")
+        finally:
+            self._writer.close()
+            if self._child.is_alive():
+                # its socket closed, so it is ending or stuck: either way it is of no more use
+                await asyncio.to_thread(self._child.join, STOP_PATIENCE)
+                self._child.kill()
+            await asyncio.to_thread(self._child.join)
+            self._end(endings.reason(self._child.exitcode))
+
+    def _dispatch(self, event: m.Event) -> None:
+        match event:
+            case m.Stepped():
+                for key, count in event.applied.items():
+                    if key in self.applied:
+                        self.applied[key] = count
+                for outcome in event.outcomes:
+                    if outcome.id in self._streams:
+                        self._streams[outcome.id].put_nowait(outcome)
+            case m.Recorded():
+                self.on_record(event)
+            case m.Progress():
+                if event.id in self._reports:
+                    self._reports[event.id](event)
+            case _ if event.id in self._streams:
+                self._streams[event.id].put_nowait(event)
+            case _ if event.id in self._answers and not self._answers[event.id].done():
+                self._answers[event.id].set_result(event)
+
+    def _end(self, reason: str) -> None:
+        self.ended.set_result(reason)
+        gone = self._parting or endings.gone(reason)
+        for number, answer in self._answers.items():
+            if not answer.done():
+                answer.set_result(m.Refused(number, gone.code, gone.message, None, gone.details))
+        for number, events in self._streams.items():
+            events.put_nowait(m.Refused(number, gone.code, gone.message, None, gone.details))
+
+
+def _refusal(event: m.Refused) -> Refusal:
+    return Refusal(event.code, event.message, param=event.param, **event.details)

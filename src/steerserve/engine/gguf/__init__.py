@@ -1,0 +1,1 @@
+"""The GGUF engine: llama.cpp in a process of its own."""

@@ -1,0 +1,393 @@
+"""A GGUF model served by llama.cpp in a process of its own, behind the same surface as the checkpoint engine.
+
+It owns the process, the HTTP client to it, the renderer of the chat template and the gate before the server's slots. Prompts
+are tokenized by the server and sent as token ids, so that counts are exact; every request is streamed, because the server
+notices that a client left only where it writes to it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections.abc import AsyncGenerator, Callable, Coroutine, Sequence
+from contextlib import aclosing
+from functools import partial
+from typing import Any
+
+from steerserve.engine.gguf import loading as llama_loading
+from steerserve.engine.gguf import process as llama_process
+from steerserve.engine.gguf.gate import Gate
+from steerserve.engine.gguf.loading import Model, Opened, Options, Report
+from steerserve.engine.gguf.process import LlamaProcess
+from steerserve.engine.gguf.rows import (
+    Events,
+    Row,
+    not_honoured,
+    piece_of,
+    refuse_unhonoured,
+    until_finished,
+)
+from steerserve.engine.gguf.server import LlamaServer, Lost, sampling_fields
+from steerserve.engine.sandbox.templates import Templates
+from steerserve.engine.wire import endings
+from steerserve.engine.wire import messages as m
+from steerserve.engine.wire.prompts import Place, Prompt, check_length, max_tokens
+from steerserve.engine.wire.stops import StopStrings
+from steerserve.errors import Refusal
+from steerserve.rules.gguf_header import Header
+
+__all__ = ["Llama", "LlamaLauncher", "Options"]
+
+_NO_LAYERS = "a GGUF model has no layers to hook"
+
+Work = Callable[[], Coroutine[Any, Any, None]]
+
+
+class LlamaLauncher:
+    """Makes engines for GGUF models."""
+
+    def __init__(self, options: Options) -> None:
+        self._options = options
+
+    async def launch(self) -> Llama:
+        return Llama(self._options)
+
+
+class Llama:
+    """One GGUF model. `ended` is done when it is gone, with the reason as a clause."""
+
+    def __init__(self, options: Options) -> None:
+        self._options = options
+        self._ids = itertools.count(1)
+        self._templates = Templates()
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._process: LlamaProcess | None = None
+        self._opened: Opened | None = None
+        self._gate = Gate(0, 0)
+        self._parting: Refusal | None = None
+        self._is_stopped = False
+        self._ending: asyncio.Task[None] | None = None
+        self.applied: dict[str, int] = {}
+        self.on_record: Callable[[m.Recorded], None] = lambda _: None
+        self.ended: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+
+    @property
+    def pid(self) -> int | None:
+        return self._process.pid if self._process else None
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether nothing runs or waits, what was cancelled included."""
+        return self._gate.is_idle
+
+    # ------------------------------------------------------------- commands
+
+    async def load(
+        self, report: Report, *, path: str, header: Header, split: Sequence[float] | None = None
+    ) -> m.Loaded:
+        """Load the model whose first file is `path`; `split` are proportions over the cards in place of the setting's.
+
+        Raises:
+            Refusal: MODEL_LOAD_FAILED, INVALID_GGUF_TENSOR_SPLIT, INSUFFICIENT_MEMORY.
+        """
+        model = Model(path, header, split)
+        try:
+            found = await llama_loading.opened(self._options, report, model, self._keep)
+        except BaseException as error:
+            await self._end("the engine process ended")
+            if self._is_stopped and isinstance(error, Refusal):
+                raise self._gone() from None
+            raise
+        self._opened, self._gate = found, Gate(found.room.pool, found.slots)
+        self._ending = asyncio.create_task(self._end_with(found.process))
+        return llama_loading.facts(found, self._options.cache_type)
+
+    async def inspect(self, source: m.SaeSource) -> m.Claims:
+        """Raises:
+        Refusal: SAE_INCOMPATIBLE.
+        """
+        raise Refusal("SAE_INCOMPATIBLE", _NO_LAYERS)
+
+    async def attach(
+        self,
+        key: str,
+        source: m.SaeSource,
+        layer: int,
+        dtype: str | None = None,
+        check: bool = True,
+    ) -> m.Attached:
+        """Raises:
+        Refusal: SAE_INCOMPATIBLE.
+        """
+        raise Refusal("SAE_INCOMPATIBLE", _NO_LAYERS)
+
+    async def monitor(
+        self, key: str | None, features: list[int] | None = None, top_k: int = 10
+    ) -> None:
+        """Raises:
+        Refusal: SAE_INCOMPATIBLE.
+        """
+        raise Refusal("SAE_INCOMPATIBLE", _NO_LAYERS)
+
+    async def statistics(
+        self, features: list[int] | None = None, metric: str | None = None, k: int = 10
+    ) -> m.Statistics:
+        """Raises:
+        Refusal: SAE_INCOMPATIBLE.
+        """
+        raise Refusal("SAE_INCOMPATIBLE", _NO_LAYERS)
+
+    async def reset_statistics(self) -> None:
+        """Nothing is ever counted."""
+
+    async def explore(
+        self,
+        features: list[int],
+        nearest: int = 0,
+        *,
+        key: str | None = None,
+        source: m.SaeSource | None = None,
+    ) -> m.Explored:
+        """Raises:
+        Refusal: SAE_INCOMPATIBLE.
+        """
+        raise Refusal("SAE_INCOMPATIBLE", _NO_LAYERS)
+
+    async def detach(self, key: str) -> None:
+        """Nothing is ever attached."""
+
+    async def steer(self, epoch: int, enabled: bool, values: dict[str, dict[int, float]]) -> None:
+        """Raises:
+        Refusal: SAE_INCOMPATIBLE for values, which nothing here could apply.
+        """
+        if any(values.values()):
+            raise Refusal("SAE_INCOMPATIBLE", _NO_LAYERS)
+
+    async def measure(self) -> dict[str, tuple[int, int]]:
+        """Nothing: the tensor library that measures cards is not in this engine."""
+        return {}
+
+    async def stop(self, parting: Refusal | None = None) -> None:
+        """End the process. Safe to call when it has ended already.
+
+        `parting` is what requests still in flight are refused with.
+        """
+        self._parting = self._parting or parting
+        self._is_stopped = True
+        if self._process is not None:
+            await self._process.stop()
+        if self._ending is not None:
+            await asyncio.shield(self._ending)
+        else:
+            await self._end("the engine process ended")
+
+    # ------------------------------------------------------------- requests
+
+    async def generate(
+        self,
+        prompts: list[m.Text | m.Chat],
+        n: int,
+        sampling: m.Sampling,
+        plan: m.Plan,
+        *,
+        constraint: m.Constraint | None = None,
+        tap: m.Tap | None = None,
+        label: str | None = None,
+        plans: Sequence[m.Plan] = (),
+    ) -> AsyncGenerator[m.Started | m.Outcome, None]:
+        """Started, then the pieces of each choice until it has its `finish`. Closing the iterator early cancels. `label` and
+        `plans` are for SAEs, which there are none of here.
+
+        Raises:
+            Refusal: CONTEXT_LENGTH_EXCEEDED, NO_CHAT_TEMPLATE, INVALID_PARAMETER (an empty prompt, messages that the
+                template refuses), FIELD_NOT_HONOURED; MODEL_NOT_LOADED when the engine had ended before,
+                ENGINE_UNAVAILABLE when it ended meanwhile.
+        """
+        found = self._serving()
+        if found.header.is_embedding_only:
+            raise Refusal("INVALID_PARAMETER", "an embedding model only embeds", param="model")
+        refuse_unhonoured(n, sampling, plan, constraint, tap)
+        rows = await self._rows(found, prompts, sampling, found.room.context)
+        fields = sampling_fields(sampling, found.room.context)
+        number, events = next(self._ids), Events()
+        try:
+            yield m.Started(number, [len(row.tokens) for row in rows])
+            for row in rows:
+                row.task = self._spawn(
+                    partial(self._write, found, row, number, fields, events), events
+                )
+            async for event in until_finished(events, len(rows)):
+                yield event
+        finally:
+            for row in rows:
+                row.drop()
+
+    async def score(
+        self,
+        prompts: list[m.Text | m.Chat],
+        temperature: float,
+        top: int | None,
+        allowed: list[int] | None,
+        tap: m.Tap | None = None,
+    ) -> AsyncGenerator[m.Started | m.Outcome, None]:
+        """Raises:
+        Refusal: FIELD_NOT_HONOURED.
+        """
+        self._serving()
+        not_honoured("logprobs")
+        yield
+
+    async def embed(self, prompts: list[m.Text]) -> AsyncGenerator[m.Started | m.Outcome, None]:
+        """Started, then Embedded for each text, in their order. Closing the iterator early cancels.
+
+        Raises:
+            Refusal: CONTEXT_LENGTH_EXCEEDED, INVALID_PARAMETER (a text without tokens, or a model loaded without
+                embeddings), and as `generate`.
+        """
+        found = self._serving()
+        if not found.embed_context:
+            why = "the model was loaded without embeddings"
+            raise Refusal("INVALID_PARAMETER", why, param="model")
+        wanted = m.Sampling(max_tokens=0)
+        rows = await self._rows(found, prompts, wanted, found.embed_context, "input")
+        number, events = next(self._ids), Events()
+        try:
+            yield m.Started(number, [len(row.tokens) for row in rows])
+            task = self._spawn(partial(self._pool, found.server, rows, number, events), events)
+            for row in rows:
+                row.task = task
+            async for event in until_finished(events, len(rows)):
+                yield event
+        finally:
+            for row in rows:
+                row.drop()
+
+    # ------------------------------------------------------------- inside
+
+    def _keep(self, process: LlamaProcess) -> None:
+        if self._is_stopped:
+            raise self._gone()
+        self._process = process
+
+    async def _end_with(self, process: LlamaProcess) -> None:
+        await self._end(await asyncio.shield(process.ended))
+
+    async def _end(self, reason: str) -> None:
+        """Say that the process is gone, and end what is left without it."""
+        if not self.ended.done():
+            self.ended.set_result(reason)
+        await self._templates.close()
+        if self._tasks:
+            await asyncio.wait(self._tasks)
+        if self._opened is not None:
+            await self._opened.server.close()
+
+    def _gone(self) -> Refusal:
+        why = self.ended.result() if self.ended.done() else "the engine process ended"
+        return self._parting or endings.gone(why)
+
+    async def _lost(self) -> Refusal:
+        """What a request is refused with whose connection broke: the engine has ended, or is of no more use."""
+        await asyncio.wait([self.ended], timeout=llama_process.STOP_SECONDS)
+        if not self.ended.done():
+            assert self._process is not None
+            self._process.kill()
+        await asyncio.wait([self.ended])
+        return self._gone()
+
+    def _serving(self) -> Opened:
+        if self.ended.done():
+            raise self._parting or endings.gone_before(self.ended.result())
+        assert self._opened is not None
+        return self._opened
+
+    async def _rows(
+        self,
+        found: Opened,
+        prompts: Sequence[Prompt],
+        sampling: m.Sampling,
+        context: int,
+        field: str = "prompt",
+    ) -> list[Row]:
+        """A row for each prompt, its tokens counted."""
+        rows = []
+        try:
+            for index, prompt in enumerate(prompts):
+                with Place(prompts, index, field):
+                    check_length(prompt, found.header.longest_token, context)
+                    tokens = await self._tokens(found.server, found.header, prompt)
+                    if not tokens:
+                        why = "the prompt has no tokens"
+                        raise Refusal("INVALID_PARAMETER", why, param="prompt")
+                    limit = max_tokens(sampling, len(tokens), context)
+                rows.append(Row(index, tokens, limit, sampling.stops))
+        except Lost:
+            raise await self._lost() from None
+        except Refusal:
+            if self.ended.done():  # the renderer went with the model
+                raise self._gone() from None
+            raise
+        return rows
+
+    async def _tokens(self, server: LlamaServer, header: Header, prompt: Prompt) -> list[int]:
+        """The tokens of a prompt, a conversation rendered and with at most one BOS."""
+        if isinstance(prompt, m.Text):
+            return await server.tokenize(prompt.text, special=prompt.special)
+        text, has_bos = await self._templates.render(
+            header.chat_template, prompt.messages, header.bos_token, header.eos_token
+        )
+        return await server.tokenize(text, special=not has_bos)
+
+    def _spawn(self, work: Work, events: Events) -> asyncio.Task[None]:
+        """Run the work of a request beside it; what it raises is raised where its events are read."""
+
+        async def guarded() -> None:
+            try:
+                await work()
+            except Lost:
+                events.put_nowait(await self._lost())
+            except Exception as error:
+                # the reader of the events is the request's own border
+                events.put_nowait(error)
+
+        task = asyncio.create_task(guarded())
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task
+
+    async def _write(
+        self, found: Opened, row: Row, number: int, fields: dict[str, Any], events: Events
+    ) -> None:
+        """Complete one prompt. The row keeps its cells until the server has really let go of it."""
+        place = await self._gate.enter(row.tokens, len(row.tokens) + row.max_tokens)
+        row.is_sent = True
+        stops, seen, is_over = StopStrings(row.stops), list(row.tokens), False
+        completion = found.server.complete(row.tokens, row.max_tokens, place.number, fields)
+        try:
+            async with aclosing(completion) as chunks:
+                async for chunk in chunks:
+                    seen += chunk.tokens
+                    is_over = chunk.finish is not None
+                    piece = piece_of(stops, chunk, number, row.choice)
+                    if piece.text or piece.finish:
+                        events.put_nowait(piece)
+                    if piece.finish or not row.is_wanted:
+                        break
+            if not is_over:
+                await found.server.until_idle(place.number)
+        finally:
+            place.tokens = seen
+            self._gate.leave(place)
+
+    async def _pool(
+        self, server: LlamaServer, rows: list[Row], number: int, events: Events
+    ) -> None:
+        """Embed the texts one after the other, with the server to ourselves."""
+        async with self._gate.alone():
+            for row in rows:
+                row.is_sent = True
+            for row in rows:
+                if not row.is_wanted:
+                    return
+                vector = await server.embed(row.tokens)
+                events.put_nowait(m.Embedded(number, row.choice, vector))

@@ -1,0 +1,221 @@
+"""Loading a GGUF model: the memory it may take, the process that serves it, and whether it embeds."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import psutil
+
+from steerserve.engine.gguf import process as llama_process
+from steerserve.engine.gguf.messages import Card, Serve
+from steerserve.engine.gguf.process import MIB, LlamaProcess
+from steerserve.engine.gguf.server import LlamaServer, Lost
+from steerserve.engine.wire import messages as m
+from steerserve.errors import Refusal
+from steerserve.rules import gguf, gguf_header
+from steerserve.rules.gguf_header import Header, Room
+
+KV_SHARE = 3
+"""Without a setting, one part in this many of the free memory is given to the KV cache."""
+
+PROBE_SECONDS = 60.0
+
+Report = Callable[[m.Progress], None]
+Keep = Callable[[LlamaProcess], None]
+"""Told of each process as it starts; it raises where none is wanted any more."""
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """What the settings say of GGUF models. `threads` 0 takes the physical cores, `kv_cache_mb` 0 a part of what is free,
+    `context_length` 0 what the file says; `server_bin` is a `llama-server` program in place of the library."""
+
+    slots: int = 8
+    context_length: int = 32_768
+    min_context: int = 4096
+    kv_cache_mb: int = 0
+    cache_type: str = "f16"
+    tensor_split: str = ""
+    embeddings: bool = True
+    server_bin: str | None = None
+    threads: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Opened:
+    """A model being served. Lengths in tokens; `embed_context` is 0 where it does not embed, `cards` are those it lies on."""
+
+    process: LlamaProcess
+    server: LlamaServer
+    header: Header
+    room: Room
+    slots: int
+    embed_context: int
+    cards: list[Card]
+
+
+class _NoEmbeddings(Exception):
+    """A model that was to embed does not load, or does not embed."""
+
+    def __init__(self, why: Refusal) -> None:
+        super().__init__(why.message)
+        self.why = why
+
+
+@dataclass(frozen=True, slots=True)
+class Model:
+    """A model to load: its first file, what its header says, and proportions over the cards in place of the setting's."""
+
+    path: str
+    header: Header
+    split: Sequence[float] | None = None
+
+
+async def opened(options: Options, report: Report, model: Model, keep: Keep) -> Opened:
+    """The model served by a new process; without embeddings where its architecture does not take them.
+
+    Raises:
+        Refusal: MODEL_LOAD_FAILED, INVALID_GGUF_TENSOR_SPLIT, INSUFFICIENT_MEMORY.
+    """
+    report(m.Progress(0, "starting", 1.0))
+    header = model.header
+    if header.missing_bytes:
+        raise Refusal("MODEL_LOAD_FAILED", f"the file is cut short by {header.missing_bytes} bytes")
+    if options.embeddings or header.is_embedding_only:
+        try:
+            return await _attempt(options, report, model, keep, embeds=True)
+        except _NoEmbeddings as refused:
+            if header.is_embedding_only:
+                raise refused.why from None
+    return await _attempt(options, report, model, keep, embeds=False)
+
+
+def facts(found: Opened, cache_type: str) -> m.Loaded:
+    """What the rest of the service is told of the model."""
+    header, is_encoder = found.header, found.header.is_embedding_only
+    each = gguf_header.kv_bytes_per_token(header, cache_type)
+    memory_mb = found.process.memory_mb()
+    return m.Loaded(
+        id=0,
+        architecture=header.architecture,
+        parameters=header.parameters,
+        dtype=header.label,
+        device=",".join(_device(card.name) for card in found.cards) or "cpu",
+        memory_mb=memory_mb,
+        memory_by_device_mb={} if found.cards else {"cpu": memory_mb},
+        context_length=found.room.context,
+        layers=header.layers,
+        hidden_size=header.hidden_size,
+        vocabulary=header.vocabulary,
+        kv_tokens=0 if is_encoder else found.room.pool,
+        kv_bytes_per_token=0 if is_encoder else each,
+        has_chat_template=header.chat_template is not None and not is_encoder,
+        is_embedding_only=is_encoder,
+        supports_embeddings=bool(found.embed_context),
+        quantization=gguf.precision_of(header.label),
+    )
+
+
+async def _attempt(
+    options: Options, report: Report, model: Model, keep: Keep, *, embeds: bool
+) -> Opened:
+    """Raises:
+    _NoEmbeddings: with `embeds`, when the model does not load or does not embed.
+    """
+    process = await llama_process.start()
+    try:
+        keep(process)
+        seen = await process.cards(options.server_bin)
+        split = _split(options, model, len(seen))
+        cards = [
+            card for card, share in zip(seen, split or [1.0] * len(seen), strict=True) if share
+        ]
+        room = _room(options, model.header, cards)
+        serve = _wanted(options, model, room, split, embeds=embeds)
+        report(m.Progress(0, "loading_weights", 10.0))
+        server = await _loaded(process, serve)
+        report(m.Progress(0, "checking", 90.0))
+        if embeds:
+            await _probe(server, process)
+    except BaseException:
+        await process.stop()
+        raise
+    embed_context = min(room.context, serve.batch) if embeds else 0
+    return Opened(process, server, model.header, room, serve.slots, embed_context, cards)
+
+
+def _split(options: Options, model: Model, cards: int) -> list[float] | None:
+    """The proportions over the cards, one for each.
+
+    Raises:
+        Refusal: INVALID_GGUF_TENSOR_SPLIT.
+    """
+    if model.split is not None:
+        if len(model.split) != cards:
+            why = f"the model was placed on {len(model.split)} cards, but the engine sees {cards}"
+            raise Refusal("INVALID_GGUF_TENSOR_SPLIT", why, cards=cards)
+        return list(model.split)
+    named = gguf.tensor_split(options.tensor_split, cards)
+    return list(named) if named else None
+
+
+def _wanted(
+    options: Options, model: Model, room: Room, split: list[float] | None, *, embeds: bool
+) -> Serve:
+    header = model.header
+    return Serve(
+        path=model.path,
+        api_key=secrets.token_urlsafe(24),
+        pool=room.pool,
+        slots=1 if header.is_embedding_only else options.slots,
+        batch=gguf_header.pass_tokens(header, room.context, embeds=embeds),
+        threads=options.threads or psutil.cpu_count(logical=False) or 1,
+        cache_type=options.cache_type,
+        embeddings=embeds,
+        tensor_split=split,
+    )
+
+
+def _room(options: Options, header: Header, cards: list[Card]) -> Room:
+    if header.is_embedding_only:
+        context = gguf_header.longest_context(header, options.context_length, options.min_context)
+        return Room(context, context)
+    free = sum(card.free_bytes for card in cards) or psutil.virtual_memory().available
+    return gguf_header.room(
+        header,
+        kv_bytes=options.kv_cache_mb * MIB or max(0, free - header.tensor_bytes) // KV_SHARE,
+        cache_type=options.cache_type,
+        ceiling=options.context_length,
+        slots=options.slots,
+        least=options.min_context,
+    )
+
+
+async def _loaded(process: LlamaProcess, serve: Serve) -> LlamaServer:
+    try:
+        return LlamaServer(await process.serve(serve), serve.api_key)
+    except Refusal as refusal:
+        if serve.embeddings:
+            raise _NoEmbeddings(refusal) from None
+        raise
+
+
+async def _probe(server: LlamaServer, process: LlamaProcess) -> None:
+    """Embed a short text: some architectures take the pooling and fail at the first one."""
+    try:
+        async with asyncio.timeout(PROBE_SECONDS):
+            await server.embed(await server.tokenize("a", special=True) or [0])
+    except (Lost, Refusal, TimeoutError):
+        await server.close()
+        why = f"the model does not embed: {await process.trouble()}"
+        raise _NoEmbeddings(Refusal("MODEL_LOAD_FAILED", why)) from None
+
+
+def _device(name: str) -> str:
+    """A card as the rest of the service names it: CUDA0 is cuda:0."""
+    kind = name.rstrip("0123456789")
+    number = name[len(kind) :]
+    return f"{kind.lower()}:{number}" if number else kind.lower()

@@ -1,0 +1,55 @@
+"""What the llama.cpp process is told and answers: JSON lines on its standard input and output.
+
+It is asked for the cards it sees, then to serve a model; it answers each with one line and ends when its input closes.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+MODULE = "steerserve.engine.gguf.child"
+
+
+class Hello(msgspec.Struct):
+    """`server_bin` is a `llama-server` program to run in place of the library."""
+
+    server_bin: str | None = None
+
+
+class Card(msgspec.Struct):
+    """A card as the engine names it, with its free memory in bytes."""
+
+    name: str
+    free_bytes: int
+
+
+class Cards(msgspec.Struct):
+    """The cards that the engine sees; none on a host without."""
+
+    cards: list[Card] = []
+    error: str | None = None
+
+
+class Serve(msgspec.Struct):
+    """A model to serve on a loopback port. Lengths in tokens; `embeddings` pools by the mean."""
+
+    path: str
+    api_key: str
+    pool: int
+    slots: int
+    batch: int
+    threads: int
+    cache_type: str = "f16"
+    embeddings: bool = False
+    tensor_split: list[float] | None = None
+
+
+class Serving(msgspec.Struct):
+    """Where it is served, or that it cannot be; the reason is on the standard error."""
+
+    url: str | None = None
+    error: str | None = None
+
+
+def line(message: Hello | Cards | Serve | Serving) -> bytes:
+    return msgspec.json.encode(message) + b"\n"

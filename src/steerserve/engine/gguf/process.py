@@ -1,0 +1,181 @@
+"""The llama.cpp process seen from the control plane: started with next to no environment, asked, watched, ended."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import re
+import sys
+from asyncio.subprocess import PIPE, Process
+from collections import deque
+from typing import TypeVar
+
+import msgspec
+import psutil
+
+from steerserve.engine.gguf.messages import MODULE, Card, Cards, Hello, Serve, Serving, line
+from steerserve.engine.wire import endings
+from steerserve.errors import Refusal
+
+START_SECONDS = 60.0
+"""What the process may take to start and to list the cards."""
+
+STOP_SECONDS = 5.0
+"""What a process whose input closed may take before it is killed."""
+
+LINES_KEPT = 200
+LINE_BYTES = 1000
+REASON_CHARACTERS = 300
+MIB = 1 << 20
+_KEPT = (
+    "PATH HOME PYTHONPATH LD_LIBRARY_PATH CUDA_VISIBLE_DEVICES NVIDIA_VISIBLE_DEVICES "
+    "NVIDIA_DRIVER_CAPABILITIES HIP_VISIBLE_DEVICES ROCR_VISIBLE_DEVICES"
+).split()
+# spinning threads of an idle model would take the processors from everybody else; no debugger is wanted at a crash;
+# cards have to have the numbers that the driver gives them
+_ADDED = (
+    ("OMP_WAIT_POLICY", "passive"),
+    ("GGML_NO_BACKTRACE", "1"),
+    ("CUDA_DEVICE_ORDER", "PCI_BUS_ID"),
+)
+
+_TROUBLE = re.compile(
+    r"error|fail|invalid|unknown|out of memory|unable|cannot|assert", re.IGNORECASE
+)
+_PREFIX = re.compile(r"^(?:[\d.]+ )?(?:[EWIF] )?(?:\w+ +)?[\w:~]+: +")
+_LOADING = re.compile(r"^(?:error loading model\w*: +)+")
+_PATH = re.compile(r"(?:/[^\s'\":,]+)+/")
+_ADDRESS = re.compile(r"0x[0-9a-fA-F]+")
+
+Answer = TypeVar("Answer", Cards, Serving)
+
+
+class LlamaProcess:
+    """One process, which serves one model at most. `ended` is done when it is gone, with the reason."""
+
+    def __init__(self, child: Process) -> None:
+        self._child = child
+        self._lines: deque[str] = deque(maxlen=LINES_KEPT)
+        self._is_library = True
+        self._is_loading = False
+        self.ended: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+        self._watching = asyncio.create_task(self._watch(), name="llama-watcher")
+
+    @property
+    def pid(self) -> int:
+        return self._child.pid
+
+    async def cards(self, server_bin: str | None) -> list[Card]:
+        """The cards that the engine sees.
+
+        Raises:
+            Refusal: MODEL_LOAD_FAILED when it cannot be started.
+        """
+        self._is_library = server_bin is None
+        try:
+            async with asyncio.timeout(START_SECONDS):
+                found = await self._ask(Hello(server_bin), Cards)
+        except TimeoutError:
+            raise Refusal("MODEL_LOAD_FAILED", "the GGUF engine does not start") from None
+        if found is None or found.error is not None:
+            why = _cleaned(found.error or "") if found else await self._last_words()
+            raise Refusal("MODEL_LOAD_FAILED", f"the GGUF engine does not start: {why}")
+        return found.cards
+
+    async def serve(self, wanted: Serve) -> str:
+        """Load a model; the address at which it is served.
+
+        Raises:
+            Refusal: MODEL_LOAD_FAILED, with the engine's own reason.
+        """
+        self._is_loading = True
+        answer = await self._ask(wanted, Serving)
+        self._is_loading = False
+        if answer is None or answer.url is None:
+            raise Refusal(
+                "MODEL_LOAD_FAILED",
+                f"the GGUF engine refuses the model: {await self._last_words()}",
+            )
+        return answer.url
+
+    async def trouble(self) -> str:
+        """What the engine says went wrong, once it has ended: the first of its lines that tells."""
+        await self.stop()
+        for text in self._lines:
+            if _TROUBLE.search(text):
+                return _cleaned(text)
+        return self.ended.result()
+
+    async def _last_words(self) -> str:
+        """The trouble of a process that ends by itself: asked to, it would keep some of its lines to itself."""
+        await asyncio.wait([self.ended], timeout=STOP_SECONDS)
+        return await self.trouble()
+
+    def memory_mb(self) -> int:
+        """Resident memory of the process and of those it started, in MiB; 0 when it is gone."""
+        with contextlib.suppress(psutil.Error):
+            process = psutil.Process(self._child.pid)
+            every = [process, *process.children(recursive=True)]
+            return int(sum(one.memory_info().rss for one in every)) // MIB
+        return 0
+
+    def kill(self) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            self._child.kill()
+
+    async def stop(self) -> None:
+        """End the process: politely, so that it takes along what it started, then by force."""
+        assert self._child.stdin is not None
+        self._child.stdin.close()
+        if self._is_library and self._is_loading:
+            self.kill()  # a library that loads does not see its input close
+        await asyncio.wait([self.ended], timeout=STOP_SECONDS)
+        if not self.ended.done():
+            self.kill()
+        await asyncio.shield(self.ended)
+
+    async def _ask(self, message: Hello | Serve, kind: type[Answer]) -> Answer | None:
+        """The answer; None when the process ended instead."""
+        assert self._child.stdin is not None
+        assert self._child.stdout is not None
+        with contextlib.suppress(ConnectionError):
+            self._child.stdin.write(line(message))
+            await self._child.stdin.drain()
+        found = await self._child.stdout.readline()
+        return msgspec.json.decode(found, type=kind) if found.endswith(b"\n") else None
+
+    async def _watch(self) -> None:
+        assert self._child.stderr is not None
+        rest = b""
+        while chunk := await self._child.stderr.read(1 << 14):
+            *whole, rest = (rest + chunk).split(b"\n")
+            rest = rest[:LINE_BYTES]
+            self._note(whole)
+        self._note([rest])
+        self.ended.set_result(endings.reason(await self._child.wait()))
+
+    def _note(self, lines: list[bytes]) -> None:
+        texts = (one[:LINE_BYTES].decode("utf-8", "replace").strip() for one in lines)
+        self._lines.extend(text for text in texts if text)
+
+
+async def start() -> LlamaProcess:
+    """A started process that has not been told anything."""
+    environment = {name: os.environ[name] for name in _KEPT if name in os.environ}
+    child = await asyncio.create_subprocess_exec(
+        sys.executable,
+        "-m",
+        MODULE,
+        stdin=PIPE,
+        stdout=PIPE,
+        stderr=PIPE,
+        env={**environment, **dict(_ADDED)},
+    )
+    return LlamaProcess(child)
+
+
+def _cleaned(text: str) -> str:
+    """A line of the engine's without what precedes the reason, and without folders and addresses."""
+    text = _LOADING.sub("", _PREFIX.sub("", text.strip(), count=1))
+    return _ADDRESS.sub("an address", _PATH.sub("", text))[:REASON_CHARACTERS] or "unknown"

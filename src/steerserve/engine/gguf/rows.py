@@ -1,0 +1,78 @@
+"""One completion or text of a request to a GGUF model, and what is told of it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Sequence
+from dataclasses import dataclass
+from typing import NoReturn
+
+from steerserve.engine.gguf.server import Chunk
+from steerserve.engine.wire import messages as m
+from steerserve.engine.wire.stops import StopStrings
+from steerserve.errors import Refusal
+
+Events = asyncio.Queue[m.Outcome | Exception]
+"""What the rows of a request have to say."""
+
+
+@dataclass(slots=True, eq=False)
+class Row:
+    """One completion: its tokens, its bound, and whether somebody still waits for it."""
+
+    choice: int
+    tokens: list[int]
+    max_tokens: int
+    stops: Sequence[str]
+    is_wanted: bool = True
+    is_sent: bool = False
+    task: asyncio.Task[None] | None = None
+
+    def drop(self) -> None:
+        """Nobody waits any more. What was sent ends with the next token, before its cells are given to others."""
+        self.is_wanted = False
+        if self.task is not None and not self.is_sent:
+            self.task.cancel()
+
+
+async def until_finished(events: Events, choices: int) -> AsyncGenerator[m.Outcome, None]:
+    while choices:
+        event = await events.get()
+        if isinstance(event, Exception):
+            raise event
+        choices -= m.is_last(event)
+        yield event
+
+
+def piece_of(stops: StopStrings, chunk: Chunk, number: int, choice: int) -> m.Piece:
+    """What is certain of a choice's text after one more chunk."""
+    text = stops.push(chunk.text)
+    if stops.is_stopped:
+        return m.Piece(number, choice, text, chunk.count, "stop")
+    if chunk.finish is not None:
+        text += stops.finish()
+    return m.Piece(number, choice, text, chunk.count, chunk.finish)
+
+
+def refuse_unhonoured(
+    n: int,
+    sampling: m.Sampling,
+    plan: m.Plan,
+    constraint: m.Constraint | None,
+    tap: m.Tap | None,
+) -> None:
+    """What the doors refuse before; here it would silently change nothing."""
+    if n != 1:
+        not_honoured("n")
+    if sampling.seed is not None:
+        not_honoured("seed")
+    if constraint is not None:
+        not_honoured("response_format")
+    if tap is not None:
+        not_honoured("return_sae_activations")
+    if isinstance(plan, m.Overlay) and any(plan.values.values()):
+        not_honoured("steering")
+
+
+def not_honoured(field: str) -> NoReturn:
+    raise Refusal("FIELD_NOT_HONOURED", f"{field} is not honoured on a GGUF model", param=field)

@@ -1,0 +1,180 @@
+"""HTTP to llama.cpp's server: tokens, completions and vectors. It knows nothing of requests and choices."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import math
+import struct
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import httpx
+
+from steerserve.engine.wire import messages as m
+from steerserve.errors import Refusal
+
+COLDEST = 1e-4
+"""Temperatures below this are greedy, as in the checkpoint engine."""
+
+FIRST_LOOK = 0.005
+LONGEST_PAUSE = 0.25
+_DATA = "data:"
+_FINISHES = {"eos": "stop", "word": "stop", "limit": "length"}
+
+
+class Lost(Exception):
+    """The connection broke, or what came over it is no answer: the engine has ended or is of no more use."""
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """New text of a completion and how many tokens it has; `finish` is None, `stop` or `length`."""
+
+    text: str
+    count: int
+    tokens: list[int]
+    finish: str | None = None
+
+
+def sampling_fields(wanted: m.Sampling, context: int) -> dict[str, Any]:
+    """How tokens are chosen: penalty over the whole context, temperature, nucleus, and nothing else."""
+    is_greedy = wanted.temperature < COLDEST or wanted.top_p == 0.0
+    return {
+        "samplers": ["penalties", "temperature", "top_p"],
+        "temperature": 0.0 if is_greedy else wanted.temperature,
+        "top_p": 1.0 if is_greedy else wanted.top_p,
+        "repeat_penalty": wanted.repetition_penalty,
+        "repeat_last_n": context,
+        "presence_penalty": 0.0,
+        "frequency_penalty": 0.0,
+        # off by the order above, and said again where a model file names defaults
+        "top_k": 0,
+        "min_p": 0.0,
+        "typical_p": 1.0,
+        "mirostat": 0,
+        "dynatemp_range": 0.0,
+        "dry_multiplier": 0.0,
+        "xtc_probability": 0.0,
+    }
+
+
+class LlamaServer:
+    """A server at `url` that is opened by `key`."""
+
+    def __init__(self, url: str, key: str) -> None:
+        self._http = httpx.AsyncClient(
+            base_url=url,
+            headers={"Authorization": f"Bearer {key}"},
+            timeout=httpx.Timeout(None),
+            limits=httpx.Limits(max_connections=None, max_keepalive_connections=16),
+            # loopback never goes through somebody's proxy
+            trust_env=False,
+        )
+
+    async def close(self) -> None:
+        await self._http.aclose()
+
+    async def tokenize(self, text: str, *, special: bool) -> list[int]:
+        """The tokens of a text; `special` adds those that the tokenizer puts around one."""
+        body = {"content": text, "add_special": special, "parse_special": True}
+        found = await self._post("/tokenize", body)
+        return [int(token) for token in found["tokens"]]
+
+    async def embed(self, tokens: list[int]) -> bytes:
+        """The mean of the last hidden layer over the tokens: little-endian float32, not normalised.
+
+        Raises:
+            Refusal: NON_FINITE_LOGITS, INTERNAL_ERROR.
+        """
+        found = await self._post("/embedding", {"content": tokens, "embd_normalize": -1})
+        vector = found[0]["embedding"][0]
+        if not vector or not all(_is_finite(value) for value in vector):
+            raise Refusal("NON_FINITE_LOGITS", "the model produced NaN or infinite states")
+        return struct.pack(f"<{len(vector)}f", *vector)
+
+    async def complete(
+        self, tokens: list[int], max_tokens: int, slot: int, fields: dict[str, Any]
+    ) -> AsyncGenerator[Chunk, None]:
+        """The chunks of a completion, one for each pass at least; the last has its `finish`.
+
+        Raises:
+            Refusal: INTERNAL_ERROR with the engine's own words.
+        """
+        body = {
+            **fields,
+            "prompt": tokens,
+            "n_predict": max_tokens,
+            "id_slot": slot,
+            "cache_prompt": True,
+            "stream": True,
+            "return_progress": True,
+        }
+        async with self._stream("/completion", body) as response:
+            async for line in response.aiter_lines():
+                if line.startswith(_DATA):
+                    chunk = _chunk(json.loads(line[len(_DATA) :]))
+                    yield chunk
+                    if chunk.finish is not None:
+                        return
+        raise Lost("the answer ended early")
+
+    async def until_idle(self, slot: int) -> None:
+        """Return when the server has let go of a slot; it notices a client that left only when it writes."""
+        pause = FIRST_LOOK
+        while await self._is_busy(slot):
+            await asyncio.sleep(pause)
+            pause = min(2 * pause, LONGEST_PAUSE)
+
+    async def _is_busy(self, slot: int) -> bool:
+        try:
+            response = await self._http.get("/slots")
+            found = response.json()
+        except (httpx.HTTPError, ValueError) as error:
+            raise Lost(str(error)) from error
+        return any(one["id"] == slot and one["is_processing"] for one in found)
+
+    async def _post(self, path: str, body: dict[str, Any]) -> Any:
+        try:
+            response = await self._http.post(path, json=body)
+            found = response.json()
+        except (httpx.HTTPError, ValueError) as error:
+            raise Lost(str(error)) from error
+        if response.status_code != httpx.codes.OK:
+            raise _failed(found)
+        return found
+
+    @asynccontextmanager
+    async def _stream(self, path: str, body: dict[str, Any]) -> AsyncIterator[httpx.Response]:
+        try:
+            async with self._http.stream("POST", path, json=body) as response:
+                if response.status_code != httpx.codes.OK:
+                    raise _failed(json.loads(await response.aread()))
+                yield response
+        except (httpx.HTTPError, ValueError) as error:
+            raise Lost(str(error)) from error
+
+
+def _chunk(found: dict[str, Any]) -> Chunk:
+    if "error" in found:
+        raise _failed(found)
+    is_progress = "prompt_progress" in found
+    return Chunk(
+        text=found["content"],
+        count=found["tokens_predicted"],
+        tokens=[] if is_progress else found.get("tokens", []),
+        finish=_FINISHES.get(found["stop_type"], "length") if found["stop"] else None,
+    )
+
+
+def _failed(found: Any) -> Refusal:
+    error = found.get("error", {}) if isinstance(found, dict) else {}
+    message = str(error.get("message", "unknown"))[:200] if isinstance(error, dict) else "unknown"
+    return Refusal("INTERNAL_ERROR", f"the GGUF engine failed: {message}")
+
+
+def _is_finite(value: object) -> bool:
+    """The server writes what is not finite as null."""
+    return isinstance(value, int | float) and math.isfinite(value)

@@ -1,0 +1,1 @@
+"""Helpers that treat input of strangers in processes of their own."""

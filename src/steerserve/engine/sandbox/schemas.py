@@ -1,0 +1,245 @@
+"""The checker: child processes that compile schemas and validate documents, so that a hostile one cannot block the service.
+
+`Checker` is their client in the control plane; `python -m steerserve.engine.sandbox.schemas` is a process, which is asked in JSON.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import json
+import random
+import re
+import sys
+import time
+import warnings
+from collections import OrderedDict
+from collections.abc import Iterator
+from typing import NoReturn
+
+import msgspec
+from jsonschema import Draft202012Validator
+from jsonschema.exceptions import ValidationError
+from llguidance import LLMatcher, LLParserLimits, LLTokenizer
+
+from steerserve.engine.sandbox.lane import Died, Lane, limit, serve
+from steerserve.rules.schema_dialect import LEXER_STATES, dialect
+from steerserve.rules.schema_parts import Schema, is_endless, parts
+from steerserve.rules.schema_subset import Fault, compact, fault, refusal
+
+CHECK_SECONDS = 1.5
+"""What one check or validation may take."""
+
+LANES = 4
+"""Processes that may run at once."""
+
+MEMORY_BYTES = 1 << 30
+"""Address space of a process."""
+
+PASSED_MAXIMUM = 64
+"""Schemas that are remembered as good."""
+
+REASON_CHARACTERS = 300
+WALKS = 4
+WALK_BYTES = 256
+STEP_SECONDS = 0.05
+"""Processor time of one byte of a rehearsed document. A large vocabulary takes about twice as long."""
+
+
+class Ask(msgspec.Struct):
+    """`schema` is JSON text. With a `text` the document is validated, without the schema is checked."""
+
+    schema: str
+    text: str | None = None
+
+
+class Answer(msgspec.Struct):
+    """Nothing when all is well; else the reason, and the keywords it can be traced to."""
+
+    reason: str | None = None
+    faults: list[dict[str, str]] = []
+
+
+# ------------------------------------------------------------------ in the control plane
+
+
+class Checker:
+    """Owns the processes: a hostile schema holds up one of them, and the next question takes another."""
+
+    def __init__(self) -> None:
+        command = [sys.executable, "-m", "steerserve.engine.sandbox.schemas"]
+        self._lanes = [Lane("the checker of schemas", command) for _ in range(LANES)]
+        # the last one used is the next one used: most services never start a second
+        self._free: asyncio.LifoQueue[Lane] = asyncio.LifoQueue()
+        for lane in self._lanes:
+            self._free.put_nowait(lane)
+        self._passed: OrderedDict[bytes, None] = OrderedDict()
+
+    @property
+    def pids(self) -> list[int]:
+        """Of the processes that run."""
+        return [lane.pid for lane in self._lanes if lane.pid is not None]
+
+    async def check(self, schema: Schema) -> None:
+        """Whether the grammar engine can enforce a schema that `schema_subset.check` has passed.
+
+        Raises:
+            Refusal: RESPONSE_FORMAT_UNSUPPORTED when it cannot, or not within the limits of time and memory.
+        """
+        text = compact(schema)
+        digest = hashlib.blake2b(text.encode(), digest_size=16).digest()
+        if digest in self._passed:
+            self._passed.move_to_end(digest)
+            return
+        answer = await self._ask(Ask(text))
+        if answer.reason is not None:
+            raise refusal(answer.faults or [fault("", (), answer.reason)])
+        self._passed[digest] = None
+        while len(self._passed) > PASSED_MAXIMUM:
+            self._passed.popitem(last=False)
+
+    async def validate(self, schema: Schema, text: str) -> str | None:
+        """None when `text` is a JSON document that satisfies the schema, else why not, in one line."""
+        return (await self._ask(Ask(compact(schema), text))).reason
+
+    async def close(self) -> None:
+        """End the processes. Whoever waits for one is refused."""
+        for lane in self._lanes:
+            await lane.close()
+
+    async def _ask(self, ask: Ask) -> Answer:
+        """The answer of a process, or why it has none within its limits."""
+        lane = await self._free.get()
+        try:
+            found = await lane.ask(msgspec.json.encode(ask), CHECK_SECONDS)
+            return msgspec.json.decode(found, type=Answer)
+        except TimeoutError:
+            return Answer(f"takes longer than {CHECK_SECONDS:g} s to check")
+        except Died:
+            return Answer("needs more memory or depth than a check has")
+        finally:
+            self._free.put_nowait(lane)
+
+
+# ------------------------------------------------------------------ in the process
+
+
+def check(schema: Schema, tokenizer: LLTokenizer) -> Answer:
+    """Compile the schema, and walk some documents of it."""
+    faults = list(_bad_patterns(schema))
+    if faults:
+        return Answer("patterns that cannot be compiled", faults)
+    if is_endless(schema):
+        return Answer("no finite document can satisfy it")
+    matcher = _compiled(schema, tokenizer)
+    if matcher.is_error():
+        return Answer(_line(matcher.get_error()), list(_refused_patterns(schema, tokenizer)))
+    return Answer(_rehearse(matcher))
+
+
+def validate(schema: Schema, text: str) -> str | None:
+    """Why `text` is no document of the schema, in one line; None when it is."""
+    try:
+        document = json.loads(text, parse_constant=_refuse_constant)
+        error: ValidationError | None = next(
+            Draft202012Validator(schema).iter_errors(document), None
+        )
+    except ValueError as wrong:
+        return _line(f"not JSON: {wrong}")
+    except RecursionError:
+        return "nested too deep to validate"
+    return _line(f"{error.json_path}: {error.message}") if error else None
+
+
+def _refuse_constant(name: str) -> NoReturn:
+    raise ValueError(f"{name} is no JSON number")
+
+
+def _bad_patterns(schema: Schema) -> Iterator[Fault]:
+    """Patterns that Python's `re`, which validates, cannot compile, or warns that it reads in its own way."""
+    for path, part in parts(schema):
+        if "pattern" in part:
+            try:
+                with warnings.catch_warnings():
+                    warnings.simplefilter("error")
+                    re.compile(part["pattern"])
+            except (re.error, Warning, OverflowError, RecursionError) as error:
+                yield fault("pattern", (*path, "pattern"), _line(str(error)))
+
+
+def _refused_patterns(schema: Schema, tokenizer: LLTokenizer) -> Iterator[Fault]:
+    """The patterns that the grammar engine cannot compile by themselves."""
+    for path, part in parts(schema):
+        if "pattern" in part:
+            matcher = _compiled({"pattern": part["pattern"]}, tokenizer)
+            if matcher.is_error():
+                yield fault("pattern", (*path, "pattern"), _line(matcher.get_error()))
+
+
+def _compiled(schema: Schema, tokenizer: LLTokenizer) -> LLMatcher:
+    grammar = LLMatcher.grammar_from_json_schema(dialect(schema))
+    limits = LLParserLimits(max_lexer_states=LEXER_STATES, verbose_errors=False)
+    return LLMatcher(tokenizer, grammar, log_level=0, limits=limits)
+
+
+def _rehearse(matcher: LLMatcher) -> str | None:
+    """Write the beginnings of some documents, byte by byte, and see that each step is allowed and quick.
+
+    The choices lean to ending strings, so that the walks get around; they are the same at every check.
+    """
+    for walk in range(WALKS):
+        state, choice = matcher.deep_copy(), random.Random(walk)  # noqa: S311
+        for _ in range(WALK_BYTES):
+            started = time.thread_time()
+            allowed = int.from_bytes(state.compute_bitmask(), "little")
+            options = [byte for byte in range(256) if allowed >> byte & 1]
+            if options:
+                is_string_end = ord('"') in options and choice.random() < 0.5
+                state.consume_token(ord('"') if is_string_end else choice.choice(options))
+            if state.is_error():
+                return _failure(state)
+            if time.thread_time() - started > STEP_SECONDS:
+                return "is too ambiguous to be enforced quickly"
+            if not options or state.is_stopped():
+                break
+    return None
+
+
+def _failure(state: LLMatcher) -> str:
+    reason = _line(state.get_error())
+    if reason.startswith("NoExtension"):
+        return "leads to a place from which no document can be finished"
+    return f"is too complex: {reason}"
+
+
+def _line(text: str) -> str:
+    """The first line, or what fits of it; a regex error is drawn over several lines and named in the last."""
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    if not lines:
+        return "unknown error"
+    last = lines[-1] if lines[-1].startswith("error:") else ""
+    return f"{lines[0]} {last}".strip()[:REASON_CHARACTERS]
+
+
+def main() -> None:
+    """The process."""
+    limit(MEMORY_BYTES)
+    tokenizer = LLTokenizer("byte")
+    serve(
+        lambda body: msgspec.json.encode(_answer(msgspec.json.decode(body, type=Ask), tokenizer)),
+        CHECK_SECONDS,
+    )
+
+
+def _answer(ask: Ask, tokenizer: LLTokenizer) -> Answer:
+    schema = json.loads(ask.schema)
+    if ask.text is not None:
+        return Answer(validate(schema, ask.text))
+    try:
+        return check(schema, tokenizer)
+    except ValueError as error:
+        return Answer(_line(str(error)))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,225 @@
+"""Rendering the chat template of a GGUF file in a process of its own, so that a hostile template harms nothing.
+
+`Templates` is its client in the control plane; `python -m steerserve.engine.sandbox.templates` is the process: sandboxed Jinja with
+what model templates expect, under limits of time and memory, that opens no file once it is ready.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import resource
+import sys
+from collections.abc import Callable
+from datetime import datetime
+from functools import lru_cache
+from typing import Any, NoReturn
+
+import jinja2
+import msgspec
+from jinja2.ext import Extension, loopcontrols
+from jinja2.nodes import CallBlock, Node
+from jinja2.parser import Parser
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+from jinja2.utils import Namespace
+
+from steerserve.engine.sandbox.lane import Died, Lane, limit, serve
+from steerserve.errors import Refusal
+
+RENDER_SECONDS = 2.0
+"""What one conversation may take."""
+
+MEMORY_BYTES = 1 << 30
+"""Address space of the process."""
+
+TEXT_MAXIMUM = 1 << 25
+"""Characters of a rendered conversation, beyond any request and any context."""
+
+REASON_CHARACTERS = 200
+OPEN_FILES = 3
+"""Standard input, output and error."""
+
+_ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")
+
+
+class Ask(msgspec.Struct):
+    """A conversation to render, with the texts of the tokens that begin and end a text."""
+
+    template: str
+    messages: list[dict[str, Any]]
+    bos_token: str | None = None
+    eos_token: str | None = None
+
+
+class Answer(msgspec.Struct):
+    """The text, or why there is none."""
+
+    text: str = ""
+    reason: str | None = None
+
+
+# ------------------------------------------------------------------ in the control plane
+
+
+class Templates:
+    """Owns the process that renders."""
+
+    def __init__(self) -> None:
+        command = [sys.executable, "-m", "steerserve.engine.sandbox.templates"]
+        self._lane = Lane("the renderer of chat templates", command)
+
+    @property
+    def pid(self) -> int | None:
+        return self._lane.pid
+
+    async def render(
+        self,
+        template: str | None,
+        messages: list[dict[str, Any]],
+        bos_token: str | None = None,
+        eos_token: str | None = None,
+    ) -> tuple[str, bool]:
+        """A conversation as text, and whether the template itself put the BOS before it.
+
+        A trailing assistant message is continued: what stands before it is rendered with the generation prompt, and
+        its own text follows raw.
+
+        Raises:
+            Refusal: NO_CHAT_TEMPLATE; INVALID_PARAMETER when the template refuses the messages.
+        """
+        if not template:
+            raise Refusal("NO_CHAT_TEMPLATE", "the model has no chat template; use /v1/completions")
+        messages = list(messages)
+        partial = ""
+        if len(messages) > 1 and messages[-1]["role"] == "assistant":
+            partial = messages.pop()["content"] or ""
+        answer = await self._ask(Ask(template, messages, bos_token, eos_token))
+        if answer.reason is not None:
+            raise Refusal(
+                "INVALID_PARAMETER",
+                f"the model's chat template refuses these messages: {answer.reason}",
+                param="messages",
+            )
+        return answer.text + partial, bool(bos_token) and answer.text.startswith(bos_token or "")
+
+    async def close(self) -> None:
+        """End the process. Whoever waits for it is refused."""
+        await self._lane.close()
+
+    async def _ask(self, ask: Ask) -> Answer:
+        try:
+            found = await self._lane.ask(msgspec.json.encode(ask), RENDER_SECONDS)
+            return msgspec.json.decode(found, type=Answer)
+        except TimeoutError:
+            return Answer(reason=f"rendering takes longer than {RENDER_SECONDS:g} s")
+        except Died:
+            return Answer(reason="rendering needs more memory or depth than there is")
+
+
+# ------------------------------------------------------------------ in the process
+
+
+class _Passed(Extension):
+    """`{% generation %}`, with which templates mark what a model wrote, changes nothing here."""
+
+    tags = {"generation"}  # noqa: RUF012 -- as the library declares it
+
+    def parse(self, parser: Parser) -> Node:
+        line = next(parser.stream).lineno
+        body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
+        return CallBlock(self.call_method("_inside"), [], [], body).set_lineno(line)
+
+    def _inside(self, caller: Callable[[], str]) -> str:
+        return caller()
+
+
+class _PublicNamespace(Namespace):
+    """A namespace that keeps no underscored names, by which sandboxes have been left before."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        for name in dict(*args, **kwargs):
+            _refuse_hidden(name)
+        super().__init__(*args, **kwargs)
+
+    def __setitem__(self, name: str, value: Any) -> None:
+        _refuse_hidden(name)
+        super().__setitem__(name, value)
+
+
+def _refuse_hidden(name: str) -> None:
+    if name.startswith("_"):
+        raise jinja2.TemplateError("a namespace takes no names that begin with an underscore")
+
+
+def _raise(message: str) -> NoReturn:
+    raise jinja2.TemplateError(message)
+
+
+def _now(pattern: str) -> str:
+    return datetime.now().strftime(pattern)
+
+
+def _json(
+    value: Any,
+    ensure_ascii: bool = False,
+    indent: int | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,
+) -> str:
+    """JSON without the HTML escapes that the library's own filter adds."""
+    return json.dumps(
+        value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
+    )
+
+
+@lru_cache(maxsize=4)
+def _compiled(template: str) -> jinja2.Template:
+    environment = ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=[_Passed, loopcontrols]
+    )
+    environment.filters["tojson"] = _json
+    environment.globals["raise_exception"] = _raise
+    environment.globals["strftime_now"] = _now
+    environment.globals["namespace"] = _PublicNamespace
+    return environment.from_string(template)
+
+
+def rendered(ask: Ask) -> Answer:
+    """The conversation with a generation prompt behind it."""
+    tokens = {"bos_token": ask.bos_token, "eos_token": ask.eos_token}
+    try:
+        text = _compiled(ask.template).render(
+            messages=ask.messages,
+            tools=None,
+            documents=None,
+            add_generation_prompt=True,
+            **{name: token for name, token in tokens.items() if token is not None},
+        )
+    except MemoryError:
+        return Answer(reason="rendering needs more memory or depth than there is")
+    except Exception as error:
+        # templates raise whatever their author chose
+        line = (str(error).splitlines() or [type(error).__name__])[0]
+        return Answer(reason=_ADDRESS.sub("", line)[:REASON_CHARACTERS])
+    if len(text) > TEXT_MAXIMUM:
+        return Answer(reason=f"the text is longer than {TEXT_MAXIMUM} characters")
+    return Answer(text)
+
+
+def main() -> None:
+    """The process."""
+    limit(MEMORY_BYTES)
+    # what is imported late, for errors above all, is imported now: no file is opened after this
+    rendered(
+        Ask("{{ strftime_now('%d %b %Y') }}{{ messages | tojson }}{{ raise_exception('') }}", [])
+    )
+    rendered(Ask("{% if %}", []))
+    resource.setrlimit(resource.RLIMIT_NOFILE, (OPEN_FILES, OPEN_FILES))
+    serve(
+        lambda body: msgspec.json.encode(rendered(msgspec.json.decode(body, type=Ask))),
+        RENDER_SECONDS,
+    )
+
+
+if __name__ == "__main__":
+    main()

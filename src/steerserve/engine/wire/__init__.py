@@ -1,0 +1,1 @@
+"""What crosses the process border, and what both engines do alike."""

@@ -1,0 +1,45 @@
+"""The files of downloaded SAEs on the disk: which there are, and which belong to one SAE and to no other."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Set
+from pathlib import Path
+
+from steerserve.files.folder import Folder
+from steerserve.rules import sae_units
+from steerserve.rules.repository import RepoFile
+from steerserve.rules.sae_units import Unit
+
+
+def units(folder: Path, repo_id: str) -> tuple[Unit, ...]:
+    """The SAEs of one commit whose files are there."""
+    there = [path for path in folder.rglob("*") if path.is_file()]
+    files = [RepoFile(path.relative_to(folder).as_posix(), None) for path in there]
+    return sae_units.units(repo_id, files).units
+
+
+def are_there(folder: Path, files: Iterable[RepoFile]) -> bool:
+    """Whether all of these have been downloaded whole."""
+    for file in files:
+        place = Folder(folder).final(file)
+        if not place.is_file() or file.size not in (None, place.stat().st_size):
+            return False
+    return True
+
+
+def remove(folder: Path, repo_id: str, gone: Set[str | None], kept: Set[str | None]) -> None:
+    """Remove the files of the units with these paths, but not what the kept ones have too.
+
+    Raises:
+        OSError: the first that cannot be removed, when all the others are.
+    """
+    there = units(folder, repo_id)
+    shared = {file.path for unit in there if unit.path in kept for file in unit.files}
+    own = {file.path: file for unit in there if unit.path in gone for file in unit.files}
+    Folder(folder).remove([file for path, file in own.items() if path not in shared])
+
+
+def bytes_of(folder: Path) -> int:
+    """Bytes of all files of a commit, those of unfinished downloads included."""
+    places = (folder, Folder(folder).staging)
+    return sum(p.stat().st_size for place in places for p in place.rglob("*") if p.is_file())

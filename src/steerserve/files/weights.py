@@ -1,0 +1,178 @@
+"""What a model folder's weights are and what its configuration says of their use; no tensor is read."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from steerserve.files import local
+from steerserve.rules.precision import StoredTensor, quantization_config
+
+_INPUT_EMBEDDING = re.compile(
+    r"(?:^|\.)(?:embed_tokens|wte|word_embeddings|embed_in|tok_embeddings)\.weight$"
+)
+_OUTPUT_HEAD = re.compile(r"(?:^|\.)(?:lm_head|embed_out|output)\.weight$")
+_CONTEXT_NAMES = ("max_position_embeddings", "n_positions", "max_seq_len", "seq_length", "n_ctx")
+LAYERS_MAXIMUM = 1 << 12
+COUNT_MAXIMUM = 1 << 24
+"""Above the largest vocabularies and contexts there are; figures are multiplied and lists are made by them."""
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """A configuration's figures; `kv_values` are the numbers kept per token in one layer: keys and values of all its
+    heads."""
+
+    layers: int
+    hidden: int
+    intermediate: int
+    vocabulary: int
+    kv_values: int
+    max_context: int
+
+
+@dataclass(frozen=True, slots=True)
+class Weights:
+    """A checkpoint folder. `tensors` is empty where the weights are pickles, whose `pickled_bytes` is all that can be
+    told without running them; `dtype` is what the configuration names."""
+
+    path: Path
+    architecture: str | None
+    dtype: str | None
+    quantized: dict[str, Any] | None
+    tensors: tuple[StoredTensor, ...]
+    pickled_bytes: int
+    shape: Shape
+    is_tied: bool
+
+    @property
+    def head(self) -> StoredTensor | None:
+        """The output head, where it is a tensor of its own."""
+        found = [t for t in self.tensors if t.layer is None and _OUTPUT_HEAD.search(t.name)]
+        return found[0] if found and not self.is_tied else None
+
+
+def read(path: Path) -> Weights:
+    """What lies in a model folder; blocks for as long as it takes to read the headers.
+
+    Raises:
+        Refusal: INVALID_LOCAL_PATH.
+    """
+    config = local.configuration(path)
+    try:
+        return _read(path, config)
+    except _Unlikely as error:
+        raise local.bad_path(str(error), str(path)) from None
+
+
+class _Unlikely(ValueError):
+    """A figure that no model has."""
+
+
+def _read(path: Path, config: Mapping[str, Any]) -> Weights:
+    """The same, given the configuration.
+
+    Raises:
+        _Unlikely, Refusal.
+    """
+    text = _text(config)
+    files = local.weight_files(path)
+    stored = [t for f in files if f.suffix == ".safetensors" for t in local.tensors(f)]
+    is_tied = _is_tied(config, stored)
+    if is_tied:
+        stored = [t for t in stored if t.layer is not None or not _OUTPUT_HEAD.search(t.name)]
+    dtype = text.get("dtype") or text.get("torch_dtype")
+    dtype = dtype or config.get("dtype") or config.get("torch_dtype")
+    with local.reading(path):
+        pickled = sum(f.stat().st_size for f in files if f.suffix != ".safetensors")
+    return Weights(
+        path=path,
+        architecture=local.architecture(config),
+        dtype=(local.dtype(dtype) or "").removeprefix("torch.") or None,
+        quantized=quantization_config(config),
+        tensors=tuple(stored),
+        pickled_bytes=pickled,
+        shape=_shape(text, stored),
+        is_tied=is_tied,
+    )
+
+
+def _text(config: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The part of a configuration that speaks of the language model."""
+    for key in ("text_config", "decoder"):
+        inner = config.get(key)
+        if isinstance(inner, Mapping):
+            return inner
+    return config
+
+
+def _is_tied(config: Mapping[str, Any], stored: list[StoredTensor]) -> bool:
+    """Whether the output head is the input embedding: the configuration says so, or there is no head of its own."""
+    if any(_OUTPUT_HEAD.search(t.name) for t in stored if t.layer is None):
+        return config.get("tie_word_embeddings") is True
+    return True
+
+
+def _shape(text: Mapping[str, Any], stored: list[StoredTensor]) -> Shape:
+    hidden = _count(text, "hidden_size", "n_embd", "d_model")
+    heads = _count(text, "num_attention_heads", "n_head", "n_heads", "num_heads")
+    layers = _count(text, "num_hidden_layers", "n_layer", "n_layers", "num_layers")
+    held = 1 + max((t.layer for t in stored if t.layer is not None), default=-1)
+    if 0 < held < layers:
+        raise _Unlikely(f"the configuration names {layers} layers, the weights have {held}")
+    layers = layers or held
+    embeddings = [t for t in stored if _INPUT_EMBEDDING.search(t.name)]
+    if any(len(t.shape) != 2 for t in embeddings):
+        raise _Unlikely(f"{embeddings[0].name[:200]} is no matrix")
+    rows = embeddings[0].shape[0] if embeddings else 0
+    return Shape(
+        layers=_bounded("layers", layers, LAYERS_MAXIMUM),
+        hidden=hidden,
+        intermediate=_intermediate(text, hidden),
+        vocabulary=_count(text, "vocab_size")
+        or _bounded("rows of the embedding", rows, COUNT_MAXIMUM),
+        kv_values=_kv_values(text, hidden, heads),
+        max_context=_count(text, *_CONTEXT_NAMES) or 2048,
+    )
+
+
+def _intermediate(text: Mapping[str, Any], hidden: int) -> int:
+    """Width of the largest activation of an MLP, over all the experts that one token goes through."""
+    wide = _count(text, "intermediate_size", "n_inner", "ffn_dim") or 4 * hidden
+    experts = max(1, _count(text, "num_experts_per_tok"))
+    each = _count(text, "moe_intermediate_size")
+    return max(wide, experts * (each or (wide if experts > 1 else 0)))
+
+
+def _kv_values(text: Mapping[str, Any], hidden: int, heads: int) -> int:
+    if not heads:
+        return 0
+    if _count(text, "kv_lora_rank"):  # compressed keys and values are cached expanded, per head
+        names = ("qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim")
+        return heads * sum(_count(text, name) for name in names)
+    width = _count(text, "head_dim") or hidden // heads
+    is_multi_query = text.get("multi_query") is True and not text.get("new_decoder_architecture")
+    kv_heads = 1 if is_multi_query else _count(text, "num_key_value_heads", "num_kv_heads")
+    return 2 * (kv_heads or heads) * width
+
+
+def _count(text: Mapping[str, Any], *names: str) -> int:
+    """The first of the fields that holds a positive whole number; 0 where none does.
+
+    Raises:
+        _Unlikely: it is more than COUNT_MAXIMUM.
+    """
+    for name in names:
+        value = text.get(name)
+        if type(value) is int and value > 0:
+            return _bounded(name, value, COUNT_MAXIMUM)
+    return 0
+
+
+def _bounded(what: str, value: int, most: int) -> int:
+    if value > most:
+        raise _Unlikely(f"the folder claims more than {most} for its {what}")
+    return value

@@ -1,0 +1,150 @@
+"""A comparison on a scripted engine: which model it runs on, and a client that leaves in its middle."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+from fastapi import FastAPI
+
+from steerserve.api import compare as routes
+from steerserve.control.requests.compare import Compare
+from steerserve.errors import Refusal
+from tests.control.conftest import Make
+from tests.doubles import World, soon, until
+
+BODY = {"prompt": "hello", "steering": {"2": 4.0}, "intensities": [0, 1]}
+
+
+def comparing(world: World) -> Compare:
+    return Compare(
+        world.generation, world.conductor, lambda: world.steering.live, world.features.labels
+    )
+
+
+class Client:
+    """One request to /api/compare; it has gone away once `gone` is set."""
+
+    def __init__(self, world: World, body: Any = BODY) -> None:
+        app = FastAPI()
+        app.include_router(routes.router(comparing(world), world.settings))
+        self._app = app
+        self._body = json.dumps(body).encode()
+        self._messages = self._sent()
+        self.gone = asyncio.Event()
+        self.answered: list[Any] = []
+
+    async def _sent(self) -> AsyncIterator[dict[str, Any]]:
+        yield {"type": "http.request", "body": self._body, "more_body": False}
+        await self.gone.wait()
+        yield {"type": "http.disconnect"}
+
+    async def ask(self) -> tuple[int, Any]:
+        """Status and body of the answer."""
+        scope = {
+            "type": "http",
+            "method": "POST",
+            "path": "/api/compare",
+            "query_string": b"",
+            "headers": [(b"content-type", b"application/json")],
+        }
+
+        async def receive() -> Any:
+            return await anext(self._messages)
+
+        async def send(message: Any) -> None:
+            self.answered.append(message)
+
+        await self._app(scope, receive, send)
+        body = b"".join(one.get("body", b"") for one in self.answered)
+        return self.answered[0]["status"], json.loads(body) if body else None
+
+
+async def ready(world: World, quantization: str = "FP16") -> None:
+    row = await world.model()
+    row = await world.catalog.change_model(row.id, quantization=quantization)
+    await soon((await world.conductor.load(row)).ready)
+    await world.attachments.attach(await world.sae(), 1)
+
+
+def is_idle(world: World) -> bool:
+    counts = world.queue.counts()
+    return (counts.pending, counts.holding, world.generation.active) == (0, 0, 0)
+
+
+async def test_a_client_that_leaves_frees_the_slot_and_the_engine(world: World) -> None:
+    await ready(world)
+    client = Client(world)
+    asking = world.begin(client.ask())
+    stream = await world.launcher.stream()
+    stream.start()
+    assert len(stream.prompts) == 2
+    client.gone.set()
+    await soon(stream.over.wait())
+    assert stream.was_cancelled
+    assert await soon(asking) == (499, None)
+    assert is_idle(world)
+    assert world.resident.users == 0
+
+
+async def test_a_client_that_leaves_while_it_waits_frees_its_place(make: Make) -> None:
+    async with make(max_concurrent_requests=1) as world:
+        await ready(world)
+        holder, stream = await world.in_flight()
+        client = Client(world)
+        asking = world.begin(client.ask())
+        await until(lambda: world.queue.counts().pending == 2)
+        client.gone.set()
+        await until(lambda: world.queue.counts().pending == 1)
+        assert await soon(asking) == (499, None)
+        stream.complete()
+        await soon(holder)
+        assert is_idle(world)
+        assert world.launcher.log.count("generate") == 1
+
+
+async def test_it_runs_on_the_resident_of_several_of_one_name(world: World) -> None:
+    await ready(world, "Q8")
+    other = await world.registry.add_model(
+        str(world.home / "a"), quantization="FP16", custom_name="a", trust_remote_code=False
+    )
+    assert other.name == world.resident.row.name
+    with pytest.raises(Refusal) as refused:
+        await world.ask("a")
+    assert refused.value.code == "AMBIGUOUS_MODEL_NAME"
+    asking = world.begin(Client(world).ask())
+    (await world.launcher.stream()).complete("told")
+    status, body = await soon(asking)
+    assert status == 200
+    assert [side["text"] for side in body["data"]["sides"]] == ["told", "told"]
+    assert world.resident.row.quantization == "Q8"
+
+
+async def test_without_a_model_that_is_what_is_missing(world: World) -> None:
+    with pytest.raises(Refusal) as refused:
+        await Client(world).ask()
+    assert refused.value.code == "MODEL_NOT_LOADED"
+    await world.loaded()
+    with pytest.raises(Refusal) as refused:
+        await Client(world).ask()
+    assert refused.value.code == "SAE_NOT_ATTACHED"
+
+
+@pytest.mark.parametrize(
+    "steering", ['{"2": 1.0, "2": 4.0}', json.dumps({str(i): 1.0 for i in range(1001)})]
+)
+async def test_steering_that_is_ambiguous_or_too_much_is_refused(
+    world: World, steering: str
+) -> None:
+    await ready(world)
+    client = Client(world)
+    client._body = b'{"prompt": "hello", "steering": %s}' % steering.encode()
+    try:
+        status, _ = await client.ask()
+    except Refusal as refused:
+        status = refused.row.api
+    assert status == 422
+    assert world.launcher.log.count("generate") == 0

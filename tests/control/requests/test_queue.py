@@ -1,0 +1,186 @@
+"""Slots, the waiting room, and the estimate of the wait."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import AsyncExitStack
+
+import pytest
+
+from steerserve.control.requests.queue import Queue
+from steerserve.errors import Refusal
+from tests.doubles import soon, until
+
+
+class Clock:
+    """A time that a test sets."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+class Held:
+    """A request that holds its slot until `leave`."""
+
+    def __init__(self, queue: Queue) -> None:
+        self.has_slot = False
+        self._leave = asyncio.Event()
+        self.task = asyncio.create_task(self._run(queue))
+
+    async def _run(self, queue: Queue) -> None:
+        async with queue.room(), queue.slot():
+            self.has_slot = True
+            await self._leave.wait()
+
+    async def leave(self) -> None:
+        self._leave.set()
+        await soon(self.task)
+
+    async def cancel(self) -> None:
+        self.task.cancel()
+        await asyncio.gather(self.task, return_exceptions=True)
+
+
+async def measured(queue: Queue, clock: Clock, durations: list[float]) -> None:
+    """Let requests hold a slot for these durations."""
+    for duration in durations:
+        async with queue.room(), queue.slot():
+            clock.now += duration
+
+
+async def test_no_more_requests_hold_a_slot_than_there_are_slots() -> None:
+    queue = Queue(2, 5, 50)
+    requests = [Held(queue) for _ in range(4)]
+    await until(lambda: queue.counts().pending == 4)
+    counts = queue.counts()
+    assert (counts.holding, counts.waiting) == (2, 2)
+    assert [request.has_slot for request in requests] == [True, True, False, False]
+    for request in requests:
+        await request.leave()
+    assert (queue.counts().pending, queue.counts().holding) == (0, 0)
+
+
+async def test_first_come_first_served() -> None:
+    queue = Queue(1, 5, 50)
+    requests = [Held(queue) for _ in range(4)]
+    await until(lambda: queue.counts().pending == 4)
+    for index, request in enumerate(requests):
+        await until(lambda request=request: request.has_slot)
+        assert [r.has_slot for r in requests].count(True) == index + 1
+        await request.leave()
+
+
+async def test_the_room_is_bounded_and_full_is_refused() -> None:
+    queue = Queue(1, 2, 50)
+    requests = [Held(queue) for _ in range(3)]
+    await until(lambda: queue.counts().pending == 3)
+    with pytest.raises(Refusal) as refused:
+        async with queue.room():
+            raise AssertionError("there is no place")
+    assert refused.value.code == "QUEUE_FULL"
+    assert refused.value.details == {"queue_pending": 3, "estimated_wait_seconds": None}
+    assert queue.counts().pending == 3
+    await requests[0].leave()
+    async with queue.room():
+        assert queue.counts().pending == 3
+    for request in requests[1:]:
+        await request.leave()
+
+
+async def test_without_a_waiting_room_only_the_slots_admit() -> None:
+    queue = Queue(1, 0, 50)
+    async with queue.room(), queue.slot():
+        with pytest.raises(Refusal):
+            await queue.room().__aenter__()
+    async with queue.room():
+        assert queue.counts().pending == 1
+
+
+async def test_a_full_queue_tells_the_estimate_in_whole_seconds_rounded_up() -> None:
+    clock = Clock()
+    queue = Queue(1, 0, 50, clock)
+    await measured(queue, clock, [2.1, 2.1, 2.1])
+    async with queue.room():
+        with pytest.raises(Refusal) as refused:
+            await queue.room().__aenter__()
+    assert refused.value.details["estimated_wait_seconds"] == 3
+
+
+@pytest.mark.parametrize(
+    ("durations", "pending", "slots", "estimate"),
+    [
+        ([], 1, 1, None),
+        ([5.0, 5.0], 1, 1, None),
+        ([5.0, 5.0, 5.0], 0, 1, 0.0),
+        ([1.0, 2.0, 30.0], 1, 1, 2.0),
+        ([1.0, 2.0, 30.0], 3, 1, 6.0),
+        ([1.0, 2.0, 30.0], 3, 2, 3.0),
+        ([1.0, 3.0, 5.0, 30.0], 2, 4, 2.0),
+        ([100.0, 100.0, 100.0, 1.0, 1.0, 1.0, 1.0, 1.0], 2, 1, 2.0),
+    ],
+)
+async def test_the_estimate_is_the_median_of_the_last_durations_times_those_before_over_the_slots(
+    durations: list[float], pending: int, slots: int, estimate: float | None
+) -> None:
+    clock = Clock()
+    queue = Queue(slots, 10, 5, clock)
+    await measured(queue, clock, durations)
+    async with AsyncExitStack() as stack:
+        for _ in range(pending):
+            await stack.enter_async_context(queue.room())
+        assert queue.counts().estimated_wait_seconds == estimate
+
+
+async def test_those_who_hold_a_slot_count_for_the_estimate_as_those_who_wait() -> None:
+    clock = Clock()
+    queue = Queue(2, 10, 50, clock)
+    await measured(queue, clock, [4.0, 4.0, 4.0])
+    requests = [Held(queue) for _ in range(3)]
+    await until(lambda: queue.counts().pending == 3)
+    assert (queue.counts().holding, queue.counts().waiting) == (2, 1)
+    assert queue.counts().estimated_wait_seconds == 6.0
+    for request in requests:
+        await request.leave()
+
+
+async def test_a_cancelled_waiter_frees_its_place() -> None:
+    queue = Queue(1, 1, 50)
+    first, waiter = Held(queue), Held(queue)
+    await until(lambda: queue.counts().pending == 2)
+    await waiter.cancel()
+    assert queue.counts().pending == 1
+    follower = Held(queue)
+    await until(lambda: queue.counts().pending == 2)
+    await first.leave()
+    await until(lambda: follower.has_slot)
+    await follower.leave()
+
+
+async def test_a_waiter_cancelled_as_its_slot_comes_free_hands_the_slot_on() -> None:
+    queue = Queue(1, 5, 50)
+    first, cancelled, follower = Held(queue), Held(queue), Held(queue)
+    await until(lambda: queue.counts().pending == 3)
+    first._leave.set()
+    await first.task
+    await cancelled.cancel()
+    await until(lambda: follower.has_slot)
+    await follower.leave()
+    assert queue.counts().holding == 0
+
+
+async def test_a_request_that_fails_gives_its_slot_back() -> None:
+    queue = Queue(1, 0, 50)
+    with pytest.raises(ZeroDivisionError):
+        async with queue.room(), queue.slot():
+            raise ZeroDivisionError
+    assert (queue.counts().pending, queue.counts().holding) == (0, 0)
+    async with queue.room(), queue.slot():
+        assert queue.counts().holding == 1
+
+
+async def test_the_counts_tell_the_limits() -> None:
+    counts = Queue(3, 9, 50).counts()
+    assert (counts.max_concurrent, counts.max_pending) == (3, 9)

@@ -1,0 +1,573 @@
+"""The resident slot: loads, swaps, unloads, locks, and engines that die."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from pathlib import Path
+
+import pytest
+
+from steerserve.control.bus import LoadComplete, LoadError, LoadProgress, UnloadComplete
+from steerserve.errors import Refusal
+from steerserve.files import local
+from steerserve.rules.residency import Phase
+from tests.control.conftest import Make
+from tests.doubles import PATIENCE, World, soon, until
+
+BROKEN = Refusal("INSUFFICIENT_MEMORY", "the weights do not fit")
+
+
+async def refused(work: object) -> Refusal:
+    with pytest.raises(Refusal) as error:
+        await soon(work)  # type: ignore[arg-type]
+    return error.value
+
+
+# ---------------------------------------------------------------------- loading
+
+
+async def test_a_load_makes_the_model_resident_and_records_what_the_engine_found(
+    world: World,
+) -> None:
+    row = await world.model()
+    resident = await world.conductor.load(row)
+    assert world.phase is Phase.LOADING
+    await soon(resident.ready)
+    assert world.phase is Phase.LOADED
+    found = await world.catalog.model(row.id)
+    assert (found.status, found.architecture, found.num_parameters, found.dtype) == (
+        "loaded",
+        "TinyForCausalLM",
+        1234,
+        "float32",
+    )
+    assert world.resident.loaded_at is not None
+    assert world.launcher.engine.loaded is not None
+    assert world.launcher.engine.loaded["path"] == row.local_path
+    assert world.published(LoadComplete) == [LoadComplete(row.id, 7)]
+    assert [p.progress for p in world.published(LoadProgress)] == [50.0, 100.0]
+
+
+async def test_while_a_model_loads_its_record_says_so(world: World) -> None:
+    row = await world.model()
+    gate = world.launcher.hold("load")
+    resident = await world.conductor.load(row)
+    await soon(gate.reached.wait())
+    assert await world.status(row) == ("loading", None)
+    gate.open.set()
+    await soon(resident.ready)
+
+
+async def test_two_requests_for_a_model_that_is_not_loaded_share_one_load(world: World) -> None:
+    await world.model()
+    gate = world.launcher.hold("load")
+    first = world.begin(world.ask())
+    await soon(gate.reached.wait())
+    second = world.begin(world.ask())
+    await until(lambda: world.resident.users == 2)
+    gate.open.set()
+    for asked in (first, second):
+        (await world.launcher.stream()).complete("served")
+        await until(lambda asked=asked: asked.done() or world.resident.users)
+    assert await soon(asyncio.gather(first, second)) == ["served", "served"]
+    assert len(world.launcher.engines) == 1
+
+
+def check_together(monkeypatch: pytest.MonkeyPatch, parties: int) -> None:
+    """Let no check before a load end until this many have begun."""
+    barrier, read = threading.Barrier(parties, timeout=PATIENCE), local.read_model
+
+    def together(path: Path) -> local.Folder:
+        barrier.wait()
+        return read(path)
+
+    monkeypatch.setattr(local, "read_model", together)
+
+
+async def test_requests_that_arrive_together_share_one_load(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await world.model()
+    check_together(monkeypatch, 3)
+    asked = [world.begin(world.ask()) for _ in range(3)]
+    for _ in asked:
+        (await world.launcher.stream()).complete()
+    assert await soon(asyncio.gather(*asked)) == ["done"] * 3
+    assert len(world.launcher.engines) == 1
+
+
+async def test_a_failed_load_refuses_those_who_wait_and_leaves_the_slot_empty(
+    world: World,
+) -> None:
+    row = await world.model()
+    world.launcher.fail("load", BROKEN)
+    gate = world.launcher.hold("load")
+    asked = [world.begin(world.ask())]
+    await soon(gate.reached.wait())
+    asked.append(world.begin(world.ask()))
+    await until(lambda: world.resident.users == 2)
+    gate.open.set()
+    for request in asked:
+        assert (await refused(request)).code == "INSUFFICIENT_MEMORY"
+    await until(lambda: world.conductor.resident is None)
+    assert await world.status(row) == ("ready", "the weights do not fit")
+    assert world.launcher.alive == []
+    assert world.published(LoadError) == [
+        LoadError(row.id, "INSUFFICIENT_MEMORY", "the weights do not fit")
+    ]
+
+
+async def test_after_a_failed_load_the_next_load_works(world: World) -> None:
+    row = await world.model()
+    world.launcher.fail("load", BROKEN)
+    assert (await refused((await world.conductor.load(row)).ready)).code == "INSUFFICIENT_MEMORY"
+    row = await world.catalog.model(row.id)
+    await soon((await world.conductor.load(row)).ready)
+    assert await world.status(row) == ("loaded", None)
+    assert world.phase is Phase.LOADED
+
+
+async def test_an_engine_that_cannot_be_started_is_a_failed_load(world: World) -> None:
+    row = await world.model()
+    world.launcher.fail("launch", OSError("no more processes"))
+    assert (await refused((await world.conductor.load(row)).ready)).code == "MODEL_LOAD_FAILED"
+    assert (await world.status(row))[0] == "error"
+    assert world.phase is Phase.EMPTY
+
+
+async def test_an_engine_that_dies_while_it_loads_is_a_failed_load(world: World) -> None:
+    row = await world.model()
+    gate = world.launcher.hold("load")
+    resident = await world.conductor.load(row)
+    await soon(gate.reached.wait())
+    world.launcher.engine.die("killed by signal 9")
+    refusal = await refused(resident.ready)
+    assert refusal.code == "MODEL_LOAD_FAILED"
+    assert "killed by signal 9" in refusal.message
+    status, message = await world.status(row)
+    assert status == "error"
+    assert "killed by signal 9" in (message or "")
+    assert world.phase is Phase.EMPTY
+
+
+async def test_a_load_that_takes_too_long_is_ended_with_its_engine(make: Make) -> None:
+    async with make(load_timeout=0.01) as world:
+        row = await world.model()
+        world.launcher.hold("load")
+        refusal = await refused((await world.conductor.load(row)).ready)
+        assert refusal.code == "MODEL_LOAD_FAILED"
+        assert "LOAD_TIMEOUT" in refusal.message
+        assert world.launcher.alive == []
+
+
+async def test_a_management_load_is_refused_while_any_load_runs(world: World) -> None:
+    row, other = await world.model("a"), await world.model("b")
+    gate = world.launcher.hold("load")
+    resident = await world.conductor.load(row)
+    for asked in (row, other):
+        refusal = await refused(world.conductor.load(asked))
+        assert refusal.code == "MODEL_BUSY"
+        assert refusal.details["unloading"] is False
+    assert (await refused(world.conductor.unload(row.id))).code == "MODEL_BUSY"
+    gate.open.set()
+    await soon(resident.ready)
+    assert (await refused(world.conductor.load(row))).code == "MODEL_ALREADY_LOADED"
+
+
+async def test_a_model_without_its_files_is_refused_before_the_resident_one_is_touched(
+    world: World,
+) -> None:
+    await world.loaded("a")
+    gone = await world.model("b", local_path=str(world.home / "nowhere"))
+    assert (await refused(world.ask("b"))).code == "INVALID_LOCAL_PATH"
+    assert (await refused(world.conductor.load(gone))).code == "INVALID_LOCAL_PATH"
+    assert world.phase is Phase.LOADED
+    assert world.resident.row.name == "a"
+
+
+async def test_a_quantization_that_cannot_be_applied_is_refused_before_anything_is_touched(
+    world: World,
+) -> None:
+    await world.loaded("a")
+    await world.model("b", quantization="Q2")
+    assert (await refused(world.ask("b"))).code == "UNSUPPORTED_QUANTIZATION"
+    assert world.resident.row.name == "a"
+
+
+# ---------------------------------------------------------------------- swapping
+
+
+async def test_a_swap_waits_for_requests_in_flight_and_refuses_newcomers(world: World) -> None:
+    await world.loaded("a")
+    await world.model("b")
+    holder, stream = await world.in_flight("a")
+    swapping = world.begin(world.ask("b"))
+    await until(lambda: world.phase is Phase.UNLOADING)
+    for name in ("a", "b"):
+        refusal = await refused(world.ask(name))
+        assert refusal.code == "MODEL_BUSY"
+        assert refusal.details["unloading"] is True
+    stream.complete("to its end")
+    assert await soon(holder) == "to its end"
+    (await world.launcher.stream()).complete("after the swap")
+    assert await soon(swapping) == "after the swap"
+    log = world.launcher.log
+    assert log.index("generated") < log.index("stop") < log.index("launch", 1)
+    assert len(world.launcher.alive) == 1
+
+
+async def test_a_request_that_waits_for_a_slot_when_the_unload_begins_is_served(make: Make) -> None:
+    async with make(max_concurrent_requests=1) as world:
+        row = await world.loaded("a")
+        holder, stream = await world.in_flight()
+        waiting = world.begin(world.ask())
+        await until(lambda: world.resident.users == 2)
+        unloading = world.begin(world.conductor.unload(row.id))
+        await until(lambda: world.phase is Phase.UNLOADING)
+        stream.complete("first")
+        assert await soon(holder) == "first"
+        (await world.launcher.stream()).complete("second")
+        assert await soon(waiting) == "second"
+        await soon(unloading)
+
+
+async def test_requests_that_outlast_the_grace_of_an_unload_are_ended_as_busy(make: Make) -> None:
+    async with make(graceful_unload_timeout=0) as world:
+        row = await world.loaded("a")
+        holder, stream = await world.in_flight()
+        stream.start()
+        await soon(world.conductor.unload(row.id))
+        refusal = await refused(holder)
+        assert refusal.code == "MODEL_BUSY"
+        assert refusal.details["unloading"] is True
+        assert world.launcher.alive == []
+        assert world.phase is Phase.EMPTY
+
+
+async def test_a_request_still_queued_when_the_grace_ends_is_refused_as_busy(make: Make) -> None:
+    async with make(graceful_unload_timeout=0, max_concurrent_requests=1) as world:
+        row = await world.loaded("a")
+        await world.in_flight()
+        waiting = world.begin(world.ask())
+        await until(lambda: world.resident.users == 2)
+        await soon(world.conductor.unload(row.id))
+        assert (await refused(waiting)).code == "MODEL_BUSY"
+
+
+async def test_of_two_requests_for_different_models_one_is_served_and_one_is_busy(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await world.model("a")
+    await world.model("b")
+    check_together(monkeypatch, 2)
+    asked = [world.begin(world.ask(name)) for name in ("a", "b")]
+    stream = await world.launcher.stream()
+    # the answer is held back until the other is refused: after it, a swap would be allowed again
+    (busy,), (served,) = await soon(asyncio.wait(asked, return_when=asyncio.FIRST_COMPLETED))
+    assert (await refused(busy)).code == "MODEL_BUSY"
+    stream.complete("served")
+    assert await soon(served) == "served"
+    assert len(world.launcher.engines) == 1
+
+
+async def test_of_two_swaps_away_from_the_resident_model_one_is_served_and_one_is_busy(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await world.loaded("a")
+    await world.model("b")
+    await world.model("c")
+    check_together(monkeypatch, 2)
+    asked = [world.begin(world.ask(name)) for name in ("b", "c")]
+    stream = await world.launcher.stream()
+    # the answer is held back until the other is refused: after it, a swap would be allowed again
+    (busy,), (served,) = await soon(asyncio.wait(asked, return_when=asyncio.FIRST_COMPLETED))
+    assert (await refused(busy)).code == "MODEL_BUSY"
+    stream.complete("served")
+    assert await soon(served) == "served"
+    assert len(world.launcher.alive) == 1
+
+
+async def test_a_swap_whose_load_fails_leaves_the_slot_empty(world: World) -> None:
+    first = await world.loaded("a")
+    second = await world.model("b")
+    world.launcher.fail("load", BROKEN)
+    refusal = await refused(world.ask("b"))
+    assert (refusal.code, refusal.details["cause"]) == ("MODEL_LOAD_FAILED", "INSUFFICIENT_MEMORY")
+    await until(lambda: world.conductor.resident is None)
+    assert (await world.status(first))[0] == "ready"
+    assert (await world.status(second))[0] == "ready"
+    again = world.begin(world.ask("a"))
+    (await world.launcher.stream()).complete("again")
+    assert await soon(again) == "again"
+
+
+async def test_a_requester_that_goes_away_does_not_stop_the_load_it_began(world: World) -> None:
+    row = await world.model()
+    gate = world.launcher.hold("load")
+    asked = world.begin(world.ask())
+    await soon(gate.reached.wait())
+    asked.cancel()
+    await asyncio.gather(asked, return_exceptions=True)
+    gate.open.set()
+    await soon(world.resident.ready)
+    assert await world.status(row) == ("loaded", None)
+    assert world.resident.users == 0
+
+
+# ---------------------------------------------------------------------- unloading
+
+
+async def test_an_unload_ends_the_engine_and_leaves_the_model_ready(world: World) -> None:
+    row = await world.loaded()
+    await soon(world.conductor.unload(row.id))
+    assert world.launcher.alive == []
+    assert await world.status(row) == ("ready", None)
+    assert world.phase is Phase.EMPTY
+    assert world.published(UnloadComplete) == [UnloadComplete(row.id)]
+    assert (await refused(world.conductor.unload(row.id))).code == "MODEL_NOT_LOADED"
+
+
+async def test_a_model_that_is_not_resident_is_not_unloaded(world: World) -> None:
+    await world.loaded("a")
+    other = await world.model("b")
+    assert (await refused(world.conductor.unload(other.id))).code == "MODEL_NOT_LOADED"
+    assert world.phase is Phase.LOADED
+
+
+async def test_a_second_unload_is_busy(world: World) -> None:
+    row = await world.loaded()
+    holder, stream = await world.in_flight()
+    unloading = world.begin(world.conductor.unload(row.id))
+    await until(lambda: world.phase is Phase.UNLOADING)
+    assert (await refused(world.conductor.unload(row.id))).code == "MODEL_BUSY"
+    assert (await refused(world.conductor.load(row))).code == "MODEL_BUSY"
+    stream.complete()
+    await soon(asyncio.gather(holder, unloading))
+
+
+async def test_an_unload_goes_on_when_its_caller_goes_away(world: World) -> None:
+    row = await world.loaded()
+    holder, stream = await world.in_flight()
+    unloading = world.begin(world.conductor.unload(row.id))
+    await until(lambda: world.phase is Phase.UNLOADING)
+    unloading.cancel()
+    stream.complete()
+    await soon(holder)
+    await until(lambda: world.conductor.resident is None)
+    assert world.launcher.alive == []
+
+
+# ---------------------------------------------------------------------- the engine dies
+
+
+async def test_a_model_whose_engine_dies_is_ready_again_with_the_reason(world: World) -> None:
+    row = await world.loaded()
+    world.launcher.engine.die("the engine process was ended by signal 11")
+    await until(lambda: world.conductor.resident is None)
+    assert await world.status(row) == ("ready", "the engine process was ended by signal 11")
+
+
+async def test_an_engine_that_dies_takes_its_attachments_steering_and_lock_along(
+    world: World,
+) -> None:
+    await world.loaded()
+    sae = await world.sae()
+    await world.attachments.attach(sae, 1)
+    await world.steering.set_values({1: 5.0})
+    resident = world.resident
+    world.launcher.engine.die()
+    await until(lambda: world.conductor.resident is None)
+    assert world.conductor.attachments() == []
+    assert await world.sae_status(sae) == "cached"
+    assert not resident.is_locked
+    assert not world.conductor.view().is_locked
+    assert (world.steering.live.enabled, world.steering.live.values) == (False, {})
+
+
+async def test_a_request_in_flight_when_the_engine_dies_is_refused_and_the_next_loads_again(
+    world: World,
+) -> None:
+    await world.loaded()
+    asked, stream = await world.in_flight()
+    stream.start()
+    world.launcher.engine.die()
+    assert (await refused(asked)).code == "ENGINE_UNAVAILABLE"
+    await until(lambda: world.conductor.resident is None)
+    again = world.begin(world.ask())
+    (await world.launcher.stream()).complete("again")
+    assert await soon(again) == "again"
+    assert len(world.launcher.engines) == 2
+
+
+# ---------------------------------------------------------------------- locks
+
+
+async def test_a_locked_model_is_not_replaced_by_a_request_but_by_the_management(
+    world: World,
+) -> None:
+    first = await world.loaded("a")
+    other = await world.model("b")
+    world.conductor.lock(first.id)
+    refusal = await refused(world.ask("b"))
+    assert refusal.code == "MODEL_LOCKED"
+    assert refusal.details["resident_model_name"] == "a"
+    await soon((await world.conductor.load(other)).ready)
+    assert world.resident.row.name == "b"
+    assert not world.resident.is_locked
+
+
+async def test_a_locked_model_serves_and_can_be_unloaded(world: World) -> None:
+    row = await world.loaded()
+    world.conductor.lock(row.id)
+    asked, stream = await world.in_flight()
+    stream.complete()
+    assert await soon(asked) == "done"
+    await soon(world.conductor.unload(row.id))
+    assert world.phase is Phase.EMPTY
+
+
+async def test_an_unlocked_model_is_replaced_again(world: World) -> None:
+    row = await world.loaded("a")
+    other = await world.model("b")
+    world.conductor.lock(row.id)
+    world.conductor.unlock(other.id)
+    assert world.resident.is_locked
+    world.conductor.unlock(row.id)
+    asked = world.begin(world.ask("b"))
+    (await world.launcher.stream()).complete()
+    assert await soon(asked) == "done"
+
+
+async def test_only_the_resident_model_is_locked(world: World) -> None:
+    row = await world.model()
+    with pytest.raises(Refusal) as error:
+        world.conductor.lock(row.id)
+    assert error.value.code == "MODEL_NOT_LOADED"
+
+
+# ---------------------------------------------------------------------- closing
+
+
+async def test_close_leaves_no_engine(world: World) -> None:
+    row = await world.loaded()
+    await soon(world.conductor.close())
+    assert world.launcher.alive == []
+    assert await world.status(row) == ("ready", None)
+
+
+async def test_close_while_a_model_loads_leaves_no_engine(world: World) -> None:
+    row = await world.model()
+    gate = world.launcher.hold("load")
+    await world.conductor.load(row)
+    await soon(gate.reached.wait())
+    await soon(world.conductor.close())
+    assert world.launcher.alive == []
+    assert await world.status(row) == ("ready", None)
+
+
+async def test_close_during_a_swap_leaves_no_engine(world: World) -> None:
+    first = await world.loaded("a")
+    await world.model("b")
+    await world.in_flight("a")
+    world.begin(world.ask("b"))
+    await until(lambda: world.phase is Phase.UNLOADING)
+    await soon(world.conductor.close())
+    assert world.launcher.alive == []
+    assert (await world.status(first))[0] == "ready"
+
+
+async def test_close_refuses_the_requests_that_wait_for_a_load(world: World) -> None:
+    await world.model()
+    gate = world.launcher.hold("load")
+    asked = world.begin(world.ask())
+    await soon(gate.reached.wait())
+    await soon(world.conductor.close())
+    assert (await refused(asked)).code == "SHUTTING_DOWN"
+
+
+async def test_close_refuses_a_management_load_that_is_waited_for(world: World) -> None:
+    row = await world.model()
+    gate = world.launcher.hold("load")
+    resident = await world.conductor.load(row)
+    await soon(gate.reached.wait())
+    await soon(world.conductor.close())
+    assert (await refused(asyncio.shield(resident.ready))).code == "SHUTTING_DOWN"
+
+
+async def test_close_refuses_requests_in_flight_as_shutting_down(world: World) -> None:
+    await world.loaded()
+    asked, stream = await world.in_flight()
+    stream.start()
+    await soon(world.conductor.close())
+    assert (await refused(asked)).code == "SHUTTING_DOWN"
+
+
+async def test_close_twice_is_harmless(world: World) -> None:
+    await world.loaded()
+    await soon(world.conductor.close())
+    await soon(world.conductor.close())
+    assert world.launcher.log.count("stop") == 1
+
+
+async def test_what_the_database_cannot_record_does_not_stop_an_unload(world: World) -> None:
+    row = await world.loaded()
+    await world.catalog.remove_model(row.id)
+    await soon(world.conductor.unload(row.id))
+    assert world.launcher.alive == []
+    assert world.phase is Phase.EMPTY
+
+
+async def test_a_swap_to_a_model_that_is_gone_leaves_the_resident_serving(world: World) -> None:
+    await world.loaded("a")
+    other = await world.model("b")
+    await world.catalog.remove_model(other.id)
+    with pytest.raises(Refusal) as refused:
+        await world.conductor.load(other)
+    assert refused.value.code == "MODEL_NOT_FOUND"
+    assert world.phase is Phase.LOADED
+    asked, stream = await world.in_flight("a")
+    stream.complete("still here")
+    assert await soon(asked) == "still here"
+
+
+async def test_a_model_that_is_being_deleted_is_not_loaded(world: World) -> None:
+    row = await world.model("a")
+    with world.conductor.kept_out(row.id), pytest.raises(Refusal) as refused:
+        await world.conductor.load(row)
+    assert refused.value.code == "MODEL_NOT_FOUND"
+    await soon((await world.conductor.load(row)).ready)
+    assert world.phase is Phase.LOADED
+
+
+async def test_a_swap_that_fails_before_the_unload_leaves_the_resident_serving(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await world.loaded("a")
+    other = await world.model("b")
+
+    async def fail(*_: object) -> None:
+        raise RuntimeError("before anything was unloaded")
+
+    monkeypatch.setattr(world.conductor, "_leave", fail)
+    coming = await world.conductor.load(other)
+    with pytest.raises(Refusal) as refused:
+        await soon(coming.ready)
+    assert refused.value.code == "MODEL_LOAD_FAILED"
+    await until(lambda: world.phase is Phase.LOADED)
+    asked, stream = await world.in_flight("a")
+    stream.complete("still here")
+    assert await soon(asked) == "still here"
+
+
+async def test_a_database_that_is_away_holds_no_slot(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    row = await world.loaded("a")
+
+    async def refuse(*_: object, **__: object) -> None:
+        raise ConnectionRefusedError("the database is away")
+
+    monkeypatch.setattr(world.catalog, "change_model", refuse)
+    await soon(world.conductor.unload(row.id))
+    assert world.phase is Phase.EMPTY

@@ -1,0 +1,91 @@
+"""A service that could not start an engine says so, until one starts or for a minute."""
+
+from __future__ import annotations
+
+import pytest
+
+from steerserve.control.residency.engines import FORGOTTEN, Engines
+from steerserve.engine.checkpoint import process
+from steerserve.engine.gguf import process as llama_process
+from steerserve.engine.gguf.messages import Card
+from steerserve.settings import Settings
+from tests.doubles import soon
+
+
+@pytest.fixture
+def time() -> list[float]:
+    return [0.0]
+
+
+@pytest.fixture
+def engines(time: list[float]) -> Engines:
+    return Engines(Settings(_env_file=None), lambda: time[0])  # type: ignore[call-arg]
+
+
+def refuse(*_: object) -> None:
+    raise BlockingIOError("out of processes")
+
+
+async def test_a_failed_start_is_remembered_for_a_while(
+    engines: Engines, time: list[float], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert engines.failure() is None
+    monkeypatch.setattr(process, "start", refuse)
+    with pytest.raises(BlockingIOError):
+        await engines.launch()
+    assert engines.failure() == "no engine process can be started: BlockingIOError"
+    time[0] = FORGOTTEN
+    assert engines.failure() is not None
+    time[0] = FORGOTTEN + 1
+    assert engines.failure() is None
+
+
+async def test_a_start_that_succeeds_clears_it(
+    engines: Engines, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as broken:
+        broken.setattr(process, "start", refuse)
+        with pytest.raises(BlockingIOError):
+            await engines.launch()
+    engine = await engines.launch()
+    try:
+        assert engines.failure() is None
+    finally:
+        await soon(engine.stop())
+
+
+class Asked:
+    """A GGUF engine's process that sees the cards it is given."""
+
+    def __init__(self) -> None:
+        self.cards: list[Card] = []
+        self.times = 0
+
+    def install(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        process = self
+
+        class Started:
+            async def cards(self, server_bin: str | None) -> list[Card]:
+                process.times += 1
+                return list(process.cards)
+
+            async def stop(self) -> None:
+                pass
+
+        async def start() -> Started:
+            return Started()
+
+        monkeypatch.setattr(llama_process, "start", start)
+
+
+async def test_free_memory_is_asked_for_again_where_there_are_cards(
+    engines: Engines, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = Asked()
+    asked.install(monkeypatch)
+    for free in (5000, 3000):
+        asked.cards = [Card("CUDA0", free)]
+        assert [card.free_bytes for card in await engines.gguf_cards()] == [free]
+    asked.cards = []
+    assert [await engines.gguf_cards() for _ in range(3)] == [[], [], []]
+    assert asked.times == 3

@@ -1,0 +1,436 @@
+"""Leases of the resident model: what they stand against, who lifts them, and every way in which they end."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import AsyncIterator
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from steerserve.control.residency import leases as leases_module
+from steerserve.control.residency.leases import Granted
+from steerserve.engine.wire import messages as m
+from steerserve.errors import Refusal
+from steerserve.files import local
+from steerserve.log import lease_ref
+from steerserve.rules.intent import Generate, Sampling
+from steerserve.rules.lease import Terms, digest_of
+from steerserve.rules.residency import Phase
+from steerserve.store.catalog import ModelRow
+from tests.control.conftest import Make
+from tests.doubles import PATIENCE, World, soon, until
+
+TERMS = Terms("nightly", "evaluation", 60)
+WRONG = "lease_of_somebody_else"
+
+
+class Clock:
+    """A clock that a test moves."""
+
+    def __init__(self) -> None:
+        self.now = datetime(2026, 3, 1, 12, 0, tzinfo=UTC)
+
+    def __call__(self) -> datetime:
+        return self.now
+
+    def pass_(self, seconds: float) -> None:
+        self.now += timedelta(seconds=seconds)
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+async def world(make: Make, clock: Clock) -> AsyncIterator[World]:
+    async with make(now=clock) as made:
+        yield made
+
+
+class Said:
+    """A log that keeps what it is told."""
+
+    def __init__(self) -> None:
+        self.lines: list[tuple[str, str, dict[str, Any]]] = []
+
+    def info(self, event: str, **values: Any) -> None:
+        self.lines.append(("info", event, values))
+
+    def warning(self, event: str, **values: Any) -> None:
+        self.lines.append(("warning", event, values))
+
+    def told(self, event: str) -> list[dict[str, Any]]:
+        return [values for _, name, values in self.lines if name == event]
+
+
+@pytest.fixture
+def said(monkeypatch: pytest.MonkeyPatch) -> Said:
+    log = Said()
+    monkeypatch.setattr(leases_module, "log", log)
+    return log
+
+
+async def leased(world: World, name: str = "a") -> tuple[ModelRow, str]:
+    """A resident model that is leased, and the lease's id."""
+    row = await world.loaded(name)
+    return row, world.conductor.lease(row, TERMS).lease_id
+
+
+async def ask(world: World, model: str, lease: str | None = None, *, may_load: bool = True) -> str:
+    intent = Generate(model, ("hello",), Sampling(), lease=lease, may_load=may_load)
+    async with world.generation.open(intent) as run:
+        return "".join([e.text async for e in run.events if isinstance(e, m.Piece)])
+
+
+async def served(world: World, model: str, lease: str | None = None) -> None:
+    asked = world.begin(ask(world, model, lease))
+    (await world.launcher.stream()).complete("served")
+    assert await soon(asked) == "served"
+
+
+async def refused(work: Any) -> Refusal:
+    with pytest.raises(Refusal) as error:
+        await soon(work)
+    return error.value
+
+
+def end_reason(world: World, row: ModelRow) -> str | None:
+    ended = world.conductor.leases.last_ended(row.id)
+    return ended["end_reason"] if ended is not None else None
+
+
+def granting(world: World, row: ModelRow) -> Refusal:
+    with pytest.raises(Refusal) as error:
+        world.conductor.lease(row, TERMS)
+    return error.value
+
+
+# ---------------------------------------------------------------------- granting
+
+
+async def test_a_granted_lease_is_told_without_its_id(world: World) -> None:
+    row, lease_id = await leased(world)
+    status = world.conductor.leases.status()
+    assert status == {
+        "model_id": row.id,
+        "model_name": "a",
+        "holder": "nightly",
+        "reason": "evaluation",
+        "acquired_at": "2026-03-01T12:00:00Z",
+        "renewed_at": None,
+        "expires_at": "2026-03-01T12:01:00Z",
+        "ttl_seconds": 60,
+        "seconds_remaining": 60,
+    }
+    assert (await world.vitals.detailed())["lease"] == status
+    assert world.conductor.leases.status(row.id) == status
+    assert world.conductor.leases.status(row.id + 1) is None
+    assert lease_id.startswith("lease_")
+
+
+async def test_every_lease_has_an_id_of_its_own_that_no_repr_tells(world: World) -> None:
+    row = await world.loaded()
+    ids = set()
+    for _ in range(3):
+        granted = world.conductor.lease(row, TERMS)
+        assert isinstance(granted, Granted)
+        for value in (granted, world.conductor.view(granted.lease_id)):
+            assert granted.lease_id not in repr(value)
+        ids.add(granted.lease_id)
+        world.conductor.leases.release(row.id, granted.lease_id)
+    assert len(ids) == 3
+    assert min(map(len, ids)) >= 32
+
+
+async def test_only_the_resident_loaded_model_is_leased(world: World) -> None:
+    row, other = await world.model("a"), await world.model("b")
+    assert granting(world, row).code == "MODEL_NOT_RESIDENT"
+    gate = world.launcher.hold("load")
+    resident = await world.conductor.load(row)
+    await soon(gate.reached.wait())
+    assert granting(world, row).code == "MODEL_BUSY"
+    gate.open.set()
+    await soon(resident.ready)
+    refusal = granting(world, other)
+    assert (refusal.code, refusal.details["resident_model"]) == ("MODEL_NOT_RESIDENT", "a")
+    holder, stream = await world.in_flight("a")
+    unloading = world.begin(world.conductor.unload(row.id))
+    await until(lambda: world.phase is Phase.UNLOADING)
+    refusal = granting(world, row)
+    assert (refusal.code, refusal.details["unloading"]) == ("MODEL_BUSY", True)
+    stream.complete()
+    await soon(holder)
+    await soon(unloading)
+
+
+async def test_one_lease_is_live_at_most(world: World, clock: Clock) -> None:
+    row, _ = await leased(world)
+    assert granting(world, row).code == "MODEL_LEASED"
+    clock.pass_(60)
+    world.conductor.lease(row, TERMS)
+
+
+# ---------------------------------------------------------------------- what it stands against
+
+
+async def test_a_lease_blocks_swaps_and_not_use(world: World) -> None:
+    row, _ = await leased(world)
+    other = await world.model("b")
+    await served(world, "a")
+    refusal = await refused(ask(world, "b"))
+    assert (refusal.code, refusal.details["operation"]) == ("MODEL_LEASED", "swap")
+    assert refusal.details["target_model_id"] == other.id
+    for lease in (None, WRONG):
+        for work, operation in (
+            (world.conductor.load(other, lease), "load"),
+            (world.conductor.unload(row.id, lease), "unload"),
+        ):
+            refusal = await refused(work)
+            assert (refusal.code, refusal.details["operation"]) == ("MODEL_LEASED", operation)
+        assert (await refused(ask(world, "b", lease))).code == "MODEL_LEASED"
+    assert world.launcher.log.count("stop") == 0
+    assert world.resident.row.id == row.id
+    await served(world, "a")
+
+
+async def test_the_holder_unloads(world: World) -> None:
+    row, lease_id = await leased(world)
+    await soon(world.conductor.unload(row.id, lease_id))
+    assert end_reason(world, row) == "model_unloaded"
+    assert world.conductor.leases.status() is None
+
+
+async def test_the_holder_loads_another_model_and_the_lease_ends(world: World) -> None:
+    row, lease_id = await leased(world)
+    other = await world.model("b")
+    await soon((await world.conductor.load(other, lease_id)).ready)
+    assert end_reason(world, row) == "model_unloaded"
+    await served(world, "a")
+
+
+async def test_holder_swap_ends_the_lease(world: World) -> None:
+    row, lease_id = await leased(world)
+    await world.model("b")
+    await served(world, "b", lease_id)
+    assert end_reason(world, row) == "model_unloaded"
+    assert world.conductor.leases.status() is None
+    with pytest.raises(Refusal) as error:
+        world.conductor.leases.renew(row.id, lease_id, 60)
+    assert error.value.details["end_reason"] == "model_unloaded"
+
+
+async def test_while_the_holders_swap_waits_the_lease_lives_and_newcomers_are_busy(
+    world: World,
+) -> None:
+    row, lease_id = await leased(world)
+    await world.model("b")
+    holder, stream = await world.in_flight("a")
+    swapping = world.begin(ask(world, "b", lease_id))
+    await until(lambda: world.phase is Phase.UNLOADING)
+    assert world.conductor.leases.status(row.id) is not None
+    assert (await refused(ask(world, "a", lease_id))).code == "MODEL_BUSY"
+    stream.complete()
+    await soon(holder)
+    (await world.launcher.stream()).complete("served")
+    assert await soon(swapping) == "served"
+    assert world.conductor.leases.status() is None
+
+
+async def test_when_lease_and_lock_both_refuse_the_answer_is_leased(world: World) -> None:
+    row, lease_id = await leased(world)
+    other = await world.model("b")
+    world.conductor.lock(row.id)
+    assert (await refused(ask(world, "b"))).code == "MODEL_LEASED"
+    assert (await refused(ask(world, "b", lease_id))).code == "MODEL_LOCKED"
+    assert world.conductor.leases.status(row.id) is not None
+    await soon((await world.conductor.load(other, lease_id)).ready)
+    assert end_reason(world, row) == "model_unloaded"
+
+
+async def test_under_the_load_policy_refuse_the_lease_is_told(world: World) -> None:
+    _, lease_id = await leased(world)
+    await world.model("b")
+    for lease in (None, lease_id):
+        refusal = await refused(ask(world, "b", lease, may_load=False))
+        assert refusal.code == "MODEL_NOT_RESIDENT"
+        assert refusal.details["lease"] == {
+            "holder": "nightly",
+            "reason": "evaluation",
+            "expires_at": "2026-03-01T12:01:00Z",
+        }
+
+
+async def test_a_lease_taken_while_a_load_is_being_checked_stands_against_it(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    row = await world.loaded("a")
+    other = await world.model("b")
+    read, go_on = local.read_model, threading.Event()
+    checking: list[Path] = []
+
+    def held(path: Path) -> local.Folder:
+        checking.append(path)
+        assert go_on.wait(PATIENCE)
+        return read(path)
+
+    monkeypatch.setattr(local, "read_model", held)
+    asked = [world.begin(ask(world, "b")), world.begin(world.conductor.load(other))]
+    await until(lambda: len(checking) == 2)
+    world.conductor.lease(row, TERMS)
+    go_on.set()
+    for work in asked:
+        assert (await refused(work)).code == "MODEL_LEASED"
+    assert world.resident.row.name == "a"
+
+
+# ---------------------------------------------------------------------- how it ends
+
+
+async def test_a_lease_expires_when_somebody_looks_after_its_time(
+    world: World, clock: Clock, said: Said
+) -> None:
+    row, lease_id = await leased(world)
+    await world.model("b")
+    clock.pass_(59.5)
+    status = world.conductor.leases.status()
+    assert status is not None
+    assert status["seconds_remaining"] == 1
+    assert (await refused(ask(world, "b"))).code == "MODEL_LEASED"
+    clock.pass_(0.5)
+    assert said.told("lease_ended") == []
+    assert (await world.vitals.detailed())["lease"] is None
+    assert end_reason(world, row) == "expired"
+    await served(world, "b")
+    with pytest.raises(Refusal) as error:
+        world.conductor.leases.release(row.id, lease_id)
+    assert error.value.details["end_reason"] == "expired"
+    assert [line["end_reason"] for line in said.told("lease_ended")] == ["expired"]
+
+
+async def test_renew_counts_from_now_not_from_old_expiry(world: World, clock: Clock) -> None:
+    row, lease_id = await leased(world)
+    clock.pass_(50)
+    lease = world.conductor.leases.renew(row.id, lease_id, 20)
+    assert lease.expires_at == clock.now + timedelta(seconds=20)
+    clock.pass_(19)
+    assert world.conductor.leases.status() is not None
+    clock.pass_(1)
+    assert world.conductor.leases.status() is None
+
+
+async def test_a_lease_of_a_model_whose_engine_dies_ends(world: World) -> None:
+    row, _ = await leased(world)
+    world.launcher.engine.die()
+    await until(lambda: world.conductor.resident is None)
+    assert end_reason(world, row) == "model_unloaded"
+    await served(world, "a")
+    assert world.conductor.leases.status() is None
+
+
+async def test_a_holders_swap_whose_load_fails_has_ended_the_lease(world: World) -> None:
+    row, lease_id = await leased(world)
+    await world.model("b")
+    world.launcher.fail("load", Refusal("INSUFFICIENT_MEMORY", "the weights do not fit"))
+    assert (await refused(ask(world, "b", lease_id))).code == "MODEL_LOAD_FAILED"
+    assert end_reason(world, row) == "model_unloaded"
+
+
+async def test_a_holders_swap_that_is_refused_beforehand_keeps_the_lease(world: World) -> None:
+    row, lease_id = await leased(world)
+    await world.model("b", quantization="Q2")
+    assert (await refused(ask(world, "b", lease_id))).code == "UNSUPPORTED_QUANTIZATION"
+    assert world.conductor.leases.status(row.id) is not None
+
+
+async def test_a_stop_of_the_service_ends_the_lease(world: World) -> None:
+    row, lease_id = await leased(world)
+    await soon(world.conductor.close())
+    assert end_reason(world, row) == "restart"
+    with pytest.raises(Refusal) as error:
+        world.conductor.leases.renew(row.id, lease_id, 60)
+    assert error.value.details["end_reason"] == "restart"
+
+
+async def test_a_restart_forgets_every_lease(make: Make) -> None:
+    async with make() as first:
+        row, lease_id = await leased(first)
+    async with make() as second:
+        assert second.conductor.leases.last_ended(row.id) is None
+        with pytest.raises(Refusal) as error:
+            second.conductor.leases.renew(row.id, lease_id, 60)
+        assert error.value.code == "LEASE_NOT_FOUND"
+
+
+async def test_ended_leases_are_remembered_up_to_the_setting(make: Make) -> None:
+    async with make(lease_ended_memory=2) as world:
+        row = await world.loaded()
+        ids = [world.conductor.lease(row, TERMS).lease_id]
+        for _ in range(3):
+            world.conductor.leases.release(row.id, ids[-1])
+            ids.append(world.conductor.lease(row, TERMS).lease_id)
+        codes = []
+        for lease_id in ids[:3]:
+            with pytest.raises(Refusal) as error:
+                world.conductor.leases.release(row.id, lease_id)
+            codes.append(error.value.code)
+        assert codes == ["LEASE_NOT_FOUND", "LEASE_EXPIRED", "LEASE_EXPIRED"]
+
+
+# ---------------------------------------------------------------------- the log
+
+
+async def test_a_wrong_id_that_was_not_needed_is_ignored_and_logged_by_its_reference(
+    world: World, said: Said
+) -> None:
+    row = await world.model("a")
+    other = await world.model("b")
+    ref = {"lease_ref": lease_ref(digest_of(WRONG))}
+    await served(world, "a", WRONG)
+    await soon((await world.conductor.load(other, WRONG)).ready)
+    await soon(world.conductor.unload(other.id, WRONG))
+    assert said.lines == [("warning", "lease_id_ignored", ref)] * 3
+    assert len(ref["lease_ref"]) == 8
+    said.lines.clear()
+    await soon((await world.conductor.load(row)).ready)
+    lease_id = world.conductor.lease(row, TERMS).lease_id
+    await served(world, "a", lease_id)
+    await served(world, "a")
+    assert said.told("lease_id_ignored") == []
+    await served(world, "a", WRONG)
+    assert said.told("lease_id_ignored") == [ref]
+
+
+async def test_a_wrong_id_that_was_needed_is_refused_and_not_called_ignored(
+    world: World, said: Said
+) -> None:
+    await leased(world)
+    await world.model("b")
+    assert (await refused(ask(world, "b", WRONG))).code == "MODEL_LEASED"
+    assert said.told("lease_id_ignored") == []
+
+
+async def test_the_log_names_a_lease_by_its_reference_only(world: World, said: Said) -> None:
+    row, lease_id = await leased(world)
+    world.conductor.leases.renew(row.id, lease_id, 30)
+    world.conductor.leases.release(row.id, lease_id)
+    assert [event for _, event, _ in said.lines] == [
+        "lease_granted",
+        "lease_renewed",
+        "lease_ended",
+    ]
+    refs = {values["lease_ref"] for _, _, values in said.lines}
+    assert refs == {lease_ref(digest_of(lease_id))}
+    assert refs.pop() not in lease_id
+    assert lease_id not in str(said.lines)
+
+
+async def test_the_id_is_in_no_event(world: World) -> None:
+    _, lease_id = await leased(world)
+    await world.model("b")
+    await served(world, "b", lease_id)
+    assert world.events
+    assert lease_id not in repr(world.events)

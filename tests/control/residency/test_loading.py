@@ -1,0 +1,43 @@
+"""A load that is checked against what the resident model gives back."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from steerserve.control.residency import fitting, loading
+from steerserve.control.residency.engines import Engines
+from steerserve.errors import Refusal
+from steerserve.rules.cards import Card, CardProcess
+from steerserve.settings import Settings
+from tests.control.residency.test_fitting import checkpoint
+
+ROW = {"status": "ready", "error_message": None, "engine": "checkpoint", "quantization": "FP16"}
+
+
+@pytest.mark.parametrize("is_told", [True, False])
+async def test_a_gguf_model_on_a_card_makes_room_for_the_next(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_told: bool
+) -> None:
+    checkpoint(tmp_path / "m")
+    processes = (CardProcess(os.getpid(), 800 if is_told else None),)
+    card = Card(0, "GPU-0", "card", 1000, 990, 10, torch_index=0, processes=processes)
+    monkeypatch.setattr(fitting, "built_for_cards", lambda: True)
+    monkeypatch.setattr(loading, "read_cards", lambda: ([card], None))
+    row: Any = SimpleNamespace(**ROW, local_path=str(tmp_path / "m"))
+    resident: Any = SimpleNamespace(
+        engine=SimpleNamespace(pid=os.getpid()),
+        facts=SimpleNamespace(memory_by_device_mb={}),
+        placement={"mode": "single", "required_mb": 700, "devices": ["cuda:0"]},
+    )
+    settings = Settings(transformers_cuda_context_mb=100, transformers_min_context=1024)
+    launcher = Engines(settings)
+    with pytest.raises(Refusal) as refused:
+        await loading.prepare(row, loading.ANYWHERE, None, launcher, settings)
+    assert refused.value.code == "INSUFFICIENT_MEMORY"
+    found = await loading.prepare(row, loading.ANYWHERE, resident, launcher, settings)
+    assert found.plan.shares[0].device.free_mb == 10 + (800 if is_told else 700)

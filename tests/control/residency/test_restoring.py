@@ -1,0 +1,473 @@
+"""An engine that ends by itself: what it had is put back before its model serves again."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any
+
+import pytest
+
+from steerserve.control.bus import SaeAttached, SaeDetached
+from steerserve.engine.wire import messages as m
+from steerserve.errors import Refusal
+from steerserve.rules.residency import Phase
+from tests.control.interventions.test_attachments import refused
+from tests.doubles import World, soon, until
+
+DAMAGED = Refusal("SAE_LOAD_FAILED", "the weights are damaged")
+LACKING = Refusal("INSUFFICIENT_MEMORY", "the SAE takes 9 MiB; 3 MiB are free", projected_mb=9)
+
+
+async def steered(world: World, members: Sequence[tuple[str, int]] = (("sae_a", 1),)) -> None:
+    """Model a is loaded, the SAEs are attached, and the first steers."""
+    await world.loaded()
+    for sae_id in dict.fromkeys(sae_id for sae_id, _ in members):
+        await world.sae(sae_id)
+    await soon(world.attachments.attach_set(members))
+    await world.steering.set_values({1: 5.0})
+
+
+async def crash(world: World) -> None:
+    world.launcher.engine.die()
+    await until(lambda: world.conductor.resident is None)
+
+
+async def answered(world: World, model: str = "a") -> None:
+    """A request that is served."""
+    asked = world.begin(world.ask(model))
+    (await world.launcher.stream()).complete("told")
+    assert await soon(asked) == "told"
+
+
+def keys(world: World) -> list[str]:
+    return [attachment.key for attachment in world.conductor.attachments()]
+
+
+async def test_the_request_that_loads_again_is_served_steered(world: World) -> None:
+    await steered(world)
+    values, epoch = world.steering.live.values, world.steering.live.epoch
+    asked = list(world.launcher.engine.asked_attach)
+    await crash(world)
+    assert keys(world) == []
+    assert [a.place for a in world.conductor.restoring.pending()] == [(1, "sae_a@1")]
+    begin = len(world.launcher.log)
+    await answered(world)
+    assert world.launcher.log[begin:] == [
+        "launch",
+        "load",
+        "attach",
+        "steer",
+        "generate",
+        "generated",
+    ]
+    assert keys(world) == ["sae_a@1"]
+    assert world.launcher.engine.asked_attach == asked
+    assert world.launcher.engine.steered is not None
+    assert world.launcher.engine.steered[1:] == (True, {"sae_a@1": {1: 5.0}})
+    assert world.steering.live.values == values
+    assert world.steering.live.epoch > epoch
+    assert world.resident.is_locked
+    assert world.conductor.restoring.pending() == []
+
+
+async def test_records_and_events_tell_what_is_attached_meanwhile(world: World) -> None:
+    await steered(world)
+    sae = await world.catalog.sae("sae_a")
+    await crash(world)
+    assert await world.sae_status(sae) == "cached"
+    assert world.published(SaeDetached) == [SaeDetached("sae_a")]
+    await answered(world)
+    await until(lambda: len(world.published(SaeAttached)) == 2)
+    assert await world.sae_status(sae) == "attached"
+
+
+async def test_a_load_over_the_management_puts_back_too(world: World) -> None:
+    await steered(world, [("sae_a", 1), ("sae_b", 2)])
+    await crash(world)
+    await soon((await world.conductor.load(await world.catalog.model(1))).ready)
+    assert keys(world) == ["sae_a@1", "sae_b@2"]
+    assert world.steering.state() == (True, {1: 5.0})
+
+
+async def test_what_was_disabled_stays_disabled(world: World) -> None:
+    await steered(world)
+    await world.steering.disable()
+    await crash(world)
+    await answered(world)
+    assert world.steering.state() == (False, {1: 5.0})
+    assert world.launcher.engine.steered is not None
+    assert world.launcher.engine.steered[1] is False
+
+
+async def test_an_unlocked_model_comes_back_unlocked(world: World) -> None:
+    await steered(world)
+    world.conductor.unlock(1)
+    await crash(world)
+    await answered(world)
+    assert not world.resident.is_locked
+
+
+async def test_a_second_crash_is_no_different(world: World) -> None:
+    await steered(world)
+    for _ in range(2):
+        await crash(world)
+        await answered(world)
+    assert world.steering.state() == (True, {1: 5.0})
+
+
+async def test_an_unload_forgets(world: World) -> None:
+    await steered(world)
+    await soon(world.conductor.unload(1))
+    await answered(world)
+    assert keys(world) == []
+    assert world.steering.live.values == {}
+
+
+async def test_another_model_over_the_management_forgets(world: World) -> None:
+    await steered(world)
+    other = await world.model("b")
+    await crash(world)
+    await soon((await world.conductor.load(other)).ready)
+    await answered(world, "a")
+    assert keys(world) == []
+
+
+async def test_a_request_for_another_model_does_not_make_the_first_forget(world: World) -> None:
+    await steered(world)
+    await world.model("b")
+    await crash(world)
+    world.conductor.unlock(1)
+    await answered(world, "b")
+    assert keys(world) == []
+    await answered(world, "a")
+    assert world.steering.state() == (True, {1: 5.0})
+
+
+async def test_what_cannot_be_attached_again_refuses_every_request_and_names_the_sae(
+    world: World,
+) -> None:
+    await steered(world)
+    row = await world.catalog.model(1)
+    await crash(world)
+    world.launcher.fail("attach", DAMAGED)
+    refusal = await refused(world.ask())
+    assert refusal.code == "MODEL_LOAD_FAILED"
+    assert "SAE sae_a at layer 1" in refusal.message
+    assert DAMAGED.message in refusal.message
+    assert refusal.details == {"cause": "SAE_LOAD_FAILED", "sae_id": "sae_a", "layer": 1}
+    assert (await world.status(row))[0] == "error"
+    assert world.launcher.alive == []
+    begun = len(world.launcher.engines)
+    again = await refused(world.ask())
+    assert again.code == "MODEL_LOAD_FAILED"
+    assert "sae_a" in again.message
+    assert len(world.launcher.engines) == begun
+
+
+async def test_a_load_after_that_tries_again(world: World) -> None:
+    await steered(world)
+    await crash(world)
+    world.launcher.fail("attach", DAMAGED)
+    await refused(world.ask())
+    await soon((await world.conductor.load(await world.catalog.model(1))).ready)
+    assert world.steering.state() == (True, {1: 5.0})
+
+
+async def test_detaching_what_is_lost_lets_the_model_load_without_it(world: World) -> None:
+    await steered(world, [("sae_a", 1), ("sae_b", 2)])
+    await crash(world)
+    world.launcher.fail("attach", DAMAGED)
+    await refused(world.ask())
+    assert await soon(world.attachments.detach("sae_a")) == 0
+    assert (await refused(world.attachments.detach("sae_a"))).code == "SAE_NOT_ATTACHED"
+    await soon((await world.conductor.load(await world.catalog.model(1))).ready)
+    assert keys(world) == ["sae_b@2"]
+    assert world.steering.live.values == {}
+
+
+async def test_a_deleted_sae_is_not_wanted_back(world: World) -> None:
+    await steered(world, [("sae_a", 1), ("sae_b", 2)])
+    await crash(world)
+    await world.saes.remove("sae_a")
+    await answered(world)
+    assert keys(world) == ["sae_b@2"]
+    assert world.steering.live.values == {}
+
+
+async def test_when_every_sae_was_deleted_the_model_is_plain_and_unlocked(world: World) -> None:
+    await steered(world)
+    await crash(world)
+    await world.saes.remove("sae_a")
+    await answered(world)
+    assert keys(world) == []
+    assert not world.resident.is_locked
+    assert world.conductor.restoring.pending() == []
+
+
+async def test_a_lack_of_memory_is_tried_again_by_the_next_request(world: World) -> None:
+    await steered(world)
+    await crash(world)
+    world.launcher.fail("attach", LACKING)
+    assert (await refused(world.ask())).details["cause"] == "INSUFFICIENT_MEMORY"
+    await answered(world)
+    assert world.steering.state() == (True, {1: 5.0})
+
+
+@pytest.mark.parametrize("step", ["attach", "steer"])
+async def test_an_engine_that_ends_while_it_is_given_back_what_it_had_serves_nobody(
+    world: World, step: str
+) -> None:
+    await steered(world)
+    sae = await world.catalog.sae("sae_a")
+    await crash(world)
+    gate = world.launcher.hold(step)
+    asked = world.begin(world.ask())
+    await soon(gate.reached.wait())
+    world.launcher.engine.die()
+    assert (await refused(asked)).code == "MODEL_LOAD_FAILED"
+    assert await world.sae_status(sae) == "cached"
+    assert world.conductor.resident is None
+    assert world.steering.live.values == {}
+    await soon((await world.conductor.load(await world.catalog.model(1))).ready)
+    assert world.steering.state() == (True, {1: 5.0})
+
+
+async def test_an_edit_of_the_steering_during_the_return_comes_after_it(world: World) -> None:
+    await steered(world)
+    await crash(world)
+    gate = world.launcher.hold("steer")
+    asked = world.begin(world.ask())
+    await soon(gate.reached.wait())
+    editing = world.begin(world.steering.set_values({1: 9.0}))
+    gate.open.set()
+    (await world.launcher.stream()).complete()
+    await soon(asked)
+    await soon(editing)
+    assert world.steering.state() == (True, {1: 9.0})
+
+
+async def test_a_detach_that_the_crash_interrupts_has_not_happened(world: World) -> None:
+    await steered(world)
+    gate = world.launcher.hold("detach")
+    detaching = world.begin(world.attachments.detach("sae_a"))
+    await soon(gate.reached.wait())
+    world.launcher.engine.die()
+    assert (await refused(detaching)).row.api in (400, 503)
+    await until(lambda: world.conductor.resident is None)
+    await answered(world)
+    assert world.steering.state() == (True, {1: 5.0})
+
+
+async def test_a_replacing_attach_that_the_crash_interrupts_leaves_the_old_one(
+    world: World,
+) -> None:
+    await steered(world)
+    new = await world.sae("sae_new")
+    gate = world.launcher.hold("detach")
+    attaching = world.begin(world.attachments.attach(new, 2))
+    await soon(gate.reached.wait())
+    world.launcher.engine.die()
+    await refused(attaching)
+    await until(lambda: world.conductor.resident is None)
+    await answered(world)
+    assert keys(world) == ["sae_a@1"]
+    assert world.steering.state() == (True, {1: 5.0})
+
+
+# ------------------------------------------------------------------ what an operator does meanwhile
+
+FELLED: list[tuple[str, Callable[[World, str], Awaitable[Any]]]] = [
+    ("deleted", lambda world, row: world.profiles.remove(row)),
+    ("deactivated", lambda world, row: world.profiles.deactivate(row)),
+    ("cleared", lambda world, _: world.steering.clear()),
+]
+
+
+@pytest.mark.parametrize("end", [end for _, end in FELLED], ids=[name for name, _ in FELLED])
+async def test_what_was_ended_meanwhile_does_not_come_back(
+    world: World, end: Callable[[World, str], Awaitable[Any]]
+) -> None:
+    await steered(world)
+    row = await world.profiles.create("p", steering={"2": 4.0})
+    await world.profiles.activate(row.id)
+    await crash(world)
+    assert await end(world, row.id) in (True, None)
+    await answered(world)
+    assert keys(world) == ["sae_a@1"]
+    assert world.steering.state() == (False, {})
+    assert world.profiles.active_id is None
+    assert world.launcher.engine.steered is not None
+    assert world.launcher.engine.steered[1:] == (False, {})
+
+
+async def test_a_profile_deactivated_meanwhile_may_leave_its_values(world: World) -> None:
+    await steered(world)
+    row = await world.profiles.create("p", steering={"2": 4.0})
+    await world.profiles.activate(row.id)
+    await crash(world)
+    assert await world.profiles.deactivate(row.id, clears=False) is False
+    await answered(world)
+    assert world.steering.state() == (True, {2: 4.0})
+    assert world.profiles.active_id is None
+
+
+async def test_an_empty_profile_activated_meanwhile_is_what_comes_back(world: World) -> None:
+    await steered(world)
+    row = await world.profiles.create("p", steering={"2": 4.0})
+    await world.profiles.activate(row.id)
+    await crash(world)
+    empty = await world.profiles.create("empty", steering={})
+    await world.profiles.activate(empty.id)
+    await answered(world)
+    assert world.steering.state() == (False, {})
+    assert world.profiles.active_id == empty.id
+    assert await world.profiles.remove(row.id) is False
+
+
+async def test_another_profile_deleted_meanwhile_changes_nothing(world: World) -> None:
+    await steered(world)
+    row = await world.profiles.create("p", steering={"2": 4.0})
+    other = await world.profiles.create("other", steering={"2": 4.0})
+    await world.profiles.activate(row.id)
+    await crash(world)
+    assert await world.profiles.remove(other.id) is False
+    await answered(world)
+    assert world.steering.state() == (True, {2: 4.0})
+    assert world.profiles.active_id == row.id
+
+
+async def test_a_model_unlocked_meanwhile_comes_back_unlocked(world: World) -> None:
+    await steered(world)
+    await crash(world)
+    world.conductor.unlock(1)
+    await answered(world)
+    assert not world.resident.is_locked
+
+
+async def test_a_clear_that_comes_just_before_the_return_is_in_it(world: World) -> None:
+    await steered(world)
+    await crash(world)
+    gate = world.launcher.hold("attach")
+    asked = world.begin(world.ask())
+    await soon(gate.reached.wait())
+    await soon(world.steering.clear())
+    gate.open.set()
+    (await world.launcher.stream()).complete()
+    await soon(asked)
+    assert world.steering.state() == (False, {})
+
+
+async def test_a_deleted_model_is_waited_for_no_longer(world: World) -> None:
+    await steered(world)
+    await crash(world)
+    world.conductor.unlock(1)
+    await world.registry.remove_model(1)
+    assert world.conductor.restoring.pending() == []
+    assert (await refused(world.steering.clear())).code == "SAE_NOT_ATTACHED"
+
+
+async def test_what_is_monitored_in_one_model_does_not_begin_in_another(world: World) -> None:
+    await steered(world)
+    await world.model("b")
+    await crash(world)
+    world.conductor.unlock(1)
+    await answered(world, "b")
+    await soon(world.attachments.attach_set([("sae_a", 1)]))
+    await world.monitoring.configure()
+    await world.attachments.attach(await world.sae("sae_b"), 2)
+    await world.attachments.detach("sae_b")
+    await answered(world, "a")
+    assert keys(world) == ["sae_a@1"]
+    await until(lambda: not world.monitoring._tasks)
+    assert not world.monitoring.state().enabled
+
+
+# ------------------------------------------------------------------ what the engine makes of it
+
+
+async def test_what_comes_back_is_told_as_the_new_engine_made_it(world: World) -> None:
+    await world.loaded()
+    sae = await world.sae(trained_layer=3)
+    await world.attachments.attach(sae, 1)
+    (before,) = world.conductor.attachments()
+    await crash(world)
+    world.launcher.made = m.Attached(
+        1, "elsewhere", 9, 8, before.d_sae, ["new"], {"l0": 2.0}, "float16", "resid_pre", False
+    )
+    await answered(world)
+    (after,) = world.conductor.attachments()
+    assert (after.memory_mb, after.layer_module_path, after.check) == (9, "elsewhere", {"l0": 2.0})
+    assert (after.dtype, after.site, after.is_calibrated) == ("float16", "resid_pre", False)
+    assert after.warnings == (before.warnings[0], "new")
+
+
+async def test_an_sae_of_another_size_is_not_put_back(world: World) -> None:
+    await steered(world)
+    await crash(world)
+    world.launcher.made = m.Attached(1, "model.layers.1", 3, 8, 4, [], {})
+    refusal = await refused(world.ask())
+    assert refusal.code == "MODEL_LOAD_FAILED"
+    assert refusal.details == {"cause": "SAE_INCOMPATIBLE", "sae_id": "sae_a", "layer": 1}
+    assert "4 features" in refusal.message
+    assert world.launcher.alive == []
+
+
+# ------------------------------------------------------------------ an unload, a load, the end
+
+
+async def test_a_model_is_not_unloaded_while_its_values_are_put_back(world: World) -> None:
+    await steered(world)
+    await crash(world)
+    gate = world.launcher.hold("steer")
+    asked = world.begin(world.ask())
+    await soon(gate.reached.wait())
+    assert world.phase is Phase.LOADING
+    assert (await refused(world.conductor.unload(1))).code == "MODEL_BUSY"
+    world.launcher.engine.die()
+    await refused(asked)
+    assert world.conductor.resident is None
+    second = await world.conductor.load(await world.catalog.model(1))
+    await soon(second.ready)
+    assert world.conductor.resident is second
+    assert len(world.launcher.alive) == 1
+
+
+async def test_closing_while_something_is_given_back_ends(world: World) -> None:
+    await steered(world)
+    await crash(world)
+    gate = world.launcher.hold("attach")
+    asked: Any = world.begin(world.ask())
+    await soon(gate.reached.wait())
+    await soon(world.conductor.close())
+    assert (await refused(asked)).code == "SHUTTING_DOWN"
+    assert world.launcher.alive == []
+
+
+@pytest.mark.parametrize("is_attached", [True, False])
+async def test_a_lock_outlasts_the_engine(world: World, is_attached: bool) -> None:
+    await world.model("b")
+    if is_attached:
+        await steered(world)
+        row = world.resident.row
+    else:
+        row = await world.loaded()
+        world.conductor.lock(row.id)
+    await crash(world)
+    assert world.conductor.view().locked_id == row.id
+    assert [model.name for model in await world.generation.models()] == ["a"]
+    assert (await refused(world.ask("b"))).code == "MODEL_LOCKED"
+    assert (await refused(world.registry.remove_model(row.id))).code == "MODEL_LOCKED"
+    await answered(world)
+    assert world.resident.is_locked
+    world.conductor.unlock(row.id)
+    await answered(world, "b")
+
+
+async def test_an_unlocked_model_that_crashed_gives_its_place_to_another(world: World) -> None:
+    await world.model("b")
+    row = await world.loaded()
+    world.conductor.lock(row.id)
+    await crash(world)
+    world.conductor.unlock(row.id)
+    assert world.conductor.view().locked_id is None
+    await answered(world, "b")

@@ -1,0 +1,372 @@
+"""A real engine process, as the control plane sees it: answers, streams, cancels, and every way to end."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from steerserve.engine.checkpoint.client import Engine, Launcher
+from steerserve.engine.wire import messages as m
+from steerserve.engine.worker.checkpoint import Checkpoint
+from steerserve.errors import Refusal
+from tests.engine.models import CONTEXT, VOCABULARY
+from tests.engine.running import generated, words
+from tests.engine.saes import arrays, config_older, config_v6, source, write
+
+Folder = Callable[[str], Path]
+KEY = "sae@0"
+FIELDS: dict[str, Any] = {
+    "quantization": "FP16",
+    "trust_remote_code": False,
+    "threads": 1,
+    "kv_cache_mb": 8,
+    "min_context": 16,
+}
+GREEDY = m.Sampling(temperature=0.0, max_tokens=16)
+LONG = m.Sampling(temperature=0.0, max_tokens=200)
+Pieces = list[m.Started | m.Piece]
+
+
+@pytest.fixture(scope="session")
+def launcher() -> Launcher:
+    return Launcher("CRITICAL", "json")
+
+
+@pytest.fixture
+async def empty(launcher: Launcher) -> AsyncIterator[Engine]:
+    """An engine without a model."""
+    engine = await launcher.launch()
+    yield engine
+    await engine.stop()
+
+
+@pytest.fixture
+async def engine(empty: Engine, folder: Folder) -> Engine:
+    """An engine that holds the llama checkpoint."""
+    await empty.load(lambda _: None, path=str(folder("llama")), **FIELDS)
+    return empty
+
+
+async def events(engine: Engine, prompt: str, sampling: m.Sampling = GREEDY, **more: Any) -> Pieces:
+    plan = more.pop("plan", m.Follow())
+    stream = engine.generate([m.Text(prompt)], more.pop("n", 1), sampling, plan)
+    return [event async for event in stream]
+
+
+def text_of(found: Pieces, choice: int = 0) -> str:
+    return "".join(e.text for e in found if isinstance(e, m.Piece) and e.choice == choice)
+
+
+def truth(model: Checkpoint, prompt: str, max_tokens: int = 16) -> str:
+    return model.decode(generated(model, prompt, max_tokens)).rstrip("\ufffd")
+
+
+async def inspect_code(engine: Engine, path: Path) -> str | None:
+    """The code that an inspection is refused with; None when it is not."""
+    try:
+        await engine.inspect(source(path))
+    except Refusal as refusal:
+        return refusal.code
+    return None
+
+
+def sae_folder(path: Path) -> Path:
+    return write(path, config_v6("standard", d_in=32), arrays("standard", d_in=32))
+
+
+# ---------------------------------------------------------------- loading and answering
+
+
+async def test_a_load_reports_its_stages_and_the_facts_of_the_model(
+    empty: Engine, folder: Folder
+) -> None:
+    stages: list[m.Progress] = []
+    facts = await empty.load(stages.append, path=str(folder("llama")), **FIELDS)
+    assert (facts.architecture, facts.layers, facts.hidden_size) == ("LlamaForCausalLM", 2, 32)
+    assert (facts.vocabulary, facts.context_length) == (VOCABULARY, CONTEXT)
+    assert facts.kv_tokens * facts.kv_bytes_per_token <= 8 << 20
+    assert not facts.has_chat_template
+    percents = [stage.percent for stage in stages]
+    assert percents == sorted(percents)
+    assert len(stages) >= 3
+
+
+async def test_a_stream_starts_once_and_ends_each_choice_once(
+    engine: Engine, llama: Checkpoint
+) -> None:
+    found = await events(engine, words(20), n=3)
+    started, *pieces = found
+    assert started == m.Started(started.id, [len(llama.encode(words(20), special=True))])
+    for choice in range(3):
+        own = [p for p in pieces if isinstance(p, m.Piece) and p.choice == choice]
+        assert [p.finish for p in own[:-1]] == [None] * (len(own) - 1)
+        assert own[-1].finish == "length"
+        assert own[-1].tokens == 16
+        assert text_of(found, choice) == truth(llama, words(20))
+
+
+async def test_a_request_that_never_fits_is_refused_and_the_next_is_served(
+    engine: Engine, llama: Checkpoint
+) -> None:
+    with pytest.raises(Refusal) as refused:
+        await events(engine, words(20), m.Sampling(max_tokens=10_000))
+    assert refused.value.code == "CONTEXT_LENGTH_EXCEEDED"
+    assert refused.value.details["max_context_tokens"] == CONTEXT
+    assert text_of(await events(engine, words(20))) == truth(llama, words(20))
+
+
+async def test_an_engine_without_a_model_refuses_by_code(empty: Engine) -> None:
+    with pytest.raises(Refusal) as refused:
+        await events(empty, "hello")
+    assert refused.value.code == "MODEL_NOT_LOADED"
+    with pytest.raises(Refusal) as refused:
+        await empty.steer(1, True, {KEY: {0: 1.0}})
+    assert refused.value.code == "MODEL_NOT_LOADED"
+
+
+# ---------------------------------------------------------------- cancelling
+
+
+async def test_closing_the_iterator_ends_the_request_in_the_engine(
+    engine: Engine, llama: Checkpoint, tmp_path: Path
+) -> None:
+    await engine.attach(KEY, source(sae_folder(tmp_path)), 0)
+    steered = m.Overlay(0, {KEY: {1: 0.5}})
+    stream = engine.generate([m.Text(words(20))], 1, LONG, steered)
+    async for event in stream:
+        if isinstance(event, m.Piece):
+            break
+    await stream.aclose()
+    found = []
+    counts = []
+    # only the cancelled request is steered, so the count of steered passes stands still once it is gone
+    async for event in engine.generate([m.Text(words(9))], 1, GREEDY, m.Suppressed()):
+        found.append(event)
+        counts.append(engine.applied[KEY])
+    assert 0 < counts[1] == counts[-1] < 200
+    assert text_of(found) == truth(llama, words(9))
+
+
+async def test_steering_acts_on_the_next_request_and_ends_with_it(
+    engine: Engine, llama: Checkpoint, tmp_path: Path
+) -> None:
+    attached = await engine.attach(KEY, source(sae_folder(tmp_path)), 0)
+    assert (attached.layer_module_path, attached.d_in) == ("model.layers.0", 32)
+    plain = truth(llama, words(20))
+    assert text_of(await events(engine, words(20))) == plain
+    assert engine.applied == {KEY: 0}
+    await engine.steer(1, True, {KEY: {1: 20.0, 5: -20.0}})
+    assert text_of(await events(engine, words(20))) != plain
+    assert engine.applied[KEY] > 0
+    await engine.detach(KEY)
+    assert engine.applied == {}
+    assert text_of(await events(engine, words(20))) == plain
+
+
+# ---------------------------------------------------------------- ending
+
+
+async def test_a_killed_engine_ends_its_streams_by_code_and_names_the_signal(
+    engine: Engine,
+) -> None:
+    assert engine.pid
+    stream = engine.generate([m.Text(words(20))], 4, LONG, m.Follow())
+
+    async def until_killed() -> None:
+        async for event in stream:
+            if isinstance(event, m.Piece):
+                os.kill(engine.pid or 0, signal.SIGKILL)
+
+    with pytest.raises(Refusal) as refused:
+        await until_killed()
+    assert refused.value.code == "ENGINE_UNAVAILABLE"
+    assert "signal 9" in await engine.ended
+    assert not psutil.pid_exists(engine.pid)
+    with pytest.raises(Refusal) as refused:
+        await events(engine, "hello")
+    assert refused.value.code == "MODEL_NOT_LOADED"
+
+
+async def test_an_engine_killed_while_it_loads_ends_the_load_by_code(
+    empty: Engine, folder: Folder
+) -> None:
+    def kill(_: m.Progress) -> None:
+        if not empty.ended.done():
+            os.kill(empty.pid or 0, signal.SIGKILL)
+
+    async def load_and_ask() -> None:
+        await empty.load(kill, path=str(folder("llama")), **FIELDS)
+        # the load may win the race against the signal; the engine is gone all the same
+        await empty.ended
+        await empty.inspect(source("nowhere"))
+
+    with pytest.raises(Refusal) as refused:
+        await load_and_ask()
+    assert refused.value.code == "ENGINE_UNAVAILABLE"
+
+
+async def test_stopping_leaves_no_process_and_refuses_what_is_in_flight(
+    launcher: Launcher, folder: Folder
+) -> None:
+    engine = await launcher.launch()
+    assert engine.pid
+    await engine.load(lambda _: None, path=str(folder("llama")), **FIELDS)
+    stream = engine.generate([m.Text(words(20))], 4, LONG, m.Follow())
+    async for event in stream:
+        if isinstance(event, m.Piece):
+            break
+    process = psutil.Process(engine.pid)
+    await engine.stop(Refusal("SHUTTING_DOWN", "the service stops"))
+    with pytest.raises(Refusal) as refused:
+        async for _ in stream:
+            pass
+    assert refused.value.code == "SHUTTING_DOWN"
+    assert not process.is_running()
+    assert engine._child.exitcode == 0
+    assert await engine.ended == "the engine process ended"
+    await engine.stop()
+
+
+async def test_two_engines_end_independently(launcher: Launcher, engine: Engine) -> None:
+    other = await launcher.launch()
+    await other.stop()
+    assert text_of(await events(engine, words(20)))
+
+
+# ---------------------------------------------------------------- broken files
+
+
+def broken(kind: str, source: Path, target: Path) -> Path:
+    """A copy of a checkpoint folder that is damaged in one way."""
+    target.mkdir()
+    for file in source.iterdir():
+        (target / file.name).write_bytes(file.read_bytes())
+    weights = target / "model.safetensors"
+    config = json.loads((target / "config.json").read_text())
+    match kind:
+        case "no configuration":
+            (target / "config.json").unlink()
+        case "broken configuration":
+            (target / "config.json").write_text("{")
+        case "unknown architecture":
+            (target / "config.json").write_text(json.dumps({"model_type": "nonsense"}))
+        case "no weights":
+            weights.unlink()
+        case "truncated weights":
+            weights.write_bytes(weights.read_bytes()[:5000])
+        case "weights of another shape":
+            (target / "config.json").write_text(json.dumps({**config, "hidden_size": 64}))
+        case "no tokenizer":
+            (target / "tokenizer.json").unlink()
+            (target / "tokenizer_config.json").unlink()
+        case "empty folder":
+            for file in target.iterdir():
+                file.unlink()
+    return target
+
+
+BROKEN = (
+    "no configuration",
+    "broken configuration",
+    "unknown architecture",
+    "no weights",
+    "truncated weights",
+    "weights of another shape",
+    "no tokenizer",
+    "empty folder",
+)
+
+
+async def test_a_broken_checkpoint_is_refused_and_the_engine_still_answers(
+    empty: Engine, folder: Folder, tmp_path: Path, llama: Checkpoint
+) -> None:
+    paths = [broken(kind, folder("llama"), tmp_path / str(i)) for i, kind in enumerate(BROKEN)]
+    for path in [*paths, tmp_path / "nowhere", folder("bloom")]:
+        with pytest.raises(Refusal) as refused:
+            await empty.load(lambda _: None, path=str(path), **FIELDS)
+        assert refused.value.code == "MODEL_LOAD_FAILED", path
+        claims = await empty.inspect(source(sae_folder(tmp_path / "sae")))
+        assert claims.d_in == 32
+    await empty.load(lambda _: None, path=str(folder("llama")), **FIELDS)
+    assert text_of(await events(empty, words(20))) == truth(llama, words(20))
+
+
+async def test_a_quantization_that_cannot_be_applied_is_refused(
+    empty: Engine, folder: Folder
+) -> None:
+    fields = {**FIELDS, "quantization": "Q2"}
+    with pytest.raises(Refusal) as refused:
+        await empty.load(lambda _: None, path=str(folder("llama")), **fields)
+    assert refused.value.code == "UNSUPPORTED_QUANTIZATION"
+
+
+async def test_an_inspection_tells_the_claims(empty: Engine, tmp_path: Path) -> None:
+    claims = await empty.inspect(source(sae_folder(tmp_path)))
+    assert (claims.d_in, claims.d_sae, claims.layer, claims.site) == (32, 64, 0, "resid_post")
+
+
+async def test_no_configuration_of_an_sae_ends_the_engine(empty: Engine, tmp_path: Path) -> None:
+    configs = [
+        config_older(hook_point=..., hook_point_layer="three", activation_fn_str="relu"),
+        config_older(hook_point=7),
+        config_older(model_name={"a": 1}, hook_point_layer=[1]),
+        config_older(activation_fn_str="topk", activation_fn_kwargs=["k"]),
+        config_older(d_in="x", d_sae=None),
+    ]
+    for i, config in enumerate(configs):
+        path = write(tmp_path / str(i), config, arrays("standard"))
+        assert await inspect_code(empty, path) in (None, "SAE_LOAD_FAILED"), config
+    assert (await empty.inspect(source(sae_folder(tmp_path / "good")))).d_in == 32
+
+
+async def test_an_sae_of_another_width_is_refused_and_leaves_no_hook(
+    engine: Engine, llama: Checkpoint, tmp_path: Path
+) -> None:
+    path = write(tmp_path, config_v6("standard"), arrays("standard"))
+    with pytest.raises(Refusal) as refused:
+        await engine.attach(KEY, source(path), 0)
+    assert refused.value.code in ("SAE_INCOMPATIBLE", "SAE_LOAD_FAILED")
+    assert text_of(await events(engine, words(20))) == truth(llama, words(20))
+
+
+# ---------------------------------------------------------------- the border between the processes
+
+
+def test_the_control_process_never_imports_the_tensor_library() -> None:
+    code = (
+        "import sys, steerserve.app, steerserve.cli, steerserve.engine.checkpoint.client; "
+        "assert not {'torch', 'transformers', 'tokenizers', 'safetensors'} & set(sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+
+
+def test_an_engine_ends_with_its_control_process() -> None:
+    code = (
+        "import asyncio, os, signal, sys\n"
+        "from steerserve.engine.checkpoint.client import Launcher\n"
+        "async def main():\n"
+        "    engine = await Launcher('CRITICAL', 'json').launch()\n"
+        "    print(engine.pid, 'torch' in sys.modules, flush=True)\n"
+        "    await asyncio.Event().wait()\n"
+        "if __name__ == '__main__':\n"
+        "    asyncio.run(main())\n"
+    )
+    control = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
+    assert control.stdout
+    with control.stdout as out:
+        pid, has_torch = out.readline().split()
+        assert has_torch == "False"
+        engine = psutil.Process(int(pid))
+        control.kill()
+        control.wait(30)
+    assert psutil.wait_procs([engine], timeout=30)[1] == []

@@ -1,0 +1,108 @@
+"""How a GGUF model loads, fails to load, and ends; and what nobody else may see of it."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from collections.abc import AsyncIterator
+
+import httpx
+import psutil
+import pytest
+
+from steerserve.engine.gguf.client import Llama
+from steerserve.errors import Refusal
+from tests.engine.llamas import (
+    Write,
+    answer,
+    ask,
+    busy_slots,
+    loaded,
+    refused,
+    writer,
+)
+from tests.gguf import counted
+
+
+@pytest.fixture(scope="module")
+def write(tmp_path_factory: pytest.TempPathFactory) -> Write:
+    return writer(tmp_path_factory.mktemp("gguf"))
+
+
+@pytest.fixture
+async def engine(write: Write) -> AsyncIterator[Llama]:
+    async with loaded(write()) as (found, _):
+        yield found
+
+
+# ------------------------------------------------------------- ends
+
+
+async def test_a_killed_process_ends_its_requests_with_the_reason(engine: Llama) -> None:
+    assert engine.pid is not None
+    stream = ask(engine, "x " * 20, max_tokens=100)
+    await anext(stream)
+    os.kill(engine.pid, signal.SIGKILL)
+    async with asyncio.timeout(10):
+        refusal = await refused(stream)
+        reason = await engine.ended
+    assert refusal.code == "ENGINE_UNAVAILABLE"
+    assert reason == "the engine process was ended by signal 9"
+    assert refusal.message == f"{reason}; the model has to be loaded again"
+    late = await refused(ask(engine, "one"))
+    assert late.code == "MODEL_NOT_LOADED"
+    assert late.message == f"{reason} while the request waited"
+
+
+async def test_a_process_killed_while_it_writes_ends_those_who_wait_too(write: Write) -> None:
+    async with loaded(write(kind="random", context=8192), slots=1) as (engine, _):
+        streams = [ask(engine, "one", max_tokens=8000) for _ in range(3)]
+        collected = [asyncio.create_task(refused(stream)) for stream in streams]
+        while not await busy_slots(engine):
+            await asyncio.sleep(0)
+        assert engine.pid is not None
+        os.kill(engine.pid, signal.SIGKILL)
+        async with asyncio.timeout(10):
+            codes = [refusal.code for refusal in await asyncio.gather(*collected)]
+        assert set(codes) == {"ENGINE_UNAVAILABLE"}
+
+
+async def test_stopping_refuses_what_is_in_flight_with_the_parting(write: Write) -> None:
+    async with loaded(write(kind="random", context=8192)) as (engine, _):
+        stream = ask(engine, "one", max_tokens=8000)
+        await anext(stream)
+        await anext(stream)
+        assert engine.pid is not None
+        process = psutil.Process(engine.pid)
+        await engine.stop(Refusal("SHUTTING_DOWN", "the service is shutting down"))
+        assert (await refused(stream)).code == "SHUTTING_DOWN"
+        assert (await refused(ask(engine, "one"))).code == "SHUTTING_DOWN"
+        assert not process.is_running()
+        await engine.stop()
+
+
+async def test_the_key_and_the_environment_stay_secret(
+    engine: Llama, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert engine.pid is not None
+    assert engine._opened is not None
+    key = engine._opened.server._http.headers["Authorization"].removeprefix("Bearer ")
+    process = psutil.Process(engine.pid)
+    assert process.cmdline()[1:] == ["-m", "steerserve.engine.gguf.child"]
+    environment = process.environ()
+    assert key not in repr(environment)
+    assert environment["OMP_WAIT_POLICY"] == "passive"
+    assert not {name for name in environment if "TOKEN" in name or name.startswith("PYTEST")}
+    async with httpx.AsyncClient(base_url=engine._opened.server._http.base_url) as stranger:
+        for path in ("/completion", "/slots", "/tokenize", "/embedding"):
+            assert (await stranger.post(path, json={})).status_code in (401, 404)
+    connections = process.net_connections()
+    assert {c.laddr.ip for c in connections} == {"127.0.0.1"}
+
+
+async def test_an_interrupt_from_the_terminal_is_the_services_matter(engine: Llama) -> None:
+    assert engine.pid is not None
+    os.kill(engine.pid, signal.SIGINT)
+    os.kill(engine.pid, signal.SIGTERM)
+    assert (await answer(ask(engine, "one")))[0] == counted(4, "two")
