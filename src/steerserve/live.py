@@ -20,6 +20,7 @@ from steerserve.control.bus import Bus
 from steerserve.control.vitals import cards as card_reading
 from steerserve.control.vitals.cards import Cards
 from steerserve.rules import throttle
+from steerserve.rules.instant import iso
 from steerserve.settings import Settings
 
 log = structlog.get_logger(__name__)
@@ -95,7 +96,7 @@ def payload(event: events.Event) -> tuple[str, dict[str, Any]]:
             }
         case events.MonitoringActivation():
             return "monitoring:activation", {
-                "timestamp": event.timestamp.isoformat().replace("+00:00", "Z"),
+                "timestamp": iso(event.timestamp),
                 "request_id": event.request_id,
                 "position": event.position,
                 "activations": [

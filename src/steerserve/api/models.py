@@ -17,9 +17,9 @@ from steerserve.control.library.model_downloads import HubModels, Progress, Want
 from steerserve.control.library.models import Registry
 from steerserve.control.residency.conductor import Conductor
 from steerserve.control.residency.resident import Resident
-from steerserve.control.vitals.health import iso
 from steerserve.errors import Refusal
 from steerserve.rules import placement
+from steerserve.rules.instant import iso
 from steerserve.rules.naming import parameters_label
 
 

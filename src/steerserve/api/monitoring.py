@@ -12,8 +12,8 @@ from starlette.responses import Response
 
 from steerserve.api.envelope import Envelope, RequestBody, success
 from steerserve.control.observing.monitoring import Counted, FeatureCount, Monitoring, State
-from steerserve.control.vitals.health import iso
 from steerserve.rules import monitoring as rules
+from steerserve.rules.instant import iso
 from steerserve.rules.monitoring import Record
 
 LabelsOf = Callable[[str], Awaitable[Mapping[int, str]]]

@@ -20,9 +20,9 @@ from steerserve.api.envelope import (
     unambiguous,
 )
 from steerserve.control.interventions.profiles import Profiles
-from steerserve.control.vitals.health import iso
 from steerserve.errors import Refusal
 from steerserve.rules import profile as rules
+from steerserve.rules.instant import iso
 from steerserve.rules.profile import Document
 
 LARGEST_INTEGER = 2**31 - 1

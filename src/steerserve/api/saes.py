@@ -13,8 +13,8 @@ from steerserve.api.envelope import Envelope, RequestBody, success
 from steerserve.control.library import sae_previews as sae_preview
 from steerserve.control.library.sae_downloads import HubSaes, Progress, Wanted
 from steerserve.control.library.saes import REPOSITORY, Saes, claims_of
-from steerserve.control.vitals.health import iso
 from steerserve.errors import Refusal
+from steerserve.rules.instant import iso
 from steerserve.rules.sae_names import width_label
 
 MIB = 1 << 20

@@ -16,6 +16,7 @@ from enum import StrEnum
 from typing import Any
 
 from steerserve.errors import Refusal
+from steerserve.rules.instant import iso
 
 HEADER = "X-Service-Lease"
 ID_MAXIMUM = 200
@@ -207,7 +208,7 @@ def _named(book: Book, model_id: int, lease_id: str) -> Lease:
         return lease
     for ended in reversed(book.ended):
         if ended.lease.model_id == model_id and is_held_by(ended.lease, lease_id):
-            how, when = ended.end_reason.value, _iso(ended.ended_at)
+            how, when = ended.end_reason.value, iso(ended.ended_at)
             message = f"the lease has ended: {how}"
             raise Refusal("LEASE_EXPIRED", message, end_reason=how, ended_at=when)  # (2)
     raise Refusal(
@@ -301,7 +302,7 @@ def _printable(name: str) -> str:
 
 def summary(lease: Lease) -> dict[str, Any]:
     """What a refusal tells of the lease that caused it."""
-    expires_at = _iso(lease.expires_at)
+    expires_at = iso(lease.expires_at)
     return {"holder": lease.holder, "reason": lease.reason, "expires_at": expires_at}
 
 
@@ -313,9 +314,9 @@ def status(lease: Lease, now: datetime) -> dict[str, Any]:
         "model_name": lease.model_name,
         "holder": lease.holder,
         "reason": lease.reason,
-        "acquired_at": _iso(lease.acquired_at),
-        "renewed_at": _iso(lease.renewed_at) if lease.renewed_at else None,
-        "expires_at": _iso(lease.expires_at),
+        "acquired_at": iso(lease.acquired_at),
+        "renewed_at": iso(lease.renewed_at) if lease.renewed_at else None,
+        "expires_at": iso(lease.expires_at),
         "ttl_seconds": lease.ttl_seconds,
         "seconds_remaining": max(0, math.ceil(left)),
     }
@@ -327,7 +328,7 @@ def ended_status(ended: Ended) -> dict[str, Any]:
         **status(ended.lease, ended.ended_at),
         "seconds_remaining": 0,
         "end_reason": ended.end_reason.value,
-        "ended_at": _iso(ended.ended_at),
+        "ended_at": iso(ended.ended_at),
     }
 
 
@@ -343,7 +344,3 @@ def leased(lease: Lease, operation: str, target_model_id: int) -> Refusal:
         operation=operation,
         target_model_id=target_model_id,
     )
-
-
-def _iso(instant: datetime) -> str:
-    return instant.isoformat().replace("+00:00", "Z")

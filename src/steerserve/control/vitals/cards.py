@@ -21,6 +21,7 @@ from steerserve.engine.cards import torch_version
 from steerserve.errors import Refusal
 from steerserve.rules.cards import Card
 from steerserve.rules.fields import CHECKPOINT, GGUF
+from steerserve.rules.instant import iso
 from steerserve.rules.residency import Phase
 from steerserve.store.catalog import utc_now
 
@@ -123,7 +124,7 @@ async def report(cards: Cards, conductor: Conductor) -> dict[str, Any]:
     placed = _placed(resident)
     is_gguf = resident is not None and resident.row.engine == GGUF
     return {
-        "read_at": reading.read_at.isoformat().replace("+00:00", "Z"),
+        "read_at": iso(reading.read_at),
         "reason": reading.reason,
         "cards": [
             _told(card, figures.get(f"cuda:{card.torch_index}"), card.torch_index in placed)

@@ -20,6 +20,7 @@ from steerserve.control.requests.queue import Queue
 from steerserve.control.residency.conductor import Conductor
 from steerserve.control.vitals import cards as card_reading
 from steerserve.control.vitals.cards import Cards
+from steerserve.rules.instant import iso
 from steerserve.rules.residency import Phase
 from steerserve.rules.steering import Live
 from steerserve.store.catalog import utc_now
@@ -93,7 +94,7 @@ class Gauges:
             "circuit_breaker_trips": sum(breaker["trips"] for breaker in breakers),
             "gpu": card_reading.metrics(reading) | {"reason": reading.reason} if reading else None,
             "uptime_seconds": round(metrics.clock() - self._since, 3),
-            "timestamp": utc_now().isoformat().replace("+00:00", "Z"),
+            "timestamp": iso(utc_now()),
         }
 
     # ------------------------------------------------------------- inside

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Awaitable, Callable
-from datetime import datetime
 from typing import Any
 
 import structlog
@@ -18,6 +17,7 @@ from steerserve.control.residency.conductor import Conductor
 from steerserve.control.residency.resident import Resident
 from steerserve.control.vitals import cards as card_reading
 from steerserve.control.vitals.cards import Cards, Reading
+from steerserve.rules.instant import iso
 from steerserve.rules.residency import Phase
 from steerserve.settings import Settings
 from steerserve.store.catalog import utc_now
@@ -300,8 +300,3 @@ def _component(
 
 def now() -> str:
     return iso(utc_now())
-
-
-def iso(time_: datetime) -> str:
-    """ISO-8601 in UTC, with Z."""
-    return time_.isoformat().replace("+00:00", "Z")
