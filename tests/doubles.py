@@ -10,40 +10,23 @@ import json
 import struct
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
-from steerserve.control.bus import Bus, Event
-from steerserve.control.interventions.attachments import Attachments
-from steerserve.control.interventions.profiles import Profiles
-from steerserve.control.interventions.steering import Steering
-from steerserve.control.library.model_downloads import HubModels
-from steerserve.control.library.models import Registry
-from steerserve.control.library.saes import Saes
-from steerserve.control.metrics import Metrics
-from steerserve.control.observing.features import Features
-from steerserve.control.observing.monitoring import Monitoring
-from steerserve.control.requests.generate import Generation
-from steerserve.control.requests.queue import Queue
-from steerserve.control.residency.conductor import Conductor
+from steerserve.composition import Owners, Surroundings
+from steerserve.control.bus import Event
 from steerserve.control.residency.resident import Resident
 from steerserve.control.vitals.cards import Cards
-from steerserve.control.vitals.gauges import Gauges
-from steerserve.control.vitals.health import Vitals
 from steerserve.engine.sandbox.schemas import Checker
 from steerserve.engine.wire import messages as m
 from steerserve.errors import Refusal
 from steerserve.hub import client as hub_client
-from steerserve.hub.downloads import Downloads
 from steerserve.rules.cards import Card
 from steerserve.rules.intent import Generate, Sampling
 from steerserve.rules.residency import Phase
 from steerserve.settings import Settings
-from steerserve.store.catalog import Catalog, Clock, ModelRow, SaeRow, utc_now
+from steerserve.store.catalog import Clock, ModelRow, SaeRow, utc_now
 from steerserve.store.db import Database
-from steerserve.store.documents import Documents
-from steerserve.store.labels import Labels
 
 Answer = TypeVar("Answer")
 PATIENCE = 3.0
@@ -289,7 +272,7 @@ class Launcher:
         self.engines: list[Engine] = []
         self.log: list[str] = []
         self.streams: asyncio.Queue[Stream] = asyncio.Queue()
-        self.failure: str | None = None
+        self.reason: str | None = None
         self.made: m.Attached | None = None
         """What an attach makes, in the place of the plain one."""
         self._gates: dict[str, Gate] = {}
@@ -303,6 +286,10 @@ class Launcher:
     @property
     def alive(self) -> list[Engine]:
         return [engine for engine in self.engines if not engine.ended.done()]
+
+    def failure(self) -> str | None:
+        """Why no engine can be started."""
+        return self.reason
 
     def hold(self, step: str) -> Gate:
         """Hold the next `step` of any engine."""
@@ -390,35 +377,37 @@ def write_checkpoint(folder: Path) -> Path:
     return folder
 
 
-@dataclass(slots=True)
-class World:
-    """Every owner of the control plane, wired as the service wires them."""
+class World(Owners):
+    """Every owner of the control plane, wired as the service wires them, over engines, cards and a clock of the test's."""
 
-    home: Path
-    settings: Settings
-    launcher: Launcher
-    database: Database
-    catalog: Catalog
-    bus: Bus
-    conductor: Conductor
-    attachments: Attachments
-    steering: Steering
-    queue: Queue
-    generation: Generation
-    registry: Registry
-    saes: Saes
-    metrics: Metrics
-    driver: Driver
-    hub: Hub
-    cards: Cards
-    vitals: Vitals
-    gauges: Gauges
-    profiles: Profiles
-    monitoring: Monitoring
-    features: Features
-    events: list[Event] = field(default_factory=list)
-    free_mb: int | None = None
-    _tasks: list[asyncio.Task[Any]] = field(default_factory=list)
+    launcher: Launcher  # type: ignore[assignment]
+
+    def __init__(self, home: Path, settings: Settings, now: Clock) -> None:
+        self.home = home
+        self.driver = Driver()
+        self.hub = Hub()
+        self.events: list[Event] = []
+        self.free_mb: int | None = None
+        self._tasks: list[asyncio.Task[Any]] = []
+        launcher: Any = Launcher()
+        super().__init__(
+            settings,
+            Surroundings(
+                database=Database(settings.database_url),
+                launcher=launcher,
+                hub=hub_client.Hub(settings),
+                breakers=self.hub,
+                cards=Cards(self.driver.read, torch_version="2.13.0"),
+                checker=Checker(),
+                now=now,
+                read_free=self._read_free,
+            ),
+        )
+        self.database = self.around.database
+        self.cards = self.around.cards
+
+    async def _read_free(self, _: Resident) -> int | None:
+        return self.free_mb
 
     # ------------------------------------------------------------- making
 
@@ -512,79 +501,11 @@ class World:
 async def world(home: Path, *, now: Clock = utc_now, **changes: Any) -> AsyncIterator[World]:
     """The control plane over the folder `home`; `now` is the clock of the leases."""
     settings = Settings(_env_file=None, steerserve_home=home, **changes)  # type: ignore[call-arg]
-    launcher: Any = Launcher()
-    database = Database(settings.database_url)
-    await database.open()
-    catalog, bus = Catalog(database), Bus()
-    conductor = Conductor(settings, catalog, launcher, bus, now)
-    steering = Steering(conductor, bus)
-    profiles = Profiles(Documents(database), steering, conductor)
-    conductor.renew = steering.renew
-    conductor.restoring.steering = steering
-    monitoring = Monitoring(conductor, bus, now)
-    labels = Labels(database)
-    saes = Saes(catalog, conductor, launcher, labels)
-    queue = Queue(
-        settings.max_concurrent_requests,
-        settings.max_pending_requests,
-        settings.queue_duration_window,
-    )
-    checker, metrics, driver, hub = Checker(), Metrics(), Driver(), Hub()
-
-    async def read_free(_: Resident) -> int | None:
-        return made.free_mb
-
-    cards = Cards(driver.read, torch_version="2.13.0")
-    bus.subscribe(metrics.took)
-    generation = Generation(
-        settings,
-        catalog,
-        conductor,
-        queue,
-        profiles,
-        checker,
-        lambda: steering.live,
-        metrics,
-        lambda: monitoring.key() is not None,
-    )
-    model_hub = hub_client.Hub(settings)
-    hub_models = HubModels(settings, catalog, model_hub, bus, Downloads(model_hub))
-    made = World(
-        home,
-        settings,
-        launcher,
-        database,
-        catalog,
-        bus,
-        conductor,
-        Attachments(conductor, bus, catalog, settings, read_free),
-        steering,
-        queue,
-        generation,
-        Registry(catalog, conductor, hub_models),
-        saes,
-        metrics,
-        driver,
-        hub,
-        cards,
-        Vitals(
-            settings,
-            database,
-            conductor,
-            queue,
-            generation,
-            cards,
-            hub,
-            lambda: launcher.failure,
-        ),
-        Gauges(metrics, conductor, queue, cards, hub, lambda: steering.live, monitoring.watched),
-        profiles,
-        monitoring,
-        Features(labels, saes, conductor, launcher, monitoring.counted),
-    )
-    bus.subscribe(made.events.append)
+    made = World(home, settings, now)
+    await made.database.open()
+    made.bus.subscribe(made.events.append)
     try:
         yield made
     finally:
         await soon(made.end())
-        await soon(checker.close())
+        await soon(made.around.checker.close())

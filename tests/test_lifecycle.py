@@ -238,7 +238,7 @@ def test_a_second_service_on_the_same_data_folder_is_refused(tmp_path: Path) -> 
 
 
 def engine_pid(live: Running) -> int:
-    resident = live.service.conductor.resident
+    resident = live.service.owners.conductor.resident
     assert resident is not None
     assert resident.engine is not None
     assert resident.engine.pid is not None
@@ -347,7 +347,7 @@ def test_many_clients_that_leave_leave_nothing_behind(start: Start) -> None:
         for _ in range(30):
             raw_request(live, LONG | {"stream": True}).close()
         until_idle(live)
-        assert live.service.generation.active == 0
+        assert live.service.owners.generation.active == 0
 
 
 def test_a_reader_that_stops_reading_does_not_keep_its_slot(start: Start) -> None:

@@ -28,7 +28,7 @@ def live(start: Start) -> Iterator[Running]:
 
 
 def total(live: Running, series: str, **labels: str) -> float:
-    return live.service.metrics.total(series, **labels)
+    return live.service.owners.metrics.total(series, **labels)
 
 
 def test_requests_are_counted_under_their_routes(live: Running) -> None:
@@ -76,7 +76,7 @@ def test_what_fails_inside_a_stream_is_counted_by_its_code(live: Running) -> Non
     with live.http.stream("POST", "/v1/completions", json=many) as answer:
         lines = answer.iter_lines()
         next(lines)
-        resident = live.service.conductor.resident
+        resident = live.service.owners.conductor.resident
         assert resident is not None
         assert resident.engine is not None
         assert resident.engine.pid is not None

@@ -1,23 +1,46 @@
-"""The bundled demo: copied into the data folder, registered, loaded, its SAE attached."""
+"""What begins with the service: the bundled demo, the model to load, or only a warm fork server."""
 
 from __future__ import annotations
 
 import asyncio
+import json
 import shutil
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 
+import structlog
+
 from steerserve import __version__, demo
-from steerserve.control.interventions.attachments import Attachments
-from steerserve.control.library.models import Registry
-from steerserve.control.library.saes import Saes
-from steerserve.control.residency.conductor import Conductor
+from steerserve.composition import Owners
+from steerserve.errors import Refusal
 from steerserve.settings import Settings
 from steerserve.store.catalog import ModelRow
 
+log = structlog.get_logger(__name__)
+
+
+async def begin(owners: Owners) -> None:
+    """Do what the settings ask for at the start. A failure is logged, and the service serves on."""
+    settings = owners.settings
+    try:
+        if settings.demo:
+            _announce(await start_demo(owners), settings)
+        elif settings.auto_load_model:
+            async with owners.conductor.use(
+                await owners.generation.resolve(settings.auto_load_model)
+            ):
+                pass
+        else:
+            await (await owners.launcher.launch()).stop()
+    except Refusal as refusal:
+        log.error("start_failed", code=refusal.code, reason=refusal.message)
+    except Exception:
+        log.exception("start_failed")
+
 
 @dataclass(frozen=True, slots=True)
-class Ready:
+class DemoReady:
     """What to try next: the feature that the demo's proof turns up, and how far."""
 
     model_name: str
@@ -27,31 +50,28 @@ class Ready:
     strength: float
 
 
-async def start(
-    registry: Registry,
-    registered: Saes,
-    conductor: Conductor,
-    attachments: Attachments,
-    settings: Settings,
-) -> Ready:
-    """Make the demo ready.
+async def start_demo(owners: Owners) -> DemoReady:
+    """Copy the demo into the data folder, register it, load it, and attach its SAE.
 
     Raises:
         Refusal: what a load or an attach refuses.
     """
+    settings = owners.settings
     model, saes = (
         folder / demo.MODEL_NAME for folder in (settings.model_cache_dir, settings.sae_cache_dir)
     )
     await asyncio.to_thread(_copy, demo.MODEL_DIR, model)
     await asyncio.to_thread(_copy, demo.DATA / "saes", saes)
-    row = await _registered(registry, model)
+    row = await _registered(owners, model)
     ids = {}
     for sae in demo.saes():
-        ids[sae.name], _ = await registered.add(str(saes / sae.name))
-    async with conductor.use(row):
+        ids[sae.name], _ = await owners.saes.add(str(saes / sae.name))
+    async with owners.conductor.use(row):
         proof = demo.proof()
-        attached = await attachments.attach(ids[proof["sae"]], proof["layer"])
-    return Ready(row.name, attached.sae_id, attached.layer, proof["feature_idx"], proof["strength"])
+        attached = await owners.attachments.attach(ids[proof["sae"]], proof["layer"])
+    return DemoReady(
+        row.name, attached.sae_id, attached.layer, proof["feature_idx"], proof["strength"]
+    )
 
 
 def _copy(source: Path, target: Path) -> None:
@@ -67,11 +87,36 @@ def _copy(source: Path, target: Path) -> None:
     staging.rename(target)
 
 
-async def _registered(registry: Registry, folder: Path) -> ModelRow:
+async def _registered(owners: Owners, folder: Path) -> ModelRow:
     path = str(await asyncio.to_thread(folder.resolve))
-    for row in await registry.models():
+    for row in await owners.registry.models():
         if row.local_path == path:
             return row
-    return await registry.add_model(
+    return await owners.registry.add_model(
         path, quantization="FP16", custom_name=demo.MODEL_NAME, trust_remote_code=False
+    )
+
+
+def _announce(ready: DemoReady, settings: Settings) -> None:
+    """Tell the person at the terminal what to try."""
+    base = f"http://{settings.host}:{settings.port}"
+    body = json.dumps({"feature_idx": ready.feature_idx, "value": ready.strength})
+    message = {"role": "user", "content": "Tell me a story."}
+    ask = json.dumps({"model": ready.model_name, "messages": [message]})
+    send = "-H 'content-type: application/json' -d"
+    print(
+        f"""
+steerserve {__version__} is ready at {base}  (Ctrl-C stops it)
+
+  The demo model {ready.model_name!r} is loaded; SAE {ready.sae_id} is attached at layer {ready.layer}.
+
+  Ask for a story:
+    curl -s {base}/v1/chat/completions {send} '{ask}'
+  Turn the sea feature up, ask again, and read where the story goes:
+    curl -s {base}/api/saes/steering {send} '{body}'
+  Turn it off:
+    curl -s -X DELETE {base}/api/saes/steering
+""",
+        file=sys.stdout,
+        flush=True,
     )

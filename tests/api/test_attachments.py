@@ -328,7 +328,7 @@ def test_a_set_that_memory_does_not_hold_is_refused_with_figures(
     async def little(_: Any) -> int:
         return 1
 
-    monkeypatch.setattr(free.service.attachments, "_read_free", little)
+    monkeypatch.setattr(free.service.owners.attachments, "_read_free", little)
     body = {"saes": members(free, FIRST, LAST)}
     status, code, details = free.error("POST", "/api/saes/attach-set", body)
     assert (status, code) == (507, "INSUFFICIENT_MEMORY")
@@ -361,7 +361,7 @@ def test_a_set_needs_a_model_and_the_envelope_only_warns(start: Start) -> None:
 
 
 def kill_engine(live: Running) -> None:
-    resident = live.service.conductor.resident
+    resident = live.service.owners.conductor.resident
     assert resident is not None
     assert resident.engine is not None
     assert resident.engine.pid is not None

@@ -65,7 +65,7 @@ def test_an_unusable_database_is_not_ready_and_liveness_stays(start: Start) -> N
         async def broken() -> None:
             raise OSError("gone")
 
-        live.service.database.ping = broken  # type: ignore[method-assign]
+        live.service.owners.around.database.ping = broken  # type: ignore[method-assign]
         status, code, details = live.error("GET", "/api/health/ready")
         assert (status, code) == (503, "NOT_READY")
         assert details["components"][0]["status"] == "unhealthy"

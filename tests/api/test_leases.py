@@ -346,7 +346,7 @@ def test_the_id_is_told_once_and_written_nowhere(
     with start(log_level="DEBUG", log_format="json") as live:
         first = load_demo(live)
         add_other(live, other)
-        live.service.bus.subscribe(lambda event: told.append(repr(event)))
+        live.service.owners.bus.subscribe(lambda event: told.append(repr(event)))
         path = f"/api/models/{first}/lease"
         secret = live.data("POST", path, TERMS, 201)["lease_id"]
         assert len(secret) > 32

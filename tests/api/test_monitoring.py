@@ -346,7 +346,7 @@ def test_it_goes_on_after_a_crash_of_the_engine(start: Start) -> None:
         sae_id = add_sae(live, LAST)
         live.data("POST", f"/api/saes/{sae_id}/attach", {"layer": LAST.layer})
         live.data("POST", f"{BASE}/configure", {"features": [3], "top_k": 1})
-        resident = live.service.conductor.resident
+        resident = live.service.owners.conductor.resident
         assert resident is not None
         assert resident.engine is not None
         assert resident.engine.pid is not None

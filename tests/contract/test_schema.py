@@ -82,7 +82,7 @@ class World:
 
     def end_lease(self) -> None:
         """A lease that was granted on the way is nobody's, and would refuse every load."""
-        self.live.service.conductor.leases.restart()
+        self.live.service.owners.conductor.leases.restart()
 
     def answer(self, case: schemathesis.Case) -> None:
         """Send a case, aimed; the answer must be as described."""

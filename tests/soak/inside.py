@@ -21,7 +21,7 @@ RETURN_SECONDS = 10.0
 
 def engine(live: Running) -> psutil.Process:
     """The engine process of the resident model."""
-    resident = live.service.conductor.resident
+    resident = live.service.owners.conductor.resident
     assert resident is not None
     assert resident.engine is not None
     return psutil.Process(resident.engine.pid)
@@ -44,7 +44,7 @@ def one_model(start: Start, folder: Path, name: str = "red", **settings: Any) ->
 
 
 def held(live: Running) -> Held:
-    resident = live.service.conductor.resident
+    resident = live.service.owners.conductor.resident
     assert resident is not None
     gc.collect()
     tasks = asyncio.all_tasks(resident.ready.get_loop())
@@ -54,7 +54,9 @@ def held(live: Running) -> Held:
 def until_inactive(live: Running, seconds: float) -> None:
     """Wait until no request is counted, in the queue or out of it."""
     watching.until_idle(live.http, seconds)
-    watching.until(lambda: not live.service.generation.active, "no request is active", seconds)
+    watching.until(
+        lambda: not live.service.owners.generation.active, "no request is active", seconds
+    )
 
 
 def until_as_before(live: Running, before: Held) -> None:

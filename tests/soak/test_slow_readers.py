@@ -55,7 +55,9 @@ def test_readers_that_stop_hold_no_slot_and_slow_nobody(
                 assert text_of(live.http, model=NAME) == text
                 durations.append(time.monotonic() - since)
             watching.until_idle(live.http, 10.0 * size.readers)
-            assert live.service.generation.active == size.readers, "their answers were not stuck"
+            assert live.service.owners.generation.active == size.readers, (
+                "their answers were not stuck"
+            )
             since = time.monotonic()
             assert text_of(live.http, model=NAME) == text
             alone = time.monotonic() - since

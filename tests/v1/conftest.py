@@ -57,7 +57,7 @@ class Zoo:
 
     def load(self, name: str) -> None:
         """Make a model the resident one."""
-        while self.live.service.conductor.view().phase is Phase.UNLOADING:
+        while self.live.service.owners.conductor.view().phase is Phase.UNLOADING:
             self.resident()
         if self.resident() != name:
             self.live.data("POST", f"/api/models/{self.ids[name]}/load?wait=true")

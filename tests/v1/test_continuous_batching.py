@@ -71,12 +71,12 @@ def test_they_need_no_slot_and_give_the_text_that_a_slot_gives(
 
 def test_a_slot_is_still_one_for_all_others(batched: Running) -> None:
     service = batched.service
-    engine = psutil.Process(service.conductor.loaded().held().pid)
+    engine = psutil.Process(service.owners.conductor.loaded().held().pid)
     with ThreadPoolExecutor(2) as pool:
         engine.suspend()
         try:
             holding = pool.submit(ask, batched, temperature=1.5)
-            while not service.queue.counts().holding:
+            while not service.owners.queue.counts().holding:
                 pass
             assert ask(batched, temperature=1.5).json()["error"]["code"] == "queue_full"
             beside = pool.submit(ask, batched, **GREEDY)

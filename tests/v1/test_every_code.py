@@ -81,7 +81,7 @@ def queue_full(stage: Stage) -> tuple[str, Error]:
     live = stage.zoo.live
     stage.zoo.empty()
     body = {"model": "tiny", "prompt": "fish", "max_tokens": 2}
-    with ThreadPoolExecutor(3) as pool, holding(live.service.launcher, "launch") as hold:
+    with ThreadPoolExecutor(3) as pool, holding(live.service.owners.launcher, "launch") as hold:
         waiting = [pool.submit(live.http.post, TEXT, json=body) for _ in range(3)]
         while pending(live) < 3:
             pass
@@ -119,7 +119,7 @@ def constrained_output_invalid(stage: Stage) -> tuple[str, Error]:
     async def disagree(*_: Any) -> str:
         return "$: not what I meant"
 
-    stage.patched.setattr(stage.shared.service.checker, "validate", disagree)
+    stage.patched.setattr(stage.shared.service.owners.around.checker, "validate", disagree)
     schema = {"type": "json_schema", "json_schema": {"name": "a", "schema": {"const": 1}}}
     body = {"model": demo.MODEL_NAME, "messages": HELLO, "response_format": schema}
     status, error = stage.shared.v1_error(CHAT, body)
@@ -149,7 +149,7 @@ def invalid_parameter(stage: Stage) -> tuple[str, Error]:
 
 def invalid_feature_index(stage: Stage) -> tuple[str, Error]:
     """Every index is checked before a stream begins, so the engine has to be made to find a bad one later."""
-    resident = stage.shared.service.conductor.resident
+    resident = stage.shared.service.owners.conductor.resident
     assert resident is not None
     engine = resident.held()
     real = engine.generate
@@ -209,7 +209,7 @@ def model_load_failed(stage: Stage) -> tuple[str, Error]:
 def model_busy(stage: Stage) -> tuple[str, Error]:
     live = stage.zoo.live
     stage.zoo.empty()
-    with holding(live.service.launcher, "launch") as hold:
+    with holding(live.service.owners.launcher, "launch") as hold:
         live.data("POST", f"/api/models/{stage.zoo.ids['tiny']}/load", status=202)
         hold.wait()
         found = stage.refused(TEXT, model="plain", prompt="fish")

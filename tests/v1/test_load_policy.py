@@ -51,7 +51,7 @@ def tiny(zoo: Zoo) -> Zoo:
 def loading(zoo: Zoo, name: str) -> Iterator[None]:
     """While open, the model is being loaded into an empty slot."""
     zoo.empty()
-    with holding(zoo.live.service.launcher, "launch") as hold:
+    with holding(zoo.live.service.owners.launcher, "launch") as hold:
         zoo.live.data("POST", f"/api/models/{zoo.ids[name]}/load", status=202)
         hold.wait()
         yield
@@ -62,7 +62,7 @@ def loading(zoo: Zoo, name: str) -> Iterator[None]:
 def unloading(zoo: Zoo, name: str) -> Iterator[None]:
     """While open, the resident model `name` is being unloaded."""
     zoo.load(name)
-    engine = zoo.live.service.conductor.resident.held()
+    engine = zoo.live.service.owners.conductor.resident.held()
     path = f"/api/models/{zoo.ids[name]}/unload"
     with ThreadPoolExecutor(1) as pool, holding(engine, "stop") as hold:
         gone = pool.submit(zoo.live.data, "POST", path)
@@ -155,7 +155,7 @@ def test_refuse_while_the_model_is_being_loaded_asks_to_come_back(zoo: Zoo) -> N
 
 
 def test_refuse_while_the_model_waits_for_another_to_leave_asks_to_come_back(tiny: Zoo) -> None:
-    engine = tiny.live.service.conductor.resident.held()
+    engine = tiny.live.service.owners.conductor.resident.held()
     with ThreadPoolExecutor(1) as pool, holding(engine, "stop") as hold:
         coming = pool.submit(ask, tiny.live, "/v1/embeddings", "plain")
         hold.wait()

@@ -196,7 +196,7 @@ def test_a_document_that_does_not_validate_is_an_error_and_never_an_answer(
         asked.append(text)
         return "$.age: 3 is not what I meant"
 
-    monkeypatch.setattr(shared.service.checker, "validate", disagree)
+    monkeypatch.setattr(shared.service.owners.around.checker, "validate", disagree)
     answer = shared.http.post(CHAT, json=chat(schema_format(PET)))
     assert answer.status_code == 500
     error = answer.json()["error"]

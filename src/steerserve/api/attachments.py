@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, HTTPException, Query
@@ -13,17 +13,17 @@ from steerserve.api.envelope import Envelope, RequestBody, success
 from steerserve.control.interventions.attachments import Attachments, Member
 from steerserve.control.interventions.steering import Steering
 from steerserve.control.library.saes import Saes
+from steerserve.control.observing.monitoring import Monitoring
 from steerserve.control.residency.conductor import Conductor
 from steerserve.control.residency.resident import Attachment
 from steerserve.rules import sae_set, sae_sites
+from steerserve.settings import Settings
 
 LAYER_MAXIMUM = 10_000
 Layer = Annotated[int, Field(ge=0, le=LAYER_MAXIMUM)]
 Dtype = Literal["float32", "bfloat16", "float16", "model", "stored"]
 Activation = Literal["relu", "topk", "abstopk", "groupmax", "jumprelu", "gated"]
 Normalisation = Literal["none", "layer_norm", "constant_norm_rescale", "expected_average_only_in"]
-Monitored = Callable[[], str | None]
-"""Tells the key of the attachment that is monitored."""
 
 
 class OverridesBody(RequestBody):
@@ -71,11 +71,25 @@ class AttachSetBody(RequestBody):
     dtype: Dtype | None = None
 
 
-def attachment_status(
-    conductor: Conductor, steering: Steering, monitored: Monitored = lambda: None
-) -> dict[str, Any]:
-    """The first attached SAE, and whether values apply at it; all but `is_attached` None where there is none."""
-    attached = conductor.attachments()
+@dataclass(frozen=True, slots=True)
+class Status:
+    """Tells what is attached."""
+
+    conductor: Conductor
+    steering: Steering
+    monitoring: Monitoring
+
+    def first(self) -> dict[str, Any]:
+        """The first attached SAE, and whether values apply at it; all but `is_attached` None where there is none."""
+        return _first(self)
+
+    def entries(self) -> list[dict[str, Any]]:
+        """Every attached SAE."""
+        return [_entry(attachment, self) for attachment in self.conductor.attachments()]
+
+
+def _first(status: Status) -> dict[str, Any]:
+    attached = status.conductor.attachments()
     if not attached:
         return {
             "is_attached": False,
@@ -89,16 +103,14 @@ def attachment_status(
     first = attached[0]
     return {
         "is_attached": True,
-        **_entry(first, conductor, steering, monitored),
+        **_entry(first, status),
         "warnings": list(first.warnings),
         "check": first.check,
     }
 
 
-def _entry(
-    attachment: Attachment, conductor: Conductor, steering: Steering, monitored: Monitored
-) -> dict[str, Any]:
-    resident = conductor.resident
+def _entry(attachment: Attachment, status: Status) -> dict[str, Any]:
+    resident, steering = status.conductor.resident, status.steering
     applied = resident.engine.applied if resident and resident.engine else {}
     values = steering.live.of(attachment.key)
     return {
@@ -106,7 +118,7 @@ def _entry(
         "layer": attachment.layer,
         "memory_usage_mb": attachment.memory_mb,
         "steering_enabled": steering.live.enabled and any(values.values()),
-        "monitoring_enabled": monitored() == attachment.key,
+        "monitoring_enabled": status.monitoring.key() == attachment.key,
         "steering_apply_count": applied.get(attachment.key, 0),
         **_where(attachment),
     }
@@ -134,15 +146,8 @@ def _member(member: Member) -> dict[str, Any]:
     }
 
 
-def router(
-    saes: Saes,
-    conductor: Conductor,
-    attachments: Attachments,
-    steering: Steering,
-    envelope_mb: int,
-    monitored: Monitored = lambda: None,
-) -> APIRouter:
-    """`envelope_mb` is the memory of all attached SAEs above which answers warn."""
+def router(saes: Saes, attachments: Attachments, status: Status, settings: Settings) -> APIRouter:
+    conductor, envelope_mb = status.conductor, settings.multisae_vram_envelope_mb
     routes = APIRouter(prefix="/api/saes", tags=["saes"])
 
     def memory() -> dict[str, Any]:
@@ -156,15 +161,12 @@ def router(
 
     @routes.get("/attachment", response_model=Envelope)
     async def get_attachment() -> Response:
-        return success(attachment_status(conductor, steering, monitored))
+        return success(status.first())
 
     @routes.get("/attachments", response_model=Envelope)
     async def get_attachments() -> Response:
         """`to_restore` is what the next load of its model attaches again, after an engine that ended by itself."""
-        entries = [
-            _entry(attachment, conductor, steering, monitored)
-            for attachment in conductor.attachments()
-        ]
+        entries = status.entries()
         lost = [
             {"model_id": order.model_id, "sae_id": order.sae_id, "layer": order.layer}
             for order in (attachment.order for attachment in conductor.restoring.pending())

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Annotated, Any
 
 from fastapi import APIRouter, HTTPException
 from pydantic import AliasChoices, Field, SecretStr
 from starlette.responses import Response
 
+from steerserve.api.attachments import Status
 from steerserve.api.envelope import Envelope, RequestBody, success
 from steerserve.control.library import sae_previews as sae_preview
 from steerserve.control.library.sae_downloads import HubSaes, Progress, Wanted
@@ -103,14 +104,13 @@ def record(row: Any, progress: Progress | None = None) -> dict[str, Any]:
     }
 
 
-def router(saes: Saes, hub: HubSaes, attachment: Callable[[], dict[str, Any]]) -> APIRouter:
-    """`attachment` tells the attachment status."""
+def router(saes: Saes, hub: HubSaes, attached: Status) -> APIRouter:
     routes = APIRouter(prefix="/api/saes", tags=["saes"])
 
     @routes.get("", response_model=Envelope)
     async def list_saes() -> Response:
         records = [record(row, hub.progress(row.id)) for row in await saes.list()]
-        return success({"saes": records, "total": len(records), "attachment": attachment()})
+        return success({"saes": records, "total": len(records), "attachment": attached.first()})
 
     @routes.post("/preview", response_model=Envelope)
     async def preview_saes(body: PreviewBody) -> Response:

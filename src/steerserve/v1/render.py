@@ -16,6 +16,7 @@ from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 from starlette.types import Receive, Scope, Send
 
+from steerserve.control import retry
 from steerserve.control.metrics import Metrics
 from steerserve.control.requests.generate import (
     Activated,
@@ -30,6 +31,7 @@ from steerserve.control.requests.generate import (
 from steerserve.disconnect import Disconnected, unless_disconnected
 from steerserve.errors import Refusal
 from steerserve.rules.intent import Embed, Generate, Intent, Score
+from steerserve.settings import Settings
 from steerserve.v1 import headers as service_headers
 from steerserve.v1.shape import UNSTEERED, Choice, Shape, activations
 
@@ -37,19 +39,16 @@ log = structlog.get_logger(__name__)
 DONE = b"data: [DONE]\n\n"
 _json = msgspec.json.Encoder().encode
 
-RetryAfter = Callable[[Refusal], int | None]
 LabelsOf = Callable[[str], Awaitable[Mapping[int, str]]]
 
 
 @dataclass(frozen=True, slots=True)
 class Door:
-    """What answering needs of the service. `is_shared`: continuous batching runs here. `metrics` is told what
-    fails after its 200 was sent; `labels_of` tells the labels of an SAE's features."""
+    """What answering needs of the service. `metrics` is told what fails after its
+    200 was sent; `labels_of` tells the labels of an SAE's features."""
 
     generation: Generation
-    header_limit: int
-    is_shared: bool
-    retry_after: RetryAfter
+    settings: Settings
     metrics: Metrics
     labels_of: LabelsOf
 
@@ -144,7 +143,12 @@ async def _start(stack: AsyncExitStack, intent: Intent, door: Door) -> _Opened:
     events = aiter(run.events)
     started = await anext(events)
     assert isinstance(started, Started)
-    headers = service_headers.of(intent, run, limit=door.header_limit, is_shared=door.is_shared)
+    headers = service_headers.of(
+        intent,
+        run,
+        limit=door.settings.ignored_fields_header_max_bytes,
+        is_shared=door.settings.enable_continuous_batching,
+    )
     tapped = run.admitted.tapped
     labels = await door.labels_of(tapped.sae_id) if tapped else {}
     return _Opened(run, started, headers, events, labels)
@@ -219,7 +223,11 @@ async def _stream(
                 yield chunk([], **service)
         except Refusal as refusal:
             door.metrics.failed(refusal.code)
-            yield b"data: " + _json(in_stream(refusal, door.retry_after(refusal))) + b"\n\n"
+            yield (
+                b"data: "
+                + _json(in_stream(refusal, retry.seconds(door.settings, refusal, refusal.row.v1)))
+                + b"\n\n"
+            )
         except Exception:
             log.exception("stream_failed")
             broken = Refusal("INTERNAL_ERROR", "an error inside the service")

@@ -11,7 +11,6 @@ import pytest
 from fastapi import FastAPI
 
 from steerserve.api import compare as routes
-from steerserve.control.requests.compare import Compare
 from steerserve.errors import Refusal
 from tests.control.conftest import Make
 from tests.doubles import World, soon, until
@@ -19,18 +18,12 @@ from tests.doubles import World, soon, until
 BODY = {"prompt": "hello", "steering": {"2": 4.0}, "intensities": [0, 1]}
 
 
-def comparing(world: World) -> Compare:
-    return Compare(
-        world.generation, world.conductor, lambda: world.steering.live, world.features.labels
-    )
-
-
 class Client:
     """One request to /api/compare; it has gone away once `gone` is set."""
 
     def __init__(self, world: World, body: Any = BODY) -> None:
         app = FastAPI()
-        app.include_router(routes.router(comparing(world), world.settings))
+        app.include_router(routes.router(world.compare, world.settings))
         self._app = app
         self._body = json.dumps(body).encode()
         self._messages = self._sent()

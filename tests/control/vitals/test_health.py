@@ -234,10 +234,10 @@ async def test_a_driver_that_hangs_degrades_and_readiness_still_answers(
 async def test_an_engine_that_cannot_be_started_is_not_ready_unless_one_serves(
     world: World,
 ) -> None:
-    world.launcher.failure = "no engine process can be started: OSError"
+    world.launcher.reason = "no engine process can be started: OSError"
     state = await world.vitals.readiness()
     assert (state["ready"], state["status"]) == (False, "unhealthy")
-    assert component(state, "engine")["message"] == world.launcher.failure
+    assert component(state, "engine")["message"] == world.launcher.reason
     await world.loaded()
     assert (await world.vitals.readiness())["status"] == "healthy"
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from steerserve.control.interventions.steering import Steering
+from steerserve.control.observing.features import Features
 from steerserve.control.requests.generate import Activated, Generation, Piece, Started
 from steerserve.control.residency.conductor import Conductor
 from steerserve.control.residency.resident import Attachment
@@ -12,11 +14,7 @@ from steerserve.engine.wire.messages import Reading
 from steerserve.errors import Refusal
 from steerserve.rules.compare import Overlay
 from steerserve.rules.intent import Generate
-from steerserve.rules.steering import Live
 from steerserve.store.catalog import ModelRow
-
-LabelsOf = Callable[[str], Awaitable[Mapping[int, str]]]
-"""An SAE's id -> the labels of its features."""
 
 
 @dataclass(slots=True)
@@ -51,13 +49,13 @@ class Compare:
         self,
         generation: Generation,
         conductor: Conductor,
-        live: Callable[[], Live],
-        labels_of: LabelsOf,
+        steering: Steering,
+        features: Features,
     ) -> None:
         self._generation = generation
         self._conductor = conductor
-        self._live = live
-        self._labels_of = labels_of
+        self._steering = steering
+        self._features = features
 
     def model(self) -> ModelRow:
         """The model that comparisons run on.
@@ -81,7 +79,7 @@ class Compare:
         async with self._generation.open(intent, row) as run:
             admitted = run.admitted
             tapped = admitted.tapped
-            labels = await self._labels_of(tapped.sae_id) if tapped else {}
+            labels = await self._features.labels(tapped.sae_id) if tapped else {}
             sides = [
                 Side(intensity, overlay)
                 for intensity, overlay in zip(
@@ -99,7 +97,7 @@ class Compare:
                         side.tokens, side.finish = event.tokens, event.finish
                     case Activated():
                         sides[event.choice].readings = event.readings
-            if self._live().epoch != admitted.epoch:
+            if self._steering.live.epoch != admitted.epoch:
                 raise Refusal(
                     "STEERING_CHANGED",
                     "the steering was changed while the comparison ran; ask again",

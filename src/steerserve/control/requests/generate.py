@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import AsyncExitStack, aclosing, asynccontextmanager
 from dataclasses import dataclass
 
 from steerserve.control.interventions.profiles import Profiles
+from steerserve.control.interventions.steering import Steering
 from steerserve.control.metrics import Metrics
+from steerserve.control.observing.monitoring import Monitoring
 from steerserve.control.requests.planning import Admitted, Planner
 from steerserve.control.requests.queue import Queue
 from steerserve.control.residency.conductor import Conductor
@@ -18,7 +20,6 @@ from steerserve.engine.wire import messages as m
 from steerserve.errors import Refusal
 from steerserve.rules import architecture, batching, dial, fields, naming
 from steerserve.rules.intent import Constraint, Embed, Generate, Intent
-from steerserve.rules.steering import Live
 from steerserve.settings import Settings
 from steerserve.store.catalog import Catalog, ModelRow
 
@@ -84,9 +85,9 @@ class Generation:
         queue: Queue,
         profiles: Profiles,
         checker: Checker,
-        live: Callable[[], Live],
+        steering: Steering,
         metrics: Metrics,
-        is_monitored: Callable[[], bool] = lambda: False,
+        monitoring: Monitoring,
     ) -> None:
         self._settings = settings
         self._catalog = catalog
@@ -94,9 +95,9 @@ class Generation:
         self._queue = queue
         self._profiles = profiles
         self._checker = checker
-        self._planner = Planner(settings, live)
+        self._planner = Planner(settings, steering)
         self._metrics = metrics
-        self._is_monitored = is_monitored
+        self._monitoring = monitoring
         self._batched = Queue(settings.cbm_max_queue_size, 0, settings.queue_duration_window)
         self.is_closing = False
         self.active = 0
@@ -205,7 +206,7 @@ class Generation:
         settings = self._settings
         fixed = batching.Fixed(settings.cbm_default_temperature, settings.cbm_default_top_p)
         is_batching = self.is_batching and row.engine == fields.CHECKPOINT
-        is_monitored = settings.cbm_force_serial_monitoring and self._is_monitored()
+        is_monitored = settings.cbm_force_serial_monitoring and self._monitoring.key() is not None
         return batching.backend(intent, fixed if is_batching else None, is_monitored=is_monitored)
 
     async def _named(self, intent: Generate) -> dial.Profile | None:

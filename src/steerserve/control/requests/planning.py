@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator
 from dataclasses import dataclass
 
+from steerserve.control.interventions.steering import Steering
 from steerserve.control.residency.resident import Attachment, Resident
 from steerserve.engine.wire import messages as m
 from steerserve.rules import activations, compare, dial
 from steerserve.rules.intent import Constraint, Embed, Generate, Intent, Score
-from steerserve.rules.steering import Live
 from steerserve.settings import Settings
 
 
@@ -30,9 +30,9 @@ class Admitted:
 class Planner:
     """Plans requests in their slots, on the live values of that moment."""
 
-    def __init__(self, settings: Settings, live: Callable[[], Live]) -> None:
+    def __init__(self, settings: Settings, steering: Steering) -> None:
         self._settings = settings
-        self._live = live
+        self._steering = steering
 
     def admit(self, intent: Intent, profile: dial.Profile | None, resident: Resident) -> Admitted:
         """Raises:
@@ -45,7 +45,7 @@ class Planner:
             plan.echo,
             _tapped(intent, resident),
             self._swept(intent, profile, resident),
-            self._live().epoch,
+            self._steering.live.epoch,
         )
 
     def stream(
@@ -106,12 +106,12 @@ class Planner:
         )
         attached = list(resident.attachments.values())
         is_named = intent.profile is not None
-        return dial.plan(intensity, is_named, profile, self._live(), attached, limits)
+        return dial.plan(intensity, is_named, profile, self._steering.live, attached, limits)
 
     def _overlay(self, overlay: compare.Overlay | None) -> m.Plan:
         if overlay is None:
             return m.Follow()
-        return m.Overlay(self._live().epoch, {key: dict(vs) for key, vs in overlay.items()})
+        return m.Overlay(self._steering.live.epoch, {key: dict(vs) for key, vs in overlay.items()})
 
     def _tap(self, intent: Intent, tapped: Attachment | None) -> m.Tap | None:
         asked = None if isinstance(intent, Embed) else intent.activations

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import platform
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import suppress
 from typing import Any
 
@@ -15,7 +15,9 @@ from prometheus_client.registry import Collector
 
 from steerserve import __version__
 from steerserve.control.breakers import Breakers
+from steerserve.control.interventions.steering import Steering
 from steerserve.control.metrics import NAMESPACE, Metrics, percentiles
+from steerserve.control.observing.monitoring import Monitoring
 from steerserve.control.requests.queue import Queue
 from steerserve.control.residency.conductor import Conductor
 from steerserve.control.vitals import cards as card_reading
@@ -33,8 +35,7 @@ MIB = 1 << 20
 
 
 class Gauges:
-    """Reads the owners when asked; `live` tells the steering values, `monitored` how many features are monitored, 0 while
-    monitoring is off."""
+    """Reads the owners when asked."""
 
     def __init__(
         self,
@@ -43,16 +44,16 @@ class Gauges:
         queue: Queue,
         cards: Cards,
         hub: Breakers,
-        live: Callable[[], Live],
-        monitored: Callable[[], int] = lambda: 0,
+        steering: Steering,
+        monitoring: Monitoring,
     ) -> None:
         self._metrics = metrics
         self._conductor = conductor
         self._queue = queue
         self._cards = cards
         self._hub = hub
-        self._live = live
-        self._monitored = monitored
+        self._steering = steering
+        self._monitoring = monitoring
         self._since = metrics.clock()
         self._seen: dict[tuple[Any, ...], float] = {}
         self._made = _Made(metrics)
@@ -67,7 +68,7 @@ class Gauges:
         await self._refresh()
         metrics, total = self._metrics, self._metrics.total
         resident, attachments = self._conductor.resident, self._conductor.attachments()
-        live, monitored = self._live(), self._monitored()
+        live, monitored = self._steering.live, self._monitoring.watched()
         breakers = self._hub.breakers()
         reading = self._cards.last
         return {
@@ -101,7 +102,7 @@ class Gauges:
 
     async def _refresh(self) -> None:
         await self._cards.reading(CARDS_AGE)
-        made, counts, live = self._made, self._queue.counts(), self._live()
+        made, counts, live = self._made, self._queue.counts(), self._steering.live
         made.uptime.set(self._metrics.clock() - self._since)
         made.queue_pending.set(counts.pending)
         made.queue_in_flight.set(counts.holding)

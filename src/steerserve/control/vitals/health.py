@@ -11,6 +11,7 @@ import structlog
 
 from steerserve import __version__
 from steerserve.control.breakers import Breakers
+from steerserve.control.interventions.profiles import Profiles
 from steerserve.control.requests.generate import Generation
 from steerserve.control.requests.queue import Queue
 from steerserve.control.residency.conductor import Conductor
@@ -38,7 +39,6 @@ class Vitals:
     Args:
         hub: whose circuit breakers are shown and reset.
         starts: why engines cannot be started; None where nothing says so.
-        active_profile: tells what is shown of the active profile.
     """
 
     def __init__(
@@ -51,7 +51,7 @@ class Vitals:
         cards: Cards,
         hub: Breakers,
         starts: Callable[[], str | None],
-        active_profile: Callable[[], Awaitable[dict[str, Any] | None]] | None = None,
+        profiles: Profiles,
     ) -> None:
         self._settings = settings
         self._database = database
@@ -61,7 +61,7 @@ class Vitals:
         self._cards = cards
         self._hub = hub
         self._starts = starts
-        self._active_profile = active_profile
+        self._profiles = profiles
         self._since = time.monotonic()
 
     def liveness(self) -> dict[str, Any]:
@@ -192,6 +192,13 @@ class Vitals:
 
     # ------------------------------------------------------------- inside
 
+    async def _active_profile(self) -> dict[str, Any] | None:
+        row = await self._profiles.active() if self._profiles.active_id else None
+        if row is None:
+            return None
+        kept = ("id", "name", "source_kind", "intensity")
+        return {name: getattr(row, name) for name in kept} | {"sensing_enabled": False}
+
     def _is_loaded(self) -> bool:
         resident = self._conductor.resident
         return resident is not None and resident.phase is Phase.LOADED
@@ -250,11 +257,11 @@ class _Blocks:
             self._failed(name, error)
             return None
 
-    async def read(self, name: str, read: Callable[[], Awaitable[Any]] | None) -> Any:
+    async def read(self, name: str, read: Callable[[], Awaitable[Any]]) -> Any:
         """A block that waits, at most as long as the database may."""
         try:
             async with asyncio.timeout(PING_SECONDS):
-                return None if read is None else await read()
+                return await read()
         except Exception as error:
             # as above
             self._failed(name, error)

@@ -1,0 +1,161 @@
+"""Every owner of the service, made once and given the owners that it works with.
+
+A noun with live state is wired here: its owner is made in the method of its room, after the owners that it needs. Its
+routes are added in `routes.py`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from steerserve.control.breakers import Breakers
+from steerserve.control.bus import Bus
+from steerserve.control.interventions.attachments import Attachments
+from steerserve.control.interventions.profiles import Profiles
+from steerserve.control.interventions.steering import Steering
+from steerserve.control.library.model_downloads import HubModels
+from steerserve.control.library.models import Registry
+from steerserve.control.library.sae_downloads import HubSaes
+from steerserve.control.library.saes import Saes
+from steerserve.control.metrics import Metrics
+from steerserve.control.observing.features import Features
+from steerserve.control.observing.monitoring import Monitoring
+from steerserve.control.requests.compare import Compare
+from steerserve.control.requests.generate import Generation
+from steerserve.control.requests.queue import Queue
+from steerserve.control.residency import free_memory
+from steerserve.control.residency.conductor import Conductor
+from steerserve.control.residency.engines import Engines
+from steerserve.control.residency.free_memory import Read
+from steerserve.control.vitals.cards import Cards, torch_version
+from steerserve.control.vitals.gauges import Gauges
+from steerserve.control.vitals.health import Vitals
+from steerserve.engine.sandbox.schemas import Checker
+from steerserve.hub.client import Hub
+from steerserve.hub.downloads import Downloads
+from steerserve.settings import Settings
+from steerserve.store.catalog import Catalog, Clock, utc_now
+from steerserve.store.db import Database
+from steerserve.store.documents import Documents
+from steerserve.store.labels import Labels
+
+
+@dataclass(frozen=True, slots=True)
+class Surroundings:
+    """What the owners reach outside of the control plane. Tests put doubles in the place of the engines, the cards and the
+    clock."""
+
+    database: Database
+    launcher: Engines
+    hub: Hub
+    breakers: Breakers
+    cards: Cards
+    checker: Checker
+    now: Clock = utc_now
+    read_free: Read = free_memory.read
+
+
+def surroundings(settings: Settings) -> Surroundings:
+    """The real ones, as the settings name them."""
+    hub = Hub(settings)
+    return Surroundings(
+        database=Database(settings.database_url),
+        launcher=Engines(settings),
+        hub=hub,
+        breakers=hub,
+        cards=Cards(torch_version=torch_version()),
+        checker=Checker(),
+    )
+
+
+class Owners:
+    """The owners, room by room in the order of `control/`."""
+
+    def __init__(self, settings: Settings, around: Surroundings) -> None:
+        self.settings = settings
+        self.around = around
+        self.bus = Bus()
+        self.metrics = Metrics()
+        self.bus.subscribe(self.metrics.took)
+        self.catalog = Catalog(around.database)
+        self.labels = Labels(around.database)
+        self._make_residency()
+        self._make_library()
+        self._make_interventions()
+        self._make_observing()
+        self._make_requests()
+        self._make_vitals()
+
+    def _make_residency(self) -> None:
+        around = self.around
+        self.launcher = around.launcher
+        self.conductor = Conductor(
+            self.settings, self.catalog, around.launcher, self.bus, around.now
+        )
+
+    def _make_library(self) -> None:
+        around, settings, catalog, bus = self.around, self.settings, self.catalog, self.bus
+        self.downloads = Downloads(around.hub)
+        self.hub_models = HubModels(settings, catalog, around.hub, bus, self.downloads)
+        self.registry = Registry(catalog, self.conductor, self.hub_models)
+        self.saes = Saes(catalog, self.conductor, around.launcher, self.labels)
+        self.hub_saes = HubSaes(settings, catalog, around.hub, bus, self.downloads, self.saes)
+
+    def _make_interventions(self) -> None:
+        conductor, bus, around = self.conductor, self.bus, self.around
+        self.attachments = Attachments(
+            conductor, bus, self.catalog, self.settings, around.read_free
+        )
+        self.steering = Steering(conductor, bus)
+        conductor.renew = self.steering.renew
+        conductor.restoring.steering = self.steering
+        self.profiles = Profiles(Documents(around.database), self.steering, conductor)
+
+    def _make_observing(self) -> None:
+        self.monitoring = Monitoring(self.conductor, self.bus, self.around.now)
+        self.features = Features(
+            self.labels, self.saes, self.conductor, self.launcher, self.monitoring.counted
+        )
+
+    def _make_requests(self) -> None:
+        settings = self.settings
+        self.queue = Queue(
+            settings.max_concurrent_requests,
+            settings.max_pending_requests,
+            settings.queue_duration_window,
+        )
+        self.generation = Generation(
+            settings,
+            self.catalog,
+            self.conductor,
+            self.queue,
+            self.profiles,
+            self.around.checker,
+            self.steering,
+            self.metrics,
+            self.monitoring,
+        )
+        self.compare = Compare(self.generation, self.conductor, self.steering, self.features)
+
+    def _make_vitals(self) -> None:
+        around = self.around
+        self.vitals = Vitals(
+            self.settings,
+            around.database,
+            self.conductor,
+            self.queue,
+            self.generation,
+            around.cards,
+            around.breakers,
+            around.launcher.failure,
+            self.profiles,
+        )
+        self.gauges = Gauges(
+            self.metrics,
+            self.conductor,
+            self.queue,
+            around.cards,
+            around.breakers,
+            self.steering,
+            self.monitoring,
+        )

@@ -1,0 +1,103 @@
+"""How a refusal becomes an answer: of this service's own code, of the framework, or of a bug; at the door of its path."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fastapi import FastAPI
+from fastapi.exceptions import RequestValidationError
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response
+from starlette.routing import BaseRoute, Match, Route
+from starlette.types import Scope
+
+from steerserve.api import envelope
+from steerserve.control import retry
+from steerserve.control.metrics import Metrics
+from steerserve.errors import Refusal
+from steerserve.meter import is_counted
+from steerserve.settings import Settings
+from steerserve.v1 import render
+
+_CODES = {404: "NOT_FOUND", 405: "METHOD_NOT_ALLOWED", 413: "PAYLOAD_TOO_LARGE"}
+"""Codes of what the framework itself refuses."""
+
+
+class Refusals:
+    """Answers refusals. `routes` are the routes that there are; they name the methods of a path in a 405."""
+
+    def __init__(self, settings: Settings, metrics: Metrics, routes: list[BaseRoute]) -> None:
+        self._settings = settings
+        self._metrics = metrics
+        self._routes = [route for route in routes if isinstance(route, Route)]
+
+    def handle(self, app: FastAPI) -> None:
+        """Have the framework give every exception to this object."""
+        app.add_exception_handler(Refusal, self._on_refusal)
+        app.add_exception_handler(RequestValidationError, self._on_invalid)
+        app.add_exception_handler(HTTPException, self._on_http)
+        app.add_exception_handler(ClientDisconnect, _on_client_gone)
+        app.add_exception_handler(Exception, self._on_bug)
+
+    def answer(self, path: str, refusal: Refusal) -> Response:
+        """A refusal as the door of the path answers it."""
+        row = refusal.row
+        if is_counted(path):
+            self._metrics.failed(refusal.code)
+        if path.startswith("/v1"):
+            response = Response(render.error_bytes(refusal), row.v1, media_type="application/json")
+            if row.final:
+                response.headers["x-should-retry"] = "false"
+        else:
+            response = envelope.failure(refusal)
+        after = retry.seconds(self._settings, refusal, response.status_code)
+        if after is not None:
+            response.headers["Retry-After"] = str(after)
+        return response
+
+    async def _on_refusal(self, request: Request, error: Exception) -> Response:
+        assert isinstance(error, Refusal)
+        return self.answer(request.url.path, error)
+
+    async def _on_invalid(self, request: Request, error: Exception) -> Response:
+        assert isinstance(error, RequestValidationError)
+        problems: list[dict[str, Any]] = [
+            {"loc": list(p["loc"]), "msg": p["msg"], "type": p["type"]} for p in error.errors()[:20]
+        ]
+        first = problems[0]
+        where = ".".join(str(part) for part in first["loc"])
+        refusal = Refusal("VALIDATION_ERROR", f"{where}: {first['msg']}", errors=problems)
+        return self.answer(request.url.path, refusal)
+
+    async def _on_http(self, request: Request, error: Exception) -> Response:
+        assert isinstance(error, HTTPException)
+        is_ours = error.status_code >= 500
+        code = "INTERNAL_ERROR" if is_ours else _CODES.get(error.status_code, "VALIDATION_ERROR")
+        message = {
+            "NOT_FOUND": f"no route {request.url.path!r}",
+            "METHOD_NOT_ALLOWED": f"{request.method} is not allowed here",
+            "PAYLOAD_TOO_LARGE": f"the body is larger than {self._settings.max_body_bytes} bytes",
+        }.get(code, str(error.detail))
+        response = self.answer(request.url.path, Refusal(code, message))
+        response.headers.update(error.headers or {})
+        if is_ours:
+            response.status_code = error.status_code
+        if error.status_code == 405:
+            response.headers["Allow"] = ", ".join(sorted(self._methods(request.scope)))
+        return response
+
+    def _methods(self, scope: Scope) -> set[str]:
+        """The methods that the path of a request answers to. The framework names those of its first route only."""
+        path = next((r.path for r in self._routes if r.matches(scope)[0] is not Match.NONE), None)
+        same = [r for r in self._routes if r.path == path and r.include_in_schema]
+        return {method for r in same for method in r.methods or ()}
+
+    async def _on_bug(self, request: Request, _: Exception) -> Response:
+        refusal = Refusal("INTERNAL_ERROR", "an error inside the service; its log says more")
+        return self.answer(request.url.path, refusal)
+
+
+async def _on_client_gone(_: Request, __: Exception) -> Response:
+    """A client that leaves while it sends its body is answered with nothing that it could read."""
+    return Response(status_code=499)

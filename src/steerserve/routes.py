@@ -1,0 +1,50 @@
+"""Every route of the service: the routers of the two doors, each given the owners that it asks."""
+
+from __future__ import annotations
+
+from fastapi import APIRouter
+
+from steerserve.api import attachments as attachment_routes
+from steerserve.api import compare as compare_routes
+from steerserve.api import features as feature_routes
+from steerserve.api import health as health_routes
+from steerserve.api import leases as lease_routes
+from steerserve.api import models as model_routes
+from steerserve.api import monitoring as monitoring_routes
+from steerserve.api import profiles as profile_routes
+from steerserve.api import saes as sae_routes
+from steerserve.api import steering as steering_routes
+from steerserve.composition import Owners
+from steerserve.v1 import chat as chat_routes
+from steerserve.v1 import completions as completion_routes
+from steerserve.v1 import embeddings as embedding_routes
+from steerserve.v1 import models as v1_model_routes
+from steerserve.v1 import render
+
+
+def inference(owners: Owners) -> list[APIRouter]:
+    """The routers of `/v1`."""
+    door = render.Door(owners.generation, owners.settings, owners.metrics, owners.features.labels)
+    return [
+        chat_routes.router(owners.settings, door),
+        completion_routes.router(owners.settings, door),
+        embedding_routes.router(owners.settings, door),
+        v1_model_routes.router(owners.generation),
+    ]
+
+
+def management(owners: Owners) -> list[APIRouter]:
+    """The routers of `/api`. A route of fixed words stands before one that reads the same place as an id."""
+    attached = attachment_routes.Status(owners.conductor, owners.steering, owners.monitoring)
+    return [
+        model_routes.router(owners.registry, owners.hub_models, owners.conductor),
+        lease_routes.router(owners.registry, owners.conductor),
+        steering_routes.router(owners.steering),
+        monitoring_routes.router(owners.monitoring, owners.features.labels),
+        feature_routes.router(owners.features),
+        attachment_routes.router(owners.saes, owners.attachments, attached, owners.settings),
+        sae_routes.router(owners.saes, owners.hub_saes, attached),
+        compare_routes.router(owners.compare, owners.settings),
+        profile_routes.router(owners.profiles),
+        health_routes.router(owners.vitals, owners.gauges),
+    ]
