@@ -13,10 +13,10 @@ import torch
 from benchmarks.machine import Spread, read_bandwidth, synchronise
 from steerserve.engine.wire import messages as m
 from steerserve.engine.worker import memory
-from steerserve.engine.worker.admission import rows_of
-from steerserve.engine.worker.batch import Batch
-from steerserve.engine.worker.checkpoint import Checkpoint
-from steerserve.engine.worker.hooks import Steering
+from steerserve.engine.worker.attached.hooks import Steering
+from steerserve.engine.worker.batch.admission import rows_of
+from steerserve.engine.worker.batch.batch import Batch
+from steerserve.engine.worker.model.checkpoint import Checkpoint
 from steerserve.engine.worker.sae import sites
 from steerserve.engine.worker.sae.canonical import Sae
 from steerserve.rules.steering import Live

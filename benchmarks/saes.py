@@ -16,9 +16,9 @@ from benchmarks.engine import KV_TOKENS, PROMPT, Bench
 from benchmarks.machine import Spread
 from steerserve.engine.wire import messages as m
 from steerserve.engine.worker import memory
-from steerserve.engine.worker.admission import rows_of
-from steerserve.engine.worker.attach import attach
-from steerserve.engine.worker.batch import Batch
+from steerserve.engine.worker.attached.attach import attach
+from steerserve.engine.worker.batch.admission import rows_of
+from steerserve.engine.worker.batch.batch import Batch
 from steerserve.rules.steering import Live
 
 D_SAE = 16_384

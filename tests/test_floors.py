@@ -24,6 +24,7 @@ ROOMS: dict[str, tuple[str, ...]] = {
         "vitals",
     ),
     "engine": ("wire", "sandbox", "checkpoint", "gguf"),
+    "engine.worker": ("model", "sae", "rows", "observing", "attached", "batch", "process"),
 }
 """The rooms of a floor, lowest first: a room may import those before it and the files beside the rooms, and the files
 beside the rooms import no room."""
@@ -230,11 +231,16 @@ def test_a_mutable_global_is_recognised(line: str, mutable: bool) -> None:
         ("api.models", "store.catalog", False),
         ("api.models", "v1.render", False),
         ("v1.render", "control.generate", True),
-        ("engine.checkpoint.client", "engine.worker.loop", False),
+        ("engine.checkpoint.client", "engine.worker.process.loop", False),
         ("engine.sandbox.lane", "engine.gguf.client", False),
-        ("control.residency.conductor", "engine.worker.loop", False),
-        ("engine.worker.loop", "control.bus", False),
-        ("engine.worker.loop", "settings", False),
+        ("control.residency.conductor", "engine.worker.process.loop", False),
+        ("engine.worker.process.loop", "control.bus", False),
+        ("engine.worker.process.loop", "settings", False),
+        ("engine.worker.process.loop", "engine.worker.batch.batch", True),
+        ("engine.worker.batch.batch", "engine.worker.model.kv", True),
+        ("engine.worker.batch.batch", "engine.worker.memory", True),
+        ("engine.worker.model.kv", "engine.worker.batch.batch", False),
+        ("engine.worker.memory", "engine.worker.model.kv", False),
         ("errors", "settings", False),
         ("guards", "control.bus", False),
         ("app", "control.bus", False),

@@ -9,7 +9,7 @@ import pytest
 import torch
 from transformers.utils import logging as transformers_logging
 
-from steerserve.engine.worker.checkpoint import Checkpoint
+from steerserve.engine.worker.model.checkpoint import Checkpoint
 from tests.engine import models
 from tests.engine.running import open_checkpoint
 

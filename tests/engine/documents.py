@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from transformers import PreTrainedTokenizerFast
 
-from steerserve.engine.worker.constrain import Constraint, Grammars, mask
+from steerserve.engine.worker.rows.constrain import Constraint, Grammars, mask
 from tests.engine import models
 
 CLOSERS = ('"', "}", "]", "<eos>")

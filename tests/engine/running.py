@@ -33,16 +33,21 @@ from steerserve.engine.wire.messages import (
     Tap,
     Text,
 )
-from steerserve.engine.worker.admission import pooling_rows, rows_of, scoring_rows, shortest_first
-from steerserve.engine.worker.batch import Batch
-from steerserve.engine.worker.checkpoint import Checkpoint
-from steerserve.engine.worker.hooks import Steering
-from steerserve.engine.worker.kv import SlotCache
-from steerserve.engine.worker.monitor import special_tokens
-from steerserve.engine.worker.rows import Ending, Row
+from steerserve.engine.worker.attached.hooks import Steering
+from steerserve.engine.worker.batch.admission import (
+    pooling_rows,
+    rows_of,
+    scoring_rows,
+    shortest_first,
+)
+from steerserve.engine.worker.batch.batch import Batch
+from steerserve.engine.worker.model.checkpoint import Checkpoint
+from steerserve.engine.worker.model.kv import SlotCache
+from steerserve.engine.worker.observing.monitor import special_tokens
+from steerserve.engine.worker.rows.rows import Ending, Row
+from steerserve.engine.worker.rows.taps import TapReader
 from steerserve.engine.worker.sae import sites
 from steerserve.engine.worker.sae.canonical import Sae
-from steerserve.engine.worker.taps import TapReader
 from steerserve.errors import Refusal
 from tests.engine import models
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from steerserve.engine.wire.messages import Claims, Overrides
-from steerserve.engine.worker.checkpoint import Checkpoint
+from steerserve.engine.worker.model.checkpoint import Checkpoint
 from steerserve.engine.worker.sae import selfcheck, sites
 from steerserve.engine.worker.sae.canonical import Sae
 from steerserve.errors import Refusal

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 from transformers import CONFIG_MAPPING, AutoModelForCausalLM
 
+from steerserve.engine.worker.model.layers import decoder_layers
 from steerserve.engine.worker.sae import sites
 from steerserve.engine.worker.sae.families import FAMILIES
 from steerserve.errors import Refusal
@@ -531,7 +532,7 @@ def test_two_lists_of_as_many_layers_are_not_guessed_between() -> None:
             self.two = nn.ModuleList(nn.Linear(2, 2) for _ in range(3))
 
     with pytest.raises(Refusal, match="no list of 3 decoder layers"):
-        sites.decoder_layers(Two(), 3)
+        decoder_layers(Two(), 3)
 
 
 def test_a_model_with_a_vision_tower_is_hooked_in_its_text_tower() -> None:

@@ -16,7 +16,7 @@ import pytest
 
 from steerserve.engine.checkpoint.client import Engine, Launcher
 from steerserve.engine.wire import messages as m
-from steerserve.engine.worker.checkpoint import Checkpoint
+from steerserve.engine.worker.model.checkpoint import Checkpoint
 from steerserve.errors import Refusal
 from tests.engine.models import CONTEXT, VOCABULARY
 from tests.engine.running import generated, words

@@ -11,7 +11,7 @@ import os
 import socket
 from multiprocessing.context import ForkServerContext, ForkServerProcess
 
-PRELOAD = "steerserve.engine.worker.preload"
+PRELOAD = "steerserve.engine.worker.process.preload"
 
 _SECRETS = frozenset({"DATABASE_URL", "HUB_TOKEN", "HF_TOKEN", "HUGGING_FACE_HUB_TOKEN"})
 """Variables that no engine may see, in any case of letters: a repository's own code may run there."""
@@ -44,4 +44,6 @@ def start(
 
 def _main(link: socket.socket, log_level: str, log_format: str) -> None:
     """Runs in the new process. The engine is imported by name: this module must never import the tensor library."""
-    importlib.import_module("steerserve.engine.worker.loop").main(link, log_level, log_format)
+    importlib.import_module("steerserve.engine.worker.process.loop").main(
+        link, log_level, log_format
+    )

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from steerserve.engine.wire.messages import Claims, Overrides
-from steerserve.engine.worker.checkpoint import Checkpoint
+from steerserve.engine.worker.model.checkpoint import Checkpoint
 from steerserve.engine.worker.sae import sites
 from steerserve.engine.worker.sae.canonical import Sae
 from steerserve.engine.worker.sae.sites import Site

@@ -9,6 +9,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
+from steerserve.engine.worker.model.layers import decoder_layers
 from steerserve.engine.worker.sae.families import FAMILIES, inputs, objection, place
 from steerserve.errors import Refusal
 from steerserve.rules.sae_sites import (
@@ -26,10 +27,6 @@ from steerserve.rules.sae_sites import (
 )
 
 Edit = Callable[[Tensor], Tensor | None]
-
-_TRUNKS = frozenset({"model", "language_model", "text_model", "transformer", "gpt_neox", "decoder"})
-_STACKS = ("layers", "h", "blocks")
-_OTHER_TOWERS = ("vision", "visual", "audio", "image", "encoder")
 
 
 class Handle(Protocol):
@@ -167,36 +164,6 @@ def widths(model: nn.Module, layers: int) -> dict[str, int]:
             except Refusal:
                 continue
     return found
-
-
-def decoder_layers(model: nn.Module, layers: int) -> tuple[str, nn.ModuleList]:
-    """The decoder's list of layers and its path: down the text trunk by the names it goes by, else the one shallowest
-    list of that length outside other towers.
-
-    Raises:
-        Refusal: SAE_INCOMPATIBLE when there is none, or more than one.
-    """
-    trunk = [("", model)]
-    for path, module in trunk:
-        for name, child in module.named_children():
-            if name in _STACKS and isinstance(child, nn.ModuleList) and len(child) == layers:
-                return path + name, child
-            if name in _TRUNKS:
-                trunk.append((f"{path}{name}.", child))
-    found = [
-        (path, module)
-        for path, module in model.named_modules()
-        if isinstance(module, nn.ModuleList)
-        and len(module) == layers
-        and not any(tower in path for tower in _OTHER_TOWERS)
-    ]
-    depth = min((path.count(".") for path, _ in found), default=0)
-    shallowest = [entry for entry in found if entry[0].count(".") == depth]
-    if len(shallowest) != 1:
-        raise Refusal(
-            "SAE_INCOMPATIBLE", f"no list of {layers} decoder layers was found in the model"
-        )
-    return shallowest[0]
 
 
 def has_layer_norm(model: nn.Module, layers: int) -> bool:

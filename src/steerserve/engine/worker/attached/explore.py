@@ -1,0 +1,50 @@
+"""Geometry of an SAE: norms and thresholds of single features, and which decoder directions lie close together."""
+
+from __future__ import annotations
+
+from steerserve.engine.wire.messages import Explore, Explored, FeatureFacts, SaeSource
+from steerserve.engine.worker.model import budget
+from steerserve.engine.worker.sae import formats
+from steerserve.engine.worker.sae.canonical import Sae
+from steerserve.errors import Refusal
+from steerserve.rules.steering import check_index
+
+
+def load(source: SaeSource, features: list[int]) -> Sae:
+    """The SAE at `source`, on the host. The features asked about are checked before its tensors are read.
+
+    Raises:
+        Refusal: INVALID_FEATURE_INDEX, SAE_INCOMPATIBLE, SAE_LOAD_FAILED, INSUFFICIENT_MEMORY.
+    """
+    claims = formats.inspect(source)
+    if claims.reason is not None:
+        raise Refusal("SAE_INCOMPATIBLE", claims.reason, format=claims.format)
+    for index in features:
+        check_index(index, claims.d_sae)
+    budget.check_read(claims.size_bytes)
+    return formats.load(source)
+
+
+def explore(command: Explore, sae: Sae) -> Explored:
+    """Raises:
+    Refusal: INVALID_FEATURE_INDEX.
+    """
+    for index in command.features:
+        check_index(index, sae.d_sae)
+    nearest: list[tuple[int, float]] = []
+    if command.nearest and command.features:
+        indices, cosines = sae.nearest(command.features[0], command.nearest)
+        nearest = list(zip(indices.tolist(), cosines.tolist(), strict=True))
+    return Explored(command.id, [_facts(sae, index) for index in command.features], nearest)
+
+
+def _facts(sae: Sae, index: int) -> FeatureFacts:
+    """Norms in the unit of the stream. What opens the gate counts as a gated feature's bias."""
+    bias = sae.b_enc if sae.gate is None else sae.gate.b_gate
+    return FeatureFacts(
+        feature_idx=index,
+        decoder_norm=float(sae.decoder_norms()[index]),
+        encoder_norm=float(sae.W_enc[:, index].float().norm()) * sae.input_scale,
+        encoder_bias=float(bias[index]),
+        threshold=None if sae.threshold is None else float(sae.threshold[index]),
+    )

@@ -1,0 +1,175 @@
+"""A command to rows of the batch: tokens, limits, and every refusal that needs the model's facts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+import torch
+
+from steerserve.engine.wire import messages as m
+from steerserve.engine.wire.prompts import Place, check_length, max_tokens
+from steerserve.engine.worker import memory
+from steerserve.engine.worker.model.checkpoint import Checkpoint
+from steerserve.engine.worker.rows import sampling
+from steerserve.engine.worker.rows.constrain import Constraint
+from steerserve.engine.worker.rows.rows import Pooling, Row, Scoring, Writing
+from steerserve.engine.worker.rows.taps import TapReader
+from steerserve.engine.worker.rows.text import TextStream
+from steerserve.errors import Refusal
+from steerserve.rules import activations
+
+OpenTap = Callable[[m.Tap, int], TapReader]
+"""A tap and the number of prompt tokens -> its reader."""
+
+
+class Tokens(Protocol):
+    """What turns prompts into tokens: a language model or an encoder."""
+
+    longest_token: int
+
+    def encode(self, text: str, *, special: bool) -> list[int]: ...
+    def encode_chat(
+        self, messages: Sequence[dict[str, Any]], variables: dict[str, Any] | None = None
+    ) -> list[int]: ...
+
+
+def rows_of(
+    command: m.Generate,
+    model: Checkpoint,
+    context: int,
+    kv_tokens: int,
+    *,
+    constrain: Callable[[], Constraint] | None = None,
+    open_tap: OpenTap | None = None,
+) -> list[Row]:
+    """The rows of a request, `n` per prompt.
+
+    Raises:
+        Refusal: CONTEXT_LENGTH_EXCEEDED, NO_CHAT_TEMPLATE, INVALID_PARAMETER (an empty prompt, or messages that the
+            template refuses), SAE_ACTIVATIONS_REFUSED, INSUFFICIENT_MEMORY (seeded rows that can never be in the
+            cache together).
+    """
+    rows: list[Row] = []
+    for index, prompt in enumerate(command.prompts):
+        plan = command.plans[index] if command.plans else command.plan
+        with Place(command.prompts, index) as where:
+            ids = _encoded(prompt, model, context, "INVALID_PARAMETER")
+            limit = max_tokens(command.sampling, len(ids), context)
+            for i in range(command.n):
+                goal = _writing(command.sampling, model, i, ids, constrain)
+                row = Row(command.id, index * command.n + i, ids, plan, goal, limit)
+                row.where = where
+                row.label = command.label
+                row.tap = _tap(command.tap, row, open_tap, len(command.prompts))
+                row.may_reuse = command.sampling.seed is None and row.tap is None
+                rows.append(row)
+    together = len(rows) * max(row.need for row in rows)
+    if command.sampling.seed is not None and together > kv_tokens:
+        raise Refusal(
+            "INSUFFICIENT_MEMORY",
+            f"the choices of a seeded request run together and need {together} tokens of KV cache; "
+            f"{kv_tokens} are there",
+            **memory.described(model.device),
+            prompt_tokens=max(len(row.prompt) for row in rows),
+            max_new_tokens=max(row.max_tokens for row in rows),
+            batch_rows=len(rows),
+        )
+    return rows
+
+
+def scoring_rows(
+    command: m.Score, model: Checkpoint, context: int, *, open_tap: OpenTap | None = None
+) -> list[Row]:
+    """One unsteered row per prompt.
+
+    Raises:
+        Refusal: INVALID_SCORING_REQUEST (an id outside the vocabulary, an empty prompt), CONTEXT_LENGTH_EXCEEDED,
+            NO_CHAT_TEMPLATE, INVALID_PARAMETER, SAE_ACTIVATIONS_REFUSED.
+    """
+    outside = [i for i in command.allowed or () if i >= model.vocabulary]
+    if outside:
+        raise Refusal(
+            "INVALID_SCORING_REQUEST",
+            f"token id {outside[0]} is outside the vocabulary of {model.vocabulary} tokens",
+            param="allowed_token_ids",
+            token_id=outside[0],
+            vocabulary=model.vocabulary,
+        )
+    allowed = None if command.allowed is None else torch.tensor(command.allowed).to(model.device)
+    rows = []
+    for index, prompt in enumerate(command.prompts):
+        with Place(command.prompts, index) as where:
+            ids = _encoded(prompt, model, context, "INVALID_SCORING_REQUEST")
+            max_tokens(m.Sampling(max_tokens=1), len(ids), context)
+            goal = Scoring(command.temperature, command.top, allowed, model.decode_token)
+            row = Row(command.id, index, ids, m.Suppressed(), goal, where=where)
+            row.tap = _tap(command.tap, row, open_tap)
+            rows.append(row)
+    return rows
+
+
+def pooling_rows(command: m.Embed, model: Tokens, context: int) -> list[Row]:
+    """One unsteered row per text.
+
+    Raises:
+        Refusal: CONTEXT_LENGTH_EXCEEDED, INVALID_PARAMETER (a text without tokens).
+    """
+    rows = []
+    for index, prompt in enumerate(command.prompts):
+        with Place(command.prompts, index, "input") as where:
+            ids = _encoded(prompt, model, context, "INVALID_PARAMETER")
+            max_tokens(m.Sampling(max_tokens=0), len(ids), context)
+            rows.append(Row(command.id, index, ids, m.Suppressed(), Pooling(), where=where))
+    return rows
+
+
+def shortest_first(rows: list[Row]) -> list[Row]:
+    """Reads of one request in an order that wastes little padding: their answers carry their place."""
+    return sorted(rows, key=lambda row: len(row.prompt))
+
+
+def _encoded(prompt: m.Text | m.Chat, model: Tokens, context: int, empty: str) -> list[int]:
+    """The tokens of a prompt; `empty` is the code that refuses one without any."""
+    check_length(prompt, model.longest_token, context)
+    if isinstance(prompt, m.Chat):
+        ids = model.encode_chat(prompt.messages, prompt.variables)
+    else:
+        ids = model.encode(prompt.text, special=prompt.special)
+    if not ids:
+        raise Refusal(empty, "the prompt has no tokens", param="prompt")
+    return ids
+
+
+def _tap(tap: m.Tap | None, row: Row, open_tap: OpenTap | None, rows: int = 1) -> TapReader | None:
+    """The reader of a row, one of `rows` alike."""
+    if tap is None:
+        return None
+    assert open_tap is not None
+    activations.check_entries(
+        tap.positions, rows * tap.top_k, len(row.prompt), row.max_tokens, tap.max_entries
+    )
+    return open_tap(tap, len(row.prompt))
+
+
+def _writing(
+    wanted: m.Sampling,
+    model: Checkpoint,
+    repeat: int,
+    ids: list[int],
+    constrain: Callable[[], Constraint] | None,
+) -> Writing:
+    seen = None
+    if wanted.repetition_penalty != 1.0:
+        seen = torch.zeros(model.vocabulary, dtype=torch.bool, device=model.device)
+        seen[torch.tensor(ids, device=model.device)] = True
+    # the prompts of one request are seeded alike, its repeats differ
+    choice = sampling.Choice(
+        wanted.temperature,
+        wanted.top_p,
+        wanted.repetition_penalty,
+        sampling.generator(wanted.seed, repeat),
+        seen,
+    )
+    text = TextStream(model.decode, ids, wanted.stops)
+    return Writing(choice, text, constrain() if constrain else None)

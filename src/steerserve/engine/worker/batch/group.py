@@ -1,0 +1,302 @@
+"""Rows that are stepped together over one KV cache: they join, are prefilled, decode and leave."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import cast
+
+import structlog
+from torch import Tensor
+
+from steerserve.engine.wire.messages import Refused, is_last
+from steerserve.engine.worker import memory
+from steerserve.engine.worker.attached.hooks import Steering
+from steerserve.engine.worker.batch.prefix import Entry, Prefixes
+from steerserve.engine.worker.model.checkpoint import Checkpoint
+from steerserve.engine.worker.model.kv import SlotCache
+from steerserve.engine.worker.rows import constrain, sampling
+from steerserve.engine.worker.rows.rows import Ending, Pooling, Row, Writing
+from steerserve.errors import Refusal
+
+PREFILL_TOKENS = 1024
+"""Tokens of one prefill pass: short prompts are prefilled together up to it, a long one in parts of it."""
+
+ROWS_MAXIMUM = 128
+"""Rows that decode together, unless one request alone has more; their logits over a large vocabulary take memory too."""
+
+log = structlog.get_logger(__name__)
+
+
+class Group:
+    """Rows that are stepped together over one cache.
+
+    `rows` decode and hold the cache's first rows in this order; a long prompt that is prefilled in parts (`partial`)
+    holds the next; `joining` have room reserved but no tokens in the cache yet.
+    """
+
+    def __init__(
+        self, model: Checkpoint, steering: Steering, prefixes: Prefixes | None = None
+    ) -> None:
+        self._model = model
+        self._steering = steering
+        self._prefixes = prefixes
+        self.cache = SlotCache()
+        self.rows: list[Row] = []
+        self.partial: Row | None = None
+        self.joining: deque[Row] = deque()
+
+    @property
+    def is_empty(self) -> bool:
+        return not (self.rows or self.partial or self.joining)
+
+    @property
+    def reserved(self) -> int:
+        """Tokens of cache held."""
+        return self.cache.rows * self.cache.length
+
+    def all_rows(self) -> list[Row]:
+        return [*self.rows, *([self.partial] if self.partial else []), *self.joining]
+
+    def may_join(self, new: list[Row], budget: int) -> bool:
+        """Whether the rows fit beside those here within `budget` tokens of cache."""
+        count, length = self._shape(new)
+        if count > max(ROWS_MAXIMUM, len(new)):
+            return False
+        fits = count <= self.cache.rows and length <= self.cache.length
+        return fits or count * length <= budget
+
+    def join(self, new: list[Row], budget: int) -> None:
+        """Reserve room for the rows; they are prefilled by the coming steps."""
+        count, length = self._shape(new)
+        if count > self.cache.rows or length > self.cache.length:
+            spare = 1 << (count - 1).bit_length()
+            held = len(self.rows) + (1 if self.partial else 0)
+            self.cache.resize(max(count, min(spare, budget // length)), length, held)
+        self.joining.extend(new)
+
+    def step(self) -> list[Ending]:
+        """One prefill pass if rows are joining, then one decode pass of the rows that decode."""
+        outcomes: list[Ending] = []
+        decoding = len(self.rows)
+        if self.partial or self.joining:
+            outcomes += self._prefill()
+        if decoding and self.rows:
+            outcomes += self._decode(min(decoding, len(self.rows)))
+        return outcomes
+
+    def drop(self, request: int) -> None:
+        """Forget a request's rows at once."""
+        self.joining = deque(row for row in self.joining if row.request != request)
+        for i in range(len(self.rows) - 1, -1, -1):
+            if self.rows[i].request == request:
+                self._leave(i)
+        if self.partial and self.partial.request == request:
+            self.partial = None
+        if self.is_empty:
+            self.cache.release()
+
+    # ------------------------------------------------------------- inside
+
+    def _shape(self, new: list[Row]) -> tuple[int, int]:
+        every = [*self.all_rows(), *new]
+        return len(every), max(row.need for row in every)
+
+    def _prefill(self) -> list[Ending]:
+        rows = [self.partial] if self.partial else self._next_rows()
+        start = rows[0].filled
+        parts = [row.prompt[start : start + PREFILL_TOKENS] for row in rows]
+        pools = any(isinstance(row.goal, Pooling) for row in rows)
+        logits = self._pass(
+            rows,
+            [(start, len(part)) for part in parts],
+            lambda: self._model.prefill(
+                self.cache, parts, row=len(self.rows), start=start, with_sums=pools
+            ),
+        )
+        if isinstance(logits, Exception):
+            return self._failed(rows, logits)
+        for i, (row, part) in enumerate(zip(rows, parts, strict=True)):
+            row.filled = start + len(part)
+            if isinstance(row.goal, Pooling):
+                row.goal.add(cast(Tensor, self._model.sums)[i])
+        if rows[0].filled < len(rows[0].prompt):
+            self.partial = rows[0]
+            return []
+        self.partial = None
+        first = len(self.rows)
+        self.rows.extend(rows)
+        return self._accept(logits, first, len(rows))
+
+    def _next_rows(self) -> list[Row]:
+        """The next rows to prefill in one pass: padded to the longest they stay within PREFILL_TOKENS.
+
+        A row that begins with a kept prefix goes by itself, from where that ends.
+        """
+        rows = [self._begin(self.joining.popleft())]
+        width = len(rows[0].prompt)
+        while self.joining and not rows[0].filled:
+            widest = max(width, len(self.joining[0].prompt))
+            if (len(rows) + 1) * widest > PREFILL_TOKENS or self._kept(self.joining[0]):
+                break
+            rows.append(self._begin(self.joining.popleft()))
+            width = widest
+        return rows
+
+    def _begin(self, row: Row) -> Row:
+        """Note what steers the row, and fill in a kept prefix."""
+        row.version = self._steering.version
+        found = self._kept(row)
+        if found is not None:
+            entry, length = found
+            with self._spare_memory():
+                self.cache.put(len(self.rows), entry.held, length)
+                row.filled = length
+        return row
+
+    @contextmanager
+    def _spare_memory(self) -> Iterator[None]:
+        """Kept prefixes are a convenience: where memory runs out over one, all are dropped and the row goes on."""
+        try:
+            yield
+        except (RuntimeError, MemoryError) as error:
+            if not memory.is_exhausted(error):
+                raise
+            log.warning(
+                "kept_prefixes_dropped", tokens=self._prefixes.tokens if self._prefixes else 0
+            )
+            if self._prefixes:
+                self._prefixes.clear()
+            memory.recover(error)
+
+    def _kept(self, row: Row) -> tuple[Entry, int] | None:
+        if self._prefixes is None or not row.may_reuse:
+            return None
+        return self._prefixes.find(self._steering.signature(row.plan), row.prompt)
+
+    def _keep(self, index: int) -> None:
+        """Keep the cache of a row that ended, if one steering produced all of it."""
+        row = self.rows[index]
+        tokens = row.cached
+        is_same = row.version == self._steering.version
+        if (
+            self._prefixes is not None
+            and row.may_reuse
+            and is_same
+            and self._prefixes.may_keep(len(tokens))
+        ):
+            with self._spare_memory():
+                held = self.cache.take(index, len(tokens))
+                self._prefixes.keep(self._steering.signature(row.plan), tokens, held)
+
+    def _decode(self, count: int) -> list[Ending]:
+        """Rows that were prefilled in this very step decode from the next one on."""
+        rows = self.rows[:count]
+        tokens, positions = [row.out[-1] for row in rows], [row.position for row in rows]
+        logits = self._pass(
+            rows,
+            [(position, 1) for position in positions],
+            lambda: self._model.decode_step(self.cache, tokens, positions),
+        )
+        if isinstance(logits, Exception):
+            return self._failed(rows, logits)
+        return self._accept(logits, 0, count)
+
+    def _pass(
+        self, rows: list[Row], spans: list[tuple[int, int]], forward: Callable[[], Tensor]
+    ) -> Tensor | Exception:
+        """A forward pass with the rows' steering, taps and monitoring in place, or the error that ended it.
+
+        `spans` has the position of each row's first token in this pass, and how many there are.
+        """
+        taps = [row.tap for row in rows]
+        for tap, span in zip(taps, spans, strict=True):
+            if tap is not None:
+                tap.expect(*span)
+        monitor = self._steering.monitor
+        monitor.expect(rows, spans)
+        try:
+            with self._steering.of([row.plan for row in rows], taps):
+                logits = forward()
+            for tap in taps:
+                if tap is not None:
+                    tap.settle()
+            monitor.settle()
+            return logits
+        except Exception as error:
+            monitor.discard()
+            # whatever a forward pass raises is these rows' failure, and nobody else's
+            log.exception("forward_pass_failed", rows=len(rows))
+            return error
+
+    def _accept(self, logits: Tensor, first: int, count: int) -> list[Ending]:
+        rows = self.rows[first : first + count]
+        try:
+            tokens = self._sampled(logits, rows)
+        except Exception as error:
+            # sampling over a large vocabulary takes memory too
+            log.exception("sampling_failed", rows=count)
+            return self._failed(rows, error)
+        outcomes: list[Ending] = []
+        ended: list[int] = []
+        for i, row in enumerate(rows):
+            new = self._taken(row, tokens.get(i), logits[i])
+            outcomes += new
+            if isinstance(new[-1], Refused):
+                ended.append(first + i)
+            elif is_last(new[-1]):
+                self._steering.monitor.end(row)
+                self._keep(first + i)
+                ended.append(first + i)
+        for index in reversed(ended):
+            self._leave(index)
+        return outcomes
+
+    def _taken(self, row: Row, token: Refusal | int | None, logits: Tensor) -> list[Ending]:
+        """What a row makes of its token, or of its logits if it only reads."""
+        try:
+            if not isinstance(row.goal, Writing):
+                return row.end(logits)
+            if isinstance(token, Refusal):
+                raise token
+            return row.accept(token, self._model.end_tokens)
+        except Refusal as refusal:
+            return [row.refused(refusal.code, refusal.message, **refusal.details)]
+        except Exception as error:
+            # what reading a row's logits or its text raises is its own failure
+            log.exception("row_failed")
+            return [row.failed(error, self._model.device, 1)]
+
+    def _sampled(self, logits: Tensor, rows: list[Row]) -> dict[int, Refusal | int | None]:
+        """By its place, the next token of each row that writes, or why there is none."""
+        goals = {i: row.goal for i, row in enumerate(rows) if isinstance(row.goal, Writing)}
+        if not goals:
+            return {}
+        if len(goals) < len(rows):
+            logits = logits[list(goals)]
+        logits, refusals = constrain.mask(logits, [goal.constraint for goal in goals.values()])
+        tokens = sampling.sample(logits, [goal.sampler for goal in goals.values()])
+        return {place: refusals.get(i, tokens[i]) for i, place in enumerate(goals)}
+
+    def _failed(self, rows: list[Row], error: Exception) -> list[Ending]:
+        refusals: dict[int, Ending] = {
+            row.request: row.failed(error, self._model.device, len(rows)) for row in rows
+        }
+        for row in rows:
+            if row is self.partial:
+                self.partial = None
+        for request in refusals:
+            self.drop(request)
+        memory.recover(error)
+        return list(refusals.values())
+
+    def _leave(self, index: int) -> None:
+        """Take a decoding row out; the last one, then a partial one, close the gap."""
+        last = len(self.rows) - 1
+        if index != last:
+            self.cache.move(last, index, self.rows[last].position + 1)
+            self.rows[index] = self.rows[last]
+        self.rows.pop()
+        if self.partial:
+            self.cache.move(last + 1, last, self.partial.filled)

@@ -1,0 +1,60 @@
+"""The texts that wait to be embedded, and the passes of an embedding-only checkpoint over them."""
+
+from __future__ import annotations
+
+from collections import deque
+
+import structlog
+
+from steerserve.engine.worker import memory
+from steerserve.engine.worker.model.encoder import Encoder
+from steerserve.engine.worker.rows.rows import Ending, Row, embedded, settled
+
+PASS_TOKENS = 2048
+"""Tokens of one pass with its padding; a longer text goes by itself."""
+
+log = structlog.get_logger(__name__)
+
+
+class Passes:
+    """The texts that wait to be embedded, and the passes over them; what `Batch` is to a language model."""
+
+    def __init__(self, model: Encoder) -> None:
+        self._model = model
+        self._waiting: deque[Row] = deque()
+
+    @property
+    def is_idle(self) -> bool:
+        return not self._waiting
+
+    def add(self, rows: list[Row], *, is_seeded: bool = False) -> None:
+        self._waiting.extend(rows)
+
+    def cancel(self, request: int) -> None:
+        self._waiting = deque(row for row in self._waiting if row.request != request)
+
+    def step(self) -> list[Ending]:
+        """One forward pass over as many texts as fit in it."""
+        rows = [self._waiting.popleft()]
+        width = len(rows[0].prompt)
+        while self._waiting:
+            widest = max(width, len(self._waiting[0].prompt))
+            if (len(rows) + 1) * widest > PASS_TOKENS:
+                break
+            rows.append(self._waiting.popleft())
+            width = widest
+        try:
+            vectors = self._model.pooled([row.prompt for row in rows])
+        except Exception as error:
+            # whatever a forward pass raises is these rows' failure, and nobody else's
+            log.exception("forward_pass_failed", rows=len(rows))
+            outcomes: list[Ending] = [
+                row.failed(error, self._model.device, len(rows)) for row in rows
+            ]
+            memory.recover(error)
+        else:
+            outcomes = [embedded(row, vector) for row, vector in zip(rows, vectors, strict=True)]
+        outcomes, refused = settled(outcomes)
+        for request in refused:
+            self.cancel(request)
+        return outcomes

@@ -1,0 +1,156 @@
+"""What the memory left beside a loaded model is given to: the KV cache, kept prefixes, attached SAEs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+
+from steerserve.engine.wire.messages import Claims
+from steerserve.engine.worker import memory
+from steerserve.engine.worker.model.checkpoint import Checkpoint
+from steerserve.engine.worker.model.kv import LENGTH_STEP
+from steerserve.errors import Refusal
+
+KV_SHARE = 3
+"""Without a setting, one part in this many of the free memory is given to the KV cache."""
+
+PREFIX_SHARE = 4
+"""Without a setting, kept prefixes may take one part in this many of the KV cache's memory, beside it."""
+
+SAE_DTYPES = {"float32": 4, "bfloat16": 2, "float16": 2}
+"""What the matrices of an SAE may be kept in, and the bytes of a weight."""
+
+MIB = 1 << 20
+
+
+def kv_tokens(model: Checkpoint, named: int, least: int, working: int) -> int:
+    """Tokens that the KV cache may hold: `named` bytes of them, or its share of what is free on every device.
+
+    A share that would not hold the `least` tokens is raised to them where they and `working` bytes are free.
+
+    Raises:
+        Refusal: INSUFFICIENT_MEMORY when it cannot hold the `least` tokens.
+    """
+    if named:
+        found = _whole(named // max(1, model.kv_bytes_per_token))
+    else:
+        free = {device: memory.free(device) for device in model.kv_bytes_by_device}
+        found = _whole(_tokens_in({d: size // KV_SHARE for d, size in free.items()}, model))
+        if found < least:
+            spare = {device: max(0, size - working) for device, size in free.items()}
+            found = min(_whole(_tokens_in(spare, model)), _whole(least + LENGTH_STEP - 1))
+    if found < least:
+        raise Refusal(
+            "INSUFFICIENT_MEMORY",
+            f"the KV cache holds {found} tokens here; at least {least} are needed",
+            min_context_tokens=least,
+            model_max_context_tokens=model.model_max_context,
+        )
+    return found
+
+
+def prefix_tokens(model: Checkpoint, kv: int, named_mb: int | None) -> int:
+    """Tokens of kept prefixes: `named_mb` MiB of them, or a share of the `kv` tokens of cache."""
+    if named_mb is None:
+        return kv // PREFIX_SHARE
+    return _whole(named_mb * MIB // max(1, model.kv_bytes_per_token))
+
+
+def check_attach(
+    model: Checkpoint, device: torch.device, size: int, kv: int, working: int, held: int
+) -> None:
+    """Whether an SAE of `size` bytes leaves room for a KV cache of `kv` tokens, `held` of which are allocated, and for
+    `working` bytes.
+
+    Raises:
+        Refusal: INSUFFICIENT_MEMORY.
+    """
+    reserve = max(0, kv - held) * model.kv_bytes_by_device.get(device, 0)
+    available = memory.free(device)
+    if size + reserve + working <= available:
+        return
+    raise Refusal(
+        "INSUFFICIENT_MEMORY",
+        f"the SAE takes {_mib(size)} MiB on {device}; {_mib(available)} MiB are free, of which the KV cache and "
+        f"the passes need {_mib(reserve + working)}",
+        device=str(device),
+        projected_mb=_mib(size),
+        kv_reserve_mb=_mib(reserve),
+        kv_context_tokens=kv,
+        working_reserve_mb=_mib(working),
+        available_mb=available // MIB,
+    )
+
+
+def sae_bytes(claims: Claims, dtype: str | None = None) -> int:
+    """Bytes of an SAE whose matrices are kept in `dtype`, or as they are stored."""
+    return encoder_bytes(claims, dtype) + claims.d_in * claims.d_sae * _weight(claims, dtype)
+
+
+def encoder_bytes(claims: Claims, dtype: str | None = None) -> int:
+    """Bytes of what encoding reads: one matrix, and biases and thresholds in float32."""
+    matrix = claims.d_in * claims.d_sae * _weight(claims, dtype)
+    return matrix + 4 * (claims.d_in + 2 * claims.d_sae)
+
+
+def sae_dtype(
+    claims: Claims, asked: str | None, check: Callable[[str | None], None]
+) -> tuple[str | None, list[str]]:
+    """What an SAE's matrices are kept in, and what to tell of it: what was asked for, else as stored where `check` takes
+    that, else half precision.
+
+    Raises:
+        Refusal: INSUFFICIENT_MEMORY.
+    """
+    try:
+        check(asked)
+        return asked, []
+    except Refusal as refusal:
+        if asked is not None or _weight(claims, None) == SAE_DTYPES["float16"]:
+            raise
+        try:
+            check("float16")
+        except Refusal:
+            # what the file itself would take is what the operator knows of it
+            raise refusal from None
+    half, whole = _mib(sae_bytes(claims, "float16")), _mib(sae_bytes(claims))
+    return "float16", [
+        f"kept in the dtype that fits: {half} MiB in half precision, where {claims.dtype} would take {whole} MiB"
+    ]
+
+
+def check_read(size: int) -> None:
+    """Whether the host has room for `size` bytes of a checkpoint.
+
+    Raises:
+        Refusal: INSUFFICIENT_MEMORY.
+    """
+    host = torch.device("cpu")
+    available = memory.free(host)
+    if size > available:
+        raise Refusal(
+            "INSUFFICIENT_MEMORY",
+            f"the SAE takes {_mib(size)} MiB while it is read; {_mib(available)} MiB are free on {host}",
+            device=str(host),
+            projected_mb=_mib(size),
+            available_mb=available // MIB,
+        )
+
+
+def _weight(claims: Claims, dtype: str | None) -> int:
+    """Bytes of one weight; a dtype that nothing is kept in is widened or narrowed to float32."""
+    return SAE_DTYPES.get(dtype or claims.dtype, 4)
+
+
+def _tokens_in(sizes: dict[torch.device, int], model: Checkpoint) -> int:
+    """Tokens that fit into so many bytes of each device."""
+    return min(sizes[d] // max(1, each) for d, each in model.kv_bytes_by_device.items())
+
+
+def _whole(tokens: int) -> int:
+    return tokens // LENGTH_STEP * LENGTH_STEP
+
+
+def _mib(size: int) -> int:
+    return -(-size // MIB)

@@ -1,0 +1,309 @@
+"""A transformers checkpoint: load it, and run prefill and decode passes over a `SlotCache`.
+
+It owns the model, its tokenizer and its masks; it knows nothing of requests, sampling or steering.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import AutoModelForCausalLM
+
+from steerserve.engine.worker import memory
+from steerserve.engine.worker.model.kv import LENGTH_STEP, SlotCache
+from steerserve.engine.worker.model.transformer import (
+    Report,
+    Transformer,
+    configuration,
+    first_line,
+)
+from steerserve.errors import Refusal
+from steerserve.rules.precision import Scheme
+
+_CHECK_TOKENS = 24
+_TOLERANCE = {torch.float32: 2e-3, torch.float16: 0.1, torch.bfloat16: 0.2}
+_QUANTIZED_TOLERANCE = 0.2
+"""Kernels of quantized weights may compute in half precision whatever the dtype of the model."""
+_INT8_TOLERANCE = 0.5
+"""8-bit weights meet activations that are rounded to 8 bits too, and a column with an outlier in any row of the pass is
+not: both passes are right, as far apart as that rounding goes."""
+_LAYER_TYPES = frozenset({"full_attention", "sliding_attention"})
+
+_OWN_MASKS = frozenset({"gpt_neo"})
+"""Architectures that cut their own masks from the cache's length, wrongly for a cache that is longer than its rows."""
+
+
+class Checkpoint(Transformer):
+    """A loaded causal language model.
+
+    Raises:
+        Refusal: UNSUPPORTED_QUANTIZATION, MODEL_LOAD_FAILED.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        *,
+        quantization: str,
+        trust_remote_code: bool,
+        report: Report,
+        devices: Sequence[str] = (),
+    ) -> None:
+        config = configuration(path, trust_remote_code)
+        if config.model_type in _OWN_MASKS:
+            raise _not_served(f"{config.model_type} makes attention masks of its own")
+        super().__init__(
+            path,
+            AutoModelForCausalLM,
+            config,
+            quantization=quantization,
+            devices=devices,
+            trust_remote_code=trust_remote_code,
+            report=report,
+        )
+        text = self.config.get_text_config(decoder=True)
+        self.layers = int(text.num_hidden_layers)
+        self.hidden_size = int(text.hidden_size)
+        self.vocabulary = int(self.model.get_output_embeddings().weight.shape[0])
+        self.model_max_context = _max_context(text)
+        self.window: int | None = getattr(text, "sliding_window", None)
+        self.layer_types = self._attention_types(text)
+        self.is_eager = self.model.config._attn_implementation == "eager"
+        self.end_tokens = self._end_tokens()
+        self._last: Tensor | None = None
+        self._sizes: Tensor | None = None
+        self.sums: Tensor | None = None
+        self.model.get_output_embeddings().register_forward_pre_hook(self._keep_last)
+        report("checking", 90.0)
+        self.kv_bytes_by_device = self._check()
+
+    @property
+    def kv_bytes_per_token(self) -> int:
+        """Bytes that a token takes in the cache, over all devices."""
+        return sum(self.kv_bytes_by_device.values())
+
+    @property
+    def has_chat_template(self) -> bool:
+        return bool(getattr(self.tokenizer, "chat_template", None))
+
+    # ------------------------------------------------------------- text
+
+    def encode_chat(
+        self, messages: Sequence[dict[str, Any]], variables: dict[str, Any] | None = None
+    ) -> list[int]:
+        """A conversation as tokens: the template rendered once with `variables`, with at most one BOS.
+
+        A trailing assistant message is continued: what stands before it is rendered with the generation prompt, and
+        its own text follows raw.
+
+        Raises:
+            Refusal: NO_CHAT_TEMPLATE; INVALID_PARAMETER when the template refuses the messages.
+        """
+        if not self.has_chat_template:
+            raise Refusal("NO_CHAT_TEMPLATE", "the model has no chat template; use /v1/completions")
+        messages = list(messages)
+        partial = ""
+        if len(messages) > 1 and messages[-1]["role"] == "assistant":
+            partial = messages.pop()["content"] or ""
+        try:
+            text = self.tokenizer.apply_chat_template(
+                messages, tokenize=False, add_generation_prompt=True, **(variables or {})
+            )
+        except Exception as error:
+            # templates raise whatever their author chose; the messages are what the client can change
+            raise Refusal(
+                "INVALID_PARAMETER",
+                f"the model's chat template refuses these messages: {first_line(error)}",
+                param="messages",
+            ) from error
+        bos = self.tokenizer.bos_token
+        return self.encode(text + partial, special=not (bos and text.startswith(bos)))
+
+    def decode(self, ids: list[int]) -> str:
+        """Text of tokens, special ones left out."""
+        backend = getattr(self.tokenizer, "backend_tokenizer", None)
+        if backend is not None:
+            return str(backend.decode(ids, skip_special_tokens=True))
+        return str(self.tokenizer.decode(ids, skip_special_tokens=True))
+
+    def decode_token(self, token: int) -> str:
+        """Text of one token, special or not; empty for an id that the tokenizer does not know."""
+        return str(self.tokenizer.decode([token]))
+
+    # ------------------------------------------------------------- passes
+
+    def prefill(
+        self,
+        cache: SlotCache,
+        rows: Sequence[Sequence[int]],
+        *,
+        row: int,
+        start: int,
+        with_sums: bool = False,
+    ) -> Tensor:
+        """Write the tokens of `rows` at positions from `start` on; logits [rows, vocabulary] after each last token.
+
+        `with_sums` leaves in `sums` the last hidden layer summed over each row's tokens, [rows, hidden] in float32.
+        Rows are padded on the right: causal attention keeps the padding from the tokens before it, and decode
+        overwrites it. With `start` > 0 there is one row.
+        """
+        sizes = [len(ids) for ids in rows]
+        width = max(sizes)
+        tokens = torch.zeros(len(rows), width, dtype=torch.long)
+        for i, ids in enumerate(rows):
+            tokens[i, : sizes[i]] = torch.tensor(ids)
+        cache.begin_prefill(row, start)
+        positions = torch.arange(start, start + width, device=self.device)[None].expand(
+            len(rows), -1
+        )
+        masks = None if start == 0 else self._masks(positions, start + width)
+        self._sizes = torch.tensor(sizes) if with_sums else None
+        return self._forward(cache, tokens, positions, masks, last=torch.tensor(sizes) - 1)
+
+    def decode_step(
+        self, cache: SlotCache, tokens: Sequence[int], positions: Sequence[int]
+    ) -> Tensor:
+        """One token per row at its position; logits [rows, vocabulary]."""
+        at = torch.tensor(positions, device=self.device)
+        length = min(_round_up(max(positions) + 1), cache.length)
+        cache.begin_decode(at, length)
+        masks = self._masks(at[:, None], length)
+        return self._forward(cache, torch.tensor(tokens)[:, None], at[:, None], masks, last=None)
+
+    def _forward(
+        self, cache: SlotCache, tokens: Tensor, positions: Tensor, masks: Any, last: Tensor | None
+    ) -> Tensor:
+        self._last = last
+        try:
+            out = self.model(
+                input_ids=tokens.to(self.device),
+                position_ids=positions,
+                attention_mask=masks,
+                past_key_values=cache,
+                use_cache=True,
+            )
+        finally:
+            self._last = None
+        return out.logits[:, -1].to(self.device)
+
+    def _keep_last(self, _: nn.Module, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...] | None:
+        """Before the output embedding: keep [rows, 1, hidden] of [rows, T, hidden], each row's last token."""
+        if self._last is None:
+            return None
+        hidden = inputs[0]
+        if self._sizes is not None:
+            places = torch.arange(hidden.shape[1], device=hidden.device)
+            real = (places[None] < self._sizes.to(hidden.device)[:, None]).to(torch.float32)
+            self.sums = torch.einsum("rth,rt->rh", hidden.float(), real).to(self.device)
+        rows = torch.arange(hidden.shape[0], device=hidden.device)
+        return (hidden[rows, self._last.to(hidden.device)][:, None],)
+
+    def _masks(self, positions: Tensor, length: int) -> Any:
+        """Attention masks [rows, 1, T, length] for queries at `positions` [rows, T], one per layer type."""
+        held = torch.arange(length, device=self.device)
+        full = held[None, None] <= positions[:, :, None]
+        masks: dict[str, Tensor] = {}
+        for kind in self.layer_types:
+            allowed = full
+            if kind == "sliding_attention" and self.window:
+                allowed = full & (held[None, None] > positions[:, :, None] - self.window)
+            masks[kind] = self._in_form(allowed[:, None])
+        return masks if len(masks) > 1 else next(iter(masks.values()))
+
+    def _in_form(self, allowed: Tensor) -> Tensor:
+        if not self.is_eager:
+            return allowed
+        lowest = torch.finfo(self.dtype).min
+        return torch.zeros_like(allowed, dtype=self.dtype).masked_fill(~allowed, lowest)
+
+    # ------------------------------------------------------------- facts
+
+    def _attention_types(self, text: Any) -> tuple[str, ...]:
+        types = getattr(text, "layer_types", None)
+        if types is None:
+            return ("sliding_attention",) if self.window else ("full_attention",)
+        unknown = sorted(set(types) - _LAYER_TYPES)
+        if unknown:
+            raise _not_served(f"it has layers of type {', '.join(unknown)}")
+        return tuple(sorted(set(types)))
+
+    def _end_tokens(self) -> frozenset[int]:
+        """Tokens that end a completion: those of the generation config and the tokenizer's EOS."""
+        configured = getattr(self.model.generation_config, "eos_token_id", None)
+        ends = configured if isinstance(configured, list) else [configured]
+        return frozenset(int(e) for e in [*ends, self.tokenizer.eos_token_id] if e is not None)
+
+    @torch.inference_mode()
+    def _check(self) -> dict[torch.device, int]:
+        """Whether passes over the cache equal one plain pass on this architecture; bytes of KV per token by device.
+
+        Raises:
+            Refusal: MODEL_LOAD_FAILED when they do not, because every answer would be wrong.
+        """
+        try:
+            off, bytes_by_device = self._check_error()
+        except (ValueError, TypeError, RuntimeError, IndexError) as error:
+            if memory.is_exhausted(error):
+                raise
+            # what an architecture raises when it cannot take these masks, positions or cache
+            raise _not_served(first_line(error)) from error
+        if not off <= self._tolerance:
+            raise _not_served(f"the relative error of its logits is {off:.3g}")
+        return bytes_by_device
+
+    @property
+    def _tolerance(self) -> float:
+        if self.held.name == "int8":
+            return _INT8_TOLERANCE
+        if self.held.scheme in (Scheme.NF4, Scheme.AS_STORED):
+            return _QUANTIZED_TOLERANCE
+        return _TOLERANCE[self.dtype]
+
+    def _check_error(self) -> tuple[float, dict[torch.device, int]]:
+        """How far the running batch's logits are from a plain pass, in their standard deviations; bytes of KV per
+        token by device."""
+        source = torch.Generator().manual_seed(0)
+        ids = torch.randint(0, self.vocabulary, (_CHECK_TOKENS,), generator=source).tolist()
+        plain = (
+            self.model(input_ids=torch.tensor([ids], device=self.device), use_cache=False)
+            .logits[0, -1]
+            .to(self.device)
+        )
+        cache = SlotCache()
+        cache.resize(2, LENGTH_STEP)
+        cut = _CHECK_TOKENS - 2
+        self.prefill(cache, [ids[:cut], ids[: cut - 3]], row=0, start=0)
+        self.decode_step(cache, [ids[cut], ids[cut - 3]], [cut, cut - 3])
+        stepped = self.decode_step(cache, [ids[cut + 1], ids[cut - 2]], [cut + 1, cut - 2])[0]
+        error = (stepped - plain).float().abs().max() / plain.float().std().clamp_min(1e-6)
+        return error.item(), cache.bytes_by_device
+
+
+def _max_context(text: Any) -> int:
+    """Tokens of context that the model is served with.
+
+    A longrope model changes the rotary factors of a whole pass once any row is longer than it was first trained for,
+    its neighbours' too; it is served up to that length.
+    """
+    longest = int(getattr(text, "max_position_embeddings", 0) or 0) or 2048
+    rope = getattr(text, "rope_parameters", None) or {}
+    if rope.get("rope_type") == "longrope":
+        original = rope.get("original_max_position_embeddings")
+        original = original or getattr(text, "original_max_position_embeddings", None)
+        return min(longest, int(original)) if original else longest
+    return longest
+
+
+def _not_served(why: str) -> Refusal:
+    return Refusal(
+        "MODEL_LOAD_FAILED",
+        f"the running batch does not reproduce this architecture's plain forward pass: {why}",
+    )
+
+
+def _round_up(length: int) -> int:
+    return -(-length // LENGTH_STEP) * LENGTH_STEP

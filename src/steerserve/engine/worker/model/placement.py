@@ -1,0 +1,60 @@
+"""Which module of a model goes to which device, for the library that loads it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+
+from steerserve.engine.worker.model.layers import decoder_layers
+from steerserve.errors import Refusal
+
+
+def device_map(
+    kind: Any, config: Any, devices: Sequence[str], first: torch.device, trust_remote_code: bool
+) -> dict[str, str]:
+    """Module path -> device; the empty path is the whole model.
+
+    `devices` is empty (everything on `first`), one device for everything, or the device of each decoder layer.
+
+    Raises:
+        Refusal: MODEL_LOAD_FAILED when the layers cannot be told or are not as many.
+    """
+    if len(set(devices)) > 1:
+        with torch.device("meta"):
+            model = kind.from_config(config, trust_remote_code=trust_remote_code)
+        return spread(model, devices)
+    return {"": str(first)}
+
+
+def spread(model: Any, devices: Sequence[str]) -> dict[str, str]:
+    """Each layer on its device. What is not in a layer goes to the first one; the norm behind the layers and an output
+    head that shares no weights with the embedding go to the last one, where the hidden states are by then.
+    """
+    try:
+        path, _ = decoder_layers(model, len(devices))
+    except Refusal as refusal:
+        raise Refusal(
+            "MODEL_LOAD_FAILED", f"the model cannot be split: {refusal.message}"
+        ) from None
+    head = model.get_output_embeddings()
+    is_tied = head is None or head.weight is model.get_input_embeddings().weight
+    found = {f"{path}.{i}": device for i, device in enumerate(devices)}
+    for name, module in _outside(model, "", path):
+        is_behind = "norm" in name.rpartition(".")[2].lower() or (module is head and not is_tied)
+        found[name] = devices[-1] if is_behind else devices[0]
+    return found
+
+
+def _outside(module: nn.Module, prefix: str, layers: str) -> Iterator[tuple[str, object]]:
+    """The largest modules beside the layers, and parameters held by those that contain them, with their paths."""
+    for name, _ in [*module.named_parameters(recurse=False), *module.named_buffers(recurse=False)]:
+        yield prefix + name, None
+    for name, child in module.named_children():
+        path = prefix + name
+        if layers.startswith(f"{path}."):
+            yield from _outside(child, f"{path}.", layers)
+        elif path != layers:
+            yield path, child

@@ -1,0 +1,1 @@
+"""What is read of the attached SAEs while the model runs."""

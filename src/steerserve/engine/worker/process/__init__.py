@@ -1,0 +1,1 @@
+"""The process itself: its socket, its commands, its loop."""

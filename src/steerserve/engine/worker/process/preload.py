@@ -1,0 +1,27 @@
+"""What the fork server imports once, so that an engine process starts in a fraction of a second.
+
+It only imports. It must never run a tensor operation or touch a card: processes are forked from here.
+"""
+
+import os
+import signal
+
+# a stop is the control plane's to order, over the socket; a signal to the process group must not cut a stream
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+os.environ["HF_HUB_OFFLINE"] = "1"
+# asking for cards through the driver library instead of the runtime makes no context that a fork would break
+os.environ["PYTORCH_NVML_BASED_CUDA_CHECK"] = "1"
+os.environ["HF_HUB_DISABLE_TELEMETRY"] = "1"
+# the order in which the driver's own library counts the cards
+os.environ["CUDA_DEVICE_ORDER"] = "PCI_BUS_ID"
+
+import torch  # noqa: E402
+import transformers  # noqa: E402
+import transformers.generation  # noqa: E402
+import transformers.modeling_utils  # noqa: E402
+import transformers.models.auto.modeling_auto  # noqa: E402
+
+import steerserve.engine.worker.process.loop  # noqa: E402
+
+__all__ = ["steerserve", "torch", "transformers"]

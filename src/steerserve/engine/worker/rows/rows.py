@@ -1,0 +1,225 @@
+"""One row of the running batch: a choice being written, a prompt being scored, or a text being pooled.
+
+A row knows its tokens and what is made of the logits after them; it knows nothing of its neighbours or of the cache.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from steerserve.engine.wire.messages import (
+    Activated,
+    Embedded,
+    Outcome,
+    Piece,
+    Plan,
+    Refused,
+    Scored,
+    TokenScore,
+)
+from steerserve.engine.worker import memory
+from steerserve.engine.worker.model.kv import LENGTH_STEP
+from steerserve.engine.worker.rows import sampling
+from steerserve.engine.worker.rows.constrain import Constraint
+from steerserve.engine.worker.rows.taps import TapReader
+from steerserve.engine.worker.rows.text import TextStream
+
+Ending = Outcome | Refused
+
+
+@dataclass(slots=True)
+class Writing:
+    """A completion: how its tokens are chosen, and the text they become."""
+
+    sampler: sampling.Choice
+    text: TextStream
+    constraint: Constraint | None = None
+
+
+@dataclass(slots=True)
+class Scoring:
+    """The candidates for the next token: `allowed` [k] or the whole vocabulary. `top` of them are listed, of `allowed`
+    all, and none where `top` is None."""
+
+    temperature: float
+    top: int | None
+    allowed: Tensor | None
+    text_of: Callable[[int], str]
+
+    def read(self, row: Row, logits: Tensor) -> Scored | Refused:
+        """The score of a row from its last logits [vocabulary].
+
+        log p = log_softmax(logits / temperature) over the candidates; temperature 0 does not scale.
+        """
+        logits = logits.float()
+        candidates = logits if self.allowed is None else logits[self.allowed]
+        if not bool((candidates < torch.inf).all()):  # NaN compares false
+            return row.refused("NON_FINITE_LOGITS", "the model produced NaN or infinite logits")
+        logprobs = (candidates / (self.temperature or 1.0)).log_softmax(-1)
+        wanted = self.top or 0
+        if self.allowed is not None and self.top is not None:
+            wanted = logprobs.shape[0]
+        found = [self._described(place, logprobs) for place in _largest(logprobs, max(1, wanted))]
+        if not all(score.logprob > -torch.inf for score in found):  # NaN when all are -inf
+            return row.refused("NON_FINITE_LOGITS", "a reported token has a logit of -infinity")
+        return Scored(row.request, row.choice, found[0], found[:wanted])
+
+    def _described(self, place: int, logprobs: Tensor) -> TokenScore:
+        token = place if self.allowed is None else int(self.allowed[place])
+        return TokenScore(token, self.text_of(token), float(logprobs[place]))
+
+
+def _largest(values: Tensor, count: int) -> list[int]:
+    """Places of the largest of `values` [n], the largest first; among equals the first place comes first of all."""
+    best = int(values.argmax())
+    rest = values.clone()
+    rest[best] = -torch.inf
+    return [best, *rest.topk(min(count, len(rest)) - 1).indices.tolist()]
+
+
+@dataclass(slots=True)
+class Pooling:
+    """The sum of a text's last hidden layer over its tokens so far, [hidden] in float32."""
+
+    total: Tensor | None = None
+
+    def add(self, sums: Tensor) -> None:
+        self.total = sums if self.total is None else self.total + sums
+
+    def read(self, row: Row) -> Embedded | Refused:
+        """The mean over the row's tokens."""
+        assert self.total is not None
+        return embedded(row, self.total / len(row.prompt))
+
+
+def embedded(row: Row, vector: Tensor) -> Embedded | Refused:
+    """The vector [hidden] of a row as its event."""
+    if not bool(torch.isfinite(vector).all()):
+        return row.refused("NON_FINITE_LOGITS", "the model produced NaN or infinite states")
+    plain = vector.detach().to("cpu", torch.float32).contiguous().numpy()
+    return Embedded(row.request, row.choice, plain.astype("<f4").tobytes())
+
+
+@dataclass(slots=True)
+class Row:
+    """One row, from its prompt to its end. `version` is the steering's when its prefill began, `where` names its prompt
+    among several in what is refused, `label` names it in what monitoring records; without one it is not monitored."""
+
+    request: int
+    choice: int
+    prompt: list[int]
+    plan: Plan
+    goal: Writing | Scoring | Pooling
+    max_tokens: int = 0
+    tap: TapReader | None = None
+    may_reuse: bool = False
+    where: str | None = None
+    label: str | None = None
+    out: list[int] = field(default_factory=list)
+    filled: int = 0
+    version: int | None = None
+
+    @property
+    def need(self) -> int:
+        """Tokens of cache the row may come to fill, in whole length steps."""
+        return -(-(len(self.prompt) + self.max_tokens) // LENGTH_STEP) * LENGTH_STEP
+
+    @property
+    def position(self) -> int:
+        """Position of the last token, which the next pass reads."""
+        return len(self.prompt) + len(self.out) - 1
+
+    def token_at(self, position: int) -> int:
+        """The token at a position of prompt and completion."""
+        size = len(self.prompt)
+        return self.prompt[position] if position < size else self.out[position - size]
+
+    @property
+    def cached(self) -> list[int]:
+        """The tokens whose keys and values the cache holds once the row is prefilled."""
+        return self.prompt + self.out[:-1]
+
+    def refused(self, code: str, message: str, **details: Any) -> Refused:
+        named = f"{self.where}: {message}" if self.where else message
+        return Refused(self.request, code, named, self.where, details)
+
+    def failed(self, error: Exception, device: torch.device, rows: int) -> Refused:
+        """A forward pass over `rows` rows that failed, as this row's typed refusal."""
+        if not memory.is_exhausted(error):
+            return self.refused("INTERNAL_ERROR", "the model's forward pass failed")
+        device = memory.exhausted(error, device)
+        return self.refused(
+            "INSUFFICIENT_MEMORY",
+            f"{device} ran out of memory while generating",
+            **memory.described(device),
+            prompt_tokens=len(self.prompt),
+            max_new_tokens=self.max_tokens,
+            batch_rows=rows,
+        )
+
+    def end(self, logits: Tensor) -> list[Ending]:
+        """What a read makes of the last logits [vocabulary] of its prompt."""
+        if isinstance(self.goal, Pooling):
+            return [self.goal.read(self)]
+        assert isinstance(self.goal, Scoring)
+        return self._with_activations(self.goal.read(self, logits))
+
+    def accept(self, token: int | None, end_tokens: frozenset[int]) -> list[Ending]:
+        """Take the sampled token; the piece of text it makes certain, and how the row ends if it does."""
+        assert isinstance(self.goal, Writing)
+        if token is None:
+            return [
+                self.refused(
+                    "NON_FINITE_LOGITS",
+                    "the model produced NaN or infinite logits; a strong steering value is a common cause",
+                )
+            ]
+        self.out.append(token)
+        text, finish = self._take(token, token in end_tokens)
+        piece = Piece(self.request, self.choice, text, len(self.out), finish)
+        return self._with_activations(piece) if finish else [piece]
+
+    def _take(self, token: int, is_end: bool) -> tuple[str, str | None]:
+        assert isinstance(self.goal, Writing)
+        text, sampler, constraint = self.goal.text, self.goal.sampler, self.goal.constraint
+        if sampler.seen is not None:
+            sampler.seen[token] = True
+        if is_end:
+            return text.finish(), "stop"
+        if constraint is not None:
+            constraint.advance(token)
+        new = text.push(token)
+        if text.is_stopped:
+            return new, "stop"
+        if constraint is not None and constraint.is_complete:
+            return new + text.finish(), "stop"
+        if len(self.out) < self.max_tokens:
+            return new, None
+        new += text.finish()
+        return new, "stop" if text.is_stopped else "length"
+
+    def _with_activations(self, end: Ending) -> list[Ending]:
+        """The end of the row, behind what its tap read.
+
+        Raises:
+            Refusal: as `TapReader.readings`.
+        """
+        if self.tap is None or isinstance(end, Refused):
+            return [end]
+        readings = self.tap.readings([*self.prompt, *self.out])
+        return [Activated(self.request, readings, self.choice), end]
+
+
+def settled(outcomes: list[Ending]) -> tuple[list[Ending], set[int]]:
+    """The outcomes of a step, and the requests that were refused: those have one refusal and nothing else."""
+    refused: dict[int, Refused] = {}
+    for outcome in outcomes:
+        if isinstance(outcome, Refused):
+            refused.setdefault(outcome.id, outcome)
+    kept = [outcome for outcome in outcomes if outcome.id not in refused]
+    return [*kept, *refused.values()], set(refused)

@@ -1,0 +1,130 @@
+"""What a request asked to see of an SAE: the site's values caught in the hook, encoded after the pass."""
+
+from __future__ import annotations
+
+import structlog
+import torch
+from torch import Tensor
+
+from steerserve.engine.wire.messages import Reading, Tap
+from steerserve.engine.worker import memory
+from steerserve.engine.worker.rows.ranking import largest
+from steerserve.engine.worker.sae.canonical import NEEDS_K, Sae
+from steerserve.errors import Refusal
+from steerserve.rules import activations
+
+log = structlog.get_logger(__name__)
+ENCODE_BYTES = 1 << 26
+"""Most that the features encoded at once take, positions x features in float32; encoding holds a few such tensors."""
+
+ENCODE_POSITIONS = 64
+"""Positions that wait before they are encoded: one reading of the encoder's weights then serves them all."""
+
+
+class TapReader:
+    """The readings of one row at one attached SAE."""
+
+    def __init__(self, tap: Tap, sae: Sae, prompt_tokens: int) -> None:
+        self.key = tap.key
+        self.is_before = tap.is_before
+        self.sae = sae
+        self._tap = tap
+        self._prompt_tokens = prompt_tokens
+        self._features = None if tap.features is None else sorted(tap.features)
+        self._narrowed: Sae | None = None
+        self._span = (0, 0)
+        self._start = 0
+        self._caught: list[tuple[int, Tensor]] = []
+        self._refusal: Refusal | None = None
+        self._found: list[tuple[int, list[tuple[int, float]]]] = []
+
+    def expect(self, start: int, count: int) -> None:
+        """The next pass reads `count` tokens of the row, the first at position `start`."""
+        end = start + count
+        self._start = start
+        self._span = (end, end)
+        if self._refusal is None:
+            self._span = activations.span(self._tap.positions, self._prompt_tokens, start, end)
+
+    def catch(self, value: Tensor, delta: Tensor | None = None) -> None:
+        """Keep what is wanted of the row's values [T, d_in], padding behind them left out, with a delta [1, d_in] added.
+
+        It is called within the pass, which others share: it raises nothing.
+        """
+        low, high = self._span
+        if low >= high:
+            return
+        try:
+            seen = value[low - self._start : high - self._start].detach()
+            seen = seen.clone() if delta is None else seen + delta
+        except Exception as error:
+            self._fail(error)
+            return
+        if self._tap.positions == "last":
+            self._caught.clear()
+        self._caught.append((low, seen))
+
+    def settle(self) -> None:
+        """After the pass: encode what was caught once it is worth a reading of the weights."""
+        if sum(len(rows) for _, rows in self._caught) >= ENCODE_POSITIONS:
+            self._encode()
+
+    def readings(self, tokens: list[int]) -> list[Reading]:
+        """Every position read, given the row's tokens so far.
+
+        Raises:
+            Refusal: INSUFFICIENT_MEMORY where keeping or encoding them took more than there is, INTERNAL_ERROR where it
+                failed otherwise.
+        """
+        if self._caught:
+            self._encode()
+        if self._refusal is not None:
+            raise self._refusal
+        return [Reading(at, tokens[at], features) for at, features in self._found]
+
+    def _encode(self) -> None:
+        caught, self._caught = self._caught, []
+        try:
+            self._read(caught)
+        except Exception as error:
+            caught.clear()
+            self._fail(error)
+
+    def _read(self, caught: list[tuple[int, Tensor]]) -> None:
+        positions = [low + i for low, rows in caught for i in range(len(rows))]
+        is_whole = self._features is None or self.sae.activation in NEEDS_K
+        width = self.sae.d_sae if is_whole else len(self._features or ())
+        step = max(1, ENCODE_BYTES // (4 * max(width, self.sae.d_in)))
+        rows = torch.cat([rows for _, rows in caught])
+        for first in range(0, len(rows), step):
+            values = self._values(rows[first : first + step])
+            for i, row in enumerate(values.cpu(), first):
+                self._found.append((positions[i], self._largest(row)))
+
+    def _fail(self, error: Exception) -> None:
+        """End this tap, and its row once that ends; the row's neighbours in the pass go on."""
+        log.exception("activations_failed")
+        self._caught, self._found, self._span = [], [], (0, 0)
+        self._refusal = Refusal("INTERNAL_ERROR", "the activations could not be encoded")
+        if memory.is_exhausted(error):
+            device = memory.exhausted(error, self.sae.W_enc.device)
+            why = f"{device} ran out of memory over the activations asked for"
+            self._refusal = Refusal("INSUFFICIENT_MEMORY", why, **memory.described(device))
+        memory.recover(error)
+
+    def _values(self, rows: Tensor) -> Tensor:
+        """Features [n, d_sae], or those asked for by index, of values [n, d_in]."""
+        if self._features is None:
+            return self.sae.encode(rows)
+        if self.sae.activation in NEEDS_K:
+            return self.sae.encode_columns(rows, self._features)
+        if self._narrowed is None:
+            self._narrowed = self.sae.narrowed(self._features)
+        return self._narrowed.encode(rows)
+
+    def _largest(self, values: Tensor) -> list[tuple[int, float]]:
+        """The largest features of one position, each with its value; inactive ones only where they were asked for."""
+        found = largest(values, self._tap.top_k)
+        if self._features is not None:
+            return [(self._features[place], value) for place, value in found]
+        return [(index, value) for index, value in found if value != 0]

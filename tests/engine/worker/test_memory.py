@@ -1,0 +1,357 @@
+"""Memory that runs out ends one pass's requests and nothing else; what is left is given out, measured and given back."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from structlog.testing import CapturingLogger
+from torch import Tensor
+
+from steerserve.engine.checkpoint.client import Engine, Launcher
+from steerserve.engine.wire import messages as m
+from steerserve.engine.worker import memory
+from steerserve.engine.worker.batch import group
+from steerserve.engine.worker.model import budget
+from steerserve.engine.worker.model.checkpoint import Checkpoint
+from steerserve.engine.worker.model.kv import SlotCache
+from steerserve.engine.worker.process import loop
+from steerserve.engine.worker.process.wire import Wire
+from steerserve.errors import Refusal
+from tests.engine.running import Bench, alone, generated, hooked, site_of, words
+from tests.engine.saes import arrays, config_v6, source, write
+
+
+@pytest.fixture(autouse=True)
+def quiet(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A test's own log handler would keep an error that was logged, and with it the tensors of its frames."""
+    monkeypatch.setattr(group, "log", CapturingLogger())
+    monkeypatch.setattr(loop, "log", CapturingLogger())
+
+
+MIB = 1 << 20
+FIELDS: dict[str, Any] = {
+    "quantization": "FP16",
+    "trust_remote_code": False,
+    "threads": 1,
+    "kv_cache_mb": 8,
+    "min_context": 16,
+}
+EXHAUSTED = [
+    torch.OutOfMemoryError("CUDA out of memory"),
+    MemoryError(),
+    RuntimeError("[enforce fail at alloc_cpu.cpp:127] DefaultCPUAllocator: can't allocate memory"),
+]
+
+
+def failing(error: Exception) -> Callable[[Tensor], None]:
+    def fail(_: Tensor) -> None:
+        raise error
+
+    return fail
+
+
+# ---------------------------------------------------------------- while generating
+
+
+@pytest.mark.parametrize("error", EXHAUSTED, ids=["card", "python", "host"])
+def test_the_requests_of_the_pass_end_and_nobody_else(llama: Checkpoint, error: Exception) -> None:
+    bench = Bench(llama)
+    running = bench.ask(1, words(20))
+    bench.step(3)
+    bench.ask(2, words(50), max_tokens=7)
+
+    def fail_prefill(hidden: Tensor) -> None:
+        if hidden.shape[1] > 1:
+            raise error
+
+    with hooked(site_of(llama), fail_prefill):
+        bench.step()
+    refused = bench.refused[2]
+    assert refused.code == "INSUFFICIENT_MEMORY"
+    assert refused.details == {
+        "device": "cpu",
+        "device_name": "host memory",
+        "prompt_tokens": len(llama.encode(words(50), special=True)),
+        "max_new_tokens": 7,
+        "batch_rows": 1,
+    }
+    bench.run()
+    assert running.tokens == generated(llama, words(20), 16)
+
+
+def test_running_out_fifty_times_leaves_nothing_behind(llama: Checkpoint) -> None:
+    bench = Bench(llama)
+    ids = llama.encode(words(40), special=True)
+    held: list[weakref.ref[Tensor]] = []
+
+    def fail(hidden: Tensor) -> None:
+        local = hidden.clone()
+        held.append(weakref.ref(local))
+        raise torch.OutOfMemoryError("no memory")
+
+    gc.freeze()  # what other tests left is not looked through each time
+    try:
+        for request in range(50):
+            with hooked(site_of(llama), fail):
+                bench.ask(request, "", ids=ids, seed=request if request % 2 else None)
+                bench.run()
+            bench.answers.clear()
+            assert bench.batch.is_idle
+            assert bench.held_bytes == 0
+    finally:
+        gc.unfreeze()
+    gc.collect()
+    assert len(held) == 50
+    assert [found for found in held if found() is not None] == []
+    assert {refused.code for refused in bench.refused.values()} == {"INSUFFICIENT_MEMORY"}
+    answer = bench.ask(99, words(20))
+    bench.run()
+    assert answer.tokens == generated(llama, words(20), 16)
+
+
+def test_the_frames_of_the_error_hold_nothing_when_memory_is_given_back(
+    llama: Checkpoint, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    held: list[weakref.ref[Tensor]] = []
+    alive: list[bool] = []
+
+    def fail(hidden: Tensor) -> None:
+        local = hidden.clone()
+        held.append(weakref.ref(local))
+        raise torch.OutOfMemoryError("no memory")
+
+    monkeypatch.setattr(memory, "give_back", lambda: alive.append(held[0]() is not None))
+    bench = Bench(llama)
+    bench.ask(1, words(20))
+    with hooked(site_of(llama), fail):
+        bench.run()
+    assert alive == [False]
+
+
+@pytest.mark.parametrize("seed", [None, 7])
+def test_a_cache_that_cannot_grow_refuses_the_newcomer_alone(
+    llama: Checkpoint, monkeypatch: pytest.MonkeyPatch, seed: int | None
+) -> None:
+    bench = Bench(llama)
+    running = bench.ask(1, words(20), max_tokens=40)
+    bench.step(3)
+    resize = SlotCache.resize
+
+    def fail(cache: SlotCache, rows: int, length: int, keep: int = 0) -> None:
+        raise torch.OutOfMemoryError("no memory")
+
+    monkeypatch.setattr(SlotCache, "resize", fail)
+    bench.ask(2, [words(60), words(50)], seed=seed)
+    bench.step()
+    assert bench.refused[2].code == "INSUFFICIENT_MEMORY"
+    assert not bench.live_rows(2)
+    monkeypatch.setattr(SlotCache, "resize", resize)
+    later = bench.ask(3, words(60))
+    bench.run()
+    assert running.tokens == generated(llama, words(20), 40)
+    assert later.tokens == alone(llama, words(60)).tokens
+
+
+def test_a_cache_that_grew_in_part_serves_on(
+    llama: Checkpoint, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bench = Bench(llama)
+    running = [bench.ask(i, words(20, i), max_tokens=30) for i in (1, 2)]
+    bench.step(3)
+    new_zeros, made = Tensor.new_zeros, []
+
+    def third_fails(tensor: Tensor, *shape: Any, **more: Any) -> Tensor:
+        made.append(shape)
+        if len(made) == 3:
+            raise torch.OutOfMemoryError("no memory")
+        return new_zeros(tensor, *shape, **more)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Tensor, "new_zeros", third_fails)
+        bench.ask(3, words(100), max_tokens=60)
+        bench.step()
+    assert bench.refused[3].code == "INSUFFICIENT_MEMORY"
+    later = bench.ask(4, words(90), max_tokens=30)
+    bench.run()
+    assert [a.tokens for a in running] == [generated(llama, words(20, i), 30) for i in (1, 2)]
+    assert later.tokens == generated(llama, words(90), 30)
+
+
+def test_an_error_names_the_card_that_ran_out() -> None:
+    error = torch.OutOfMemoryError("CUDA out of memory. GPU 1 has a total capacity of 79 GiB")
+    usual = torch.device("cuda", 0)
+    assert memory.exhausted(error, usual) == torch.device("cuda", 1)
+    assert memory.exhausted(torch.OutOfMemoryError("no memory"), usual) == usual
+    assert not memory.is_exhausted(RuntimeError("shapes do not match"))
+
+
+# ---------------------------------------------------------------- what is left
+
+
+def free_of(monkeypatch: pytest.MonkeyPatch, size: int) -> None:
+    monkeypatch.setattr(memory, "free", lambda _: size)
+
+
+def test_the_cache_gets_its_share_of_what_is_free(
+    llama: Checkpoint, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    each = llama.kv_bytes_per_token
+    free_of(monkeypatch, 3 * 6400 * each)
+    assert budget.kv_tokens(llama, 0, 64, 0) == 6400
+    assert budget.kv_tokens(llama, 320 * each, 64, 0) == 320
+    assert budget.prefix_tokens(llama, 6400, None) == 1600
+    assert budget.prefix_tokens(llama, 6400, 0) == 0
+
+
+def test_a_share_too_small_is_raised_to_the_least_context_where_it_fits(
+    llama: Checkpoint, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    each = llama.kv_bytes_per_token
+    free_of(monkeypatch, 320 * each)
+    assert budget.kv_tokens(llama, 0, 200, 64 * each) == 224
+    with pytest.raises(Refusal) as refused:
+        budget.kv_tokens(llama, 0, 200, 160 * each)
+    assert refused.value.code == "INSUFFICIENT_MEMORY"
+    assert refused.value.details["min_context_tokens"] == 200
+
+
+def test_an_sae_that_takes_the_room_of_the_cache_is_refused(
+    llama: Checkpoint, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    each, cpu = llama.kv_bytes_per_token, torch.device("cpu")
+    tokens = 8 * MIB // each
+    free_of(monkeypatch, 20 * MIB)
+    budget.check_attach(llama, cpu, 10 * MIB, tokens, 2 * MIB, 0)
+    with pytest.raises(Refusal) as refused:
+        budget.check_attach(llama, cpu, 10 * MIB + 1, tokens, 2 * MIB, 0)
+    assert refused.value.code == "INSUFFICIENT_MEMORY"
+    assert refused.value.details == {
+        "device": "cpu",
+        "projected_mb": 11,
+        "kv_reserve_mb": 8,
+        "kv_context_tokens": tokens,
+        "working_reserve_mb": 2,
+        "available_mb": 20,
+    }
+    # what the cache holds already is not free any more, and is not needed again
+    budget.check_attach(llama, cpu, 18 * MIB, tokens, 2 * MIB, tokens)
+
+
+class Told:
+    """The engine's end of the socket with nobody behind it: commands in, events out."""
+
+    def __init__(self) -> None:
+        self.events: list[Any] = []
+
+    def send(self, event: Any) -> None:
+        self.events.append(event)
+
+
+def test_an_attach_is_refused_before_its_tensors_are_read(
+    folder: Callable[[str], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = loop.Engine(Told())  # type: ignore[arg-type]
+    engine._obey(m.Load(id=1, path=str(folder("llama")), **FIELDS))
+    sae = write(tmp_path / "sae", config_v6("standard", d_in=32), arrays("standard", d_in=32))
+    free_of(monkeypatch, 1000)
+    monkeypatch.setattr(loop.formats, "load", lambda _: pytest.fail("the tensors were read"))
+    with pytest.raises(Refusal) as refused:
+        engine._obey(m.Attach(2, "sae@0", source(sae), 0))
+    assert refused.value.code == "INSUFFICIENT_MEMORY"
+    assert refused.value.details["kv_context_tokens"] == engine._kv_tokens
+
+
+def test_a_load_that_runs_out_of_memory_says_so(
+    folder: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: Any, **__: Any) -> None:
+        raise torch.OutOfMemoryError("no memory")
+
+    monkeypatch.setattr(loop, "Checkpoint", fail)
+    wire = Told()
+    engine = loop.Engine(wire)  # type: ignore[arg-type]
+    command = m.Load(id=1, path=str(folder("llama")), **FIELDS)
+    engine._answer(command, lambda: engine._obey(command))
+    assert [event.code for event in wire.events] == ["INSUFFICIENT_MEMORY"]
+    assert wire.events[0].details["device"] == "cpu"
+
+
+# ---------------------------------------------------------------- measured, and given back when idle
+
+
+@pytest.fixture
+async def engine(folder: Callable[[str], Path]) -> AsyncIterator[Engine]:
+    engine = await Launcher("CRITICAL", "json").launch()
+    yield engine
+    await engine.stop()
+
+
+async def test_a_host_has_no_cards_to_measure_but_tells_what_it_holds(
+    engine: Engine, folder: Callable[[str], Path]
+) -> None:
+    assert await engine.measure() == {}
+    facts = await engine.load(lambda _: None, path=str(folder("llama")), devices=["cpu"], **FIELDS)
+    assert await engine.measure() == {}
+    assert list(facts.memory_by_device_mb) == ["cpu"]
+    assert facts.memory_mb == facts.memory_by_device_mb["cpu"] > 50
+    assert (facts.gpu_indices, facts.device, facts.quantization) == ([], "cpu", "float32")
+    assert facts.supports_embeddings
+
+
+class Silence(Wire):
+    """A wire on which commands come as scripted; it counts how long the engine is ready to wait."""
+
+    def __init__(self, *commands: m.Command | None) -> None:
+        self.commands = list(commands)
+        self.waits: list[float | None] = []
+        self.events: list[Any] = []
+        self.is_closed = False
+
+    def receive(self, *, wait: bool, seconds: float | None = None) -> Any:
+        if wait:
+            self.waits.append(seconds)
+            if not self.commands:
+                self.is_closed = True
+            elif (command := self.commands.pop(0)) is not None:
+                yield command
+
+    def send(self, event: m.Event) -> None:
+        self.events.append(event)
+
+
+def ran(monkeypatch: pytest.MonkeyPatch, wire: Silence) -> int:
+    """How often memory was given back while the engine ran through the script."""
+    calls: list[int] = []
+    monkeypatch.setattr(memory, "give_back", lambda: calls.append(1))
+    loop.Engine(wire).run()
+    return len(calls)
+
+
+@pytest.mark.parametrize("seconds", [0.0, 5.0])
+def test_memory_is_given_back_once_after_each_stretch_of_work(
+    folder: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch, seconds: float
+) -> None:
+    load = m.Load(id=1, path=str(folder("llama")), idle_cache_release_s=seconds, **FIELDS)
+    ask = m.Generate(
+        2, [m.Text(words(20))], 1, m.Sampling(temperature=0.0, max_tokens=3), m.Suppressed()
+    )
+    # None is a wait that ended without a command
+    wire = Silence(load, None, ask, None, None)
+    # the load gives back what it took for a moment
+    assert ran(monkeypatch, wire) == 2
+    assert wire.waits == [None, None, None, seconds, None, None]
+
+
+def test_memory_is_kept_where_nothing_else_is_asked(
+    folder: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ask = m.Embed(2, [m.Text(words(20))])
+    wire = Silence(m.Load(id=1, path=str(folder("llama")), **FIELDS), None, ask, None, None)
+    assert ran(monkeypatch, wire) == 1
+    assert set(wire.waits) == {None}
