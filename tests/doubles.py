@@ -414,7 +414,7 @@ class World(Owners):
     async def model(self, name: str = "a", **changes: Any) -> ModelRow:
         """A registered model with a folder of its own."""
         folder = write_checkpoint(self.home / name)
-        row = await self.registry.add_model(
+        row = await self.models.add(
             str(folder), quantization="FP16", custom_name=name, trust_remote_code=False
         )
         return await self.catalog.change_model(row.id, **changes) if changes else row

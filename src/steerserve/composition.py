@@ -13,9 +13,9 @@ from steerserve.control.bus import Bus
 from steerserve.control.interventions.attachments import Attachments
 from steerserve.control.interventions.profiles import Profiles
 from steerserve.control.interventions.steering import Steering
-from steerserve.control.library.model_downloads import HubModels
-from steerserve.control.library.models import Registry
-from steerserve.control.library.sae_downloads import HubSaes
+from steerserve.control.library.model_downloads import ModelDownloads
+from steerserve.control.library.models import Models
+from steerserve.control.library.sae_downloads import SaeDownloads
 from steerserve.control.library.saes import Saes
 from steerserve.control.metrics import Metrics
 from steerserve.control.observing.features import Features
@@ -96,10 +96,12 @@ class Owners:
     def _make_library(self) -> None:
         around, settings, catalog, bus = self.around, self.settings, self.catalog, self.bus
         self.downloads = Downloads(around.hub)
-        self.hub_models = HubModels(settings, catalog, around.hub, bus, self.downloads)
-        self.registry = Registry(catalog, self.conductor, self.hub_models)
+        self.model_downloads = ModelDownloads(settings, catalog, around.hub, bus, self.downloads)
+        self.models = Models(catalog, self.conductor, self.model_downloads)
         self.saes = Saes(catalog, self.conductor, around.launcher, self.labels)
-        self.hub_saes = HubSaes(settings, catalog, around.hub, bus, self.downloads, self.saes)
+        self.sae_downloads = SaeDownloads(
+            settings, catalog, around.hub, bus, self.downloads, self.saes
+        )
 
     def _make_interventions(self) -> None:
         conductor, bus, around = self.conductor, self.bus, self.around

@@ -37,13 +37,13 @@ def management(owners: Owners) -> list[APIRouter]:
     """The routers of `/api`. A route of fixed words stands before one that reads the same place as an id."""
     attached = attachment_routes.Status(owners.conductor, owners.steering, owners.monitoring)
     return [
-        model_routes.router(owners.registry, owners.hub_models, owners.conductor),
-        lease_routes.router(owners.registry, owners.conductor),
+        model_routes.router(owners.models, owners.model_downloads, owners.conductor),
+        lease_routes.router(owners.models, owners.conductor),
         steering_routes.router(owners.steering),
         monitoring_routes.router(owners.monitoring, owners.features.labels),
         feature_routes.router(owners.features),
         attachment_routes.router(owners.saes, owners.attachments, attached, owners.settings),
-        sae_routes.router(owners.saes, owners.hub_saes, attached),
+        sae_routes.router(owners.saes, owners.sae_downloads, attached),
         compare_routes.router(owners.compare, owners.settings),
         profile_routes.router(owners.profiles),
         health_routes.router(owners.vitals, owners.gauges),

@@ -89,10 +89,10 @@ def _copy(source: Path, target: Path) -> None:
 
 async def _registered(owners: Owners, folder: Path) -> ModelRow:
     path = str(await asyncio.to_thread(folder.resolve))
-    for row in await owners.registry.models():
+    for row in await owners.models.list():
         if row.local_path == path:
             return row
-    return await owners.registry.add_model(
+    return await owners.models.add(
         path, quantization="FP16", custom_name=demo.MODEL_NAME, trust_remote_code=False
     )
 

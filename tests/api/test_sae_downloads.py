@@ -20,7 +20,7 @@ from huggingface_hub import close_session
 from steerserve import demo
 from steerserve.hub import child, client
 from steerserve.hub import fetch as downloader
-from steerserve.hub.wire import Ask, Event, Failed, Trouble
+from steerserve.hub.wire import DownloaderTask, Event, Failed, Trouble
 from tests.api.test_downloads import Events
 from tests.loopback_hub import LoopbackHub
 from tests.sae import checkpoints
@@ -53,7 +53,9 @@ _ASKING = threading.Lock()
 
 
 @asynccontextmanager
-async def _asking_here(ask: Ask, _: Path, __: float) -> AsyncGenerator[AsyncIterator[Event], None]:
+async def _asking_here(
+    ask: DownloaderTask, _: Path, __: float
+) -> AsyncGenerator[AsyncIterator[Event], None]:
     """What a downloader process answers to a question, without the second that it takes to start."""
 
     def answered() -> Event:

@@ -33,7 +33,7 @@ def folder(path: Path, config: dict[str, Any], *names: str) -> Path:
     return path
 
 
-def shape_of(path: Path, **config: Any) -> weights.Shape:
+def shape_of(path: Path, **config: Any) -> weights.ModelShape:
     return weights.read(folder(path, config, "wte.weight")).shape
 
 
@@ -48,7 +48,7 @@ def test_a_folder_tells_its_tensors_and_figures(tmp_path: Path) -> None:
     assert {t.name: (t.dtype, t.shape, t.size_bytes) for t in found.tensors} == dict.fromkeys(
         names, ("F32", (4, 2), 32)
     )
-    assert found.shape == weights.Shape(2, 64, 128, 100, 2 * 2 * 16, 512)
+    assert found.shape == weights.ModelShape(2, 64, 128, 100, 2 * 2 * 16, 512)
     assert found.head is not None
     assert found.head.name == "lm_head.weight"
 

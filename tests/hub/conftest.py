@@ -14,7 +14,7 @@ import pytest
 from steerserve.errors import Refusal
 from steerserve.files.folder import folder_of
 from steerserve.hub.client import Hub, Repository
-from steerserve.hub.downloads import Downloads, Job, Progress, Read
+from steerserve.hub.downloads import Downloads, FetchProgress, Job, Read
 from steerserve.settings import Settings
 from tests.loopback_hub import LoopbackHub
 
@@ -43,7 +43,7 @@ class Desk:
         self.waits: list[float] = []
         self.downloads = Downloads(hub, sleep=self._sleep)
         self.hub = hub
-        self.told: list[tuple[int, Progress]] = []
+        self.told: list[tuple[int, FetchProgress]] = []
         self.ends: list[tuple[int, Refusal | None]] = []
         self._changed = asyncio.Condition()
         self._was_told = asyncio.Event()
@@ -75,7 +75,7 @@ class Desk:
         async with asyncio.timeout(PATIENCE), self._changed:
             await self._changed.wait_for(lambda: len(self.ends) >= count)
 
-    async def told_of(self, is_it: Callable[[Progress], bool]) -> None:
+    async def told_of(self, is_it: Callable[[FetchProgress], bool]) -> None:
         """Until a progress of this kind has been told."""
         async with asyncio.timeout(PATIENCE):
             while not any(is_it(progress) for _, progress in self.told):
@@ -85,7 +85,7 @@ class Desk:
     async def _sleep(self, seconds: float) -> None:
         self.waits.append(seconds)
 
-    def _on_progress(self, key: int, progress: Progress) -> None:
+    def _on_progress(self, key: int, progress: FetchProgress) -> None:
         self.told.append((key, progress))
         self._was_told.set()
 

@@ -10,7 +10,7 @@ import pytest
 
 from steerserve.errors import Refusal
 from steerserve.files import folder as module
-from steerserve.files.folder import Folder, folder_of
+from steerserve.files.folder import CommitFolder, folder_of
 from steerserve.rules.repository import RepoFile
 from tests.hub.conftest import (
     FILES,
@@ -118,7 +118,7 @@ async def test_files_that_cannot_be_removed_do_not_keep_a_cancelled_download_fro
         raise PermissionError(errno.EACCES, "Permission denied")
 
     with monkeypatch.context() as patched:
-        patched.setattr(Folder, "discard", discard)
+        patched.setattr(CommitFolder, "discard", discard)
         assert await desk.downloads.cancel(1)
     assert desk.codes == ["DOWNLOAD_CANCELLED"]
     assert not desk.downloads.progress(1)
@@ -156,20 +156,20 @@ async def test_the_files_of_a_deleted_model_are_removed(desk: Desk, loopback: Lo
     await desk.start(1, job)
     await desk.ended()
     *rest, q8 = sorted(job.files, key=lambda file: file.path)
-    Folder(job.folder).remove([q8])
+    CommitFolder(job.folder).remove([q8])
     assert [path for path in desk.files if "." in path] == [
         f"acme--two/{job.sha}/README.md",
         f"acme--two/{job.sha}/q4/a.gguf",
     ]
     assert not (job.folder / "q8").exists()
-    Folder(job.folder).remove(rest)
+    CommitFolder(job.folder).remove(rest)
     assert desk.files == []
 
 
 @pytest.fixture
-def scattered(tmp_path: Path) -> tuple[Folder, RepoFile, RepoFile]:
+def scattered(tmp_path: Path) -> tuple[CommitFolder, RepoFile, RepoFile]:
     """A folder where each of two files is there finished, whole and in part."""
-    folder = Folder(folder_of(tmp_path / "cache", "acme/two", "a" * 40))
+    folder = CommitFolder(folder_of(tmp_path / "cache", "acme/two", "a" * 40))
     first, second = RepoFile("deep/er/a.gguf", 1), RepoFile("b.gguf", 1)
     for file in (first, second):
         staged = folder.whole(file)
@@ -180,7 +180,7 @@ def scattered(tmp_path: Path) -> tuple[Folder, RepoFile, RepoFile]:
 
 
 def test_removed_files_leave_neither_parts_nor_empty_folders(
-    scattered: tuple[Folder, RepoFile, RepoFile],
+    scattered: tuple[CommitFolder, RepoFile, RepoFile],
 ) -> None:
     folder, first, second = scattered
     folder.remove([first])
@@ -191,7 +191,7 @@ def test_removed_files_leave_neither_parts_nor_empty_folders(
 
 
 def test_a_file_that_cannot_be_removed_is_said_and_the_others_are_removed(
-    scattered: tuple[Folder, RepoFile, RepoFile],
+    scattered: tuple[CommitFolder, RepoFile, RepoFile],
 ) -> None:
     folder, first, second = scattered
     folder.final(first).unlink()
@@ -203,7 +203,7 @@ def test_a_file_that_cannot_be_removed_is_said_and_the_others_are_removed(
 
 
 def test_all_of_a_commit_is_removed_and_nothing_of_another(
-    scattered: tuple[Folder, RepoFile, RepoFile],
+    scattered: tuple[CommitFolder, RepoFile, RepoFile],
 ) -> None:
     folder, *_ = scattered
     other = folder.path.with_name("b" * 40)
@@ -211,12 +211,12 @@ def test_all_of_a_commit_is_removed_and_nothing_of_another(
     folder.remove_all()
     assert list(folder.path.parent.iterdir()) == [other]
     folder.remove_all()
-    Folder(other).remove_all()
+    CommitFolder(other).remove_all()
     assert not other.parent.exists()
 
 
 def test_what_is_left_of_a_commit_is_said(
-    scattered: tuple[Folder, RepoFile, RepoFile], monkeypatch: pytest.MonkeyPatch
+    scattered: tuple[CommitFolder, RepoFile, RepoFile], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder, *_ = scattered
     # a test that runs as root cannot take its own rights away

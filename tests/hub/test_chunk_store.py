@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 from huggingface_hub.utils._xet_progress_reporting import XetDownloadProgressReporter
 
-from steerserve.files.folder import Folder
+from steerserve.files.folder import CommitFolder
 from steerserve.hub import transfer
 from steerserve.hub.session import Session
-from steerserve.hub.wire import Download, Wanted
+from steerserve.hub.wire import Download, WantedFile
 from tests.hub.conftest import (
     WEIGHTS,
     Desk,
@@ -49,12 +49,12 @@ def test_a_chunk_store_that_is_offered_is_used_and_its_bytes_count_once(
         incomplete_path.write_bytes(WEIGHTS)
 
     monkeypatch.setattr(transfer, "xet_get", xet_get)
-    files = [Wanted("model.safetensors", len(WEIGHTS), digest)]
+    files = [WantedFile("model.safetensors", len(WEIGHTS), digest)]
     folder = tmp_path / sha
     job = Download("acme/tiny", sha, files, str(folder), use_xet=True)
     transfer.fetch_all(job, Session(tiny.url, None, None), lambda _: None)
     assert told == [len(WEIGHTS)]
-    assert Folder(folder).whole(files[0]).read_bytes() == WEIGHTS
+    assert CommitFolder(folder).whole(files[0]).read_bytes() == WEIGHTS
     assert not tiny.asked("GET ")
 
 

@@ -12,7 +12,7 @@ from steerserve.errors import Refusal
 from steerserve.hub.client import Hub
 from steerserve.hub.header import read
 from steerserve.hub.session import Session, troubles
-from steerserve.hub.wire import Headers, Kind, Trouble, Wanted
+from steerserve.hub.wire import Headers, Kind, Trouble, WantedFile
 from steerserve.rules.precision import StoredTensor
 from tests.hub.conftest import MakeHub
 from tests.loopback_hub import LoopbackHub
@@ -104,7 +104,7 @@ def test_a_hostile_header_is_refused(loopback: LoopbackHub, content: bytes) -> N
     sha = loopback.add(REPO, {PATH: content}).sha
     session = Session(loopback.url, None, 10)
     with troubles(has_token=False), pytest.raises(Trouble) as trouble:
-        read(Headers(REPO, sha, Wanted(PATH, len(content), None)), session)
+        read(Headers(REPO, sha, WantedFile(PATH, len(content), None)), session)
     assert trouble.value.kind is Kind.FAILED
 
 

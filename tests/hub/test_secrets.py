@@ -19,7 +19,7 @@ from steerserve.errors import Refusal
 from steerserve.hub import child
 from steerserve.hub.downloads import Job
 from steerserve.hub.session import Session
-from steerserve.hub.wire import Ask, Describe, Kind, Trouble
+from steerserve.hub.wire import Describe, DownloaderTask, Kind, Trouble
 from tests.hub.conftest import FILES, GET, PATIENCE, WEIGHTS, Desk, MakeDesk, downloaders, held
 from tests.loopback_hub import LoopbackHub
 
@@ -93,7 +93,7 @@ async def test_the_token_is_seen_by_the_hub_only(
 
 
 def test_what_carries_the_token_does_not_show_it(tmp_path: Path) -> None:
-    ask = Ask("http://h", SENTINEL, Describe("a/b", None))
+    ask = DownloaderTask("http://h", SENTINEL, Describe("a/b", None))
     job = Job("a/b", "0" * 40, (), tmp_path, SENTINEL)
     assert SENTINEL not in f"{ask!r} {ask} {job!r} {job}"
 

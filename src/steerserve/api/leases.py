@@ -12,7 +12,7 @@ from pydantic import WithJsonSchema
 from starlette.responses import Response
 
 from steerserve.api.envelope import Envelope, RowId, success
-from steerserve.control.library.models import Registry
+from steerserve.control.library.models import Models
 from steerserve.control.residency.conductor import Conductor
 from steerserve.rules import lease as rules
 
@@ -41,14 +41,14 @@ RenewBody = Annotated[
 ]
 
 
-def router(registry: Registry, conductor: Conductor) -> APIRouter:
+def router(models: Models, conductor: Conductor) -> APIRouter:
     routes = APIRouter(prefix="/api/models/{model_id}/lease", tags=["models"])
     leases = conductor.leases
 
     @routes.post("", response_model=Envelope, status_code=201)
     async def grant_lease(model_id: RowId, body: GrantBody = None) -> Response:
         terms = rules.terms(body, leases.limits)
-        granted = conductor.lease(await registry.model(model_id), terms)
+        granted = conductor.lease(await models.get(model_id), terms)
         told = rules.status(granted.lease, granted.lease.acquired_at)
         response = success({"lease_id": granted.lease_id, **told}, 201)
         response.headers["Cache-Control"] = "no-store"
@@ -56,7 +56,7 @@ def router(registry: Registry, conductor: Conductor) -> APIRouter:
 
     @routes.get("", response_model=Envelope)
     async def get_lease(model_id: RowId) -> Response:
-        await registry.model(model_id)
+        await models.get(model_id)
         return success(
             {"lease": leases.status(model_id), "last_ended": leases.last_ended(model_id)}
         )

@@ -13,8 +13,8 @@ from starlette.responses import Response
 from steerserve.api.envelope import Envelope, RequestBody, RowId, success
 from steerserve.api.leases import LeaseHeader
 from steerserve.control.library import model_previews as preview
-from steerserve.control.library.model_downloads import HubModels, Progress, Wanted
-from steerserve.control.library.models import Registry
+from steerserve.control.library.model_downloads import FetchProgress, ModelDownloads, ModelRequest
+from steerserve.control.library.models import Models
 from steerserve.control.residency.conductor import Conductor
 from steerserve.control.residency.resident import Resident
 from steerserve.errors import Refusal
@@ -23,7 +23,7 @@ from steerserve.rules.instant import iso
 from steerserve.rules.naming import parameters_label
 
 
-class HubBody(RequestBody):
+class ModelHubBody(RequestBody):
     """A repository of the model hub. The token is sent to the hub and dropped."""
 
     revision: Annotated[str, Field(min_length=1, max_length=100)] | None = None
@@ -36,13 +36,13 @@ class HubBody(RequestBody):
         return self.hub_token.get_secret_value() or None if self.hub_token else None
 
 
-class PreviewBody(HubBody):
+class ModelPreviewBody(ModelHubBody):
     """A repository to look at."""
 
     repo_id: Annotated[str, Field(min_length=1, max_length=255)]
 
 
-class NewModel(HubBody):
+class NewModel(ModelHubBody):
     """A model to register. `source` huggingface downloads `repo_id`, local registers `local_path` in place."""
 
     source: Literal["huggingface", "local"]
@@ -61,7 +61,10 @@ class LoadBody(RequestBody):
 
 
 def record(
-    row: Any, resident: Resident | None, lease: dict[str, Any] | None, progress: Progress | None
+    row: Any,
+    resident: Resident | None,
+    lease: dict[str, Any] | None,
+    progress: FetchProgress | None,
 ) -> dict[str, Any]:
     """A model record: what is stored, and for the resident model what is live; `lease` is what a read tells of it."""
     live = resident if resident is not None and resident.row.id == row.id else None
@@ -102,17 +105,17 @@ def record(
     }
 
 
-def router(registry: Registry, hub: HubModels, conductor: Conductor) -> APIRouter:
+def router(models: Models, downloads: ModelDownloads, conductor: Conductor) -> APIRouter:
     routes = APIRouter(prefix="/api/models", tags=["models"])
 
     def told(row: Any) -> dict[str, Any]:
         lease = conductor.leases.status(row.id)
         locked = {"locked": conductor.view().locked_id == row.id}
-        return record(row, conductor.resident, lease, hub.progress(row.id)) | locked
+        return record(row, conductor.resident, lease, downloads.progress(row.id)) | locked
 
     @routes.get("", response_model=Envelope)
     async def list_models() -> Response:
-        rows = await registry.models()
+        rows = await models.list()
         records = [told(row) for row in rows]
         loaded = conductor.view().model_id
         return success({"models": records, "total": len(records), "loaded_model_id": loaded})
@@ -120,8 +123,8 @@ def router(registry: Registry, hub: HubModels, conductor: Conductor) -> APIRoute
     @routes.post("", response_model=Envelope, status_code=202)
     async def add_model(body: NewModel) -> Response:
         if body.source == "huggingface":
-            row = await hub.add(
-                Wanted(
+            row = await downloads.add(
+                ModelRequest(
                     repo_id=_given("repo_id", body.repo_id, body.source),
                     revision=body.revision,
                     precision=body.quantization,
@@ -132,7 +135,7 @@ def router(registry: Registry, hub: HubModels, conductor: Conductor) -> APIRoute
                 )
             )
         else:
-            row = await registry.add_model(
+            row = await models.add(
                 _given("local_path", body.local_path, body.source),
                 quantization=body.quantization,
                 custom_name=body.custom_name,
@@ -142,8 +145,10 @@ def router(registry: Registry, hub: HubModels, conductor: Conductor) -> APIRoute
         return success(told(row), 202)
 
     @routes.post("/preview", response_model=Envelope)
-    async def preview_model(body: PreviewBody) -> Response:
-        return success(preview.of(await hub.describe(body.repo_id, body.revision, body.token)))
+    async def preview_model(body: ModelPreviewBody) -> Response:
+        return success(
+            preview.of(await downloads.describe(body.repo_id, body.revision, body.token))
+        )
 
     @routes.api_route("/preview", methods=["GET", "DELETE"], include_in_schema=False)
     async def preview_is_posted() -> Response:
@@ -152,16 +157,16 @@ def router(registry: Registry, hub: HubModels, conductor: Conductor) -> APIRoute
 
     @routes.get("/{model_id}", response_model=Envelope)
     async def get_model(model_id: RowId) -> Response:
-        return success(told(await registry.model(model_id)))
+        return success(told(await models.get(model_id)))
 
     @routes.delete("/{model_id}", response_model=Envelope)
     async def delete_model(model_id: RowId) -> Response:
-        row = await registry.remove_model(model_id)
+        row = await models.remove(model_id)
         return success({"id": row.id, "name": row.name, "deleted": True})
 
     @routes.post("/{model_id}/cancel", response_model=Envelope)
     async def cancel_download(model_id: RowId) -> Response:
-        return success(told(await hub.cancel(await registry.model(model_id))))
+        return success(told(await downloads.cancel(await models.get(model_id))))
 
     @routes.post("/{model_id}/load", response_model=Envelope, status_code=202)
     async def load_model(
@@ -171,28 +176,28 @@ def router(registry: Registry, hub: HubModels, conductor: Conductor) -> APIRoute
         lease: LeaseHeader = None,
     ) -> Response:
         gpu = placement.parse(body.gpu if body else None)
-        resident = await conductor.load(await registry.model(model_id), lease, gpu)
+        resident = await conductor.load(await models.get(model_id), lease, gpu)
         if wait:
             await asyncio.shield(resident.ready)
-            return success(told(await registry.model(model_id)))
-        row = replace(await registry.model(model_id), status="loading", error_message=None)
+            return success(told(await models.get(model_id)))
+        row = replace(await models.get(model_id), status="loading", error_message=None)
         return success(told(row), 202)
 
     @routes.post("/{model_id}/unload", response_model=Envelope)
     async def unload_model(model_id: RowId, lease: LeaseHeader = None) -> Response:
-        await registry.model(model_id)
+        await models.get(model_id)
         await conductor.unload(model_id, lease)
-        return success(told(await registry.model(model_id)))
+        return success(told(await models.get(model_id)))
 
     @routes.post("/{model_id}/lock", response_model=Envelope)
     async def lock_model(model_id: RowId) -> Response:
-        row = await registry.model(model_id)
+        row = await models.get(model_id)
         conductor.lock(model_id)
         return success(told(row))
 
     @routes.post("/{model_id}/unlock", response_model=Envelope)
     async def unlock_model(model_id: RowId) -> Response:
-        row = await registry.model(model_id)
+        row = await models.get(model_id)
         conductor.unlock(model_id)
         return success(told(row))
 

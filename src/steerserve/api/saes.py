@@ -12,7 +12,7 @@ from starlette.responses import Response
 from steerserve.api.attachments import Status
 from steerserve.api.envelope import Envelope, RequestBody, success
 from steerserve.control.library import sae_previews as sae_preview
-from steerserve.control.library.sae_downloads import HubSaes, Progress, Wanted
+from steerserve.control.library.sae_downloads import FetchProgress, SaeDownloads, SaeRequest
 from steerserve.control.library.saes import REPOSITORY, Saes, claims_of
 from steerserve.errors import Refusal
 from steerserve.rules.instant import iso
@@ -30,7 +30,7 @@ _MESSAGES = {
 }
 
 
-class HubBody(RequestBody):
+class SaeHubBody(RequestBody):
     """Where in the model hub. The token is sent to the hub and dropped."""
 
     revision: Annotated[str, Field(min_length=1, max_length=100)] | None = None
@@ -44,7 +44,7 @@ class HubBody(RequestBody):
         return self.hub_token.get_secret_value() or None if self.hub_token else None
 
 
-class PreviewBody(HubBody):
+class SaePreviewBody(SaeHubBody):
     """A repository to look at; the other fields choose among its SAEs."""
 
     repository_id: Annotated[str, Field(min_length=1, max_length=255)]
@@ -56,7 +56,7 @@ class PreviewBody(HubBody):
     offset: Annotated[int, Field(ge=0)] = 0
 
 
-class NewSae(HubBody):
+class NewSae(SaeHubBody):
     """An SAE to register: one of `repository_id`, or all of its where `file_path` names none; or the folder or file
     `local_path` of this machine, in place."""
 
@@ -64,7 +64,7 @@ class NewSae(HubBody):
     local_path: Annotated[str, Field(min_length=1, max_length=500)] | None = None
 
 
-def record(row: Any, progress: Progress | None = None) -> dict[str, Any]:
+def record(row: Any, progress: FetchProgress | None = None) -> dict[str, Any]:
     """An SAE's metadata; `reason` is why it cannot be attached as it is."""
     claims = claims_of(row)
     is_loadable = row.d_in is not None and row.status in ("cached", "attached")
@@ -104,25 +104,25 @@ def record(row: Any, progress: Progress | None = None) -> dict[str, Any]:
     }
 
 
-def router(saes: Saes, hub: HubSaes, attached: Status) -> APIRouter:
+def router(saes: Saes, downloads: SaeDownloads, attached: Status) -> APIRouter:
     routes = APIRouter(prefix="/api/saes", tags=["saes"])
 
     @routes.get("", response_model=Envelope)
     async def list_saes() -> Response:
-        records = [record(row, hub.progress(row.id)) for row in await saes.list()]
+        records = [record(row, downloads.progress(row.id)) for row in await saes.list()]
         return success({"saes": records, "total": len(records), "attachment": attached.first()})
 
     @routes.post("/preview", response_model=Envelope)
-    async def preview_saes(body: PreviewBody) -> Response:
+    async def preview_saes(body: SaePreviewBody) -> Response:
         chosen = body.model_dump(exclude={"repository_id", "hub_token"})
-        asked = sae_preview.Asked(repo_id=body.repository_id, token=body.token, **chosen)
-        return success(await sae_preview.of(hub, asked))
+        asked = sae_preview.SaeQuery(repo_id=body.repository_id, token=body.token, **chosen)
+        return success(await sae_preview.of(downloads, asked))
 
     @routes.post("/download", response_model=Envelope, status_code=202)
     async def download_sae(body: NewSae) -> Response:
         if body.repository_id is not None and body.local_path is None:
-            wanted = Wanted(body.repository_id, body.revision, body.file_path, body.token)
-            row, status = await hub.add(wanted)
+            wanted = SaeRequest(body.repository_id, body.revision, body.file_path, body.token)
+            row, status = await downloads.add(wanted)
             message = _MESSAGES[status]
         elif body.local_path is not None and body.repository_id is None:
             _check_local(body)
@@ -143,19 +143,19 @@ def router(saes: Saes, hub: HubSaes, attached: Status) -> APIRouter:
     @routes.get("/{sae_id}", response_model=Envelope)
     async def get_sae(sae_id: str) -> Response:
         row = await saes.get(sae_id)
-        units = await hub.units_of(row) if row.format == REPOSITORY else None
-        return success(record(row, hub.progress(row.id)) | _units(units))
+        units = await downloads.units_of(row) if row.format == REPOSITORY else None
+        return success(record(row, downloads.progress(row.id)) | _units(units))
 
     @routes.post("/{sae_id}/cancel", response_model=Envelope)
     async def cancel_download(sae_id: str) -> Response:
-        row, is_cancelled = await hub.cancel(sae_id)
+        row, is_cancelled = await downloads.cancel(sae_id)
         status = "cancelled" if is_cancelled else row.status
         message = row.error_message if is_cancelled else f"nothing to cancel: it is {row.status}"
         return success({"sae_id": row.id, "status": status, "message": message})
 
     @routes.delete("/{sae_id}", response_model=Envelope)
     async def delete_sae(sae_id: str) -> Response:
-        row, freed = await hub.remove(sae_id)
+        row, freed = await downloads.remove(sae_id)
         freed_mb = -(-freed // MIB)
         return success({"status": "deleted", "sae_id": row.id, "freed_disk_mb": freed_mb})
 

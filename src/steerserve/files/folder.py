@@ -21,7 +21,7 @@ PART = ".part"
 XET_PART = ".xet-part"
 
 
-class File(Protocol):
+class SizedFile(Protocol):
     @property
     def path(self) -> str: ...
     @property
@@ -40,29 +40,29 @@ def folder_of(cache: Path, repo_id: str, sha: str) -> Path:
     return cache / repo_id.replace("/", "--") / sha
 
 
-class Folder:
+class CommitFolder:
     """The files of one commit: finished ones, whole ones that wait for the rest, and parts."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self.staging = path.with_name(path.name + ".parts")
 
-    def final(self, file: File) -> Path:
+    def final(self, file: SizedFile) -> Path:
         """Where a finished download has the file; the path has been checked by `rules.repository`."""
         return self.path / file.path
 
-    def whole(self, file: File) -> Path:
+    def whole(self, file: SizedFile) -> Path:
         """Where a fetched file waits. A digest names it, so no name of the hub's reaches the staging folder."""
         return self.staging / hashlib.sha256(file.path.encode()).hexdigest()[:32]
 
-    def part(self, file: File) -> Path:
+    def part(self, file: SizedFile) -> Path:
         return self.whole(file).with_suffix(PART)
 
-    def is_fetched(self, file: File) -> bool:
+    def is_fetched(self, file: SizedFile) -> bool:
         """Whether the file is there whole, of this download or of one before it."""
         return any(_fits(path, file.size) for path in (self.final(file), self.whole(file)))
 
-    def present_bytes(self, file: File) -> int:
+    def present_bytes(self, file: SizedFile) -> int:
         """Bytes of the file that need not be fetched."""
         for path in (self.final(file), self.whole(file)):
             if _fits(path, file.size):
@@ -70,7 +70,7 @@ class Folder:
         have = _size(self.part(file)) or 0
         return have if file.size is None else min(have, file.size)
 
-    def commit(self, files: Iterable[File]) -> None:
+    def commit(self, files: Iterable[SizedFile]) -> None:
         """Move fetched files to their places. On one file system, so each move is a rename."""
         for file in files:
             if self.whole(file).is_file():
@@ -79,7 +79,7 @@ class Folder:
                 os.replace(self.whole(file), place)
         self._tidy()
 
-    def discard(self, files: Iterable[File], *, tidy: bool = True) -> None:
+    def discard(self, files: Iterable[SizedFile], *, tidy: bool = True) -> None:
         """Remove what unfinished downloads fetched of these files, and with `tidy` the folders that are empty then.
 
         Raises:
@@ -89,7 +89,7 @@ class Folder:
         if tidy:
             self._tidy()
 
-    def remove(self, files: Sequence[File]) -> None:
+    def remove(self, files: Sequence[SizedFile]) -> None:
         """Remove a deleted model's files, finished and fetched in part, and folders that are empty then. The caller leaves
         out what other models of the same commit have too.
 
@@ -123,7 +123,7 @@ class Folder:
             if os.path.lexists(folder):
                 raise OSError(errno.ENOTEMPTY, os.strerror(errno.ENOTEMPTY), str(folder))
 
-    def _staged(self, file: File) -> list[Path]:
+    def _staged(self, file: SizedFile) -> list[Path]:
         return [self.whole(file).with_suffix(suffix) for suffix in ("", PART, XET_PART)]
 
     def _tidy(self) -> None:
@@ -144,9 +144,9 @@ def _unlink(places: Iterable[Path]) -> None:
         raise errors[0]
 
 
-def missing_bytes(folder: Path, files: Iterable[File]) -> int:
+def missing_bytes(folder: Path, files: Iterable[SizedFile]) -> int:
     """Bytes still to fetch; files of unlisted size count as nothing."""
-    place = Folder(folder)
+    place = CommitFolder(folder)
     return sum(max(0, (file.size or 0) - place.present_bytes(file)) for file in files)
 
 

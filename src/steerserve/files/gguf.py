@@ -22,7 +22,7 @@ FILES_MAXIMUM = 10_000
 _SHARD = re.compile(r"-(\d{5})-of-(\d{5})(?=\.gguf$)", re.IGNORECASE)
 
 
-def listing(folder: Path) -> gguf.Listing:
+def listing(folder: Path) -> gguf.GgufListing:
     """The models in a folder and the folders in it."""
     found: list[tuple[str, int]] = []
     for place, folders, names in os.walk(folder):

@@ -40,7 +40,7 @@ _INDEX = "model.safetensors.index.json"
 
 
 @dataclass(frozen=True, slots=True)
-class Folder:
+class ModelFolder:
     """A model checkpoint folder. Bytes of all its files; `parameters` None where no header tells them."""
 
     path: Path
@@ -97,7 +97,7 @@ def resolve_either(named: str) -> Path:
     return resolve_file(named)
 
 
-def read_model(path: Path) -> Folder:
+def read_model(path: Path) -> ModelFolder:
     """What a model folder holds.
 
     Raises:
@@ -108,7 +108,7 @@ def read_model(path: Path) -> Folder:
     with reading(path):
         total = sum(f.stat().st_size for f in path.iterdir() if f.is_file())
     counts = [t.count for f in weights if f.suffix == ".safetensors" for t in tensors(f)]
-    return Folder(
+    return ModelFolder(
         path=path,
         architecture=architecture(config),
         dtype=dtype(config.get("dtype", config.get("torch_dtype"))),

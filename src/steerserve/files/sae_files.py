@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Set
 from pathlib import Path
 
-from steerserve.files.folder import Folder
+from steerserve.files.folder import CommitFolder
 from steerserve.rules import sae_units
 from steerserve.rules.repository import RepoFile
 from steerserve.rules.sae_units import Unit
@@ -21,7 +21,7 @@ def units(folder: Path, repo_id: str) -> tuple[Unit, ...]:
 def are_there(folder: Path, files: Iterable[RepoFile]) -> bool:
     """Whether all of these have been downloaded whole."""
     for file in files:
-        place = Folder(folder).final(file)
+        place = CommitFolder(folder).final(file)
         if not place.is_file() or file.size not in (None, place.stat().st_size):
             return False
     return True
@@ -36,10 +36,10 @@ def remove(folder: Path, repo_id: str, gone: Set[str | None], kept: Set[str | No
     there = units(folder, repo_id)
     shared = {file.path for unit in there if unit.path in kept for file in unit.files}
     own = {file.path: file for unit in there if unit.path in gone for file in unit.files}
-    Folder(folder).remove([file for path, file in own.items() if path not in shared])
+    CommitFolder(folder).remove([file for path, file in own.items() if path not in shared])
 
 
 def bytes_of(folder: Path) -> int:
     """Bytes of all files of a commit, those of unfinished downloads included."""
-    places = (folder, Folder(folder).staging)
+    places = (folder, CommitFolder(folder).staging)
     return sum(p.stat().st_size for place in places for p in place.rglob("*") if p.is_file())

@@ -22,7 +22,7 @@ COUNT_MAXIMUM = 1 << 24
 
 
 @dataclass(frozen=True, slots=True)
-class Shape:
+class ModelShape:
     """A configuration's figures; `kv_values` are the numbers kept per token in one layer: keys and values of all its
     heads."""
 
@@ -45,7 +45,7 @@ class Weights:
     quantized: dict[str, Any] | None
     tensors: tuple[StoredTensor, ...]
     pickled_bytes: int
-    shape: Shape
+    shape: ModelShape
     is_tied: bool
 
     @property
@@ -116,7 +116,7 @@ def _is_tied(config: Mapping[str, Any], stored: list[StoredTensor]) -> bool:
     return True
 
 
-def _shape(text: Mapping[str, Any], stored: list[StoredTensor]) -> Shape:
+def _shape(text: Mapping[str, Any], stored: list[StoredTensor]) -> ModelShape:
     hidden = _count(text, "hidden_size", "n_embd", "d_model")
     heads = _count(text, "num_attention_heads", "n_head", "n_heads", "num_heads")
     layers = _count(text, "num_hidden_layers", "n_layer", "n_layers", "num_layers")
@@ -128,7 +128,7 @@ def _shape(text: Mapping[str, Any], stored: list[StoredTensor]) -> Shape:
     if any(len(t.shape) != 2 for t in embeddings):
         raise _Unlikely(f"{embeddings[0].name[:200]} is no matrix")
     rows = embeddings[0].shape[0] if embeddings else 0
-    return Shape(
+    return ModelShape(
         layers=_bounded("layers", layers, LAYERS_MAXIMUM),
         hidden=hidden,
         intermediate=_intermediate(text, hidden),

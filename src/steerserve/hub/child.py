@@ -15,7 +15,7 @@ import msgspec
 from pydantic import SecretStr
 
 from steerserve.errors import Refusal
-from steerserve.hub.wire import Ask, Begun, Event, Failed, Kind, Trouble
+from steerserve.hub.wire import Begun, DownloaderTask, Event, Failed, Kind, Trouble
 
 START_SECONDS = 30.0
 """What the process may take to import what it needs."""
@@ -65,7 +65,7 @@ def environment(home: Path) -> dict[str, str]:
 
 @contextlib.asynccontextmanager
 async def running(
-    ask: Ask, home: Path, patience: float
+    ask: DownloaderTask, home: Path, patience: float
 ) -> AsyncGenerator[AsyncIterator[Event], None]:
     """The events of a downloader, which is gone when the block ends, however it ends. Its last event is `Done` or
     the answer to its question; `patience` is the seconds it may say nothing.

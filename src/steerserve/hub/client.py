@@ -14,14 +14,14 @@ import tenacity
 from steerserve.errors import Refusal
 from steerserve.hub.child import refusal, running, usable
 from steerserve.hub.wire import (
-    Ask,
     Describe,
     Described,
+    DownloaderTask,
     HeaderRead,
     Headers,
     Kind,
     Trouble,
-    Wanted,
+    WantedFile,
 )
 from steerserve.rules import breaker
 from steerserve.rules.breaker import Breaker, Limits
@@ -119,7 +119,7 @@ class Hub:
         """
         check_repo_id(repo_id)
         check_paths([file])
-        wanted = Wanted(file.path, file.size, file.digest)
+        wanted = WantedFile(file.path, file.size, file.digest)
         found = await self._answer(Headers(repo_id, sha, wanted), token)
         assert isinstance(found, HeaderRead)
         return [
@@ -130,7 +130,7 @@ class Hub:
         """Raises:
         Refusal: as `describe` says.
         """
-        ask = Ask(self.settings.hf_endpoint, usable(token, self.settings.hub_token), job)
+        ask = DownloaderTask(self.settings.hf_endpoint, usable(token, self.settings.hub_token), job)
         async with self._room:
             with self.call() as call:
                 try:
@@ -220,7 +220,7 @@ class Hub:
         call.failed()
         return self.unavailable(why)
 
-    async def _asked(self, ask: Ask) -> Described | HeaderRead:
+    async def _asked(self, ask: DownloaderTask) -> Described | HeaderRead:
         """Tried a second time when nobody answered.
 
         Raises:
@@ -234,7 +234,7 @@ class Hub:
         )
         return await retrying(self._asked_once, ask)
 
-    async def _asked_once(self, ask: Ask) -> Described | HeaderRead:
+    async def _asked_once(self, ask: DownloaderTask) -> Described | HeaderRead:
         async with running(ask, self.settings.model_cache_dir, self._describe_seconds) as events:
             async for event in events:
                 if isinstance(event, Described | HeaderRead):

@@ -18,10 +18,17 @@ import structlog
 import tenacity
 
 from steerserve.errors import Refusal
-from steerserve.files.folder import MIB, Folder, free_bytes, missing_bytes
+from steerserve.files.folder import MIB, CommitFolder, free_bytes, missing_bytes
 from steerserve.hub.child import refusal, running, usable
 from steerserve.hub.client import Hub, is_transport
-from steerserve.hub.wire import Ask, Done, Download, Progressed, Trouble, Wanted
+from steerserve.hub.wire import (
+    Download,
+    DownloadDone,
+    DownloaderTask,
+    Progressed,
+    Trouble,
+    WantedFile,
+)
 from steerserve.rules.repository import RepoFile, check_paths, check_repo_id, is_commit
 
 FIRST_WAIT = 2.0
@@ -44,7 +51,7 @@ class Job:
 
 
 @dataclass(frozen=True, slots=True)
-class Progress:
+class FetchProgress:
     """Bytes that were there before the job count as downloaded. `percent` is 100 only at the end, `speed_bps` (bytes a
     second) None while nothing flows."""
 
@@ -57,7 +64,7 @@ class Progress:
 Key = int | str
 """What a caller knows a download by: the id of a model, or of an SAE."""
 
-OnProgress = Callable[[Any, Progress], None]
+OnProgress = Callable[[Any, FetchProgress], None]
 OnEnd = Callable[[Any, Refusal | None], Awaitable[None]]
 Read = Callable[[], Awaitable[None]]
 Sleep = Callable[[float], Awaitable[None]]
@@ -72,7 +79,7 @@ class _Run:
     on_progress: OnProgress
     on_end: OnEnd
     read: Read | None
-    progress: Progress
+    progress: FetchProgress
     marks: deque[tuple[float, int]] = field(default_factory=deque)
     interruption: Refusal | None = None
     outcome: Refusal | None = None
@@ -135,7 +142,7 @@ class Downloads:
                 raise _stopping()
             assert key not in self._runs, f"download {key} is running"
             total = sum(file.size or 0 for file in job.files)
-            begun = Progress(total - missing, total, _percent(total - missing, total))
+            begun = FetchProgress(total - missing, total, _percent(total - missing, total))
             run = _Run(job, on_progress, on_end, read, begun)
             self._runs[key] = run
         run.end = asyncio.create_task(self._finish(key, run))
@@ -152,7 +159,7 @@ class Downloads:
         await asyncio.wait([run.end])
         return run.outcome is not None and run.outcome.code == "DOWNLOAD_CANCELLED"
 
-    def progress(self, key: Key) -> Progress | None:
+    def progress(self, key: Key) -> FetchProgress | None:
         """How far a download is that waits for its turn, fetches or is read; None when none runs under this key."""
         run = self._runs.get(key)
         return run.progress if run else None
@@ -214,7 +221,7 @@ class Downloads:
                     await self._attempt(key, run, attempt.retry_state.attempt_number)
             run.is_moving = True
             try:
-                await asyncio.to_thread(Folder(job.folder).commit, job.files)
+                await asyncio.to_thread(CommitFolder(job.folder).commit, job.files)
             finally:
                 run.is_moving = False
 
@@ -234,7 +241,7 @@ class Downloads:
                     self._settings.download_stall_timeout,
                 ) as events:
                     async for event in events:
-                        if isinstance(event, Done):
+                        if isinstance(event, DownloadDone):
                             break
                         assert isinstance(event, Progressed)
                         if event.present_bytes > present:
@@ -251,9 +258,9 @@ class Downloads:
                 raise
             call.answered()
 
-    def _ask(self, job: Job, *, use_xet: bool) -> Ask:
-        files = [Wanted(file.path, file.size, file.digest) for file in job.files]
-        return Ask(
+    def _ask(self, job: Job, *, use_xet: bool) -> DownloaderTask:
+        files = [WantedFile(file.path, file.size, file.digest) for file in job.files]
+        return DownloaderTask(
             self._settings.hf_endpoint,
             usable(job.token, self._settings.hub_token),
             Download(job.repo_id, job.sha, files, str(job.folder), use_xet),
@@ -268,7 +275,7 @@ class Downloads:
         (since, before), shown = run.marks[0], max(present, run.progress.downloaded_bytes)
         speed = (present - before) / (now - since) if now > since and present > before else None
         percent = 100 if is_over else _percent(shown, total)
-        run.progress = Progress(shown, total, percent, speed)
+        run.progress = FetchProgress(shown, total, percent, speed)
         run.on_progress(key, run.progress)
 
     # ------------------------------------------------------------- its end
@@ -318,7 +325,7 @@ class Downloads:
         shared = {file.path for job in others if job.folder == run.job.folder for file in job.files}
         is_alone = all(job.folder.parent != run.job.folder.parent for job in others)
         files = [file for file in run.job.files if file.path not in shared]
-        Folder(run.job.folder).discard(files, tidy=is_alone)
+        CommitFolder(run.job.folder).discard(files, tidy=is_alone)
 
 
 async def _interruptible(run: _Run, work: Awaitable[None]) -> None:
@@ -337,11 +344,11 @@ def _disk_room(job: Job, others: Sequence[Job]) -> tuple[int, int, int]:
     """Bytes that the job still fetches, that are free, and that the other jobs still fetch. A file that several want,
     this job among them, is fetched once."""
     promised = {
-        Folder(other.folder).final(file): missing_bytes(other.folder, [file])
+        CommitFolder(other.folder).final(file): missing_bytes(other.folder, [file])
         for other in others
         for file in other.files
     }
-    own = {Folder(job.folder).final(file) for file in job.files}
+    own = {CommitFolder(job.folder).final(file) for file in job.files}
     beside = sum(size for path, size in promised.items() if path not in own)
     return missing_bytes(job.folder, job.files), free_bytes(job.folder), beside
 

@@ -25,18 +25,18 @@ from steerserve.hub.header import read as read_header
 from steerserve.hub.session import Session, troubles
 from steerserve.hub.transfer import fetch_all
 from steerserve.hub.wire import (
-    Ask,
     Begun,
     Describe,
     Described,
-    Done,
+    DownloadDone,
+    DownloaderTask,
     Event,
     Failed,
     HeaderRead,
     Headers,
     Kind,
     Trouble,
-    Wanted,
+    WantedFile,
 )
 from steerserve.rules.repository import check_repo_id
 
@@ -108,10 +108,10 @@ def _name(found: object, asked: str) -> str:
     return asked
 
 
-def _listing(repo_id: str, sha: str, session: Session) -> list[Wanted]:
+def _listing(repo_id: str, sha: str, session: Session) -> list[WantedFile]:
     """All files of a commit, however deep, page by page."""
     url: str | None = f"{session.endpoint}/api/models/{repo_id}/tree/{sha}?recursive=true"
-    files: list[Wanted] = []
+    files: list[WantedFile] = []
     for _ in range(LISTED_FILES):
         if url is None:
             return files
@@ -130,7 +130,7 @@ def _is_folder(entry: object) -> bool:
     return isinstance(entry, dict) and entry.get("type") == "directory"
 
 
-def _listed(entry: object) -> Wanted:
+def _listed(entry: object) -> WantedFile:
     """One file. Those kept outside git have a SHA-256 of their content, the others the name of their git blob."""
     if not isinstance(entry, dict) or not isinstance(entry.get("path"), str):
         raise Trouble(Kind.FAILED, "the hub's listing is malformed")
@@ -139,7 +139,7 @@ def _listed(entry: object) -> Wanted:
     if (size is not None and type(size) is not int) or not _is_encodable(entry["path"]):
         raise Trouble(Kind.FAILED, "the hub's listing is malformed")
     is_digest = isinstance(digest, str) and re.fullmatch(r"[0-9a-f]{40}|[0-9a-f]{64}", digest)
-    return Wanted(entry["path"], size, digest if is_digest else None)
+    return WantedFile(entry["path"], size, digest if is_digest else None)
 
 
 def _is_encodable(path: str) -> bool:
@@ -149,13 +149,15 @@ def _is_encodable(path: str) -> bool:
         return False
 
 
-def _check_access(repo_id: str, sha: str, file: Wanted, session: Session) -> None:
+def _check_access(repo_id: str, sha: str, file: WantedFile, session: Session) -> None:
     """A gated repository shows its facts to everybody; only its files tell whether they may be had."""
     url = hf_hub_url(repo_id, file.path, revision=sha, endpoint=session.endpoint)
     get_hf_file_metadata(url, headers=session.headers, endpoint=session.endpoint, token=False)
 
 
-def _config(repo_id: str, sha: str, file: Wanted | None, session: Session) -> dict[str, Any] | None:
+def _config(
+    repo_id: str, sha: str, file: WantedFile | None, session: Session
+) -> dict[str, Any] | None:
     """The content of config.json, None where there is none, it is too large, or no JSON object."""
     if file is None or (file.size or 0) > CONFIG_BYTES:
         return None
@@ -203,7 +205,7 @@ def main() -> None:
     # what libraries print must not stand between the events
     out = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)
-    ask = msgspec.json.decode(sys.stdin.buffer.readline(), type=Ask)
+    ask = msgspec.json.decode(sys.stdin.buffer.readline(), type=DownloaderTask)
     threading.Thread(target=_end_with_input, daemon=True).start()
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     if isinstance(ask.job, Describe | Headers):
@@ -216,7 +218,7 @@ def main() -> None:
     os._exit(0)
 
 
-def _run(ask: Ask, out: BinaryIO) -> Event:
+def _run(ask: DownloaderTask, out: BinaryIO) -> Event:
     """The last event."""
     try:
         with troubles(ask.token is not None):
@@ -229,7 +231,7 @@ def _run(ask: Ask, out: BinaryIO) -> Event:
             # a download that stands still is ended by the service, which sees all of it
             session = Session(ask.endpoint, ask.token, None)
             fetch_all(ask.job, session, lambda event: _send(out, event))
-            return Done()
+            return DownloadDone()
     except Trouble as trouble:
         return Failed(trouble.kind, trouble.reason, trouble.wait_seconds)
     except Exception as error:  # the border of the process: its text may hold anything

@@ -21,9 +21,9 @@ import httpx2
 from huggingface_hub import get_hf_file_metadata, hf_hub_url
 from huggingface_hub.file_download import HfFileMetadata, xet_get
 
-from steerserve.files.folder import XET_PART, Folder
+from steerserve.files.folder import XET_PART, CommitFolder
 from steerserve.hub.session import Session
-from steerserve.hub.wire import Download, Kind, Progressed, Trouble, Wanted
+from steerserve.hub.wire import Download, Kind, Progressed, Trouble, WantedFile
 
 REPORT_SECONDS = 0.25
 HTTP_MAXIMUM = 50 * 10**9
@@ -33,7 +33,7 @@ _READ_BYTES = 1 << 20
 _CONTENT_RANGE = re.compile(r"bytes (\d+)-\d+/(?:\d+|\*)")
 
 
-class Meter:
+class ByteCounter:
     """Bytes of a job that are on the disk, told every `REPORT_SECONDS` while the work goes on, by a thread of its own:
     what came before a silence is told too."""
 
@@ -44,7 +44,7 @@ class Meter:
         self._over = threading.Event()
         self._teller = threading.Thread(target=self._tell, daemon=True)
 
-    def __enter__(self) -> Meter:
+    def __enter__(self) -> ByteCounter:
         self._teller.start()
         return self
 
@@ -70,9 +70,9 @@ def fetch_all(job: Download, session: Session, send: Callable[[Progressed], None
     Raises:
         Trouble
     """
-    folder = Folder(Path(job.folder))
+    folder = CommitFolder(Path(job.folder))
     folder.staging.mkdir(parents=True, exist_ok=True)
-    with Meter(sum(folder.present_bytes(file) for file in job.files), send) as meter:
+    with ByteCounter(sum(folder.present_bytes(file) for file in job.files), send) as meter:
         for file in job.files:
             if not folder.is_fetched(file):
                 _Transfer(job, file, folder, session, meter).run()
@@ -82,7 +82,12 @@ class _Transfer:
     """One file on its way."""
 
     def __init__(
-        self, job: Download, file: Wanted, folder: Folder, session: Session, meter: Meter
+        self,
+        job: Download,
+        file: WantedFile,
+        folder: CommitFolder,
+        session: Session,
+        meter: ByteCounter,
     ) -> None:
         self.job, self.file, self.session, self.meter = job, file, session, meter
         self.part, self.whole = folder.part(file), folder.whole(file)
@@ -201,7 +206,7 @@ class _Counted:
     has `update_transfer` makes it one bar for the bytes on the disk and for those on the wire, which are not counted.
     """
 
-    def __init__(self, meter: Meter) -> None:
+    def __init__(self, meter: ByteCounter) -> None:
         self._meter = meter
         self.bytes = 0
         self.total: int | None = None

@@ -25,7 +25,7 @@ class Kind(StrEnum):
     FAILED = "failed"
 
 
-class Wanted(msgspec.Struct, frozen=True):
+class WantedFile(msgspec.Struct, frozen=True):
     """A file to fetch; `digest` as in `rules.repository.RepoFile`."""
 
     path: str
@@ -43,7 +43,7 @@ class Headers(msgspec.Struct, frozen=True, tag="headers"):
 
     repo_id: str
     sha: str
-    file: Wanted
+    file: WantedFile
 
 
 class Download(msgspec.Struct, frozen=True, tag="download"):
@@ -51,12 +51,12 @@ class Download(msgspec.Struct, frozen=True, tag="download"):
 
     repo_id: str
     sha: str
-    files: list[Wanted]
+    files: list[WantedFile]
     folder: str
     use_xet: bool
 
 
-class Ask(msgspec.Struct, frozen=True):
+class DownloaderTask(msgspec.Struct, frozen=True):
     """The one line that a downloader is given. It carries the token, so it has no text form."""
 
     endpoint: str
@@ -64,7 +64,7 @@ class Ask(msgspec.Struct, frozen=True):
     job: Describe | Headers | Download
 
     def __repr__(self) -> str:
-        return f"Ask({self.job!r})"
+        return f"DownloaderTask({self.job!r})"
 
 
 class Begun(msgspec.Struct, frozen=True, tag="begun"):
@@ -78,7 +78,7 @@ class Described(msgspec.Struct, frozen=True, tag="described"):
     sha: str
     is_gated: bool
     is_private: bool
-    files: list[Wanted]
+    files: list[WantedFile]
     config: dict[str, Any] | None
     downloads: int | None
     likes: int | None
@@ -105,7 +105,7 @@ class Progressed(msgspec.Struct, frozen=True, tag="progressed"):
     present_bytes: int
 
 
-class Done(msgspec.Struct, frozen=True, tag="done"):
+class DownloadDone(msgspec.Struct, frozen=True, tag="done"):
     """Every file is there whole."""
 
 
@@ -117,7 +117,7 @@ class Failed(msgspec.Struct, frozen=True, tag="failed"):
     wait_seconds: float | None = None
 
 
-Event = Begun | Described | HeaderRead | Progressed | Done | Failed
+Event = Begun | Described | HeaderRead | Progressed | DownloadDone | Failed
 
 
 class Trouble(Exception):

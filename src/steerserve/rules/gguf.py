@@ -35,7 +35,7 @@ _UNQUANTIZED = frozenset({"importance_matrix", "vocabulary"})
 
 
 @dataclass(frozen=True, slots=True)
-class File:
+class GgufFile:
     """A file of a repository or folder, with `/` between folders."""
 
     path: str
@@ -43,7 +43,7 @@ class File:
 
 
 @dataclass(frozen=True, slots=True)
-class Named:
+class GgufName:
     """What a file's name says. `label` None where it names no quantization; `shard` is (number, count) from 1 on."""
 
     kind: str
@@ -58,7 +58,7 @@ class Variant:
 
     label: str | None
     base: str
-    files: tuple[File, ...]
+    files: tuple[GgufFile, ...]
 
     @property
     def name(self) -> str:
@@ -88,19 +88,19 @@ class Problem:
 
 
 @dataclass(frozen=True, slots=True)
-class Listing:
+class GgufListing:
     """What a repository or folder offers, the smallest first. `companions` are projectors, which are no weights."""
 
     variants: tuple[Variant, ...] = ()
     problems: tuple[Problem, ...] = ()
-    companions: tuple[File, ...] = field(default=())
+    companions: tuple[GgufFile, ...] = field(default=())
 
 
-def classify(path: str) -> Named:
+def classify(path: str) -> GgufName:
     """What the name of a file says; the last label in the file's name counts, else that of the nearest folder."""
     *folders, name = path.split("/")
     if not name.lower().endswith(_SUFFIX):
-        return Named("other", None, name)
+        return GgufName("other", None, name)
     stem = name[: -len(_SUFFIX)]
     shard = None
     if found := _SHARD.search(stem):
@@ -113,15 +113,15 @@ def classify(path: str) -> Named:
         kind = MODEL  # it only tells how it was quantized, or what was changed before
     for folder in reversed(folders):
         label = label or _labelled(folder)[0]
-    return Named(kind, label, base, shard)
+    return GgufName(kind, label, base, shard)
 
 
-def variants(files: Iterable[tuple[str, int]]) -> Listing:
+def variants(files: Iterable[tuple[str, int]]) -> GgufListing:
     """The models among (path, size in bytes), what cannot be offered, and the companions."""
-    sets: dict[tuple[str, str, int], list[tuple[Named, File]]] = defaultdict(list)
+    sets: dict[tuple[str, str, int], list[tuple[GgufName, GgufFile]]] = defaultdict(list)
     companions = []
     for path, size in sorted(files):
-        named, file = classify(path), File(path, size)
+        named, file = classify(path), GgufFile(path, size)
         if named.kind == MODEL:
             count = named.shard[1] if named.shard else 0
             # a base alone does not tell a set: folders may hold sets of the same names
@@ -136,10 +136,10 @@ def variants(files: Iterable[tuple[str, int]]) -> Listing:
         else:
             problems.append(_problem("incomplete", members[0][0], [f for _, f in members]))
     offered, ambiguous = _told_apart(complete)
-    return Listing(tuple(offered), (*problems, *ambiguous), tuple(companions))
+    return GgufListing(tuple(offered), (*problems, *ambiguous), tuple(companions))
 
 
-def choose(listing: Listing, label: str) -> Variant:
+def choose(listing: GgufListing, label: str) -> Variant:
     """The variant of a label, whatever its case.
 
     Raises:
@@ -151,7 +151,7 @@ def choose(listing: Listing, label: str) -> Variant:
     raise _not_chosen(listing, f"there is no complete GGUF quantization {label[:64]!r} here")
 
 
-def only(listing: Listing) -> Variant:
+def only(listing: GgufListing) -> Variant:
     """The variant of a listing that has no other.
 
     Raises:
@@ -162,7 +162,7 @@ def only(listing: Listing) -> Variant:
     return listing.variants[0]
 
 
-def _not_chosen(listing: Listing, why: str) -> Refusal:
+def _not_chosen(listing: GgufListing, why: str) -> Refusal:
     available = [variant.name for variant in listing.variants]
     return Refusal(
         "VALIDATION_ERROR",
@@ -234,7 +234,7 @@ def _without_shard(path: str) -> str:
     return _SHARD.sub("", path[: -len(_SUFFIX)])
 
 
-def _is_whole(members: Sequence[tuple[Named, File]]) -> bool:
+def _is_whole(members: Sequence[tuple[GgufName, GgufFile]]) -> bool:
     shards = [named.shard for named, _ in members]
     if shards[0] is None:
         return True
@@ -256,5 +256,5 @@ def _told_apart(found: list[Variant]) -> tuple[list[Variant], list[Problem]]:
     return offered, problems
 
 
-def _problem(kind: str, named: Named, files: list[File]) -> Problem:
+def _problem(kind: str, named: GgufName, files: list[GgufFile]) -> Problem:
     return Problem(kind, named.label or named.base, tuple(file.path for file in files))

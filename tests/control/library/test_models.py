@@ -12,7 +12,7 @@ from tests.doubles import World, soon, write_checkpoint
 
 
 async def register(world: World, folder: str, quantization: str = "FP16") -> ModelRow:
-    return await world.registry.add_model(
+    return await world.models.add(
         folder, quantization=quantization, custom_name=None, trust_remote_code=False
     )
 
@@ -30,14 +30,14 @@ async def test_a_folder_is_registered_once_per_quantization(world: World) -> Non
     with pytest.raises(Refusal) as refused:
         await register(world, folder + "/../tiny/")
     assert refused.value.code == "MODEL_ALREADY_EXISTS"
-    assert len(await world.registry.models()) == 2
+    assert len(await world.models.list()) == 2
 
 
 async def test_every_registered_model_can_be_named(world: World) -> None:
     await register(world, str(write_checkpoint(world.home / "one" / "model")))
     with suppress(Refusal):  # a second model of the name may be refused, or named apart
         await register(world, str(write_checkpoint(world.home / "two" / "model")))
-    for row in await world.registry.models():
+    for row in await world.models.list():
         assert (await world.generation.resolve(row.name)).id == row.id
 
 
@@ -46,11 +46,11 @@ async def test_a_resident_model_is_not_deleted_and_an_idle_one_keeps_its_files(
 ) -> None:
     row = await world.loaded()
     with pytest.raises(Refusal) as refused:
-        await world.registry.remove_model(row.id)
+        await world.models.remove(row.id)
     assert refused.value.code == "MODEL_BUSY"
     await soon(world.conductor.unload(row.id))
-    await world.registry.remove_model(row.id)
-    assert await world.registry.models() == []
+    await world.models.remove(row.id)
+    assert await world.models.list() == []
     assert (world.home / "a" / "model.safetensors").exists()
 
 
@@ -60,7 +60,7 @@ async def test_a_model_that_waits_for_its_place_is_not_deleted(world: World) -> 
     holder, stream = await world.in_flight("a")
     resident = await world.conductor.load(coming)
     with pytest.raises(Refusal) as refused:
-        await world.registry.remove_model(coming.id)
+        await world.models.remove(coming.id)
     assert refused.value.code == "MODEL_BUSY"
     stream.complete()
     await soon(holder)

@@ -12,14 +12,14 @@ import pytest
 from sqlalchemy import text
 
 from steerserve.control.bus import SaeDownloadComplete, SaeDownloadError
-from steerserve.control.library.sae_downloads import HubSaes, Wanted
+from steerserve.control.library.sae_downloads import SaeDownloads, SaeRequest
 from steerserve.engine.wire import messages as m
 from steerserve.errors import Refusal
-from steerserve.files.folder import Folder
+from steerserve.files.folder import CommitFolder
 from steerserve.hub import client, downloads
 from steerserve.hub.client import Repository
 from steerserve.hub.downloads import Downloads
-from steerserve.hub.wire import Ask, Done, Download, Event
+from steerserve.hub.wire import Download, DownloadDone, DownloaderTask, Event
 from steerserve.rules.repository import RepoFile
 from steerserve.store.catalog import SaeRow
 from tests.doubles import World, soon, until
@@ -49,17 +49,19 @@ class Hub(client.Hub):
 
 
 @asynccontextmanager
-async def _fetching(ask: Ask, _: Path, __: float) -> AsyncGenerator[AsyncIterator[Event], None]:
+async def _fetching(
+    ask: DownloaderTask, _: Path, __: float
+) -> AsyncGenerator[AsyncIterator[Event], None]:
     """What a downloader process does."""
     job = ask.job
     assert isinstance(job, Download)
 
     async def events() -> AsyncIterator[Event]:
         for file in job.files:
-            place = Folder(Path(job.folder)).whole(file)
+            place = CommitFolder(Path(job.folder)).whole(file)
             place.parent.mkdir(parents=True, exist_ok=True)
             place.write_bytes(b"x" * SIZE)
-        yield Done()
+        yield DownloadDone()
 
     yield events()
 
@@ -71,12 +73,12 @@ class Desk:
         self.world = world
         hub = Hub(world.settings)
         self.downloads = Downloads(hub)
-        self.saes = HubSaes(
+        self.saes = SaeDownloads(
             world.settings, world.catalog, hub, world.bus, self.downloads, world.saes
         )
 
     async def begin(self, repo_id: str = ONE, file_path: str | None = None) -> SaeRow:
-        row, status = await soon(self.saes.add(Wanted(repo_id, file_path=file_path)))
+        row, status = await soon(self.saes.add(SaeRequest(repo_id, file_path=file_path)))
         assert status == "downloading"
         return row
 
@@ -205,14 +207,14 @@ async def test_an_attach_under_way_is_not_undone_by_a_download(desk: Desk) -> No
     after = await desk.world.catalog.sae(row.id)
     assert (after.status, after.local_path) == ("attached", row.local_path)
     assert (after.d_in, after.claims) == (row.d_in, row.claims)
-    assert (await soon(desk.saes.add(Wanted(ONE))))[1] == "attached"
+    assert (await soon(desk.saes.add(SaeRequest(ONE))))[1] == "attached"
 
 
 async def test_a_unit_and_its_repository_are_downloaded_at_the_same_time(desk: Desk) -> None:
     gate = desk.world.launcher.hold("inspect")
     whole = await desk.begin(ALL)
     await soon(gate.reached.wait())
-    adding = [desk.world.begin(desk.saes.add(Wanted(ALL, file_path=unit))) for unit in UNITS]
+    adding = [desk.world.begin(desk.saes.add(SaeRequest(ALL, file_path=unit))) for unit in UNITS]
     gate.open.set()
     ids = {(await soon(each))[0].id for each in adding} | {whole.id}
     await until(lambda: whole.id in desk.told and not any(map(desk.saes.progress, ids)))

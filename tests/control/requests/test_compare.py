@@ -101,7 +101,7 @@ async def test_a_client_that_leaves_while_it_waits_frees_its_place(make: Make) -
 
 async def test_it_runs_on_the_resident_of_several_of_one_name(world: World) -> None:
     await ready(world, "Q8")
-    other = await world.registry.add_model(
+    other = await world.models.add(
         str(world.home / "a"), quantization="FP16", custom_name="a", trust_remote_code=False
     )
     assert other.name == world.resident.row.name

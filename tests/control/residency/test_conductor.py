@@ -78,7 +78,7 @@ def check_together(monkeypatch: pytest.MonkeyPatch, parties: int) -> None:
     """Let no check before a load end until this many have begun."""
     barrier, read = threading.Barrier(parties, timeout=PATIENCE), local.read_model
 
-    def together(path: Path) -> local.Folder:
+    def together(path: Path) -> local.ModelFolder:
         barrier.wait()
         return read(path)
 

@@ -272,7 +272,7 @@ async def test_a_lease_taken_while_a_load_is_being_checked_stands_against_it(
     read, go_on = local.read_model, threading.Event()
     checking: list[Path] = []
 
-    def held(path: Path) -> local.Folder:
+    def held(path: Path) -> local.ModelFolder:
         checking.append(path)
         assert go_on.wait(PATIENCE)
         return read(path)

@@ -361,7 +361,7 @@ async def test_a_deleted_model_is_waited_for_no_longer(world: World) -> None:
     await steered(world)
     await crash(world)
     world.conductor.unlock(1)
-    await world.registry.remove_model(1)
+    await world.models.remove(1)
     assert world.conductor.restoring.pending() == []
     assert (await refused(world.steering.clear())).code == "SAE_NOT_ATTACHED"
 
@@ -456,7 +456,7 @@ async def test_a_lock_outlasts_the_engine(world: World, is_attached: bool) -> No
     assert world.conductor.view().locked_id == row.id
     assert [model.name for model in await world.generation.models()] == ["a"]
     assert (await refused(world.ask("b"))).code == "MODEL_LOCKED"
-    assert (await refused(world.registry.remove_model(row.id))).code == "MODEL_LOCKED"
+    assert (await refused(world.models.remove(row.id))).code == "MODEL_LOCKED"
     await answered(world)
     assert world.resident.is_locked
     world.conductor.unlock(row.id)

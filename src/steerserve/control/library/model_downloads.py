@@ -18,9 +18,9 @@ from steerserve.control.residency.records import noted
 from steerserve.errors import Refusal
 from steerserve.files import gguf as gguf_files
 from steerserve.files import local, weights
-from steerserve.files.folder import Folder, folder_of
+from steerserve.files.folder import CommitFolder, folder_of
 from steerserve.hub.client import Hub, Repository
-from steerserve.hub.downloads import Downloads, Job, Progress
+from steerserve.hub.downloads import Downloads, FetchProgress, Job
 from steerserve.rules import gguf, model_status, naming, repository
 from steerserve.rules.fields import CHECKPOINT, GGUF
 from steerserve.rules.model_status import AFTER, Event
@@ -28,14 +28,14 @@ from steerserve.rules.repository import RepoFile
 from steerserve.settings import Settings
 from steerserve.store.catalog import Catalog, ModelRow
 
-__all__ = ["HubModels", "Progress", "Wanted"]
+__all__ = ["FetchProgress", "ModelDownloads", "ModelRequest"]
 
 log = structlog.get_logger(__name__)
 MIB = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
+class ModelRequest:
     """A model asked of the hub. `precision` None is what the repository suggests; the token is used and dropped."""
 
     repo_id: str
@@ -48,7 +48,7 @@ class Wanted:
 
 
 @dataclass(frozen=True, slots=True)
-class Chosen:
+class ModelFiles:
     """The files of a repository that one model needs; `label` is that of a GGUF model."""
 
     files: tuple[RepoFile, ...]
@@ -59,7 +59,7 @@ class Chosen:
         return sum(file.size or 0 for file in self.files)
 
 
-class HubModels:
+class ModelDownloads:
     """Downloads of models and their records. The bytes are fetched by `downloads`, which fetches SAEs too."""
 
     def __init__(
@@ -72,7 +72,7 @@ class HubModels:
         self._downloads = downloads
         self._adding = asyncio.Lock()
 
-    def progress(self, model_id: int) -> Progress | None:
+    def progress(self, model_id: int) -> FetchProgress | None:
         """How far a running download is."""
         return self._downloads.progress(model_id)
 
@@ -85,7 +85,7 @@ class HubModels:
         """
         return await self._hub.describe(repo_id, revision, token)
 
-    async def add(self, wanted: Wanted) -> ModelRow:
+    async def add(self, wanted: ModelRequest) -> ModelRow:
         """Register a model and begin its download, or go on with one that had failed.
 
         Raises:
@@ -145,7 +145,7 @@ class HubModels:
     # ------------------------------------------------------------- inside
 
     async def _before(
-        self, found: Repository, chosen: Chosen, wanted: Wanted, job: Job
+        self, found: Repository, chosen: ModelFiles, wanted: ModelRequest, job: Job
     ) -> ModelRow | None:
         """The record of the same download that had failed, or whose files are gone, if there is one. A branch may have
         moved on since: then the failed record moves with it.
@@ -177,7 +177,7 @@ class HubModels:
             )
         return failed[0] if failed and wanted.revision is None else None
 
-    async def _name(self, found: Repository, chosen: Chosen, wanted: Wanted) -> str:
+    async def _name(self, found: Repository, chosen: ModelFiles, wanted: ModelRequest) -> str:
         """What `/v1` calls the model: the repository's last part, or all of it when another model has that name."""
         if wanted.custom_name is not None:
             return wanted.custom_name
@@ -192,7 +192,9 @@ class HubModels:
         is_taken = any(row.name == name for row in rows)
         return f"{name}:{_precision(chosen, wanted)}" if is_taken else name
 
-    def _values(self, found: Repository, chosen: Chosen, wanted: Wanted) -> dict[str, Any]:
+    def _values(
+        self, found: Repository, chosen: ModelFiles, wanted: ModelRequest
+    ) -> dict[str, Any]:
         return {
             "repo_id": found.repo_id,
             "revision": found.sha,
@@ -210,7 +212,7 @@ class HubModels:
             "error_message": None,
         }
 
-    def _on_progress(self, model_id: int, progress: Progress) -> None:
+    def _on_progress(self, model_id: int, progress: FetchProgress) -> None:
         self._bus.publish(
             DownloadProgress(
                 model_id,
@@ -251,7 +253,7 @@ class HubModels:
         return await noted(changed, model_id=model_id) is not None
 
 
-def choose(found: Repository, wanted: Wanted) -> Chosen:
+def choose(found: Repository, wanted: ModelRequest) -> ModelFiles:
     """The files to fetch: those of the GGUF label asked for, else a checkpoint's, else the only GGUF there is.
 
     Raises:
@@ -262,20 +264,20 @@ def choose(found: Repository, wanted: Wanted) -> Chosen:
         variant = gguf.choose(listing, wanted.gguf_label)
     elif repository.has_weights(found.files) or not listing.variants:
         trusted = wanted.trust_remote_code
-        return Chosen(repository.checkpoint_files(found.files, trust_remote_code=trusted), None)
+        return ModelFiles(repository.checkpoint_files(found.files, trust_remote_code=trusted), None)
     else:
         variant = gguf.only(listing)
     listed = {file.path: file for file in found.files}
     # in the order of the shards: the first one is what is loaded
-    return Chosen(tuple(listed[file.path] for file in variant.files), variant.name)
+    return ModelFiles(tuple(listed[file.path] for file in variant.files), variant.name)
 
 
-def offered(files: Sequence[RepoFile]) -> gguf.Listing:
+def offered(files: Sequence[RepoFile]) -> gguf.GgufListing:
     """The GGUF models of a repository."""
     return gguf.variants((file.path, file.size or 0) for file in files)
 
 
-def _precision(chosen: Chosen, wanted: Wanted) -> str:
+def _precision(chosen: ModelFiles, wanted: ModelRequest) -> str:
     if chosen.label is not None:
         return gguf.precision_of(chosen.label)
     return wanted.precision or "FP16"
@@ -335,7 +337,7 @@ def gguf_values(files: Sequence[Path], label: str | None) -> dict[str, Any]:
 
 def _remove(folder: Path, row: ModelRow, others: Sequence[ModelRow]) -> None:
     """Remove what only this model has in its repository's folder; whole files and what an interrupted download left."""
-    place = Folder(folder)
+    place = CommitFolder(folder)
     try:
         if not others:
             place.remove_all()

@@ -73,5 +73,5 @@ def _variant(variant: gguf.Variant) -> dict[str, Any]:
     }
 
 
-def _file(file: gguf.File) -> dict[str, Any]:
+def _file(file: gguf.GgufFile) -> dict[str, Any]:
     return {"path": file.path, "size_bytes": file.size_bytes}

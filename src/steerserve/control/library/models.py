@@ -7,7 +7,11 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from steerserve.control.library.model_downloads import HubModels, checkpoint_values, gguf_values
+from steerserve.control.library.model_downloads import (
+    ModelDownloads,
+    checkpoint_values,
+    gguf_values,
+)
 from steerserve.control.residency.conductor import Conductor
 from steerserve.errors import Refusal
 from steerserve.files import gguf as gguf_files
@@ -19,29 +23,29 @@ from steerserve.store.catalog import Catalog, ModelRow
 MIB = 1 << 20
 
 
-class Registry:
+class Models:
     """Brings checkpoints on this machine into the catalog, and takes them out."""
 
     def __init__(
         self,
         catalog: Catalog,
         conductor: Conductor,
-        hub_models: HubModels,
+        downloads: ModelDownloads,
     ) -> None:
         self._catalog = catalog
         self._conductor = conductor
-        self._hub_models = hub_models
+        self._downloads = downloads
 
-    async def models(self) -> list[ModelRow]:
+    async def list(self) -> list[ModelRow]:
         return await self._catalog.models()
 
-    async def model(self, model_id: int) -> ModelRow:
+    async def get(self, model_id: int) -> ModelRow:
         """Raises:
         Refusal: MODEL_NOT_FOUND.
         """
         return await self._catalog.model(model_id)
 
-    async def add_model(
+    async def add(
         self,
         local_path: str,
         *,
@@ -70,7 +74,7 @@ class Registry:
             **values,
         )
 
-    async def remove_model(self, model_id: int) -> ModelRow:
+    async def remove(self, model_id: int) -> ModelRow:
         """Forget a model; its download is cancelled, and the files of a hub model are removed. Those of a local source
         never are.
 
@@ -79,11 +83,11 @@ class Registry:
         """
         self._check_unused(await self._catalog.model(model_id))
         with self._conductor.kept_out(model_id):
-            async with self._hub_models.settled(model_id) as row:
+            async with self._downloads.settled(model_id) as row:
                 self._check_unused(row)
                 await self._catalog.remove_model(model_id)
                 self._conductor.restoring.forget_model(model_id)
-                await self._hub_models.remove(row)
+                await self._downloads.remove(row)
         return row
 
     def _check_unused(self, row: ModelRow) -> None:

@@ -12,14 +12,21 @@ from typing import Any
 import structlog
 
 from steerserve.control.bus import Bus, SaeDownloadComplete, SaeDownloadError, SaeDownloadProgress
-from steerserve.control.library.sae_plan import Plan, choose, id_of, place_of, source_of, values_of
+from steerserve.control.library.sae_plan import (
+    SaePlan,
+    choose,
+    id_of,
+    place_of,
+    source_of,
+    values_of,
+)
 from steerserve.control.library.saes import REPOSITORY, Found, Saes, claimed
 from steerserve.control.residency.records import noted
 from steerserve.errors import Refusal
 from steerserve.files import sae_files
-from steerserve.files.folder import Folder, folder_of
+from steerserve.files.folder import CommitFolder, folder_of
 from steerserve.hub.client import Hub, Repository
-from steerserve.hub.downloads import Downloads, Job, Progress
+from steerserve.hub.downloads import Downloads, FetchProgress, Job
 from steerserve.rules import sae_shapes, sae_units
 from steerserve.rules.precision import StoredTensor
 from steerserve.rules.repository import check_repo_id, is_commit
@@ -28,7 +35,7 @@ from steerserve.rules.sae_units import Listing, Unit
 from steerserve.settings import Settings
 from steerserve.store.catalog import Catalog, SaeRow
 
-__all__ = ["HubSaes", "Progress", "Wanted"]
+__all__ = ["FetchProgress", "SaeDownloads", "SaeRequest"]
 
 log = structlog.get_logger(__name__)
 
@@ -40,7 +47,7 @@ UNTOLD = "the database could not take the note of it"
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
+class SaeRequest:
     """An SAE asked of the hub, or with `file_path` None all that a repository has. The token is used and dropped."""
 
     repo_id: str
@@ -54,13 +61,13 @@ class _Fetch:
     """A download under way, until its last note is written: then `over` is done. `found` is what its units say of
     themselves, once they are read."""
 
-    plan: Plan
+    plan: SaePlan
     over: asyncio.Future[None]
-    progress: Progress | None = None
+    progress: FetchProgress | None = None
     found: Sequence[Found] = ()
 
 
-class HubSaes:
+class SaeDownloads:
     """Downloads of SAEs and their records. `downloads` fetches the bytes, the engine process of `saes` reads them."""
 
     def __init__(
@@ -81,7 +88,7 @@ class HubSaes:
         self._adding = asyncio.Lock()
         self._busy: dict[str, _Fetch] = {}
 
-    def progress(self, sae_id: str) -> Progress | None:
+    def progress(self, sae_id: str) -> FetchProgress | None:
         """How far a running download is; reading what was fetched is part of it."""
         fetch = self._busy.get(sae_id)
         return (self._downloads.progress(sae_id) or fetch.progress) if fetch else None
@@ -99,7 +106,7 @@ class HubSaes:
         found = await self._hub.describe(repo_id, revision, token)
         return found, await asyncio.to_thread(sae_units.units, found.repo_id, found.files)
 
-    async def add(self, wanted: Wanted) -> tuple[SaeRow, str]:
+    async def add(self, wanted: SaeRequest) -> tuple[SaeRow, str]:
         """Register an SAE and begin its download, or go on with one that had failed; its record and the status to answer:
         `downloading`, or of what is there already `already_downloading`, `cached`, `attached`.
 
@@ -199,13 +206,13 @@ class HubSaes:
 
     def _plan(
         self, found: Repository, units: tuple[Unit, ...], path: str | None, token: str | None
-    ) -> Plan:
+    ) -> SaePlan:
         files = {file.path: file for unit in units for file in unit.files}
         folder = folder_of(self._settings.sae_cache_dir, found.repo_id, found.sha)
         job = Job(found.repo_id, found.sha, tuple(files.values()), folder, token)
-        return Plan(id_of(found.repo_id, found.sha, path), path, units, job)
+        return SaePlan(id_of(found.repo_id, found.sha, path), path, units, job)
 
-    async def _pinned(self, wanted: Wanted) -> tuple[SaeRow, str] | None:
+    async def _pinned(self, wanted: SaeRequest) -> tuple[SaeRow, str] | None:
         """The answer for a commit that is here already: it cannot change, so the hub need not be asked."""
         if wanted.revision is None or not is_commit(wanted.revision):
             return None
@@ -216,7 +223,7 @@ class HubSaes:
         there = await asyncio.to_thread(sae_files.units, folder, wanted.repo_id)
         return (row, row.status) if row.file_path in {unit.path for unit in there} else None
 
-    async def _standing(self, plan: Plan) -> tuple[SaeRow, str] | None:
+    async def _standing(self, plan: SaePlan) -> tuple[SaeRow, str] | None:
         """The answer for what is there already, or under way."""
         row = await self._find(plan.sae_id)
         if row is None:
@@ -232,7 +239,7 @@ class HubSaes:
             is_whole = await asyncio.to_thread(sae_files.are_there, plan.job.folder, files)
         return (row, row.status) if is_whole else None
 
-    async def _width(self, plan: Plan) -> Width | None:
+    async def _width(self, plan: SaePlan) -> Width | None:
         """How wide the only unit is, where its header tells it before it is fetched.
 
         Raises:
@@ -246,7 +253,7 @@ class HubSaes:
 
     # ------------------------------------------------------------- a download
 
-    async def _begin(self, plan: Plan) -> None:
+    async def _begin(self, plan: SaePlan) -> None:
         """Raises:
         Refusal: what `Downloads.start` refuses; it is in the record then.
         """
@@ -266,7 +273,7 @@ class HubSaes:
                 await self._record(plan.sae_id, status="error", error_message=error.message)
             raise
 
-    def _on_progress(self, fetch: _Fetch, sae_id: str, progress: Progress) -> None:
+    def _on_progress(self, fetch: _Fetch, sae_id: str, progress: FetchProgress) -> None:
         fetch.progress = progress
         self._bus.publish(SaeDownloadProgress(sae_id, progress.percent))
 
@@ -321,7 +328,7 @@ class HubSaes:
             return refusal.message if refusal else UNREAD
         return reason
 
-    async def _keep(self, plan: Plan, outcomes: dict[Unit, Found]) -> str | None:
+    async def _keep(self, plan: SaePlan, outcomes: dict[Unit, Found]) -> str | None:
         """Note what the only unit is. Why it is of no use, if so."""
         ((unit, found),) = outcomes.items()
         if isinstance(found, Refusal):
@@ -331,7 +338,7 @@ class HubSaes:
             return None
         return UNTOLD
 
-    async def _register(self, plan: Plan, outcomes: dict[Unit, Found]) -> str | None:
+    async def _register(self, plan: SaePlan, outcomes: dict[Unit, Found]) -> str | None:
         """Give each unit of a repository a record of its own. Why there is nothing to be had, if so."""
         bad = [found for found in outcomes.values() if isinstance(found, Refusal)]
         if len(bad) == len(outcomes):
@@ -340,7 +347,7 @@ class HubSaes:
             sae_id = id_of(plan.job.repo_id, plan.job.sha, unit.path)
             if sae_id in self._busy:
                 continue
-            values = values_of(Plan(sae_id, unit.path, (unit,), plan.job), None)
+            values = values_of(SaePlan(sae_id, unit.path, (unit,), plan.job), None)
             if isinstance(found, Refusal):
                 values |= {"status": "error", "error_message": found.message}
             else:
@@ -352,7 +359,7 @@ class HubSaes:
             return None
         return UNTOLD
 
-    async def _discard(self, plan: Plan, bad: Iterable[Unit]) -> None:
+    async def _discard(self, plan: SaePlan, bad: Iterable[Unit]) -> None:
         """Remove the files of units that are of no use."""
         rows = await self._commit_rows(plan.job.repo_id, plan.job.sha)
         there = ("cached", "attached", "downloading")
@@ -373,11 +380,11 @@ class HubSaes:
             before = sae_files.bytes_of(folder)
             try:
                 if not kept:
-                    Folder(folder).remove_all()
+                    CommitFolder(folder).remove_all()
                 else:
                     sae_files.remove(folder, str(row.repository_id), gone, kept)
                     if is_staging_free:
-                        Folder(folder).remove_staged()
+                        CommitFolder(folder).remove_staged()
             except OSError as error:
                 # the SAE is forgotten already; what is left is only disk space
                 log.error("files_not_removed", sae_id=row.id, reason=type(error).__name__)

@@ -15,7 +15,7 @@ from steerserve.rules.sae_units import TOP, Listing, Unit
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class SaePlan:
     """The units that one record stands for; `path` is that of the only one, None for a record of several."""
 
     sae_id: str
@@ -47,16 +47,16 @@ def id_of(repo_id: str, sha: str, path: str | None) -> str:
     return sae_id_of("/".join(part for part in (f"{repo_id}@{sha}", path) if part))
 
 
-def place_of(plan: Plan, unit: Unit) -> Path:
+def place_of(plan: SaePlan, unit: Unit) -> Path:
     """Where a unit lies; its path has been checked with the listing."""
     return plan.job.folder if unit.path == TOP else plan.job.folder / unit.path
 
 
-def source_of(plan: Plan, unit: Unit) -> m.SaeSource:
+def source_of(plan: SaePlan, unit: Unit) -> m.SaeSource:
     return m.SaeSource(str(place_of(plan, unit)), hub_name(plan.job.repo_id, unit.path))
 
 
-def values_of(plan: Plan, width: Width | None) -> dict[str, Any]:
+def values_of(plan: SaePlan, width: Width | None) -> dict[str, Any]:
     """What is known of an SAE before it is read; what only its files tell is empty."""
     unit = plan.units[0] if plan.path is not None else None
     named = unit.named if unit else None

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from steerserve.control.library.sae_downloads import HubSaes
+from steerserve.control.library.sae_downloads import SaeDownloads
 from steerserve.errors import Refusal
 from steerserve.rules import sae_shapes, sae_units
 from steerserve.rules.precision import StoredTensor
@@ -20,7 +20,7 @@ _WHOLE_ONLY = "this format tells its tensors only when it is downloaded; the siz
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class SaeQuery:
     """A page of a repository's SAEs; with `file_path` the one that it names, with its tensors. The token is used and
     dropped."""
 
@@ -36,7 +36,7 @@ class Asked:
     token: str | None = field(default=None, repr=False)
 
 
-async def of(hub: HubSaes, asked: Asked) -> dict[str, Any]:
+async def of(hub: SaeDownloads, asked: SaeQuery) -> dict[str, Any]:
     """The preview.
 
     Raises:
@@ -67,7 +67,7 @@ async def of(hub: HubSaes, asked: Asked) -> dict[str, Any]:
     }
 
 
-def _page(units: Sequence[Unit], asked: Asked) -> tuple[int, list[dict[str, Any]]]:
+def _page(units: Sequence[Unit], asked: SaeQuery) -> tuple[int, list[dict[str, Any]]]:
     """How many fit what is asked, and the entries of those on the page."""
     fitting = sae_units.select(
         units, layer=asked.layer, width=asked.width, site=asked.site, query=asked.query

@@ -68,7 +68,7 @@ class Feature:
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class FeatureMatch:
     """One feature of a search; `cosine` of its decoder direction with that of the feature asked about."""
 
     index: int
@@ -150,7 +150,7 @@ class Features:
 
     async def search(
         self, sae_id: str, query: str | None, index: int | None, limit: int
-    ) -> tuple[list[Found], int]:
+    ) -> tuple[list[FeatureMatch], int]:
         """Features whose labels have the words of the query, or whose decoder directions are nearest to that of a
         feature, or both; the best `limit`, and how many there were among those looked through.
 
@@ -161,11 +161,11 @@ class Features:
         labels = await self._labels.of(sae_id)
         if index is None:
             matched = await asyncio.to_thread(_matching, labels, query)
-            return [Found(i, label, None) for i, label in matched[:limit]], len(matched)
+            return [FeatureMatch(i, label, None) for i, label in matched[:limit]], len(matched)
         check_index(index, d_sae)
         count = min(d_sae - 1, limit if query is None else NEAREST_MAXIMUM)
         explored = await self._explore(row, self._attached(sae_id), [index], count)
-        near = [Found(i, labels.get(i), cosine) for i, cosine in explored.nearest]
+        near = [FeatureMatch(i, labels.get(i), cosine) for i, cosine in explored.nearest]
         if query is not None:
             words = rules.words_of(query)
             near = [one for one in near if one.label and rules.has_words(one.label, words)]
