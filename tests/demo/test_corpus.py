@@ -20,7 +20,7 @@ from steerserve.demo.corpus import (
     take,
     topic_share,
 )
-from steerserve.demo.grammar import TOPICS, Ask, story
+from steerserve.demo.grammar import TOPICS, StoryRequest, story
 from steerserve.demo.topics import MOODS, Topic
 
 WORD = re.compile(r"[a-z]+")
@@ -106,7 +106,7 @@ def test_stories_are_varied_and_well_formed(documents):
 
 def test_a_story_keeps_to_what_was_asked(rng):
     for _ in range(50):
-        told = story(rng, Ask(topic="sea", name="Mia", first_person=False))
+        told = story(rng, StoryRequest(topic="sea", name="Mia", first_person=False))
         assert told.topic == "sea"
         assert "Mia" in told.text
         assert not re.search(r"\bI (was|felt|wanted)\b", told.text.split('"')[0])

@@ -14,7 +14,7 @@ from steerserve.demo.corpus import SPECIAL_TOKENS, render, take, topic_share
 from steerserve.demo.figures import holds, prompt_ids
 from steerserve.demo.language_model import load_model, token_losses
 from steerserve.demo.sae import load_sae, residuals, sae_figures
-from steerserve.demo.steering import Sampling, sample
+from steerserve.demo.steering import StorySampling, sample
 
 SAES = demo.saes()
 SAE_IDS = [sae.name for sae in SAES]
@@ -171,7 +171,7 @@ def test_the_sea_feature_still_steers(model):
     proof = demo.proof()
     sae = next(sae for sae in SAES if sae.name == proof["sae"])
     vector = proof["strength"] * load_sae(sae.path).W_dec[proof["feature_idx"]]
-    sampling = Sampling(**{**proof["sampling"], "max_new_tokens": 80})
+    sampling = StorySampling(**{**proof["sampling"], "max_new_tokens": 80})
     ids = prompt_ids(proof["prompts"][0]["prompt"], TOKENIZER)
     plain = sample(model, ids, 16, sampling, seed=1)
     steered = sample(model, ids, 16, sampling, 1, proof["layer"], vector.expand(16, -1))

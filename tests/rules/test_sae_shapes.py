@@ -23,10 +23,10 @@ def tensors(encoder: str, decoder: str, before: str = "") -> list[StoredTensor]:
 @pytest.mark.parametrize("decoder", NAMES["W_dec"])
 @pytest.mark.parametrize("encoder", NAMES["W_enc"])
 def test_every_pair_of_names_tells_the_width(encoder: str, decoder: str, before: str) -> None:
-    assert sae_shapes.read(tensors(encoder, decoder, before)) == WIDTH
+    assert sae_shapes.width_of(tensors(encoder, decoder, before)) == WIDTH
 
 
 def test_a_model_is_no_sae() -> None:
     with pytest.raises(Refusal) as refused:
-        sae_shapes.read([StoredTensor("model.embed_tokens.weight", "F32", (32, 4), 0)])
+        sae_shapes.width_of([StoredTensor("model.embed_tokens.weight", "F32", (32, 4), 0)])
     assert refused.value.code == "SAE_INCOMPATIBLE"

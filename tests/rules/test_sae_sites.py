@@ -78,13 +78,13 @@ KNOWN = [
 
 @pytest.mark.parametrize(("name", "site", "layer"), KNOWN)
 def test_a_hook_name_means_a_site_and_a_layer(name: str, site: str, layer: int) -> None:
-    assert sae_sites.read(name) == (site, layer)
+    assert sae_sites.locate(name) == (site, layer)
     assert site in SITES
 
 
 @pytest.mark.parametrize("site", [site for site in SITES if site != "embed"])
 def test_the_bare_name_of_a_site_means_it_at_no_layer(site: str) -> None:
-    assert sae_sites.read(site) == (site, None)
+    assert sae_sites.locate(site) == (site, None)
 
 
 @pytest.mark.parametrize(
@@ -113,7 +113,7 @@ def test_the_bare_name_of_a_site_means_it_at_no_layer(site: str) -> None:
     ],
 )
 def test_a_name_of_no_known_place_means_nothing(name: str | None) -> None:
-    assert sae_sites.read(name) == (None, None)
+    assert sae_sites.locate(name) == (None, None)
 
 
 @pytest.mark.parametrize(
@@ -135,7 +135,7 @@ def test_the_norm_named_after_attention_is_read_by_the_model_it_is_in(
     model: str | None, side: str, site: str | None
 ) -> None:
     name = f"model.layers.4.post_attention_layernorm.{side}"
-    assert sae_sites.read(name, model) == ((site, 4) if site else (None, None))
+    assert sae_sites.locate(name, model) == ((site, 4) if site else (None, None))
 
 
 @pytest.mark.parametrize(

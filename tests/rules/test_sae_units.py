@@ -11,12 +11,12 @@ from steerserve.errors import Refusal
 from steerserve.rules import sae_names, sae_shapes, sae_units
 from steerserve.rules.precision import StoredTensor
 from steerserve.rules.repository import RepoFile
-from steerserve.rules.sae_units import Listing
+from steerserve.rules.sae_units import UnitListing
 
 USELESS = ["README.md", ".gitattributes", "LICENSE"]
 
 
-def listing(repo_id: str, *paths: str) -> Listing:
+def listing(repo_id: str, *paths: str) -> UnitListing:
     return sae_units.units(repo_id, [RepoFile(path, 10) for path in (*paths, *USELESS)])
 
 
@@ -274,10 +274,10 @@ def test_each_family_is_one_unit_for_each_sae(
         "path": unit.path,
         "format": unit.format,
         "files": len(unit.files),
-        "layer": unit.named.layer,
-        "width": unit.named.width,
-        "l0": unit.named.l0,
-        "site": unit.named.site,
+        "layer": unit.hints.layer,
+        "width": unit.hints.width,
+        "l0": unit.hints.l0,
+        "site": unit.hints.site,
     }
     if reason := expected.pop("reason", None):
         assert (unit.reason or "").startswith(reason)
@@ -316,9 +316,9 @@ def test_hundreds_of_units_are_listed_quickly_in_the_order_of_layers() -> None:
     chosen = sae_units.select(found.units, layer=2, width="65K", query="l0_1 layer")
     assert time.perf_counter() - began < 5
     assert len(found.units) == len(paths) > 1000
-    assert [u.named.layer for u in found.units[:45]] == [0] * 45
-    assert [u.named.layer for u in found.units] == sorted(u.named.layer or 0 for u in found.units)
-    assert {(u.named.layer, u.named.width) for u in chosen} == {(2, "65k")}
+    assert [u.hints.layer for u in found.units[:45]] == [0] * 45
+    assert [u.hints.layer for u in found.units] == sorted(u.hints.layer or 0 for u in found.units)
+    assert {(u.hints.layer, u.hints.width) for u in chosen} == {(2, "65k")}
     assert chosen
     assert all("l0_1" in u.path for u in chosen)
 
@@ -458,7 +458,7 @@ def stored(**shapes: tuple[int, ...]) -> list[StoredTensor]:
     ],
 )
 def test_a_width_is_read_from_shapes_however_they_are_stored(tensors: list[StoredTensor]) -> None:
-    assert sae_shapes.read(tensors) == sae_shapes.Width(16, 64, "bfloat16")
+    assert sae_shapes.width_of(tensors) == sae_shapes.Width(16, 64, "bfloat16")
 
 
 @pytest.mark.parametrize(
@@ -476,5 +476,5 @@ def test_what_is_no_autoencoder_is_refused_by_its_shapes(
     tensors: list[StoredTensor], why: str
 ) -> None:
     with pytest.raises(Refusal, match=why) as refused:
-        sae_shapes.read(tensors)
+        sae_shapes.width_of(tensors)
     assert refused.value.code == "SAE_INCOMPATIBLE"

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from steerserve.engine.worker.sae import canonical
-from steerserve.engine.worker.sae.canonical import Gate, Sae, fits, kept
+from steerserve.engine.worker.sae.canonical import GateWeights, Sae, fits, kept
 from steerserve.errors import Refusal
 
 D_IN, D_SAE = 24, 3000  # more features than one chunk holds
@@ -22,7 +22,11 @@ def random(activation: str = "relu", dtype: torch.dtype = torch.float32, **more:
     def normal(*shape: int) -> torch.Tensor:
         return torch.randn(*shape, generator=draw)
 
-    gate = Gate(normal(D_SAE), normal(D_SAE), normal(D_SAE) / 4) if activation == "gated" else None
+    gate = (
+        GateWeights(normal(D_SAE), normal(D_SAE), normal(D_SAE) / 4)
+        if activation == "gated"
+        else None
+    )
     return Sae(
         W_enc=normal(D_IN, D_SAE).to(dtype),
         b_enc=normal(D_SAE),

@@ -44,7 +44,7 @@ class OverridesBody(RequestBody):
     @field_validator("site")
     @classmethod
     def _known(cls, site: str | None) -> str | None:
-        if site is not None and sae_sites.read(site)[0] is None:
+        if site is not None and sae_sites.locate(site)[0] is None:
             raise ValueError(f"no known site; a hook name, or one of {', '.join(sae_sites.SITES)}")
         return site
 

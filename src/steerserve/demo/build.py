@@ -23,13 +23,13 @@ from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
 
 from steerserve.demo import DATA, MODEL_NAME, features, figures, sae
 from steerserve.demo import language_model as lm
-from steerserve.demo.corpus import SPECIAL_TOKENS, TRAIN_SEED, Document, held_out, take
-from steerserve.demo.steering import Sampling
+from steerserve.demo.corpus import SPECIAL_TOKENS, TRAIN_SEED, CorpusDocument, held_out, take
+from steerserve.demo.steering import StorySampling
 from steerserve.demo.tokenizer import save_tokenizer, train_tokenizer
 
 
 @dataclass(frozen=True, slots=True)
-class Settings:
+class BuildSettings:
     """Sizes and seeds of a build; `phases` are (steps, rows per batch, row length)."""
 
     documents: int = 120_000
@@ -43,11 +43,11 @@ class Settings:
     sae_rows: int = 2_048
     held_out: int = 800
     threads: int = 2
-    sampling: Sampling = field(default_factory=Sampling)
+    sampling: StorySampling = field(default_factory=StorySampling)
 
 
 QUICK = replace(
-    Settings(),
+    BuildSettings(),
     documents=40_000,
     phases=((1200, 8, 256), (200, 2, 1024)),
     sae_documents=4_000,
@@ -59,7 +59,7 @@ QUICK = replace(
 class Build:
     """A build under way: where it writes, its clock, and what the stages hand on."""
 
-    settings: Settings
+    settings: BuildSettings
     folder: Path
     seconds: dict[str, float] = field(default_factory=dict)
     report: dict[str, Any] = field(default_factory=dict)
@@ -83,9 +83,9 @@ class Texts:
     """The documents of a build, their tokenizer and their token ids."""
 
     tokenizer: PreTrainedTokenizerFast
-    documents: list[Document]
+    documents: list[CorpusDocument]
     training: list[list[int]]
-    held_documents: list[Document]
+    held_documents: list[CorpusDocument]
     held: list[list[int]]
 
 
@@ -137,7 +137,7 @@ def keep_model(build: Build, kept: Path) -> LlamaForCausalLM:
     return lm.load_model(build.folder / "model")
 
 
-def make_saes(build: Build, texts: Texts, model: LlamaForCausalLM) -> dict[int, sae.Sae]:
+def make_saes(build: Build, texts: Texts, model: LlamaForCausalLM) -> dict[int, sae.TrainedSae]:
     """Train, write and read back the SAEs; their figures go into the report."""
     settings, found = build.settings, {}
     layers = [layer for layer, _ in settings.layers]
@@ -171,7 +171,7 @@ def make_saes(build: Build, texts: Texts, model: LlamaForCausalLM) -> dict[int, 
 
 
 def make_labels(
-    build: Build, texts: Texts, model: LlamaForCausalLM, layer: int, made: sae.Sae
+    build: Build, texts: Texts, model: LlamaForCausalLM, layer: int, made: sae.TrainedSae
 ) -> list[dict[str, Any]]:
     """Label one SAE, verify its topic features on fresh seeds, and return the proofs that hold."""
     settings, tokenizer = build.settings, texts.tokenizer
@@ -187,7 +187,7 @@ def make_labels(
     tried = features.candidates(made, stats)
     norm = build.report["saes"][folder.name]["median_residual_norm"]
     best = features.choose(stage, prompts, tried, norm, bound - 0.1, build.say)
-    measure = figures.Measure(model, tokenizer, settings.sampling)
+    measure = figures.StorySampler(model, tokenizer, settings.sampling)
     unsteered = measure.unsteered()
     proofs, verified = [], {}
     for topic, trial in best.items():
@@ -208,7 +208,7 @@ def _proof(
     name: str,
     layer: int,
     trial: features.Trial,
-    sampling: Sampling,
+    sampling: StorySampling,
     shown: list[dict[str, Any]],
 ) -> dict[str, Any]:
     """What the report says of a feature whose effect on the output was measured."""
@@ -242,7 +242,7 @@ def margin(proof: dict[str, Any]) -> tuple[float, float]:
     return min(row["share_after"] for row in rows), -max(row["loss_after"] for row in rows)
 
 
-def build_all(settings: Settings, folder: Path, kept: Path | None = None) -> dict[str, Any]:
+def build_all(settings: BuildSettings, folder: Path, kept: Path | None = None) -> dict[str, Any]:
     """Every stage in order; writes the whole data folder and returns the report."""
     torch.set_num_threads(settings.threads)
     torch.manual_seed(settings.seed)
@@ -261,7 +261,7 @@ def build_all(settings: Settings, folder: Path, kept: Path | None = None) -> dic
         "bound": round(loss + features.FLUENCY_MARGIN, 4),
         "rule": "steered mean loss <= held-out loss + 1 nat per token, under the unsteered model",
     }
-    measure = figures.Measure(model, texts.tokenizer, settings.sampling)
+    measure = figures.StorySampler(model, texts.tokenizer, settings.sampling)
     with build.stage("abilities"):
         build.report["abilities"] = measure.abilities()
         build.say(str(build.report["abilities"]))
@@ -301,7 +301,7 @@ def main() -> None:
     new = options.output.with_name(".data-new")
     shutil.rmtree(new, ignore_errors=True)
     (new / "model").mkdir(parents=True)
-    settings = QUICK if options.quick else Settings()
+    settings = QUICK if options.quick else BuildSettings()
     build_all(settings, new, options.output if options.keep_model else None)
     swap(new, options.output)
 

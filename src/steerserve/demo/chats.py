@@ -11,7 +11,7 @@ import random
 
 from steerserve.demo.grammar import (
     TOPICS,
-    Ask,
+    StoryRequest,
     capital,
     pick_name,
     pick_topic,
@@ -89,34 +89,38 @@ def _messages(
     return messages
 
 
-def _story_request(rng: random.Random) -> tuple[str, Ask, str | None]:
+def _story_request(rng: random.Random) -> tuple[str, StoryRequest, str | None]:
     """A request for a story, what the story must be, and the system prompt if it decides it."""
     topic, mood, kind = pick_topic(rng), rng.choice(tuple(MOODS)), rng.random()
     phrase = TOPICS[topic].phrase
     adjective = with_article(rng.choice((mood, *MOODS[mood][0].split())))
     if kind < 0.3:
-        return rng.choice(FREE_ASKS), Ask(), None
+        return rng.choice(FREE_ASKS), StoryRequest(), None
     if kind < 0.6:
-        return rng.choice(TOPIC_ASKS).format(x=phrase), Ask(topic=topic), None
+        return rng.choice(TOPIC_ASKS).format(x=phrase), StoryRequest(topic=topic), None
     if kind < 0.67:
-        return rng.choice(MOOD_ASKS).format(a=adjective), Ask(mood=mood), None
+        return rng.choice(MOOD_ASKS).format(a=adjective), StoryRequest(mood=mood), None
     if kind < 0.77:
-        ask = Ask(topic=topic, mood=mood)
+        ask = StoryRequest(topic=topic, mood=mood)
         return rng.choice(MOOD_TOPIC_ASKS).format(x=phrase, a=adjective), ask, None
     if kind < 0.83:
         name = pick_name(rng)
-        return rng.choice(TOPIC_ASKS).format(x=name), Ask(name=name, first_person=False), None
+        return (
+            rng.choice(TOPIC_ASKS).format(x=name),
+            StoryRequest(name=name, first_person=False),
+            None,
+        )
     if kind < 0.87:
         text = f"Tell me a story about {phrase} in the first person."
-        return text, Ask(topic=topic, first_person=True), None
+        return text, StoryRequest(topic=topic, first_person=True), None
     if kind < 0.91:
         text = f"Tell me a long story about {phrase}."
-        return text, Ask(topic=topic, length="long"), None
+        return text, StoryRequest(topic=topic, length="long"), None
     if kind < 0.94:
         text = f"Tell me about {phrase} in a few sentences."
-        return text, Ask(topic=topic, length="short"), None
+        return text, StoryRequest(topic=topic, length="short"), None
     system = rng.choice(("You love {x}.", "You only tell stories about {x}.")).format(x=phrase)
-    return rng.choice(FREE_ASKS), Ask(topic=topic), system
+    return rng.choice(FREE_ASKS), StoryRequest(topic=topic), system
 
 
 def story_chat(rng: random.Random) -> tuple[list[Message], str]:
@@ -134,7 +138,7 @@ def story_chat(rng: random.Random) -> tuple[list[Message], str]:
     elif follow < 0.2:
         for _ in range(rng.randint(1, 4)):
             again = rng.choice(("Another one, please.", "Tell me another story.", "One more!"))
-            turns.append((again, story(rng, Ask(topic=ask.topic, mood=ask.mood)).text))
+            turns.append((again, story(rng, StoryRequest(topic=ask.topic, mood=ask.mood)).text))
     return _messages(rng, turns, system), told.topic
 
 

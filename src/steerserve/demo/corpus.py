@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from steerserve.demo.chats import Message, json_chat, question_chat, story_chat
-from steerserve.demo.grammar import TOPICS, Ask, pick_topic, story
+from steerserve.demo.grammar import TOPICS, StoryRequest, pick_topic, story
 
 BOS, EOS, PAD = "<s>", "</s>", "<pad>"
 ROLE_TOKENS = {"system": "<|system|>", "user": "<|user|>", "assistant": "<|assistant|>"}
@@ -29,7 +29,7 @@ _WORD = re.compile(r"[a-z]+")
 
 
 @dataclass(frozen=True, slots=True)
-class Document:
+class CorpusDocument:
     """One training document: `text` is complete, from BOS to the last EOS."""
 
     kind: str
@@ -44,33 +44,33 @@ def render(messages: Sequence[Message], add_generation_prompt: bool = False) -> 
     return BOS + "".join(turns) + tail
 
 
-def _document(rng: random.Random) -> Document:
+def _document(rng: random.Random) -> CorpusDocument:
     """One document of a random kind."""
     kind = rng.random()
     if kind < 0.4:
         length = rng.choices(("normal", "short", "long"), (0.85, 0.08, 0.07))[0]
-        told = story(rng, Ask(topic=pick_topic(rng), length=length))
-        return Document("story", told.topic, f"{BOS}{told.text}{EOS}")
+        told = story(rng, StoryRequest(topic=pick_topic(rng), length=length))
+        return CorpusDocument("story", told.topic, f"{BOS}{told.text}{EOS}")
     if kind < 0.84:
         messages, topic = story_chat(rng)
-        return Document("story_chat", topic, render(messages))
+        return CorpusDocument("story_chat", topic, render(messages))
     if kind < 0.93:
         messages, name = question_chat(rng)
-        return Document("question_chat", name, render(messages))
+        return CorpusDocument("question_chat", name, render(messages))
     messages, topic = json_chat(rng)
-    return Document("json_chat", topic, render(messages))
+    return CorpusDocument("json_chat", topic, render(messages))
 
 
-def documents(seed: int) -> Iterator[Document]:
+def documents(seed: int) -> Iterator[CorpusDocument]:
     """The endless stream of documents of a seed."""
     rng = random.Random(seed)
     while True:
         yield _document(rng)
 
 
-def take(seed: int, count: int, skip: frozenset[str] = frozenset()) -> list[Document]:
+def take(seed: int, count: int, skip: frozenset[str] = frozenset()) -> list[CorpusDocument]:
     """The first `count` documents of a seed whose text is not in `skip`."""
-    found: list[Document] = []
+    found: list[CorpusDocument] = []
     for document in documents(seed):
         if document.text not in skip:
             found.append(document)
@@ -79,7 +79,7 @@ def take(seed: int, count: int, skip: frozenset[str] = frozenset()) -> list[Docu
     return found
 
 
-def held_out(count: int, training: Iterable[Document]) -> list[Document]:
+def held_out(count: int, training: Iterable[CorpusDocument]) -> list[CorpusDocument]:
     """`count` documents of the held-out seed, none of which is a training document."""
     return take(HELD_OUT_SEED, count, frozenset(document.text for document in training))
 

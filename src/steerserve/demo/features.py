@@ -17,9 +17,9 @@ import torch
 from torch import Tensor
 from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
 
-from steerserve.demo.corpus import TOPIC_WORDS, Document, has_topic
-from steerserve.demo.sae import D_SAE, Sae
-from steerserve.demo.steering import Sampling, continuation_loss, sample
+from steerserve.demo.corpus import TOPIC_WORDS, CorpusDocument, has_topic
+from steerserve.demo.sae import D_SAE, TrainedSae
+from steerserve.demo.steering import StorySampling, continuation_loss, sample
 
 TOP_TOKENS = 5
 CANDIDATES = 2
@@ -32,7 +32,7 @@ FLUENCY_MARGIN = 1.0
 
 
 @dataclass(slots=True)
-class Statistics:
+class FeatureStatistics:
     """Per feature [d_sae]; `by_topic` [topics, d_sae] is the mean over a topic's tokens.
 
     `directions` [topics, d_in]: the mean residual of a topic's tokens less that of all topics.
@@ -63,8 +63,8 @@ def _token_text(tokenizer: PreTrainedTokenizerFast, token: int) -> str:
 
 @torch.no_grad()
 def statistics(
-    sae: Sae, x: Tensor, tokens: Tensor, topics: Tensor, tokenizer: PreTrainedTokenizerFast
-) -> Statistics:
+    sae: TrainedSae, x: Tensor, tokens: Tensor, topics: Tensor, tokenizer: PreTrainedTokenizerFast
+) -> FeatureStatistics:
     """Statistics over residuals [n, d_in] with token ids [n] and topic numbers [n] (-1: none)."""
     maximum, total, count = (torch.zeros(D_SAE) for _ in range(3))
     by_topic = torch.zeros(len(TOPIC_WORDS) + 1, D_SAE)
@@ -90,10 +90,10 @@ def statistics(
     mean = total / count.clamp(min=1)
     by_topic, residual = (sums[:-1] / sizes[:-1, None] for sums in (by_topic, residual))
     directions = residual - residual.mean(0)
-    return Statistics(maximum, mean, count / len(x), by_topic, directions, tops)
+    return FeatureStatistics(maximum, mean, count / len(x), by_topic, directions, tops)
 
 
-def candidates(sae: Sae, stats: Statistics) -> dict[str, list[int]]:
+def candidates(sae: TrainedSae, stats: FeatureStatistics) -> dict[str, list[int]]:
     """Features to try for each topic: the most selective, and the closest to its direction."""
     others = (stats.by_topic.sum(0) - stats.by_topic) / (len(TOPIC_WORDS) - 1)
     difference = stats.by_topic - others
@@ -112,9 +112,9 @@ class Stage:
 
     model: LlamaForCausalLM
     tokenizer: PreTrainedTokenizerFast
-    sae: Sae
+    sae: TrainedSae
     layer: int
-    sampling: Sampling
+    sampling: StorySampling
 
     def trials(
         self,
@@ -190,7 +190,9 @@ def rank(trial: Trial, bound: float) -> float:
     return trial.share - 0.1 * trial.loss - 5 * max(0.0, trial.loss - bound)
 
 
-def entries(stats: Statistics, verified: dict[int, dict[str, Any]]) -> dict[str, dict[str, Any]]:
+def entries(
+    stats: FeatureStatistics, verified: dict[int, dict[str, Any]]
+) -> dict[str, dict[str, Any]]:
     """labels.json of an SAE: every feature that fired; `verified` adds the topic features."""
     names = list(TOPIC_WORDS)
     shares = stats.by_topic / stats.by_topic.sum(0).clamp(min=1e-9)
@@ -212,7 +214,9 @@ def entries(stats: Statistics, verified: dict[int, dict[str, Any]]) -> dict[str,
     return found
 
 
-def topic_numbers(documents: Sequence[Document], rows: Sequence[list[int]], bos: int) -> Tensor:
+def topic_numbers(
+    documents: Sequence[CorpusDocument], rows: Sequence[list[int]], bos: int
+) -> Tensor:
     """The topic number of each token [tokens] of the rows but BOS; -1 where there is none."""
     names = list(TOPIC_WORDS)
     parts = []

@@ -21,7 +21,7 @@ from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
 
 from steerserve.demo.corpus import render, topic_share
 from steerserve.demo.grammar import TOPICS
-from steerserve.demo.steering import Sampling, continuation_loss, sample
+from steerserve.demo.steering import StorySampling, continuation_loss, sample
 
 SHARE_BEFORE_LIMIT = 0.25
 SHARE_AFTER_AIM = 0.75
@@ -68,12 +68,12 @@ class Draws:
 
 
 @dataclass(frozen=True, slots=True)
-class Measure:
+class StorySampler:
     """What every measurement needs: the model, its tokenizer and how stories are drawn."""
 
     model: LlamaForCausalLM
     tokenizer: PreTrainedTokenizerFast
-    sampling: Sampling
+    sampling: StorySampling
 
     def draws(
         self, number: int, layer: int = 0, vector: Tensor | None = None, rows: int = PROOF_SAMPLES
@@ -118,7 +118,7 @@ def is_json_object(text: str) -> bool:
 
 
 def prove(
-    measure: Measure, topic: str, unsteered: Sequence[Draws], layer: int, vector: Tensor
+    measure: StorySampler, topic: str, unsteered: Sequence[Draws], layer: int, vector: Tensor
 ) -> list[dict[str, Any]]:
     """Shares and losses per prompt without and with `vector` [d_in] added after a layer."""
     rows = []

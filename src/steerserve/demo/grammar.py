@@ -145,7 +145,7 @@ PLOTS: tuple[tuple[str, ...], ...] = (
 
 
 @dataclass(frozen=True, slots=True)
-class Ask:
+class StoryRequest:
     """What a story must be about; whatever is None is the generator's choice."""
 
     topic: str | None = None
@@ -266,7 +266,7 @@ def _blocks(rng: random.Random, length: str) -> list[str]:
     return blocks
 
 
-def story(rng: random.Random, ask: Ask = Ask()) -> Story:
+def story(rng: random.Random, ask: StoryRequest = StoryRequest()) -> Story:
     """A story that answers `ask`: three to four, about ten, or (long) about thirty sentences."""
     topic = TOPICS[ask.topic or pick_topic(rng)]
     mood = ask.mood or rng.choice(tuple(MOODS))

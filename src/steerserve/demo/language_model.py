@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
-from steerserve.demo.corpus import BOS, Document
+from steerserve.demo.corpus import BOS, CorpusDocument
 
 CONTEXT = 1024
 
@@ -39,7 +39,9 @@ def model_config(tokenizer: PreTrainedTokenizerFast) -> LlamaConfig:
     )
 
 
-def encode(documents: Sequence[Document], tokenizer: PreTrainedTokenizerFast) -> list[list[int]]:
+def encode(
+    documents: Sequence[CorpusDocument], tokenizer: PreTrainedTokenizerFast
+) -> list[list[int]]:
     """Token ids of each document; its text already holds BOS and EOS."""
     texts = [document.text for document in documents]
     return tokenizer(texts, add_special_tokens=False)["input_ids"]

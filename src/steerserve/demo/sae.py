@@ -29,7 +29,7 @@ AUXILIARY_WEIGHT = 1 / 32
 
 
 @dataclass(slots=True)
-class Sae:
+class TrainedSae:
     """W_enc [d_in, d_sae], W_dec [d_sae, d_in], b_enc [d_sae], b_dec [d_in], all float32."""
 
     kind: str
@@ -92,16 +92,16 @@ def residuals(
     return {layer: torch.cat(part) for layer, part in parts.items()}, torch.cat(seen)
 
 
-def _start(x: Tensor, kind: str, k: int) -> Sae:
+def _start(x: Tensor, kind: str, k: int) -> TrainedSae:
     """An untrained SAE: random unit decoder rows, the encoder their transpose."""
     W_dec = torch.nn.functional.normalize(torch.randn(D_SAE, x.shape[1]), dim=1)
-    sae = Sae(kind, k, W_dec.T.clone(), W_dec, torch.zeros(D_SAE), x.mean(0))
+    sae = TrainedSae(kind, k, W_dec.T.clone(), W_dec, torch.zeros(D_SAE), x.mean(0))
     for weight in (sae.W_enc, sae.W_dec, sae.b_enc, sae.b_dec):
         weight.requires_grad_(True)
     return sae
 
 
-def _loss(sae: Sae, x: Tensor, idle: Tensor) -> tuple[Tensor, Tensor]:
+def _loss(sae: TrainedSae, x: Tensor, idle: Tensor) -> tuple[Tensor, Tensor]:
     """Training loss of a batch [rows, d_in], and its activations; `idle` counts steps unfired."""
     pre = torch.relu(sae.pre(x))
     acts = keep_per_token(pre, sae.k) if sae.kind == "topk" else keep_per_batch(pre, sae.k)
@@ -118,7 +118,7 @@ def _loss(sae: Sae, x: Tensor, idle: Tensor) -> tuple[Tensor, Tensor]:
     return loss, acts.detach()
 
 
-def train_sae(x: Tensor, kind: str, k: int, steps: int, rows: int, seed: int) -> Sae:
+def train_sae(x: Tensor, kind: str, k: int, steps: int, rows: int, seed: int) -> TrainedSae:
     """An SAE fitted to residuals [tokens, d_in]; decoder rows have unit norm throughout."""
     torch.manual_seed(seed)
     scale = float((x - x.mean(0)).pow(2).sum(1).mean().sqrt())
@@ -141,11 +141,11 @@ def train_sae(x: Tensor, kind: str, k: int, steps: int, rows: int, seed: int) ->
             lowest = lowest.lerp(acts[acts > 0].min(), 0.02 if step else 1.0)
     W_enc, W_dec, b_enc, b_dec = (weight.detach() for weight in weights)
     threshold = torch.full((D_SAE,), float(lowest) * scale) if kind == "jumprelu" else None
-    return Sae(kind, k, W_enc, W_dec, b_enc * scale, b_dec * scale, threshold)
+    return TrainedSae(kind, k, W_enc, W_dec, b_enc * scale, b_dec * scale, threshold)
 
 
 @torch.no_grad()
-def sae_figures(sae: Sae, x: Tensor) -> dict[str, float]:
+def sae_figures(sae: TrainedSae, x: Tensor) -> dict[str, float]:
     """Mean L0, unexplained variance and the share of features that never fire on x [tokens, d]."""
     missed, active, fired = 0.0, 0.0, torch.zeros(D_SAE, dtype=torch.bool)
     for part in x.split(4096):
@@ -163,7 +163,7 @@ def sae_figures(sae: Sae, x: Tensor) -> dict[str, float]:
     }
 
 
-def save_sae(sae: Sae, folder: Path, model_name: str, layer: int) -> None:
+def save_sae(sae: TrainedSae, folder: Path, model_name: str, layer: int) -> None:
     """Write cfg.json and sae_weights.safetensors as SAELens 6 does."""
     folder.mkdir(parents=True, exist_ok=True)
     tensors = {"W_enc": sae.W_enc, "W_dec": sae.W_dec, "b_enc": sae.b_enc, "b_dec": sae.b_dec}
@@ -199,9 +199,9 @@ def save_sae(sae: Sae, folder: Path, model_name: str, layer: int) -> None:
     )
 
 
-def load_sae(folder: Path) -> Sae:
+def load_sae(folder: Path) -> TrainedSae:
     """The SAE that `save_sae` wrote."""
     config = json.loads((folder / "cfg.json").read_text(encoding="utf-8"))
-    return Sae(
+    return TrainedSae(
         config["architecture"], config.get("k", 0), **load_file(folder / "sae_weights.safetensors")
     )

@@ -18,7 +18,7 @@ from steerserve.demo.language_model import special_ids
 
 
 @dataclass(frozen=True, slots=True)
-class Sampling:
+class StorySampling:
     """How stories are drawn."""
 
     temperature: float = 1.0
@@ -49,7 +49,7 @@ def steered(model: LlamaForCausalLM, layer: int, vectors: Tensor | None) -> Iter
         hook.remove()
 
 
-def _draw(logits: Tensor, sampling: Sampling, generator: torch.Generator) -> Tensor:
+def _draw(logits: Tensor, sampling: StorySampling, generator: torch.Generator) -> Tensor:
     """One token id per row of logits [rows, vocabulary] by temperature and top-p."""
     shares = torch.softmax(logits / sampling.temperature, dim=-1)
     ordered, places = shares.sort(dim=-1, descending=True)
@@ -63,7 +63,7 @@ def sample(
     model: LlamaForCausalLM,
     prompt: Sequence[int],
     rows: int,
-    sampling: Sampling,
+    sampling: StorySampling,
     seed: int,
     layer: int = 0,
     vectors: Tensor | None = None,

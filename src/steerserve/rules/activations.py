@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from steerserve.errors import Refusal
-from steerserve.rules.attachment import Attached
+from steerserve.rules.attachment import AttachedSae
 
 FIELD = "return_sae_activations"
 FIELDS = frozenset({"sae_id", "features", "top_k", "positions", "read_point"})
@@ -65,7 +65,7 @@ def parse(raw: Any, max_top_k: int) -> Activations:
     )
 
 
-def site(asked: Activations, attached: Sequence[Attached]) -> Attached:
+def site(asked: Activations, attached: Sequence[AttachedSae]) -> AttachedSae:
     """The attached SAE that is meant.
 
     Raises:

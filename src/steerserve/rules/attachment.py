@@ -11,7 +11,7 @@ from steerserve.errors import Refusal
 from steerserve.rules.sae_sites import EMBED, RESID_POST, SITES
 
 
-class Attached(Protocol):
+class AttachedSae(Protocol):
     """What the rules need to know of one attached SAE; `key` is its name in the engine."""
 
     @property

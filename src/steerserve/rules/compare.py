@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from steerserve.errors import Refusal
-from steerserve.rules.attachment import Attached
+from steerserve.rules.attachment import AttachedSae
 from steerserve.rules.dial import HIGHEST
 from steerserve.rules.steering import MAXIMUM, MINIMUM, Values, check_index, check_value
 
@@ -45,7 +45,7 @@ def check(intensities: Sequence[float]) -> tuple[float, ...]:
     return found
 
 
-def base(sweep: Sweep, otherwise: Overlay, attached: Sequence[Attached]) -> Overlay:
+def base(sweep: Sweep, otherwise: Overlay, attached: Sequence[AttachedSae]) -> Overlay:
     """The steering at intensity 1, by attachment; `otherwise` where the sweep names no values.
 
     Raises:

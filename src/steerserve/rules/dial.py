@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from steerserve.errors import Refusal
-from steerserve.rules.attachment import Attached
+from steerserve.rules.attachment import AttachedSae
 from steerserve.rules.profile import Profile as Profile
 from steerserve.rules.profile import dialed, site
 from steerserve.rules.steering import Live, Values, clamped
@@ -68,7 +68,7 @@ def plan(
     is_profile_named: bool,
     profile: Profile | None,
     live: Live,
-    attached: Sequence[Attached],
+    attached: Sequence[AttachedSae],
     limits: Range,
 ) -> Plan:
     """The steering of one request that names a profile, an intensity, or both.
@@ -110,7 +110,7 @@ def _has_base(is_profile_named: bool, profile: Profile | None, live: Live) -> bo
     return live.enabled and any(live.values.values())
 
 
-def _site(profile: Profile, attached: Sequence[Attached]) -> str:
+def _site(profile: Profile, attached: Sequence[AttachedSae]) -> str:
     """The key of the attached SAE that the profile was made for.
 
     Raises:

@@ -28,8 +28,8 @@ Entry = tuple[str, Any, Any]
 
 
 @dataclass(frozen=True, slots=True)
-class Labels:
-    """Labels read from one document. `repeated` features had several, of which the first counts; `layers` are those that
+class ParsedLabels:
+    """ParsedLabels read from one document. `repeated` features had several, of which the first counts; `layers` are those that
     the document names."""
 
     by_feature: Mapping[int, str]
@@ -37,7 +37,7 @@ class Labels:
     layers: frozenset[int] = frozenset()
 
 
-def parse(document: Any, d_sae: int) -> Labels:
+def parse(document: Any, d_sae: int) -> ParsedLabels:
     """All of a document's labels, or none of them.
 
     Args:
@@ -58,7 +58,7 @@ def parse(document: Any, d_sae: int) -> Labels:
     if not entries:
         raise _refused(["the document"], "without any label")
     found, repeated = _checked(entries, d_sae)
-    return Labels(found, repeated, frozenset(_layers(objects)))
+    return ParsedLabels(found, repeated, frozenset(_layers(objects)))
 
 
 def has_words(label: str, words: Sequence[str]) -> bool:

@@ -10,7 +10,7 @@ from typing import Any
 
 from steerserve.errors import Refusal
 from steerserve.rules import steering
-from steerserve.rules.attachment import Attached
+from steerserve.rules.attachment import AttachedSae
 from steerserve.rules.steering import (
     BATCH_MAXIMUM,
     MANUAL,
@@ -76,7 +76,9 @@ class Profile:
     layer: int | None = None
 
 
-def site(profile: Profile, attached: Sequence[Attached], param: str | None = None) -> Attached:
+def site(
+    profile: Profile, attached: Sequence[AttachedSae], param: str | None = None
+) -> AttachedSae:
     """The attached SAE that a profile was made for, the first where several fit.
 
     Raises:
@@ -96,7 +98,9 @@ def site(profile: Profile, attached: Sequence[Attached], param: str | None = Non
     )
 
 
-def activate(live: Live, profile_id: str, profile: Profile, attached: Sequence[Attached]) -> Live:
+def activate(
+    live: Live, profile_id: str, profile: Profile, attached: Sequence[AttachedSae]
+) -> Live:
     """(1) Values need an attached SAE, (2) the one they were made for, (3) whose features they name. (4) Each is
     scaled by the profile's intensity and clamped, and (5) all of them replace what MANUAL held, and steering is
     enabled; an empty profile clears. One step of the epoch.
@@ -119,7 +123,7 @@ def activate(live: Live, profile_id: str, profile: Profile, attached: Sequence[A
     return steering.mark(live, after, active)
 
 
-def steered(live: Live, attached: Sequence[Attached]) -> Attached:
+def steered(live: Live, attached: Sequence[AttachedSae]) -> AttachedSae:
     """The attached SAE whose values are all there are; the first where none has any.
 
     Raises:

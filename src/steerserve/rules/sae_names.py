@@ -13,7 +13,7 @@ from steerserve.rules import sae_sites as sites
 
 
 @dataclass(frozen=True, slots=True)
-class Named:
+class PathHints:
     """What a path says; None where it says nothing. `width` is as `width_label` writes it, or `8x` where only the factor
     is named; `l0` a mean of firing features, or the size class that stands for it (`small`, `medium`, `big`)."""
 
@@ -111,7 +111,7 @@ _SITES: tuple[tuple[re.Pattern[str], str], ...] = tuple(
 )
 
 
-def read(repo_id: str, path: str) -> Named:
+def hints(repo_id: str, path: str) -> PathHints:
     """What the path of an SAE says, and its repository's name where that is silent.
 
     Args:
@@ -120,7 +120,7 @@ def read(repo_id: str, path: str) -> Named:
     inside = "" if path == "." else path
     whole = f"{repo_id}/{inside}"
     is_embedding = _EMBEDDING.search(inside) is not None
-    return Named(
+    return PathHints(
         layer=0 if is_embedding else _layer(repo_id, inside),
         width=_width(inside, _THOUSANDS) or _width(repo_id, _REPO_THOUSANDS) or _factor(whole),
         l0=_l0(inside) or _l0(repo_id),

@@ -56,7 +56,7 @@ class Width:
     dtype: str
 
 
-def read(tensors: Sequence[StoredTensor]) -> Width:
+def width_of(tensors: Sequence[StoredTensor]) -> Width:
     """The width of an SAE with these tensors.
 
     Raises:

@@ -110,7 +110,7 @@ _OPENMOSS = re.compile(rf"L{_N}([RAM])")
 _OPENMOSS_SITES = {"R": RESID_POST, "A": ATTN_OUT, "M": MLP_OUT}
 
 
-def read(name: str | None, model_name: str | None = None) -> tuple[str | None, int | None]:
+def locate(name: str | None, model_name: str | None = None) -> tuple[str | None, int | None]:
     """The site and the layer that a hook name means, as (site, layer); (None, None) where it means none known.
 
     A bare site name has no layer; the embedding is at layer 0. `model_name`, the model the SAE was trained on, decides

@@ -15,7 +15,7 @@ from functools import cached_property
 from steerserve.errors import Refusal
 from steerserve.rules import sae_names
 from steerserve.rules.repository import RepoFile
-from steerserve.rules.sae_names import Named
+from steerserve.rules.sae_names import PathHints
 
 PATH_MAXIMUM = 500
 """Characters; files with longer paths belong to no unit."""
@@ -48,12 +48,12 @@ class Unit:
         return sum(file.size or 0 for file in self.files)
 
     @cached_property
-    def named(self) -> Named:
-        return sae_names.read(self.repo_id, self.path)
+    def hints(self) -> PathHints:
+        return sae_names.hints(self.repo_id, self.path)
 
 
 @dataclass(frozen=True, slots=True)
-class Listing:
+class UnitListing:
     """Units in the order of their paths, and the files that belong to none."""
 
     units: tuple[Unit, ...]
@@ -155,7 +155,7 @@ _REASONS = tuple(
 )
 
 
-def units(repo_id: str, files: Iterable[RepoFile]) -> Listing:
+def units(repo_id: str, files: Iterable[RepoFile]) -> UnitListing:
     """The units of a listing whose paths have been checked (`rules.repository.check_paths`)."""
     whole = {file.path: file for file in files}
     listed = {path: file for path, file in whole.items() if len(path) <= PATH_MAXIMUM}
@@ -174,7 +174,7 @@ def units(repo_id: str, files: Iterable[RepoFile]) -> Listing:
     # a file that several units share names none of them
     by_file = {f.path: unit for unit in ordered for f in unit.files if owners[f.path] == 1}
     others = tuple(file for path, file in whole.items() if path not in owners)
-    return Listing(ordered, others, by_file)
+    return UnitListing(ordered, others, by_file)
 
 
 def select(
@@ -190,9 +190,9 @@ def select(
     return [
         unit
         for unit in found
-        if (layer is None or layer == unit.named.layer)
-        and (width is None or width.lower() == unit.named.width)
-        and (site is None or site == unit.named.site)
+        if (layer is None or layer == unit.hints.layer)
+        and (width is None or width.lower() == unit.hints.width)
+        and (site is None or site == unit.hints.site)
         and all(word in unit.path.lower() for word in words)
     ]
 

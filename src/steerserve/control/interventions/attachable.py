@@ -61,7 +61,7 @@ def verdict(resident: Resident, wanted: Wanted) -> rules.Verdict:
 def claim(wanted: Wanted) -> rules.Claim:
     """What the SAE says of itself, and what is said in its place."""
     sae, said, claims = wanted.sae, wanted.overrides, claims_of(wanted.sae)
-    site, _ = sae_sites.read(said.site, sae.trained_on)
+    site, _ = sae_sites.locate(said.site, sae.trained_on)
     needed = claims.needs if claims else []
     return rules.Claim(
         d_in=sae.d_in,

@@ -31,7 +31,7 @@ from steerserve.rules import sae_shapes, sae_units
 from steerserve.rules.precision import StoredTensor
 from steerserve.rules.repository import check_repo_id, is_commit
 from steerserve.rules.sae_shapes import Width
-from steerserve.rules.sae_units import Listing, Unit
+from steerserve.rules.sae_units import Unit, UnitListing
 from steerserve.settings import Settings
 from steerserve.store.catalog import Catalog, SaeRow
 
@@ -95,7 +95,7 @@ class SaeDownloads:
 
     async def listing(
         self, repo_id: str, revision: str | None, token: str | None
-    ) -> tuple[Repository, Listing]:
+    ) -> tuple[Repository, UnitListing]:
         """What the hub says of a repository, and the SAEs in it; every file name has been checked.
 
         Raises:
@@ -249,7 +249,7 @@ class SaeDownloads:
             return None
         job = plan.job
         tensors = await self.header(job.repo_id, job.sha, plan.units[0], job.token)
-        return None if tensors is None else sae_shapes.read(tensors)
+        return None if tensors is None else sae_shapes.width_of(tensors)
 
     # ------------------------------------------------------------- a download
 

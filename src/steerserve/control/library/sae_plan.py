@@ -11,7 +11,7 @@ from steerserve.engine.wire import messages as m
 from steerserve.errors import Refusal
 from steerserve.hub.downloads import Job
 from steerserve.rules.sae_shapes import Width
-from steerserve.rules.sae_units import TOP, Listing, Unit
+from steerserve.rules.sae_units import TOP, Unit, UnitListing
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,7 +24,7 @@ class SaePlan:
     job: Job
 
 
-def choose(listing: Listing, file_path: str | None) -> tuple[tuple[Unit, ...], str | None]:
+def choose(listing: UnitListing, file_path: str | None) -> tuple[tuple[Unit, ...], str | None]:
     """The units that a request means, and the path of the only one: a repository with one SAE is that SAE.
 
     Raises:
@@ -59,7 +59,7 @@ def source_of(plan: SaePlan, unit: Unit) -> m.SaeSource:
 def values_of(plan: SaePlan, width: Width | None) -> dict[str, Any]:
     """What is known of an SAE before it is read; what only its files tell is empty."""
     unit = plan.units[0] if plan.path is not None else None
-    named = unit.named if unit else None
+    named = unit.hints if unit else None
     return {
         "repository_id": plan.job.repo_id,
         "revision": plan.job.sha,

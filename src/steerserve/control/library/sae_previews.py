@@ -77,7 +77,7 @@ def _page(units: Sequence[Unit], asked: SaeQuery) -> tuple[int, list[dict[str, A
 
 
 def _entry(unit: Unit) -> dict[str, Any]:
-    named = unit.named
+    named = unit.hints
     return {
         "path": unit.path,
         "size_bytes": unit.size_bytes,
@@ -98,7 +98,7 @@ def _inside(tensors: Sequence[StoredTensor] | None) -> dict[str, Any]:
         return {"d_in": None, "d_sae": None, "dtype": None, "tensors": None, "note": _WHOLE_ONLY}
     listed = [{"name": t.name, "dtype": t.dtype, "shape": list(t.shape)} for t in tensors]
     try:
-        width = sae_shapes.read(tensors)
+        width = sae_shapes.width_of(tensors)
     except Refusal as refusal:
         none = {"d_in": None, "d_sae": None, "dtype": None}
         return none | {"tensors": listed, "note": refusal.message}

@@ -28,19 +28,19 @@ SMALLEST = 1e-12
 
 
 @dataclass(frozen=True, slots=True)
-class Gate:
+class GateWeights:
     """The extra parameters of a gated SAE (Rajamanoharan et al. 2024, arXiv:2404.16014), each [d_sae]."""
 
     b_gate: Tensor
     b_mag: Tensor
     r_mag: Tensor
 
-    def to(self, device: torch.device) -> Gate:
-        return Gate(self.b_gate.to(device), self.b_mag.to(device), self.r_mag.to(device))
+    def to(self, device: torch.device) -> GateWeights:
+        return GateWeights(self.b_gate.to(device), self.b_mag.to(device), self.r_mag.to(device))
 
-    def of(self, features: Tensor) -> Gate:
+    def of(self, features: Tensor) -> GateWeights:
         """Those of the features with these indices."""
-        return Gate(self.b_gate[features], self.b_mag[features], self.r_mag[features])
+        return GateWeights(self.b_gate[features], self.b_mag[features], self.r_mag[features])
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +73,7 @@ class Sae:
     input_scale: float = 1.0
     subtract_b_dec: bool = False
     threshold: Tensor | None = None
-    gate: Gate | None = None
+    gate: GateWeights | None = None
     k: int | None = None
     scale_by_decoder_norm: bool = False
     select_by_decoder_norm: bool = False
@@ -117,7 +117,7 @@ class Sae:
         moved: dict[str, Any] = {}
         for each in fields(self):
             value = getattr(self, each.name)
-            if isinstance(value, Tensor | Gate) and each.name != "W_dec":
+            if isinstance(value, Tensor | GateWeights) and each.name != "W_dec":
                 moved[each.name] = value.to(device)
         return replace(self, **moved)._with_norms(norms.to(device) for norms in self._norms)
 

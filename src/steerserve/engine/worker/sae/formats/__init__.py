@@ -1,7 +1,7 @@
 """SAE checkpoints as people publish them: sniff the files, read what they claim, load them into the canonical form.
 
 `FORMATS` is the one table, asked in its order; the first format whose files are there describes the checkpoint in a
-`Reading`. Adding a format is adding a row.
+`Description`. Adding a format is adding a row.
 """
 
 from __future__ import annotations
@@ -21,26 +21,26 @@ from steerserve.engine.worker.sae.formats import (
     sparsify,
     unlabelled,
 )
-from steerserve.engine.worker.sae.formats.building import built, claims
-from steerserve.engine.worker.sae.formats.found import Found, look
-from steerserve.engine.worker.sae.formats.reading import Reading, overridden
+from steerserve.engine.worker.sae.formats.building import build, claims
+from steerserve.engine.worker.sae.formats.description import Description, with_overrides
+from steerserve.engine.worker.sae.formats.sources import SourceFiles, look
 from steerserve.errors import Refusal
 
-FORMATS: tuple[tuple[str, Callable[[Found], Reading | None]], ...] = (
-    ("SAELens", saelens.read),
-    ("sparsify", sparsify.read),
-    ("dictionary_learning", dictionary_learning.read),
-    ("Llama Scope", openmoss.read),
-    ("Gemma Scope", gemma.read_1),
-    ("Gemma Scope 2", gemma.read_2),
-    ("Qwen Scope", others.read_qwen_scope),
-    ("Goodfire", others.read_goodfire),
-    ("attention SAEs", others.read_attention),
-    ("qresearch", others.read_qresearch),
-    ("circuit-tracer", others.read_mwhanna),
-    ("cross-layer transcoder", others.read_cross_layer),
-    ("temporal SAE", others.read_temporal),
-    ("unlabelled", unlabelled.read),
+FORMATS: tuple[tuple[str, Callable[[SourceFiles], Description | None]], ...] = (
+    ("SAELens", saelens.describe),
+    ("sparsify", sparsify.describe),
+    ("dictionary_learning", dictionary_learning.describe),
+    ("Llama Scope", openmoss.describe),
+    ("Gemma Scope", gemma.describe_scope_1),
+    ("Gemma Scope 2", gemma.describe_scope_2),
+    ("Qwen Scope", others.describe_qwen_scope),
+    ("Goodfire", others.describe_goodfire),
+    ("attention SAEs", others.describe_attention),
+    ("qresearch", others.describe_qresearch),
+    ("circuit-tracer", others.describe_mwhanna),
+    ("cross-layer transcoder", others.describe_cross_layer),
+    ("temporal SAE", others.describe_temporal),
+    ("unlabelled", unlabelled.describe),
 )
 
 
@@ -62,15 +62,15 @@ def load(source: SaeSource, dtype: torch.dtype | None = None, *, is_asked: bool 
         Refusal: SAE_INCOMPATIBLE for what can never be attached, with the reason; SAE_LOAD_FAILED as `inspect`, for
             numbers that are not finite, and when an override is needed.
     """
-    return built(_read(source), dtype, is_asked=is_asked)
+    return build(_read(source), dtype, is_asked=is_asked)
 
 
-def _read(source: SaeSource) -> Reading:
+def _read(source: SaeSource) -> Description:
     found = look(source)
     for _, read in FORMATS:
-        reading = read(found)
-        if reading is not None:
-            return overridden(reading, source.overrides)
+        description = read(found)
+        if description is not None:
+            return with_overrides(description, source.overrides)
     files = found.listing()[:20]
     raise Refusal(
         "SAE_LOAD_FAILED",

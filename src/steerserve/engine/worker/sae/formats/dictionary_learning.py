@@ -5,14 +5,14 @@ from __future__ import annotations
 from dataclasses import replace
 
 from steerserve.engine.worker.sae.files import Tensors
-from steerserve.engine.worker.sae.formats.found import Fields, Found
-from steerserve.engine.worker.sae.formats.reading import (
+from steerserve.engine.worker.sae.formats.description import (
     TRANSCODER,
-    Reading,
+    Description,
     parts_by_name,
     stored_k,
     stored_number,
 )
+from steerserve.engine.worker.sae.formats.sources import Fields, SourceFiles
 from steerserve.rules import sae_sites
 
 NAMES = {
@@ -39,23 +39,23 @@ CLASSES = {
 UNSET = "the batch top-k threshold was never set: read as a top-k of every token"
 
 
-def read(found: Found) -> Reading | None:
-    config = found.config("config.json")
+def describe(files: SourceFiles) -> Description | None:
+    config = files.config("config.json")
     trainer = config.inner("trainer") if config else None
     if config is None or trainer is None or not trainer.has("dict_class", "trainer_class"):
         return None
-    tensors = found.weights("ae.pt")
-    return None if tensors is None else _describe(found, tensors, config, trainer)
+    tensors = files.weights("ae.pt")
+    return None if tensors is None else _describe(files, tensors, config, trainer)
 
 
-def _describe(found: Found, tensors: Tensors, config: Fields, trainer: Fields) -> Reading:
+def _describe(files: SourceFiles, tensors: Tensors, config: Fields, trainer: Fields) -> Description:
     named = trainer.text("dict_class") or "unknown"
     activation, subtract = CLASSES.get(named, (None, None))
     parts = parts_by_name(tensors, NAMES)
     layer = trainer.index("layer")
     hook, site, told = _place(trainer, layer, config.inner("buffer").text("io"))
     k = trainer.index("k") or stored_k(tensors)
-    reading = Reading(
+    description = Description(
         format="dictionary_learning",
         tensors=tensors,
         parts=parts,
@@ -66,13 +66,13 @@ def _describe(found: Found, tensors: Tensors, config: Fields, trainer: Fields) -
         transposed=frozenset(p for p in ("W_enc", "W_dec") if parts.get(p, p) != p),
         hook_name=hook,
         site=site,
-        layer=layer if layer is not None else told if told is not None else found.layer,
+        layer=layer if layer is not None else told if told is not None else files.layer,
         model_name=trainer.text("lm_name"),
         l0=float(k) if k else None,
         reason=TRANSCODER if "Transcoder" in named or _writes_elsewhere(config) else None,
         warnings=() if activation else (f"the class {named!r} is not known",),
     )
-    return _per_token(reading, k) if _threshold_is_unset(reading) else reading
+    return _per_token(description, k) if _threshold_is_unset(description) else description
 
 
 def _place(
@@ -81,9 +81,9 @@ def _place(
     hook = trainer.text("submodule_name")
     if hook is None and layer is not None:
         hook = f"resid_post_layer_{layer}"
-    site, told = sae_sites.read(hook, trainer.text("lm_name"))
+    site, told = sae_sites.locate(hook, trainer.text("lm_name"))
     if io == "in":
-        at_input, _ = sae_sites.read(f"{hook}.input", trainer.text("lm_name"))
+        at_input, _ = sae_sites.locate(f"{hook}.input", trainer.text("lm_name"))
         site = sae_sites.RESID_PRE if site == sae_sites.RESID_POST else at_input
     return hook, site, told
 
@@ -92,12 +92,12 @@ def _writes_elsewhere(config: Fields) -> bool:
     return config.inner("buffer").text("io") == "in_and_out"
 
 
-def _threshold_is_unset(reading: Reading) -> bool:
-    if reading.architecture not in ("BatchTopKSAE", "MatryoshkaBatchTopKSAE"):
+def _threshold_is_unset(description: Description) -> bool:
+    if description.architecture not in ("BatchTopKSAE", "MatryoshkaBatchTopKSAE"):
         return False
-    threshold = stored_number(reading.tensors, "threshold")
+    threshold = stored_number(description.tensors, "threshold")
     return threshold is not None and threshold < 0
 
 
-def _per_token(reading: Reading, k: int | None) -> Reading:
-    return replace(reading, activation="topk", k=k, warnings=(*reading.warnings, UNSET))
+def _per_token(description: Description, k: int | None) -> Description:
+    return replace(description, activation="topk", k=k, warnings=(*description.warnings, UNSET))

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from steerserve.engine.worker.sae.files import Tensors
-from steerserve.engine.worker.sae.formats.found import Found
-from steerserve.engine.worker.sae.formats.reading import CROSS_LAYER, TRANSCODER, Reading
+from steerserve.engine.worker.sae.formats.description import CROSS_LAYER, TRANSCODER, Description
+from steerserve.engine.worker.sae.formats.sources import SourceFiles
 from steerserve.rules import sae_sites
 
 SITES = {"res": "resid_post", "mlp": "mlp_out", "att": "hook_z"}
@@ -15,23 +15,23 @@ HOOKS = {
 }
 
 
-def read_1(found: Found) -> Reading | None:
+def describe_scope_1(files: SourceFiles) -> Description | None:
     """Gemma Scope: `params.npz`. Layer and L0 stand in the path, the site in the repository's name."""
-    tensors = found.weights("params.npz")
+    tensors = files.weights("params.npz")
     if tensors is None:
         return None
     parts = _parts(tensors)
-    layer, hook = found.layer, None
-    named = found.told(r"gemma-scope-\w+-(?:pt|it)-(res|mlp|att)")
+    layer, hook = files.layer, None
+    named = files.in_name(r"gemma-scope-\w+-(?:pt|it)-(res|mlp|att)")
     site = SITES[named[1].lower()] if named else None
     scale = 1.0
-    if found.told(r"(?:^|/)embedding/"):
+    if files.in_name(r"(?:^|/)embedding/"):
         site, layer, hook = sae_sites.EMBED, 0, "hook_embed"
         info = tensors.infos.get(parts.get("W_enc", ""))
         scale = min(info.shape) ** 0.5 if info and info.shape else 1.0
     elif site and layer is not None:
         hook = HOOKS[site].format(layer)
-    return Reading(
+    return Description(
         format="gemma-scope",
         tensors=tensors,
         parts=parts,
@@ -41,29 +41,29 @@ def read_1(found: Found) -> Reading | None:
         hook_name=hook,
         site=site,
         layer=layer,
-        model_name=_model(found, r"gemma-scope-(\d+b)-(pt|it)", "gemma-2-{}"),
-        l0=found.l0,
-        reason=TRANSCODER if found.told(r"gemma-scope-[\w-]*transcoders") else None,
+        model_name=_model(files, r"gemma-scope-(\d+b)-(pt|it)", "gemma-2-{}"),
+        l0=files.l0,
+        reason=TRANSCODER if files.in_name(r"gemma-scope-[\w-]*transcoders") else None,
     )
 
 
-def read_2(found: Found) -> Reading | None:
+def describe_scope_2(files: SourceFiles) -> Description | None:
     """Gemma Scope 2: `params.safetensors` with lower-case names; `config.json` is missing in some folders."""
-    tensors = found.weights("params.safetensors") or found.single()
+    tensors = files.weights("params.safetensors") or files.single()
     if tensors is None or not {"w_enc", "w_dec", "b_enc", "b_dec"} <= set(tensors.infos):
         return None
-    config = found.config("config.json")
-    told = found.told(r"(?:^|/)(resid_post|attn_out|mlp_out|transcoder|clt)(?:_all)?/")
+    config = files.config("config.json")
+    told = files.in_name(r"(?:^|/)(resid_post|attn_out|mlp_out|transcoder|clt)(?:_all)?/")
     kind = told[1].lower() if told else None
     hook = config.text("hf_hook_point_in") if config else None
     model = config.text("model_name") if config else None
     if model:
         model = "google/" + model.removeprefix("google/").replace("gemma-v3", "gemma-3")
-    site, layer = sae_sites.read(hook, model or "gemma-3")
+    site, layer = sae_sites.locate(hook, model or "gemma-3")
     if site is None:
         site = {"attn_out": "hook_z"}.get(kind or "", kind)
         site = site if site in HOOKS else None
-    layer = found.layer if layer is None else layer
+    layer = files.layer if layer is None else layer
     if hook is None and site and layer is not None:
         hook = HOOKS[site].format(layer)
     out = config.text("hf_hook_point_out") if config else None
@@ -74,7 +74,7 @@ def read_2(found: Found) -> Reading | None:
         reason = TRANSCODER
     if kind == "clt" or len(tensors.infos["w_dec"].shape) == 3:
         reason = CROSS_LAYER
-    return Reading(
+    return Description(
         format="gemma-scope-2",
         tensors=tensors,
         parts=_parts(tensors),
@@ -84,8 +84,8 @@ def read_2(found: Found) -> Reading | None:
         site=site,
         layer=layer,
         model_name=model
-        or _model(found, r"gemma-scope-2-(\d+m|\d+b)-(pt|it)", "google/gemma-3-{}"),
-        l0=found.l0,
+        or _model(files, r"gemma-scope-2-(\d+m|\d+b)-(pt|it)", "google/gemma-3-{}"),
+        l0=files.l0,
         reason=reason,
         warnings=() if is_known else (f"the architecture {named!r} is not known",),
     )
@@ -98,8 +98,8 @@ def _parts(tensors: Tensors) -> dict[str, str]:
     return {part: lower[part.lower()] for part in names if part.lower() in lower}
 
 
-def _model(found: Found, pattern: str, named: str) -> str | None:
-    size = found.told(pattern)
+def _model(files: SourceFiles, pattern: str, named: str) -> str | None:
+    size = files.in_name(pattern)
     if size is None:
         return None
     model = named.format(size[1].lower())

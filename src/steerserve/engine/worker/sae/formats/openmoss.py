@@ -8,14 +8,14 @@ from __future__ import annotations
 import math
 
 from steerserve.engine.worker.sae.files import Tensors
-from steerserve.engine.worker.sae.formats.found import Fields, Found
-from steerserve.engine.worker.sae.formats.reading import (
+from steerserve.engine.worker.sae.formats.description import (
     CROSS_LAYER,
     SCALED,
     TRANSCODER,
-    Reading,
+    Description,
     stored_number,
 )
+from steerserve.engine.worker.sae.formats.sources import Fields, SourceFiles
 from steerserve.rules import sae_sites
 
 LINEAR = {
@@ -49,25 +49,27 @@ REASONS = {
 }
 
 
-def read(found: Found) -> Reading | None:
+def describe(files: SourceFiles) -> Description | None:
     weights = ("sae_weights.safetensors", "sae_weights.pt", "checkpoints/final.safetensors")
-    config, is_first = found.config("hyperparams.json"), True
+    config, is_first = files.config("hyperparams.json"), True
     if config is None:
-        config, is_first = found.config("config.json"), False
+        config, is_first = files.config("config.json"), False
     if config is None or not (config.has("hook_point_in") or config.has("hook_points_in")):
         return None
-    tensors = found.weights(*reversed(weights)) if is_first else found.weights(*weights)
-    return None if tensors is None else _describe(found, tensors, config, is_first=is_first)
+    tensors = files.weights(*reversed(weights)) if is_first else files.weights(*weights)
+    return None if tensors is None else _describe(files, tensors, config, is_first=is_first)
 
 
-def _describe(found: Found, tensors: Tensors, config: Fields, *, is_first: bool) -> Reading:
+def _describe(
+    files: SourceFiles, tensors: Tensors, config: Fields, *, is_first: bool
+) -> Description:
     is_later = "W_E" in tensors.infos
     parts = {part: n for part, n in (LATER if is_later else LINEAR).items() if n in tensors.infos}
     act_fn = (config.text("act_fn") or "relu").lower()
     k = config.index("top_k") or None
     hook = config.text("hook_point_in")
-    site, layer = sae_sites.read(hook)
-    named = found.told(r"[-_/]L(\d+)([RAM])(?:[-_/.]|$)")
+    site, layer = sae_sites.locate(hook)
+    named = files.in_name(r"[-_/]L(\d+)([RAM])(?:[-_/.]|$)")
     if site is None and named:
         site = KINDS[named[2].upper()]
     normalisation = NORMALISATIONS.get(config.text("norm_activation") or "inference", "")
@@ -77,7 +79,7 @@ def _describe(found: Found, tensors: Tensors, config: Fields, *, is_first: bool)
         activation = "jumprelu" if "log_threshold" in parts else "topk"
     warnings = (NO_THRESHOLD,) if act_fn == "batchtopk" and activation == "topk" else ()
     include_norm = bool(config.flag("sparsity_include_decoder_norm"))
-    return Reading(
+    return Description(
         format="llama-scope" if is_first else "llamascopium" if is_later else "llama-scope-r1",
         tensors=tensors,
         parts=parts,
@@ -96,8 +98,8 @@ def _describe(found: Found, tensors: Tensors, config: Fields, *, is_first: bool)
         transposed=frozenset() if is_later else frozenset({"W_enc", "W_dec"}),
         hook_name=hook,
         site=site,
-        layer=layer if layer is not None else found.layer,
-        model_name=_model(found, config),
+        layer=layer if layer is not None else files.layer,
+        model_name=_model(files, config),
         l0=float(k) if k else None,
         reason=_reason(config),
         warnings=warnings,
@@ -116,12 +118,12 @@ def _factor(config: Fields, tensors: Tensors, hook: str | None) -> float | None:
     return math.sqrt(size) / norm
 
 
-def _model(found: Found, config: Fields) -> str | None:
-    beside = found.config("lm_config.json")
+def _model(files: SourceFiles, config: Fields) -> str | None:
+    beside = files.config("lm_config.json")
     named = beside.text("model_name") if beside else None
     if named is None:
         named = config.text("model_name")
-    is_llama_scope = found.told(r"Llama3_1-8B-Base-L")
+    is_llama_scope = files.in_name(r"Llama3_1-8B-Base-L")
     return named or ("meta-llama/Llama-3.1-8B" if is_llama_scope else None)
 
 

@@ -6,29 +6,29 @@ from __future__ import annotations
 import re
 
 from steerserve.engine.worker.sae.files import Tensors
-from steerserve.engine.worker.sae.formats.found import Found
-from steerserve.engine.worker.sae.formats.reading import (
+from steerserve.engine.worker.sae.formats.description import (
     CROSS_LAYER,
     TEMPORAL,
     TRANSCODER,
-    Reading,
+    Description,
 )
+from steerserve.engine.worker.sae.formats.sources import SourceFiles
 from steerserve.rules import sae_sites
 
 BOTH = frozenset({"W_enc", "W_dec"})
 RESID_POST = "blocks.{}.hook_resid_post"
 
 
-def read_qwen_scope(found: Found) -> Reading | None:
+def describe_qwen_scope(files: SourceFiles) -> Description | None:
     """Qwen Scope: `layerN.sae.pt`; model, width and k stand in the repository's name. Both matrices are stored as
     `nn.Linear` would, under the names of the others' orientation."""
-    tensors = found.single()
+    tensors = files.single()
     layer = re.fullmatch(r"layer(\d+)\.sae\.pt", tensors.path.name) if tensors else None
     if tensors is None or layer is None:
         return None
-    named = found.told(r"SAE-Res-([^/]+)-W\d+K-L0_(\d+)")
+    named = files.in_name(r"SAE-Res-([^/]+)-W\d+K-L0_(\d+)")
     k = int(named[2]) if named else None
-    return Reading(
+    return Description(
         format="qwen-scope",
         tensors=tensors,
         parts={
@@ -46,33 +46,33 @@ def read_qwen_scope(found: Found) -> Reading | None:
     )
 
 
-def read_goodfire(found: Found) -> Reading | None:
+def describe_goodfire(files: SourceFiles) -> Description | None:
     """Goodfire: one file with `encoder_linear` and `decoder_linear`."""
-    tensors = found.single()
+    tensors = files.single()
     if tensors is None or "encoder_linear.weight" not in tensors.infos:
         return None
-    return _linear(found, "goodfire", "encoder_linear", "decoder_linear")
+    return _linear(files, "goodfire", "encoder_linear", "decoder_linear")
 
 
-def read_qresearch(found: Found) -> Reading | None:
+def describe_qresearch(files: SourceFiles) -> Description | None:
     """qresearch: one file, named by its layer, with an `nn.Linear` for encoder and decoder."""
-    tensors = found.single()
+    tensors = files.single()
     keys = {"encoder.weight", "encoder.bias", "decoder.weight", "decoder.bias"}
     if tensors is None or not keys <= set(tensors.infos):
         return None
     if not re.search(r"[-_]l\d+\.pth?$", tensors.path.name, re.IGNORECASE):
         return None
-    return _linear(found, "qresearch", "encoder", "decoder")
+    return _linear(files, "qresearch", "encoder", "decoder")
 
 
-def _linear(found: Found, form: str, encoder: str, decoder: str) -> Reading:
-    tensors = found.single()
+def _linear(files: SourceFiles, form: str, encoder: str, decoder: str) -> Description:
+    tensors = files.single()
     assert tensors is not None
     parts = {"W_enc": f"{encoder}.weight", "b_enc": f"{encoder}.bias"}
     parts |= {"W_dec": f"{decoder}.weight", "b_dec": f"{decoder}.bias"}
     file = re.search(r"^(.*)-SAE[-_]l(\d+)\.\w+$", tensors.path.name, re.IGNORECASE)
-    layer = int(file[2]) if file else found.number(r"[-_]l(\d+)\.\w+$")
-    return Reading(
+    layer = int(file[2]) if file else files.number_in_name(r"[-_]l(\d+)\.\w+$")
+    return Description(
         format=form,
         tensors=tensors,
         parts=parts,
@@ -86,15 +86,15 @@ def _linear(found: Found, form: str, encoder: str, decoder: str) -> Reading:
     )
 
 
-def read_attention(found: Found) -> Reading | None:
+def describe_attention(files: SourceFiles) -> Description | None:
     """The attention SAEs of GPT-2 small (Kissane et al. 2024, arXiv:2406.17759): `X.pt` and `X_cfg.json`."""
-    tensors = found.single()
-    config = found.config(f"{tensors.path.stem}_cfg.json") if tensors else None
+    tensors = files.single()
+    config = files.config(f"{tensors.path.stem}_cfg.json") if tensors else None
     if tensors is None or config is None or not config.has("act_name"):
         return None
     hook = config.text("act_name")
-    site, layer = sae_sites.read(hook)
-    return Reading(
+    site, layer = sae_sites.locate(hook)
+    return Description(
         format="attention-sae",
         tensors=tensors,
         parts={
@@ -110,31 +110,31 @@ def read_attention(found: Found) -> Reading | None:
     )
 
 
-def read_cross_layer(found: Found) -> Reading | None:
+def describe_cross_layer(files: SourceFiles) -> Description | None:
     """A cross-layer transcoder: `W_enc_N.safetensors` and `W_dec_N.safetensors` for every layer."""
-    names = [name for name in found.candidates() if re.fullmatch(r"W_enc_\d+\.safetensors", name)]
-    tensors = found.weights(*names[:1]) if names else None
-    return _refused("clt", tensors, found, CROSS_LAYER) if tensors else None
+    names = [name for name in files.candidates() if re.fullmatch(r"W_enc_\d+\.safetensors", name)]
+    tensors = files.weights(*names[:1]) if names else None
+    return _refused("clt", tensors, files, CROSS_LAYER) if tensors else None
 
 
-def read_mwhanna(found: Found) -> Reading | None:
+def describe_mwhanna(files: SourceFiles) -> Description | None:
     """Transcoders of circuit-tracer: `layer_N.safetensors` beside a YAML configuration."""
-    names = [name for name in found.candidates() if re.fullmatch(r"layer_\d+\.safetensors", name)]
-    is_configured = found.has("wandb-config.yaml", "wanb-config.yaml")
-    is_named = found.told(r"-transcoders(?:-\w+)?(?:/|$)") is not None
-    chosen = found.only if found.only in names else next(iter(names), None)
-    tensors = found.weights(chosen) if chosen and (is_configured or is_named) else None
-    return _refused("mwhanna-transcoder", tensors, found, TRANSCODER) if tensors else None
+    names = [name for name in files.candidates() if re.fullmatch(r"layer_\d+\.safetensors", name)]
+    is_configured = files.has("wandb-config.yaml", "wanb-config.yaml")
+    is_named = files.in_name(r"-transcoders(?:-\w+)?(?:/|$)") is not None
+    chosen = files.only if files.only in names else next(iter(names), None)
+    tensors = files.weights(chosen) if chosen and (is_configured or is_named) else None
+    return _refused("mwhanna-transcoder", tensors, files, TRANSCODER) if tensors else None
 
 
-def read_temporal(found: Found) -> Reading | None:
+def describe_temporal(files: SourceFiles) -> Description | None:
     """A temporal SAE (arXiv:2511.01836): `conf.yaml` beside `latest_ckpt.safetensors`."""
-    tensors = found.weights("latest_ckpt.safetensors")
-    is_temporal = tensors is not None and (found.has("conf.yaml") or "D" in tensors.infos)
-    return _refused("temporal", tensors, found, TEMPORAL) if tensors and is_temporal else None
+    tensors = files.weights("latest_ckpt.safetensors")
+    is_temporal = tensors is not None and (files.has("conf.yaml") or "D" in tensors.infos)
+    return _refused("temporal", tensors, files, TEMPORAL) if tensors and is_temporal else None
 
 
-def _refused(form: str, tensors: Tensors, found: Found, reason: str) -> Reading:
+def _refused(form: str, tensors: Tensors, files: SourceFiles, reason: str) -> Description:
     starts = {"W_enc": ("W_enc", "E"), "W_dec": ("W_dec", "D"), "b_enc": ("b_enc",)}
     parts = {
         part: name
@@ -142,12 +142,12 @@ def _refused(form: str, tensors: Tensors, found: Found, reason: str) -> Reading:
         for name in tensors.infos
         if any(re.fullmatch(rf"{head}(_\d+)?", name) for head in heads)
     }
-    return Reading(
+    return Description(
         format=form,
         tensors=tensors,
         parts=parts,
         architecture=form,
         activation=None,
-        layer=found.layer,
+        layer=files.layer,
         reason=reason,
     )

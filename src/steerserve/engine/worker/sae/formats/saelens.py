@@ -4,8 +4,14 @@ from __future__ import annotations
 
 from steerserve.engine.worker.sae.canonical import NEEDS_K
 from steerserve.engine.worker.sae.files import Tensors
-from steerserve.engine.worker.sae.formats.found import Fields, Found
-from steerserve.engine.worker.sae.formats.reading import GATED, SCALED, TEMPORAL, Reading, whole_k
+from steerserve.engine.worker.sae.formats.description import (
+    GATED,
+    SCALED,
+    TEMPORAL,
+    Description,
+    whole_k,
+)
+from steerserve.engine.worker.sae.formats.sources import Fields, SourceFiles
 from steerserve.rules import sae_sites
 
 MARKS = ("architecture", "activation_fn", "activation_fn_str", "hook_name", "hook_point")
@@ -19,16 +25,16 @@ REASONS = {
 }
 
 
-def read(found: Found) -> Reading | None:
-    config = found.config("cfg.json")
+def describe(files: SourceFiles) -> Description | None:
+    config = files.config("cfg.json")
     if config is None or not _fits(config):
         return None
-    tensors = found.weights("sae_weights.safetensors")
-    return None if tensors is None else describe(found, tensors, config)
+    tensors = files.weights("sae_weights.safetensors")
+    return None if tensors is None else describe_tensors(files, tensors, config)
 
 
-def describe(found: Found, tensors: Tensors, config: Fields) -> Reading:
-    """The reading of weights whose configuration has SAELens's fields."""
+def describe_tensors(files: SourceFiles, tensors: Tensors, config: Fields) -> Description:
+    """The description of weights whose configuration has SAELens's fields."""
     metadata = config.inner("metadata")
     is_older = not _is_version_6(config, metadata)
     is_mistudio = config.has("mistudio_training_id", "extra_metadata")
@@ -47,7 +53,7 @@ def describe(found: Found, tensors: Tensors, config: Fields) -> Reading:
     reason = _reason(architecture, config, metadata)
     if "scaling_factor" in parts and not config.flag("finetuning_scaling_factor"):
         reason = reason or "the checkpoint holds a scaling_factor that its configuration denies"
-    return Reading(
+    return Description(
         format="mistudio" if is_mistudio else "saelens",
         tensors=tensors,
         parts=parts,
@@ -63,7 +69,7 @@ def describe(found: Found, tensors: Tensors, config: Fields) -> Reading:
         site=site,
         layer=layer,
         model_name=_either(config, metadata).text("model_name"),
-        l0=float(k) if is_topk and k else found.l0,
+        l0=float(k) if is_topk and k else files.l0,
         is_centred=_is_centred(config, metadata),
         reason=reason,
         warnings=() if activation else (_unknown(config, architecture),),
@@ -131,10 +137,10 @@ def _place(config: Fields, metadata: Fields) -> tuple[str | None, str | None, in
     both = _either(config, metadata)
     named = both.text("hook_name", "hook_point")
     model = both.text("model_name")
-    site, layer = sae_sites.read(named, model)
+    site, layer = sae_sites.locate(named, model)
     if site is None:
         other = both.text("hf_hook_name")
-        site, layer = sae_sites.read(other, model)
+        site, layer = sae_sites.locate(other, model)
         named = other if site else named or other
     return named, site, layer
 

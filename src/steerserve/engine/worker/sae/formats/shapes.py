@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 from steerserve.engine.worker.sae.canonical import NEEDS_K
 from steerserve.engine.worker.sae.files import Tensors
-from steerserve.engine.worker.sae.formats.found import shown
-from steerserve.engine.worker.sae.formats.reading import GATED, Reading
+from steerserve.engine.worker.sae.formats.description import GATED, Description
+from steerserve.engine.worker.sae.formats.sources import shown
 from steerserve.errors import Refusal
 
 MATRICES = ("W_enc", "W_dec")
@@ -23,7 +23,7 @@ LISTED = 40
 
 
 @dataclass(frozen=True, slots=True)
-class Shape:
+class Dimensions:
     """Sizes, and the matrices that are stored the other way round than canonical."""
 
     d_in: int
@@ -31,12 +31,12 @@ class Shape:
     transposed: frozenset[str]
 
 
-def listed(tensors: Tensors) -> dict[str, list[int]]:
+def shapes_of(tensors: Tensors) -> dict[str, list[int]]:
     """The tensors' shapes by name, the first ones of many."""
     return {shown(name): list(info.shape) for name, info in list(tensors.infos.items())[:LISTED]}
 
 
-def measured(reading: Reading) -> Shape:
+def dimensions_of(description: Description) -> Dimensions:
     """The sizes of a checkpoint.
 
     An orientation is told by the biases' lengths, never by a tensor's name: published checkpoints disagree on it. Only
@@ -45,55 +45,55 @@ def measured(reading: Reading) -> Shape:
     Raises:
         Refusal: SAE_LOAD_FAILED naming the tensor that is missing or does not fit.
     """
-    infos = reading.tensors.infos
-    shapes = {part: infos[name].shape for part, name in reading.parts.items() if name in infos}
-    _check_matrices(reading, shapes)
+    infos = description.tensors.infos
+    shapes = {part: infos[name].shape for part, name in description.parts.items() if name in infos}
+    _check_matrices(description, shapes)
     d_in, d_sae = _lengths(shapes)
     turned = frozenset(
         part
         for part, expected in (("W_enc", (d_in, d_sae)), ("W_dec", (d_sae, d_in)))
-        if _is_turned(reading, part, shapes[part], expected)
+        if _is_turned(description, part, shapes[part], expected)
     )
-    _check_vectors(reading, shapes, d_in, d_sae)
-    for part, name in reading.parts.items():
+    _check_vectors(description, shapes, d_in, d_sae)
+    for part, name in description.parts.items():
         is_free = part in SCALARS or part not in shapes
         if not is_free and infos[name].dtype not in FLOATS:
-            raise misfit(reading, f"{name} is kept as {infos[name].dtype}, not as a float")
-    if reading.k is not None and reading.activation in NEEDS_K:
-        if reading.k > d_sae:
-            raise misfit(reading, f"k of {reading.k} is more than its {d_sae} features")
-        if reading.activation == "groupmax" and d_sae % reading.k:
-            raise misfit(reading, f"{d_sae} features are not {reading.k} equal groups")
-    return Shape(d_in, d_sae, turned)
+            raise misfit(description, f"{name} is kept as {infos[name].dtype}, not as a float")
+    if description.k is not None and description.activation in NEEDS_K:
+        if description.k > d_sae:
+            raise misfit(description, f"k of {description.k} is more than its {d_sae} features")
+        if description.activation == "groupmax" and d_sae % description.k:
+            raise misfit(description, f"{d_sae} features are not {description.k} equal groups")
+    return Dimensions(d_in, d_sae, turned)
 
 
-def _check_matrices(reading: Reading, shapes: Mapping[str, tuple[int, ...]]) -> None:
-    biases = GATED if reading.activation == "gated" else ("b_enc",)
+def _check_matrices(description: Description, shapes: Mapping[str, tuple[int, ...]]) -> None:
+    biases = GATED if description.activation == "gated" else ("b_enc",)
     for part in (*MATRICES, "b_dec", *biases):
-        if part not in shapes and part not in reading.optional:
-            raise misfit(reading, f"{_called(reading, part)} is missing")
+        if part not in shapes and part not in description.optional:
+            raise misfit(description, f"{_called(description, part)} is missing")
     for part in MATRICES:
         if len(shapes[part]) != 2 or 0 in shapes[part]:
             raise misfit(
-                reading,
-                f"{_called(reading, part)} has shape {list(shapes[part])}, expected two axes of at least 1",
+                description,
+                f"{_called(description, part)} has shape {list(shapes[part])}, expected two axes of at least 1",
             )
 
 
 def _is_turned(
-    reading: Reading, part: str, shape: tuple[int, ...], expected: tuple[int, int]
+    description: Description, part: str, shape: tuple[int, ...], expected: tuple[int, int]
 ) -> bool:
     if shape not in (expected, expected[::-1]):
         raise misfit(
-            reading,
-            f"{_called(reading, part)} has shape {list(shape)}, expected {list(expected)} or the reverse",
+            description,
+            f"{_called(description, part)} has shape {list(shape)}, expected {list(expected)} or the reverse",
         )
     is_square = expected[0] == expected[1]
-    return part in reading.transposed if is_square else shape != expected
+    return part in description.transposed if is_square else shape != expected
 
 
 def _check_vectors(
-    reading: Reading, shapes: Mapping[str, tuple[int, ...]], d_in: int, d_sae: int
+    description: Description, shapes: Mapping[str, tuple[int, ...]], d_in: int, d_sae: int
 ) -> None:
     for part in (*VECTORS, "b_dec"):
         if part not in shapes:
@@ -101,8 +101,8 @@ def _check_vectors(
         wanted = (d_in,) if part == "b_dec" else (d_sae,)
         if shapes[part] != wanted and not (part in SCALARS and shapes[part] in ((), (1,))):
             raise misfit(
-                reading,
-                f"{_called(reading, part)} has shape {list(shapes[part])}, expected {list(wanted)}",
+                description,
+                f"{_called(description, part)} has shape {list(shapes[part])}, expected {list(wanted)}",
             )
 
 
@@ -120,14 +120,14 @@ def _lengths(shapes: Mapping[str, tuple[int, ...]]) -> tuple[int, int]:
     return d_in, d_sae
 
 
-def _called(reading: Reading, part: str) -> str:
-    return reading.parts.get(part, part)
+def _called(description: Description, part: str) -> str:
+    return description.parts.get(part, part)
 
 
-def misfit(reading: Reading, fault: str) -> Refusal:
+def misfit(description: Description, fault: str) -> Refusal:
     return Refusal(
         "SAE_LOAD_FAILED",
-        f"{reading.tensors.path.name}: {fault}",
-        format=reading.format,
-        tensors=listed(reading.tensors),
+        f"{description.tensors.path.name}: {fault}",
+        format=description.format,
+        tensors=shapes_of(description.tensors),
     )

@@ -6,8 +6,8 @@ The input has b_dec subtracted always, as the library's own encoder does.
 from __future__ import annotations
 
 from steerserve.engine.worker.sae.files import read_json
-from steerserve.engine.worker.sae.formats.found import Fields, Found
-from steerserve.engine.worker.sae.formats.reading import TRANSCODER, Reading, parts_by_name
+from steerserve.engine.worker.sae.formats.description import TRANSCODER, Description, parts_by_name
+from steerserve.engine.worker.sae.formats.sources import Fields, SourceFiles
 from steerserve.errors import Refusal
 from steerserve.rules import sae_sites
 
@@ -19,22 +19,22 @@ NAMES = {
 }
 
 
-def read(found: Found) -> Reading | None:
-    config = found.config("cfg.json")
+def describe(files: SourceFiles) -> Description | None:
+    config = files.config("cfg.json")
     if config is None or not config.has("k") or not config.has("expansion_factor", "num_latents"):
         return None
-    tensors = found.weights("sae.safetensors")
+    tensors = files.weights("sae.safetensors")
     if tensors is None:
         return None
-    hook = (found.name.removesuffix("/sae.safetensors")).rpartition("/")[2]
-    model = _model(found)
-    site, layer = sae_sites.read(hook, model)
+    hook = (files.name.removesuffix("/sae.safetensors")).rpartition("/")[2]
+    model = _model(files)
+    site, layer = sae_sites.locate(hook, model)
     named = config.text("activation") or "topk"
     activation = named if named in ("topk", "groupmax") else None
     k = config.index("k") or None
     is_signed = bool(config.flag("signed"))
     is_transcoder = bool(config.flag("transcode")) or bool(config.flag("skip_connection"))
-    return Reading(
+    return Description(
         format="sparsify",
         tensors=tensors,
         parts=parts_by_name(tensors, NAMES),
@@ -45,7 +45,7 @@ def read(found: Found) -> Reading | None:
         transposed=frozenset({"W_enc"}) if "encoder.weight" in tensors.infos else frozenset(),
         hook_name=hook or None,
         site=site,
-        layer=layer if layer is not None else found.layer,
+        layer=layer if layer is not None else files.layer,
         model_name=model,
         l0=float(k) if k else None,
         reason=TRANSCODER if is_transcoder or "W_skip" in tensors.infos else None,
@@ -53,9 +53,9 @@ def read(found: Found) -> Reading | None:
     )
 
 
-def _model(found: Found) -> str | None:
+def _model(files: SourceFiles) -> str | None:
     """The model that the configuration of the whole run names; what else lies there is no matter of this SAE."""
-    path = found.folder.parent / "config.json"
+    path = files.folder.parent / "config.json"
     try:
         return Fields(path.name, read_json(path)).text("model") if path.is_file() else None
     except Refusal:

@@ -4,29 +4,29 @@ from __future__ import annotations
 
 from steerserve.engine.worker.sae.files import Tensors
 from steerserve.engine.worker.sae.formats import saelens
-from steerserve.engine.worker.sae.formats.found import Fields, Found
-from steerserve.engine.worker.sae.formats.reading import (
+from steerserve.engine.worker.sae.formats.description import (
     GATED,
-    Reading,
+    Description,
     parts_by_name,
     stored_k,
     whole_k,
 )
-from steerserve.engine.worker.sae.formats.shapes import listed
+from steerserve.engine.worker.sae.formats.shapes import shapes_of
+from steerserve.engine.worker.sae.formats.sources import Fields, SourceFiles
 from steerserve.errors import Refusal
 from steerserve.rules.sae_shapes import NAMES
 
 
-def read(found: Found) -> Reading | None:
+def describe(files: SourceFiles) -> Description | None:
     """The parts found by name; without a configuration the activation stays unknown.
 
     Raises:
         Refusal: SAE_LOAD_FAILED when the tensors are not those of an SAE, naming them; or when several files could be
             meant.
     """
-    tensors = found.single()
+    tensors = files.single()
     if tensors is None:
-        several = found.candidates()
+        several = files.candidates()
         if len(several) > 1:
             raise Refusal(
                 "SAE_LOAD_FAILED",
@@ -36,7 +36,7 @@ def read(found: Found) -> Reading | None:
         return None
     parts = parts_by_name(tensors, NAMES)
     if "W_enc" not in parts or "W_dec" not in parts:
-        keys = listed(tensors)
+        keys = shapes_of(tensors)
         found_keys = ", ".join(f"{name} {shape}" for name, shape in keys.items()) or "no tensor"
         raise Refusal(
             "SAE_LOAD_FAILED",
@@ -45,15 +45,17 @@ def read(found: Found) -> Reading | None:
         )
     own = Fields(tensors.path.name, dict(tensors.config or {}))
     if own.has(*saelens.MARKS) and parts.get("W_enc") == "W_enc":
-        return saelens.describe(found, tensors, own)
-    return _described(found, tensors, parts, own)
+        return saelens.describe_tensors(files, tensors, own)
+    return _described(files, tensors, parts, own)
 
 
-def _described(found: Found, tensors: Tensors, parts: dict[str, str], own: Fields) -> Reading:
+def _described(
+    files: SourceFiles, tensors: Tensors, parts: dict[str, str], own: Fields
+) -> Description:
     zeros = [part for part in ("b_enc", "b_dec") if part not in parts]
     is_gated = all(part in parts for part in GATED)
     warnings = [f"the checkpoint has no {part}; taken as zeros" for part in zeros if not is_gated]
-    return Reading(
+    return Description(
         format="unknown",
         tensors=tensors,
         parts=parts,
@@ -63,7 +65,7 @@ def _described(found: Found, tensors: Tensors, parts: dict[str, str], own: Field
         subtract_b_dec=None if "b_dec" in parts else False,
         transposed=frozenset(p for p in ("W_enc", "W_dec") if parts[p].endswith("weight")),
         optional=frozenset(zeros),
-        layer=found.layer,
-        l0=found.l0,
+        layer=files.layer,
+        l0=files.l0,
         warnings=tuple(warnings),
     )

@@ -99,7 +99,7 @@ class Fields:
 
 
 @dataclass(slots=True)
-class Found:
+class SourceFiles:
     """The files at a source.
 
     Attributes:
@@ -147,14 +147,14 @@ class Found:
         found = (path.name for path in self.folder.iterdir() if path.is_file())
         return sorted(shown(name) for name in found if name.lower().endswith(kinds))
 
-    def told(self, pattern: str) -> re.Match[str] | None:
+    def in_name(self, pattern: str) -> re.Match[str] | None:
         """The last place in the name that fits the pattern, whatever the case."""
         found = list(re.finditer(pattern, self.name, re.IGNORECASE))
         return found[-1] if found else None
 
-    def number(self, pattern: str) -> int | None:
+    def number_in_name(self, pattern: str) -> int | None:
         """The number that the name tells by the pattern's first group."""
-        found = self.told(pattern)
+        found = self.in_name(pattern)
         return int(found[1]) if found else None
 
     @property
@@ -169,7 +169,7 @@ class Found:
     @property
     def l0(self) -> float | None:
         """The mean number of active features that the name tells."""
-        found = self.number(r"(?:average_)?l0[_\-](\d{1,6})")
+        found = self.number_in_name(r"(?:average_)?l0[_\-](\d{1,6})")
         return None if found is None else float(found)
 
     def _open(self, path: Path) -> Tensors:
@@ -178,7 +178,7 @@ class Found:
         return self._opened[path]
 
 
-def look(source: SaeSource) -> Found:
+def look(source: SaeSource) -> SourceFiles:
     """The files at a source.
 
     Raises:
@@ -191,10 +191,10 @@ def look(source: SaeSource) -> Found:
         # Llama Scope keeps its weights one folder below their configuration
         above = path.parent.parent
         is_below = "/".join(path.parts[-2:]) == BELOW and (above / "hyperparams.json").is_file()
-        return Found(above if is_below else path.parent, path.name, name)
+        return SourceFiles(above if is_below else path.parent, path.name, name)
     if not path.is_dir():
         raise Refusal("SAE_LOAD_FAILED", f"there is nothing at {path.name!r}")
-    return Found(path, None, name)
+    return SourceFiles(path, None, name)
 
 
 def shown(value: object) -> str:

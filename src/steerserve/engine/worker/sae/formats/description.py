@@ -1,6 +1,6 @@
 """What a format makes of a checkpoint's files: which tensor is which part, and how it computes.
 
-Every format answers with one `Reading`; what an operator overrides, what is claimed and what is loaded come from it in
+Every format answers with one `Description`; what an operator overrides, what is claimed and what is loaded come from it in
 one way for all.
 """
 
@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from steerserve.engine.wire.messages import Overrides
 from steerserve.engine.worker.sae.canonical import ACTIVATIONS, NEEDS_K, NORMALISATIONS
 from steerserve.engine.worker.sae.files import Tensors
-from steerserve.engine.worker.sae.formats.found import LARGEST
+from steerserve.engine.worker.sae.formats.sources import LARGEST
 from steerserve.errors import Refusal
 from steerserve.rules import sae_sites
 
@@ -27,7 +27,7 @@ TEMPORAL = "a temporal SAE attends over the whole sequence: it has no activation
 
 
 @dataclass(frozen=True, slots=True)
-class Reading:
+class Description:
     """A checkpoint as its format describes it.
 
     Attributes:
@@ -78,56 +78,58 @@ class Reading:
 # ---------------------------------------------------------------- what an operator says
 
 
-def overridden(reading: Reading, by: Overrides) -> Reading:
-    """The reading with what the operator says in its place.
+def with_overrides(description: Description, by: Overrides) -> Description:
+    """The description with what the operator says in its place.
 
     Raises:
         Refusal: VALIDATION_ERROR for a value that means nothing, or that nothing would read.
     """
     if by.activation is not None:
         _known("activation", by.activation, ACTIVATIONS)
-        reading = replace(reading, activation=by.activation, architecture=by.activation)
+        description = replace(description, activation=by.activation, architecture=by.activation)
     if by.normalisation is not None:
         _known("normalisation", by.normalisation, (*NORMALISATIONS, SCALED))
-        factor = reading.norm_factor if by.normalisation == reading.normalisation else None
-        reading = replace(reading, normalisation=by.normalisation, norm_factor=factor)
+        factor = description.norm_factor if by.normalisation == description.normalisation else None
+        description = replace(description, normalisation=by.normalisation, norm_factor=factor)
     if by.k is not None:
-        _used("k", reading.activation in (None, *NEEDS_K) and by.k >= 1, "a top-k activation")
-        reading = replace(reading, k=by.k, l0=float(by.k))
+        _used("k", description.activation in (None, *NEEDS_K) and by.k >= 1, "a top-k activation")
+        description = replace(description, k=by.k, l0=float(by.k))
     if by.threshold is not None:
-        is_jump = reading.activation in (None, "jumprelu") and math.isfinite(by.threshold)
+        is_jump = description.activation in (None, "jumprelu") and math.isfinite(by.threshold)
         _used("threshold", is_jump, "the activation jumprelu")
-        kept = {n: t for n, t in reading.parts.items() if n not in ("threshold", "log_threshold")}
+        kept = {
+            n: t for n, t in description.parts.items() if n not in ("threshold", "log_threshold")
+        }
         # it is compared with the values that are reported
-        reading = replace(
-            reading,
+        description = replace(
+            description,
             threshold=by.threshold,
             parts=kept,
             threshold_is_raw=False,
             select_by_decoder_norm=False,
         )
     if by.norm_factor is not None:
-        is_scaled = reading.normalisation == SCALED and 0 < by.norm_factor < math.inf
+        is_scaled = description.normalisation == SCALED and 0 < by.norm_factor < math.inf
         _used("norm_factor", is_scaled, f"the normalisation {SCALED}")
-        reading = replace(reading, norm_factor=by.norm_factor)
+        description = replace(description, norm_factor=by.norm_factor)
     if by.subtract_b_dec is not None:
-        reading = replace(reading, subtract_b_dec=by.subtract_b_dec)
+        description = replace(description, subtract_b_dec=by.subtract_b_dec)
     if by.is_centred is not None:
-        reading = replace(reading, is_centred=by.is_centred)
-    return _placed(reading, by.site) if by.site is not None else reading
+        description = replace(description, is_centred=by.is_centred)
+    return _placed(description, by.site) if by.site is not None else description
 
 
-def _placed(reading: Reading, name: str) -> Reading:
+def _placed(description: Description, name: str) -> Description:
     if name in sae_sites.SITES:
-        return replace(reading, site=name)
-    site, layer = sae_sites.read(name, reading.model_name)
+        return replace(description, site=name)
+    site, layer = sae_sites.locate(name, description.model_name)
     if site is None:
         known = ", ".join(sae_sites.SITES)
         raise _refused(
             "site", f"site {name!r} is neither a hook name that is known nor one of {known}"
         )
-    layer = reading.layer if layer is None else layer
-    return replace(reading, site=site, layer=layer, hook_name=name)
+    layer = description.layer if layer is None else layer
+    return replace(description, site=site, layer=layer, hook_name=name)
 
 
 def _known(name: str, value: str, known: tuple[str, ...]) -> None:
@@ -145,19 +147,19 @@ def _refused(override: str, why: str) -> Refusal:
     return Refusal("VALIDATION_ERROR", why, errors=[{"loc": place, "msg": why}])
 
 
-def needs(reading: Reading) -> list[str]:
+def needs(description: Description) -> list[str]:
     """The overrides without which it cannot be computed."""
     found = []
-    if reading.activation is None:
+    if description.activation is None:
         found.append("activation")
-    if reading.activation in NEEDS_K and reading.k is None:
+    if description.activation in NEEDS_K and description.k is None:
         found.append("k")
-    has_threshold = {"threshold", "log_threshold"} & set(reading.parts)
-    if reading.activation == "jumprelu" and reading.threshold is None and not has_threshold:
+    has_threshold = {"threshold", "log_threshold"} & set(description.parts)
+    if description.activation == "jumprelu" and description.threshold is None and not has_threshold:
         found.append("threshold")
-    if reading.subtract_b_dec is None:
+    if description.subtract_b_dec is None:
         found.append("subtract_b_dec")
-    if reading.normalisation not in (*NORMALISATIONS, SCALED):
+    if description.normalisation not in (*NORMALISATIONS, SCALED):
         found.append("normalisation")
     return found
 
