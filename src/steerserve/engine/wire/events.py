@@ -1,0 +1,260 @@
+"""Events from the engine: answers to commands, and what comes of requests."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from steerserve.engine.wire.values import (
+    Message,
+)
+
+
+class Progress(Message, frozen=True):
+    """A load reached `stage`; `percent` 0 to 100."""
+
+    id: int
+    stage: str
+    percent: float
+
+
+class Loaded(Message, frozen=True):
+    """Facts of the loaded model. Sizes in tokens, features and MiB; `quantization` is what it is held as. `site_widths` has
+    the width of every site that an SAE may read and write here, by its name in `rules.sae_sites.SITES`."""
+
+    id: int
+    architecture: str
+    parameters: int
+    dtype: str
+    device: str
+    memory_mb: int
+    context_length: int
+    layers: int
+    hidden_size: int
+    vocabulary: int
+    kv_tokens: int
+    kv_bytes_per_token: int
+    has_chat_template: bool
+    is_embedding_only: bool = False
+    memory_by_device_mb: dict[str, int] = {}
+    gpu_indices: list[int] = []
+    supports_embeddings: bool = True
+    quantization: str = ""
+    site_widths: dict[str, int] = {}
+
+
+class Measured(Message, frozen=True):
+    """Bytes allocated and reserved by card (`cuda:N`); nothing on a host without cards."""
+
+    id: int
+    devices: dict[str, tuple[int, int]]
+
+
+class Claims(Message, frozen=True):
+    """What an SAE checkpoint says of itself, read from headers. None where it says nothing.
+
+    `reason` says why it can never be attached (a transcoder, a cross-layer transcoder); `needs` names the overrides without
+    which it cannot (`activation`, ...); `tensors` has the shapes as stored; `normalisation` and `dtype` are as stored.
+    """
+
+    format: str
+    architecture: str
+    d_in: int
+    d_sae: int
+    dtype: str
+    hook_name: str | None
+    site: str | None
+    layer: int | None
+    model_name: str | None
+    l0: float | None
+    size_bytes: int
+    normalisation: str = "none"
+    is_centred: bool | None = None
+    reason: str | None = None
+    needs: list[str] = []
+    warnings: list[str] = []
+    tensors: dict[str, list[int]] = {}
+
+
+class Inspected(Message, frozen=True):
+    id: int
+    claims: Claims
+
+
+class Attached(Message, frozen=True):
+    """`check` holds l0, fvu, residual_norm and decoder norms where the self-check ran; `dtype` is what the matrices are
+    kept in, `site` where the SAE reads and writes. `is_calibrated` is False where a norm factor is not known."""
+
+    id: int
+    layer_module_path: str
+    memory_mb: int
+    d_in: int
+    d_sae: int
+    warnings: list[str]
+    check: dict[str, float]
+    dtype: str = "float32"
+    site: str = "resid_post"
+    is_calibrated: bool = True
+
+
+class FeatureCount(Message, frozen=True):
+    """One feature over the `count` tokens at which it was observed: `std` is that of the population, `active_ratio` the
+    share of them at which it was active (not 0)."""
+
+    feature_idx: int
+    count: int
+    mean: float
+    std: float
+    min: float
+    max: float
+    active_ratio: float
+
+
+class Statistics(Message, frozen=True):
+    """`tokens` were observed since the last reset; `activations` counts the active features (not 0) of all of them."""
+
+    id: int
+    features: list[FeatureCount]
+    tokens: int
+    activations: int
+
+
+class FeatureFacts(Message, frozen=True):
+    """Norms of one feature's decoder row and encoder column, its threshold (jumprelu) and encoder bias."""
+
+    feature_idx: int
+    decoder_norm: float
+    encoder_norm: float
+    encoder_bias: float
+    threshold: float | None
+
+
+class Explored(Message, frozen=True):
+    """`nearest` has [feature, cosine], the largest first, the feature asked about left out."""
+
+    id: int
+    features: list[FeatureFacts]
+    nearest: list[tuple[int, float]]
+
+
+class Recorded(Message, frozen=True):
+    """What monitoring saw at the last token of one choice that ended: `position` within prompt and completion, the active
+    features (not 0; or all those named) as [index, value], the largest by magnitude first, equals by index, at most
+    RECORD_MAXIMUM of `fired`."""
+
+    id: int
+    label: str
+    key: str
+    choice: int
+    position: int
+    token: int
+    activations: list[tuple[int, float]]
+    top_k: list[tuple[int, float]]
+    fired: int
+
+
+RECORD_MAXIMUM = 1000
+
+
+class Done(Message, frozen=True):
+    """A command without a result was carried out."""
+
+    id: int
+
+
+class Refused(Message, frozen=True):
+    """The command or request ended with a code of the error table."""
+
+    id: int
+    code: str
+    message: str
+    param: str | None = None
+    details: dict[str, Any] = {}
+
+
+class Started(Message, frozen=True):
+    """Every check that needs the model has passed; one entry per prompt."""
+
+    id: int
+    prompt_tokens: list[int]
+
+
+class Piece(Message, frozen=True):
+    """New text of one choice. `finish` is None, `stop` or `length`; `tokens` counts the choice's tokens so far."""
+
+    id: int
+    choice: int
+    text: str
+    tokens: int
+    finish: str | None = None
+
+
+class TokenScore(Message, frozen=True):
+    """One candidate for the next token: its text, and its log-probability among the candidates."""
+
+    token: int
+    text: str
+    logprob: float
+
+
+class Scored(Message, frozen=True):
+    """One scored prompt: its most probable candidate, and the candidates listed, most probable first."""
+
+    id: int
+    choice: int
+    best: TokenScore
+    top: list[TokenScore]
+
+
+class Embedded(Message, frozen=True):
+    """The vector of one text: little-endian float32."""
+
+    id: int
+    choice: int
+    vector: bytes
+
+
+class Reading(Message, frozen=True):
+    """Features at one position: [index, value], the largest by magnitude first, equals by index."""
+
+    position: int
+    token: int
+    features: list[tuple[int, float]]
+
+
+class Activated(Message, frozen=True):
+    """What a tap read; it comes before the end of its choice."""
+
+    id: int
+    readings: list[Reading]
+    choice: int = 0
+
+
+Outcome = Piece | Scored | Embedded | Activated
+
+
+class Stepped(Message, frozen=True):
+    """One turn of the engine: what came of it, and what each attached SAE's hook has done since it was attached."""
+
+    outcomes: list[Outcome]
+    applied: dict[str, int]
+
+
+Event = (
+    Progress
+    | Loaded
+    | Measured
+    | Inspected
+    | Attached
+    | Statistics
+    | Explored
+    | Recorded
+    | Done
+    | Refused
+    | Started
+    | Stepped
+)
+
+
+def is_last(event: Outcome) -> bool:
+    """Whether its choice ends with it."""
+    return isinstance(event, Scored | Embedded) or (isinstance(event, Piece) and bool(event.finish))

@@ -1,0 +1,98 @@
+"""What commands and events are made of: prompts, sampling, steering plans, sources of SAEs."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+
+class Message(msgspec.Struct, frozen=True, tag=True, array_like=True):
+    """Base of every message."""
+
+
+class Text(Message, frozen=True):
+    """A prompt that goes to the model verbatim; `special` adds the tokenizer's special tokens."""
+
+    text: str
+    special: bool = True
+
+
+class Chat(Message, frozen=True):
+    """A conversation: role and content of each message, rendered by the model's own template with `variables`."""
+
+    messages: list[dict[str, Any]]
+    variables: dict[str, Any] = {}
+
+
+class Sampling(Message, frozen=True):
+    """How tokens are chosen. `repetition_penalty` 1 is none; `max_tokens` None takes the default."""
+
+    temperature: float = 1.0
+    top_p: float = 1.0
+    repetition_penalty: float = 1.0
+    max_tokens: int | None = None
+    default_max_tokens: int = 512
+    stops: list[str] = []
+    seed: int | None = None
+
+
+class Overlay(Message, frozen=True):
+    """Steering of one request in place of the live values, while the live epoch is still `epoch`."""
+
+    epoch: int
+    values: dict[str, dict[int, float]]
+
+
+class Suppressed(Message, frozen=True):
+    """No steering at all, whatever is live."""
+
+
+class Follow(Message, frozen=True):
+    """The live steering, forward pass by forward pass."""
+
+
+Plan = Follow | Overlay | Suppressed
+
+
+class Tap(Message, frozen=True):
+    """Activations to read at the attached SAE `key`; see `rules/activations` for what the values mean."""
+
+    key: str
+    features: list[int] | None
+    top_k: int
+    positions: str | tuple[int, int]
+    is_before: bool
+    max_entries: int
+
+
+class Overrides(Message, frozen=True):
+    """What an operator says of an SAE in place of what its files say; None leaves it to the files.
+
+    `normalisation` is one of `none`, `layer_norm`, `constant_norm_rescale`, `expected_average_only_in`; `norm_factor` is
+    the scalar c = sqrt(d_in) / E||x|| of the last. `site` is a hook name or one of `rules.sae_sites.SITES`.
+    """
+
+    activation: str | None = None
+    k: int | None = None
+    threshold: float | None = None
+    subtract_b_dec: bool | None = None
+    normalisation: str | None = None
+    norm_factor: float | None = None
+    site: str | None = None
+    is_centred: bool | None = None
+
+
+class SaeSource(Message, frozen=True):
+    """An SAE on disk: the folder or the one file `path`. `name` is what layer, width and site may be read from where
+    the files do not say them: `owner/repo/path/in/it`, or the path itself."""
+
+    path: str
+    name: str
+    overrides: Overrides = Overrides()
+
+
+class Constraint(Message, frozen=True):
+    """What each choice must be: `schema` is a JSON Schema as JSON text, None for any JSON object."""
+
+    schema: str | None = None
