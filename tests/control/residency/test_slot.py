@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from steerserve.control.residency.resident import Resident
+from steerserve.control.residency.occupant import Occupant
 from steerserve.control.residency.slot import Slot
 from tests.doubles import World
 
 
 async def test_who_has_gone_already_takes_the_place_from_nobody(world: World) -> None:
     row = await world.model()
-    first, second, third = Resident(row), Resident(row), Resident(row)
+    first, second, third = Occupant(row), Occupant(row), Occupant(row)
     slot = Slot()
     assert slot.enter(first) is None
     assert slot.enter(second) is first
@@ -23,12 +23,12 @@ async def test_who_has_gone_already_takes_the_place_from_nobody(world: World) ->
 
 
 async def test_who_comes_for_a_model_goes_before_who_leaves(world: World) -> None:
-    a, b = Resident(await world.model("a")), Resident(await world.model("b"))
+    a, b = Occupant(await world.model("a")), Occupant(await world.model("b"))
     slot = Slot()
     assert slot.coming(a.row.id) is None
     slot.enter(a)
     slot.enter(b)
-    again = Resident(a.row)
+    again = Occupant(a.row)
     assert (slot.coming(a.row.id), slot.coming(b.row.id)) == (a, b)
     slot.leave(b)
     slot.enter(again)

@@ -179,14 +179,6 @@ class Attachments:
         ]
         sae_set.check_memory(sizes, free_mb, facts.device, facts.kv_tokens)
 
-    def _check_there(self, resident: Resident) -> None:
-        """Raises:
-        Refusal: MODEL_NOT_LOADED when the model went away meanwhile.
-        """
-        engine = resident.engine
-        if self._conductor.resident is not resident or engine is None or engine.ended.done():
-            raise Refusal("MODEL_NOT_LOADED", "the model went away meanwhile")
-
     # ------------------------------------------------------------- what is done
 
     async def _hook(self, resident: Resident, wanted: Wanted, verdict: rules.Verdict) -> Attachment:
@@ -226,8 +218,7 @@ class Attachments:
         """
 
         def take() -> None:
-            self._check_there(resident)
-            _take(resident, old, new)
+            self._conductor.exchange(resident, old, new)
 
         async with AsyncExitStack() as held:
             if old:
@@ -245,7 +236,7 @@ class Attachments:
         except BaseException:
             # an engine that ended keeps what it had for the next load
             if gone and not engine.ended.done():
-                _take(resident, gone, [])
+                self._conductor.exchange(resident, gone, [])
                 await self._conductor.renew([attachment.key for attachment in gone])
                 await self._note(resident, gone, [])
             raise
@@ -273,13 +264,6 @@ def _replacing(attached: Attachment, before: Sequence[Attachment]) -> Attachment
         for old in before
     ]
     return replace(attached, warnings=(*attached.warnings, *told))
-
-
-def _take(resident: Resident, old: Sequence[Attachment], new: Sequence[Attachment]) -> None:
-    for attachment in old:
-        resident.attachments.pop(attachment.key, None)
-    resident.attachments.update({attachment.key: attachment for attachment in new})
-    resident.is_locked = bool(resident.attachments)
 
 
 @contextmanager

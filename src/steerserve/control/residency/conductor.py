@@ -26,6 +26,7 @@ from steerserve.control.residency import loading
 from steerserve.control.residency.engines import Engines
 from steerserve.control.residency.leases import Granted, Leases
 from steerserve.control.residency.loading import ANYWHERE, Prepared
+from steerserve.control.residency.occupant import Occupant
 from steerserve.control.residency.records import Records
 from steerserve.control.residency.resident import Attachment, Resident, Switch
 from steerserve.control.residency.restoring import Restoring
@@ -196,9 +197,9 @@ class Conductor:
         """
         residency.may_unload(self.view(lease), model_id)
         self.leases.note_ignored(lease)
-        resident = self.loaded()
-        resident.phase = Phase.UNLOADING
-        await asyncio.shield(self._spawn(self._leave(resident)))
+        leaving = self._occupant(self.loaded())
+        leaving.leave()
+        await asyncio.shield(self._spawn(self._leave(leaving)))
 
     def lease(self, row: ModelRow, terms: Terms) -> Granted:
         """Lease the resident model.
@@ -214,29 +215,40 @@ class Conductor:
         Refusal: MODEL_LOCKED, MODEL_NOT_LOADED.
         """
         residency.may_lock(self.view(), model_id)
-        self.loaded().is_locked = True
+        self._occupant(self.loaded()).lock()
 
     def unlock(self, model_id: int) -> None:
         """Unlock the model, also for when a crash is over; one that is not locked stays so."""
         self.restoring.unlock(model_id)
-        if self.resident is not None and self.resident.row.id == model_id:
-            self.resident.is_locked = False
+        occupant = self._slot.resident
+        if occupant is not None and occupant.row.id == model_id:
+            occupant.unlock()
+
+    def exchange(
+        self, resident: Resident, old: Sequence[Attachment], new: Sequence[Attachment]
+    ) -> None:
+        """Put the SAEs `new`, which the engine has, in the place of `old`, which it has no longer.
+
+        Raises:
+            Refusal: MODEL_NOT_LOADED when the model went away meanwhile.
+        """
+        self._occupant(resident).exchange(old, new)
 
     async def close(self) -> None:
         """End the engine, whatever it does; no process is left behind."""
-        resident = self.resident
+        occupant = self._slot.resident
         self.leases.restart()
         for task in self._tasks:
             task.cancel()
         if self._tasks:
             await asyncio.wait(self._tasks)
-        for waited in (resident, self._slot.next):
+        for waited in (occupant, self._slot.next):
             if waited is not None and not waited.ready.done():
                 waited.ready.set_exception(_shutting_down())
-        if resident is not None and resident.engine is not None:
-            resident.phase = Phase.UNLOADING
-            await resident.engine.stop(_shutting_down())
-            await self.records.model(resident, Event.UNLOADED)
+        if occupant is not None and occupant.engine is not None:
+            occupant.leave()
+            await occupant.engine.stop(_shutting_down())
+            await self.records.model(occupant, Event.UNLOADED)
 
     # ------------------------------------------------------------- loading
 
@@ -250,17 +262,29 @@ class Conductor:
             raise Refusal("MODEL_NOT_FOUND", "the model is being deleted", model_id=row.id)
         return found
 
-    def _begin_load(self, prepared: Prepared) -> Resident:
-        coming = Resident(prepared.row)
+    def _occupant(self, resident: Resident) -> Occupant:
+        """The model that is in the slot, as this room writes it.
+
+        Raises:
+            Refusal: MODEL_NOT_LOADED when it is not in the slot any more, or its engine ended.
+        """
+        occupant = self._slot.resident
+        engine = resident.engine
+        if occupant is not resident or occupant is None or engine is None or engine.ended.done():
+            raise Refusal("MODEL_NOT_LOADED", "the model went away meanwhile")
+        return occupant
+
+    def _begin_load(self, prepared: Prepared) -> Occupant:
+        coming = Occupant(prepared.row)
         # nobody may be waiting for it: its failure is in the record and in an event
         coming.ready.add_done_callback(lambda done: done.cancelled() or done.exception())
         leaving = self._slot.enter(coming)
         if leaving is not None:
-            leaving.phase = Phase.UNLOADING
+            leaving.leave()
         self._spawn(self._swap(leaving, coming, prepared))
         return coming
 
-    async def _swap(self, leaving: Resident | None, coming: Resident, prepared: Prepared) -> None:
+    async def _swap(self, leaving: Occupant | None, coming: Occupant, prepared: Prepared) -> None:
         try:
             await self.records.model(coming, Event.LOAD_BEGAN, error_message=None)
             if leaving is not None:
@@ -282,13 +306,13 @@ class Conductor:
                 assert leaving is not None
                 self._stay(leaving)
 
-    def _stay(self, resident: Resident) -> None:
+    def _stay(self, resident: Occupant) -> None:
         """The load that was to replace this model failed before it was unloaded: it serves on."""
-        resident.phase = Phase.LOADED
+        resident.stay()
         if resident.engine is not None and resident.engine.ended.done():
             self._on_engine_end(resident)
 
-    async def _fill(self, coming: Resident, prepared: Prepared, *, has_unloaded: bool) -> None:
+    async def _fill(self, coming: Occupant, prepared: Prepared, *, has_unloaded: bool) -> None:
         """Load the model, and make it the one that serves: with what it had, where its engine had ended by itself."""
         try:
             facts = await loading.fill(coming, prepared, self._launcher, self._settings, self._bus)
@@ -297,19 +321,18 @@ class Conductor:
         except (Refusal, TimeoutError) as error:
             await self._fail(coming, loading.as_refusal(error, has_unloaded=has_unloaded))
 
-    async def _serve(self, coming: Resident, facts: Loaded) -> None:
+    async def _serve(self, coming: Occupant, facts: Loaded) -> None:
         """Raises:
         Refusal: what could not be put back, or MODEL_LOAD_FAILED when the engine ended meanwhile.
         TimeoutError: when that took longer than LOAD_TIMEOUT.
         """
         engine = coming.held()
 
-        def take_over() -> None:
+        def take_over(is_locked: bool) -> None:
             if engine.ended.done():
                 raise Refusal("MODEL_LOAD_FAILED", engine.ended.result())
-            coming.attachments.update({attachment.key: attachment for attachment in attached})
             # nobody is served before `ready`; the values can be set from here on
-            coming.phase = Phase.LOADED
+            coming.serve(attached, is_locked=is_locked)
 
         async with asyncio.timeout(self._settings.load_timeout):
             attached = await self.restoring.attach(coming, engine)
@@ -335,11 +358,11 @@ class Conductor:
                 SaeAttached(attachment.sae_id, attachment.layer, attachment.memory_mb)
             )
 
-    async def _fail(self, coming: Resident, refusal: Refusal) -> None:
+    async def _fail(self, coming: Occupant, refusal: Refusal) -> None:
         """The load is over and nothing is resident."""
         if coming.engine is not None:
             await coming.engine.stop()
-        coming.attachments.clear()
+        coming.empty()
         # a model that only lacked memory may be tried again by the next request
         lacked = "INSUFFICIENT_MEMORY" in (refusal.code, refusal.details.get("cause"))
         event = Event.LACKED_MEMORY if lacked else Event.LOAD_FAILED
@@ -350,7 +373,7 @@ class Conductor:
         log.warning("model_load_failed", model=coming.row.name, reason=refusal.message)
         self._bus.publish(LoadError(coming.row.id, refusal.code, refusal.message))
 
-    async def _leave(self, leaving: Resident) -> None:
+    async def _leave(self, leaving: Occupant) -> None:
         """Wait for those who hold the model, then end its engine."""
         await leaving.until_unused("unload", self._settings.graceful_unload_timeout)
         with suppress(TimeoutError):
@@ -363,11 +386,9 @@ class Conductor:
         async with self.editing:
             await self._vacate(leaving, Event.UNLOADED, None)
 
-    async def _vacate(self, leaving: Resident, event: Event, reason: str | None) -> None:
+    async def _vacate(self, leaving: Occupant, event: Event, reason: str | None) -> None:
         """The model is gone: its SAEs, their steering, its lock and its lease with it; then the slot is free."""
-        gone = list(leaving.attachments.values())
-        leaving.attachments.clear()
-        leaving.is_locked = False
+        gone = leaving.empty()
         await self.renew([attached.key for attached in gone])
         for attached in gone:
             await self.records.sae(attached.sae_id, "cached")
@@ -379,25 +400,30 @@ class Conductor:
 
     @asynccontextmanager
     async def drained(self, resident: Resident) -> AsyncIterator[None]:
-        """While open, no request uses the model; newcomers wait, those in flight are given their time."""
+        """While open, no request uses the model; newcomers wait, those in flight are given their time.
+
+        Raises:
+            Refusal: MODEL_NOT_LOADED when the model went away meanwhile.
+        """
+        occupant = self._occupant(resident)
         self._open.clear()
         try:
-            await resident.until_unused("detach", self._settings.graceful_unload_timeout)
+            await occupant.until_unused("detach", self._settings.graceful_unload_timeout)
             yield
         finally:
             self._open.set()
 
-    def _on_engine_end(self, resident: Resident) -> None:
+    def _on_engine_end(self, resident: Occupant) -> None:
         """The engine of a loaded model ended by itself: the model is ready again, with the reason."""
         if resident is not self.resident or resident.phase is not Phase.LOADED:
             return
         reason = resident.held().ended.result()
         self.restoring.remember(resident)
-        resident.phase = Phase.UNLOADING
+        resident.leave()
         log.error("engine_ended", model=resident.row.name, reason=reason)
         self._spawn(self._clear_away(resident, reason))
 
-    async def _clear_away(self, resident: Resident, reason: str) -> None:
+    async def _clear_away(self, resident: Occupant, reason: str) -> None:
         """An edit of the attachments under way ends first: it finds the engine gone."""
         async with self.editing:
             await self._vacate(resident, Event.ENGINE_ENDED, reason)

@@ -10,6 +10,7 @@ from typing import Any
 from steerserve.control.bus import Bus, LoadProgress
 from steerserve.control.residency import fitting, fitting_gguf
 from steerserve.control.residency.engines import Engines
+from steerserve.control.residency.occupant import Occupant
 from steerserve.control.residency.resident import Resident
 from steerserve.engine.cards import read as read_cards
 from steerserve.engine.wire.messages import Loaded
@@ -72,24 +73,24 @@ async def prepare(
 
 
 async def fill(
-    coming: Resident, prepared: Prepared, launcher: Engines, settings: Settings, bus: Bus
+    coming: Occupant, prepared: Prepared, launcher: Engines, settings: Settings, bus: Bus
 ) -> Loaded:
-    """Start an engine and load the model into it; the engine is the resident's from its start on.
+    """Start an engine and load the model into it; the engine is the occupant's from its start on.
 
     Raises:
         Refusal: what the load refuses.
         TimeoutError: after LOAD_TIMEOUT.
     """
     row, plan = prepared.row, prepared.plan
-    coming.engine = await launcher.launch(row.engine)
+    engine = await launcher.launch(row.engine)
+    coming.start(engine)
     async with asyncio.timeout(settings.load_timeout):
-        coming.facts = await coming.engine.load(
+        facts = await engine.load(
             lambda p: bus.publish(LoadProgress(row.id, p.stage, p.percent)),
             **_asked(prepared, settings),
         )
-    coming.placement = plan.placement(coming.facts.memory_by_device_mb)
-    coming.loaded_at = utc_now()
-    return coming.facts
+    coming.fill(facts, plan.placement(facts.memory_by_device_mb), utc_now())
+    return facts
 
 
 def _asked(prepared: Prepared, settings: Settings) -> dict[str, Any]:

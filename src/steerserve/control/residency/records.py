@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 import structlog
 
-from steerserve.control.residency.resident import Resident
+from steerserve.control.residency.occupant import Occupant
 from steerserve.rules.model_status import AFTER, Event
 from steerserve.store.catalog import Catalog
 
@@ -24,10 +24,12 @@ class Records:
     def __init__(self, catalog: Catalog) -> None:
         self._catalog = catalog
 
-    async def model(self, resident: Resident, event: Event, **values: Any) -> None:
+    async def model(self, occupant: Occupant, event: Event, **values: Any) -> None:
         """What happened to the model, and what is known of it since."""
-        changed = self._catalog.change_model(resident.row.id, status=AFTER[event], **values)
-        resident.row = await noted(changed, model=resident.row.name) or resident.row
+        changed = self._catalog.change_model(occupant.row.id, status=AFTER[event], **values)
+        row = await noted(changed, model=occupant.row.name)
+        if row is not None:
+            occupant.note(row)
 
     async def sae(self, sae_id: str, status: str) -> None:
         await noted(self._catalog.change_sae(sae_id, status=status), sae=sae_id)

@@ -1,23 +1,18 @@
-"""The model in the one slot, and the SAEs attached to it, as values that the conductor writes."""
+"""The model in the one slot and the SAEs attached to it, as everybody may read them. `occupant.py` writes them."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from datetime import datetime
-from typing import Any
-
-import structlog
+from typing import Any, Protocol
 
 from steerserve.control.residency.engines import Engine
 from steerserve.engine.wire.messages import Attached, Loaded, SaeSource
-from steerserve.errors import Refusal
 from steerserve.rules.residency import Phase
 from steerserve.rules.steering import key_of
 from steerserve.store.catalog import ModelRow
-
-log = structlog.get_logger(__name__)
 
 Switch = Callable[[], None]
 """Puts what was prepared into force, in one step without waiting."""
@@ -88,47 +83,45 @@ class Attachment:
         return self.order.model_id, self.key
 
 
-@dataclass(slots=True)
-class Resident:
-    """A model in the one slot, from the moment its load is accepted."""
+class Resident(Protocol):
+    """The model in the one slot, from the moment its load is accepted, as everybody outside of this room sees it: nothing
+    of it can be written."""
 
-    row: ModelRow
-    phase: Phase = Phase.LOADING
-    engine: Engine | None = None
-    facts: Loaded | None = None
-    loaded_at: datetime | None = None
-    placement: dict[str, Any] | None = None
-    is_locked: bool = False
-    attachments: dict[str, Attachment] = field(default_factory=dict)
-    users: int = 0
-    unused: asyncio.Event = field(default_factory=asyncio.Event)
-    ready: asyncio.Future[None] = field(
-        default_factory=lambda: asyncio.get_running_loop().create_future()
-    )
+    @property
+    def row(self) -> ModelRow:
+        """Its record, as it was read or written last."""
 
-    def hold(self) -> None:
-        self.users += 1
-        self.unused.clear()
+    @property
+    def phase(self) -> Phase: ...
 
-    def let_go(self) -> None:
-        self.users -= 1
-        if not self.users:
-            self.unused.set()
+    @property
+    def engine(self) -> Engine | None:
+        """The engine that holds it or loads it; None before that engine was started."""
 
-    async def until_unused(self, what: str, seconds: float) -> None:
-        """Wait for those who hold the model, at most so long; `what` is what waits for them."""
-        if not self.users:
-            return
-        try:
-            async with asyncio.timeout(seconds):
-                await self.unused.wait()
-        except TimeoutError:
-            log.warning(f"{what}_before_requests_ended", requests=self.users)
+    @property
+    def facts(self) -> Loaded | None:
+        """What the engine said of it when it was loaded; None before that."""
+
+    @property
+    def loaded_at(self) -> datetime | None: ...
+
+    @property
+    def placement(self) -> Mapping[str, Any] | None:
+        """Where its weights lie, as records show it; None before it was loaded."""
+
+    @property
+    def is_locked(self) -> bool: ...
+
+    @property
+    def attachments(self) -> Mapping[str, Attachment]:
+        """The attached SAEs by their keys, in the order in which they were attached."""
+
+    @property
+    def ready(self) -> asyncio.Future[None]:
+        """Done once its load is over: without a result when it serves, else with the refusal that ended the load."""
 
     def held(self) -> Engine:
         """The engine, for one who holds the model: it serves until it is ended, also while an unload waits."""
-        assert self.engine is not None
-        return self.engine
 
     def running(self) -> tuple[Engine, Loaded]:
         """The engine and facts of a loaded model.
@@ -136,6 +129,3 @@ class Resident:
         Raises:
             Refusal: MODEL_NOT_LOADED.
         """
-        if self.phase is not Phase.LOADED or self.engine is None or self.facts is None:
-            raise Refusal("MODEL_NOT_LOADED", "no model is loaded")
-        return self.engine, self.facts

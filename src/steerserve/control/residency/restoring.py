@@ -127,9 +127,14 @@ class Restoring:
         return [await _again(engine, attachment) for attachment in wanted]
 
     async def steer(
-        self, resident: Resident, engine: Engine, attached: Sequence[Attachment], switch: Switch
+        self,
+        resident: Resident,
+        engine: Engine,
+        attached: Sequence[Attachment],
+        switch: Callable[[bool], None],
     ) -> None:
-        """Give the new engine the values that these SAEs had, then `switch` and forget what was lost, in one step.
+        """Give the new engine the values that these SAEs had, then `switch`, which is told whether the model was locked,
+        and forget what was lost, in one step.
 
         Raises:
             Refusal: what the engine or `switch` refuses; then all of it still waits.
@@ -137,14 +142,14 @@ class Restoring:
         model_id = resident.row.id
         lost = self._lost.get(model_id)
         if lost is None or self.steering is None:
-            switch()
+            switch(False)
             return
 
         def put_back() -> None:
-            switch()
-            gone = self._lost.pop(model_id)
+            gone = self._lost[model_id]
             # with the last SAE that was deleted meanwhile its lock went too
-            resident.is_locked = gone.is_locked and bool(attached or not gone.attachments)
+            switch(gone.is_locked and bool(attached or not gone.attachments))
+            del self._lost[model_id]
 
         if attached:
             keys = [attachment.key for attachment in attached]
