@@ -9,8 +9,7 @@ import pytest
 
 from steerserve.engine import cards
 from steerserve.rules.cards import Card, CardProcess
-
-MIB = 1 << 20
+from steerserve.rules.units import MIB
 
 
 class Lost(Exception):

@@ -7,8 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from steerserve.errors import Refusal
-from steerserve.rules.memory_fit import MIB, Device, Needs, Plan, plan, working_bytes
+from steerserve.rules.memory_fit import Device, Needs, Plan, plan, working_bytes
 from steerserve.rules.placement import Choice, Wanted
+from steerserve.rules.units import MIB
 
 AUTO, ALL = Wanted(), Wanted(Choice.ALL)
 NEEDS = Needs(

@@ -7,6 +7,7 @@ import pytest
 from steerserve.errors import Refusal
 from steerserve.rules import sae_set
 from steerserve.rules.sae_set import Offender, Size
+from steerserve.rules.units import MIB
 
 
 @pytest.mark.parametrize(
@@ -37,7 +38,7 @@ def test_what_the_engine_is_told_to_keep_them_in(
     ],
 )
 def test_encoder_and_decoder_and_a_tenth_are_counted(size: Size, mib: float) -> None:
-    assert size.projected_bytes / sae_set.MIB == pytest.approx(mib)
+    assert size.projected_bytes / MIB == pytest.approx(mib)
 
 
 @pytest.mark.parametrize(("free", "fits"), [(317, True), (316, False), (0, False)])

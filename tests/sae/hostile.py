@@ -19,8 +19,8 @@ import torch
 from safetensors.torch import save_file
 
 from steerserve.engine.worker.sae import stored
+from steerserve.rules.units import MIB
 
-MIB = 1 << 20
 Writer = Callable[[Path], None]
 
 

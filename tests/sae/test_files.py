@@ -20,6 +20,7 @@ from steerserve.engine.worker import memory
 from steerserve.engine.worker.sae import npz
 from steerserve.engine.worker.sae.files import Info, open_tensors, read_json
 from steerserve.errors import Refusal
+from steerserve.rules.units import MIB
 from tests.engine.saes import source
 from tests.sae import checkpoints as disk
 from tests.sae.hostile import (
@@ -32,7 +33,6 @@ from tests.sae.hostile import (
     torch_calling,
 )
 
-MIB = 1 << 20
 DTYPES = "float64 float32 float16 bfloat16 int64 int32 int16 int8 uint8 bool".split()
 Writer = Callable[[Path], None]
 

@@ -17,8 +17,8 @@ from steerserve.control.library.saes import REPOSITORY, Saes, claims_of
 from steerserve.errors import Refusal
 from steerserve.rules.instant import iso
 from steerserve.rules.sae_names import width_label
+from steerserve.rules.units import MIB
 
-MIB = 1 << 20
 PREVIEWED = 200
 PREVIEWED_MAXIMUM = 1000
 

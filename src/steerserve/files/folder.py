@@ -16,7 +16,6 @@ from typing import Protocol
 from steerserve.errors import Refusal
 from steerserve.rules.repository import check_repo_id, is_commit
 
-MIB = 1 << 20
 PART = ".part"
 XET_PART = ".xet-part"
 

@@ -15,7 +15,6 @@ from steerserve.errors import Refusal
 from steerserve.rules.paths import is_protected
 from steerserve.rules.precision import StoredTensor
 
-MIB = 1 << 20
 _HEADER_MAXIMUM = 100_000_000
 _JSON_MAXIMUM = 50_000_000
 _DIMENSIONS_MAXIMUM = 16

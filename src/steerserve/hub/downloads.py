@@ -18,7 +18,7 @@ import structlog
 import tenacity
 
 from steerserve.errors import Refusal
-from steerserve.files.folder import MIB, CommitFolder, free_bytes, missing_bytes
+from steerserve.files.folder import CommitFolder, free_bytes, missing_bytes
 from steerserve.hub.child import refusal, running, usable
 from steerserve.hub.client import Hub, is_transport
 from steerserve.hub.wire import (
@@ -30,6 +30,7 @@ from steerserve.hub.wire import (
     WantedFile,
 )
 from steerserve.rules.repository import RepoFile, check_paths, check_repo_id, is_commit
+from steerserve.rules.units import MIB
 
 FIRST_WAIT = 2.0
 LONGEST_WAIT = 30.0

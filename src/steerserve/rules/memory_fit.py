@@ -12,13 +12,14 @@ from typing import Any
 
 from steerserve.errors import Refusal
 from steerserve.rules.placement import Choice, Wanted
+from steerserve.rules.units import MIB
 
-MIB = 1 << 20
 PASSES_MAXIMUM = 4
 """Times that layers are moved between cards before a split counts as impossible."""
 
 PREFILL_TOKENS = 1024
-"""Tokens of one prefill pass, which is when most working memory is taken."""
+"""Tokens of one prefill pass, which takes more working memory than any other pass. The batch prefills short prompts
+together up to this many tokens, and a longer prompt in parts of this many."""
 
 LOGIT_ROWS = 32
 """Rows whose logits are counted: they are sampled together, in float32."""

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from steerserve.errors import Refusal
+from steerserve.rules.units import MIB
 
 MAXIMUM = 16
 """SAEs in one request."""
@@ -16,7 +17,6 @@ MODEL, STORED = "model", "stored"
 DTYPES = (*WIDTHS, MODEL, STORED)
 _MARGIN = 1.1
 _UNKNOWN_WIDTH = 4
-MIB = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)

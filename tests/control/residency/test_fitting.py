@@ -20,9 +20,9 @@ from steerserve.errors import Refusal
 from steerserve.files.weights import Weights, read
 from steerserve.rules.cards import Card, CardProcess
 from steerserve.rules.placement import Wanted, parse
+from steerserve.rules.units import MIB
 from steerserve.settings import Settings
 
-MIB = 1 << 20
 CONFIG: dict[str, Any] = {
     "architectures": ["LlamaForCausalLM"],
     "dtype": "bfloat16",

@@ -14,9 +14,9 @@ from steerserve.rules.cards import Card
 from steerserve.rules.gguf_header import Header
 from steerserve.rules.memory_fit import Plan
 from steerserve.rules.placement import Wanted
+from steerserve.rules.units import MIB
 from steerserve.settings import Settings
 
-MIB = 1 << 20
 HEADER = Header(
     architecture="llama", name=None, parameters=1, context_length=8192, layers=4, hidden_size=256,
     heads=4, kv_heads=(2, 2, 2, 2), key_length=64, value_length=64, vocabulary=1000, longest_token=4,

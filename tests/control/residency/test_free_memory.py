@@ -9,9 +9,8 @@ from msgspec.structs import replace
 from steerserve.control.residency import free_memory
 from steerserve.errors import Refusal
 from steerserve.rules.cards import Card
+from steerserve.rules.units import MIB
 from tests.doubles import FACTS, World, soon
-
-MIB = 1 << 20
 
 
 def card(torch_index: int | None, free_mb: int) -> Card:

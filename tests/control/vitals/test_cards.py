@@ -13,10 +13,10 @@ import pytest
 from steerserve.control.vitals import cards as card_reading
 from steerserve.control.vitals.cards import Cards
 from steerserve.rules.cards import Card, CardProcess
+from steerserve.rules.units import MIB
 from tests.doubles import World, soon
 from tests.rules.test_cards import card
 
-MIB = 1 << 20
 SPECIFIED = set(
     "smi_index uuid name total_mb used_mb free_mb torch_index torch_measured millm_allocated_mb "
     "millm_reserved_mb engine_memory processes processes_reason".split()

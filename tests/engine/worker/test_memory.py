@@ -23,6 +23,7 @@ from steerserve.engine.worker.model.kv import SlotCache
 from steerserve.engine.worker.process import loop
 from steerserve.engine.worker.process.wire import Wire
 from steerserve.errors import Refusal
+from steerserve.rules.units import MIB
 from tests.engine.running import Bench, alone, generated, hooked, site_of, words
 from tests.engine.saes import arrays, config_v6, source, write
 
@@ -34,7 +35,6 @@ def quiet(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(loop, "log", CapturingLogger())
 
 
-MIB = 1 << 20
 FIELDS: dict[str, Any] = {
     "quantization": "FP16",
     "trust_remote_code": False,

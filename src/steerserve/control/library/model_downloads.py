@@ -25,13 +25,13 @@ from steerserve.rules import gguf, model_status, naming, repository
 from steerserve.rules.fields import CHECKPOINT, GGUF
 from steerserve.rules.model_status import AFTER, Event
 from steerserve.rules.repository import RepoFile
+from steerserve.rules.units import MIB
 from steerserve.settings import Settings
 from steerserve.store.catalog import Catalog, ModelRow
 
 __all__ = ["FetchProgress", "ModelDownloads", "ModelRequest"]
 
 log = structlog.get_logger(__name__)
-MIB = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)

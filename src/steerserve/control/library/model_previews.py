@@ -9,8 +9,8 @@ from steerserve.control.residency import fitting
 from steerserve.hub.client import Repository
 from steerserve.rules import gguf, repository
 from steerserve.rules.naming import parameters_label
+from steerserve.rules.units import MIB
 
-MIB = 1 << 20
 PRECISIONS = ("FP16", "Q8", "Q4", "Q2")
 
 

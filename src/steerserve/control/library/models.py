@@ -20,8 +20,6 @@ from steerserve.rules import gguf, model_status, naming
 from steerserve.rules.model_status import AFTER, Event
 from steerserve.store.catalog import Catalog, ModelRow
 
-MIB = 1 << 20
-
 
 class Models:
     """Brings checkpoints on this machine into the catalog, and takes them out."""

@@ -18,9 +18,10 @@ from steerserve.files.weights import Weights
 from steerserve.rules import memory_fit, precision
 from steerserve.rules.architecture import is_embedding_only
 from steerserve.rules.cards import Card
-from steerserve.rules.memory_fit import MIB, PREFILL_TOKENS, Device, Needs, Plan
+from steerserve.rules.memory_fit import PREFILL_TOKENS, Device, Needs, Plan
 from steerserve.rules.placement import Wanted, select
 from steerserve.rules.precision import Held, Machine, Scheme
+from steerserve.rules.units import MIB
 from steerserve.settings import Settings
 
 HOST = "cpu"

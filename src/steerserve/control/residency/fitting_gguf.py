@@ -13,8 +13,9 @@ from steerserve.engine.gguf.messages import Card as Seen
 from steerserve.rules import gguf, gguf_header, memory_fit
 from steerserve.rules.cards import Card
 from steerserve.rules.gguf_header import CELLS, Header, kv_bytes_per_token
-from steerserve.rules.memory_fit import MIB, Device, Needs, Plan
+from steerserve.rules.memory_fit import Device, Needs, Plan
 from steerserve.rules.placement import Wanted, select
+from steerserve.rules.units import MIB
 from steerserve.settings import Settings
 
 _WIDTH = 4

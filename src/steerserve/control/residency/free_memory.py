@@ -12,8 +12,8 @@ from steerserve.control.residency import fitting
 from steerserve.control.residency.resident import Resident
 from steerserve.engine.cards import read as read_cards
 from steerserve.errors import Refusal
+from steerserve.rules.units import MIB
 
-MIB = 1 << 20
 SECONDS = 5.0
 """How long the engine may take to tell what it keeps."""
 

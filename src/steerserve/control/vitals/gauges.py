@@ -25,13 +25,13 @@ from steerserve.control.vitals.cards import Cards
 from steerserve.rules.instant import iso
 from steerserve.rules.residency import Phase
 from steerserve.rules.steering import Live
+from steerserve.rules.units import MIB
 from steerserve.store.catalog import utc_now
 
 __all__ = ["CONTENT_TYPE", "Gauges"]
 
 CARDS_AGE = 5.0
 """Seconds that a reading of the cards is good for."""
-MIB = 1 << 20
 
 
 class Gauges:

@@ -11,12 +11,13 @@ import psutil
 
 from steerserve.engine.gguf import process as llama_process
 from steerserve.engine.gguf.messages import Card, Serve
-from steerserve.engine.gguf.process import MIB, LlamaProcess
+from steerserve.engine.gguf.process import LlamaProcess
 from steerserve.engine.gguf.server import LlamaServer, Lost
 from steerserve.engine.wire import messages as m
 from steerserve.errors import Refusal
 from steerserve.rules import gguf, gguf_header
 from steerserve.rules.gguf_header import Header, Room
+from steerserve.rules.units import MIB
 
 KV_SHARE = 3
 """Without a setting, one part in this many of the free memory is given to the KV cache."""

@@ -17,6 +17,7 @@ import psutil
 from steerserve.engine.gguf.messages import MODULE, Card, Cards, Hello, Serve, Serving, line
 from steerserve.engine.wire import endings
 from steerserve.errors import Refusal
+from steerserve.rules.units import MIB
 
 START_SECONDS = 60.0
 """What the process may take to start and to list the cards."""
@@ -27,7 +28,6 @@ STOP_SECONDS = 5.0
 LINES_KEPT = 200
 LINE_BYTES = 1000
 REASON_CHARACTERS = 300
-MIB = 1 << 20
 _KEPT = (
     "PATH HOME PYTHONPATH LD_LIBRARY_PATH CUDA_VISIBLE_DEVICES NVIDIA_VISIBLE_DEVICES "
     "NVIDIA_DRIVER_CAPABILITIES HIP_VISIBLE_DEVICES ROCR_VISIBLE_DEVICES"

@@ -22,13 +22,13 @@ from steerserve.engine.worker.process.loop import Engine
 from steerserve.engine.worker.sae import formats
 from steerserve.errors import Refusal
 from steerserve.rules.sae_sites import MLP_OUT, RESID_POST
+from steerserve.rules.units import MIB
 from tests.engine.running import Bench, random_sae, site_of, words
 from tests.engine.saes import arrays, config_v6, source, write
 
 KEY = "sae@1"
 HOOK = {"sae_lens_version": "6.5.1", "model_name": "llama-tiny"}
 ONE = {3: 2.0, 7: -1.5}
-MIB = 1 << 20
 LOAD: dict[str, Any] = {
     "quantization": "FP16",
     "trust_remote_code": False,

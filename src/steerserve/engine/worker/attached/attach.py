@@ -12,8 +12,8 @@ from steerserve.engine.worker.sae import formats, selfcheck, sites
 from steerserve.engine.worker.sae.sites import Site
 from steerserve.errors import Refusal
 from steerserve.rules.sae_sites import RESID_POST
+from steerserve.rules.units import MIB
 
-MIB = 1 << 20
 HOST = torch.device("cpu")
 
 

@@ -19,9 +19,7 @@ from steerserve.engine.worker.model.kv import SlotCache
 from steerserve.engine.worker.rows import constrain, sampling
 from steerserve.engine.worker.rows.rows import Ending, Pooling, Row, Writing
 from steerserve.errors import Refusal
-
-PREFILL_TOKENS = 1024
-"""Tokens of one prefill pass: short prompts are prefilled together up to it, a long one in parts of it."""
+from steerserve.rules.memory_fit import PREFILL_TOKENS
 
 ROWS_MAXIMUM = 128
 """Rows that decode together, unless one request alone has more; their logits over a large vocabulary take memory too."""

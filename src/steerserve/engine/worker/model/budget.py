@@ -11,6 +11,7 @@ from steerserve.engine.worker import memory
 from steerserve.engine.worker.model.checkpoint import Checkpoint
 from steerserve.engine.worker.model.kv import LENGTH_STEP
 from steerserve.errors import Refusal
+from steerserve.rules.units import MIB
 
 KV_SHARE = 3
 """Without a setting, one part in this many of the free memory is given to the KV cache."""
@@ -20,8 +21,6 @@ PREFIX_SHARE = 4
 
 SAE_DTYPES = {"float32": 4, "bfloat16": 2, "float16": 2}
 """What the matrices of an SAE may be kept in, and the bytes of a weight."""
-
-MIB = 1 << 20
 
 
 def kv_tokens(model: Checkpoint, named: int, least: int, working: int) -> int:

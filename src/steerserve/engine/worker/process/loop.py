@@ -39,9 +39,9 @@ from steerserve.errors import Refusal
 from steerserve.rules.architecture import is_embedding_only
 from steerserve.rules.schema_dialect import JSON_OBJECT
 from steerserve.rules.steering import Live
+from steerserve.rules.units import MIB
 
 log = structlog.get_logger(__name__)
-MIB = 1 << 20
 
 
 def main(link: socket.socket, log_level: str, log_format: str) -> None:
