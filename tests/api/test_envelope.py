@@ -1,6 +1,9 @@
-"""What every body with a map is held to."""
+"""The rules that the bodies of all `/api` routes share."""
 
 from __future__ import annotations
+
+import json
+from typing import Any
 
 import pytest
 
@@ -24,8 +27,6 @@ def test_a_key_that_stands_twice_is_refused_in_bodies_of_every_size(
     steered: Running, path: str, length: int
 ) -> None:
     body = TWICE.replace(b"%s", b"x" * length)
-    if path == "/api/profiles" and length:
-        body = body.replace(b'"description"', b'"unknown"')
     if path == "/api/compare":
         body = body.replace(b'"name": "n"', b'"prompt": "One day"')
     refused = steered.http.post(path, content=body, headers=JSON)
@@ -37,3 +38,41 @@ def test_a_document_that_is_too_large_is_not_read(shared: Running) -> None:
     body = TWICE.replace(b"%s", b"x" * 2**20)
     refused = shared.http.post("/api/profiles/import", content=body, headers=JSON)
     assert (refused.status_code, refused.json()["error"]["code"]) == (413, "PAYLOAD_TOO_LARGE")
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "unknown", "nearest"),
+    [
+        ("/api/compare", {"prompt": "One day", "temprature": 1.0}, "temprature", "temperature"),
+        ("/api/profiles", {"name": "n", "steerin": {"1": 2.0}}, "steerin", "steering"),
+        ("/api/saes/steering", {"feature_idx": 1, "valeu": 2.0}, "valeu", "value"),
+        ("/api/saes/download", {"repository": "org/saes"}, "repository", "repository_id"),
+        ("/api/models", {"source": "local", "localpath": "/x"}, "localpath", "local_path"),
+        ("/api/models/preview", {"repo_id": "org/m", "hftoken": "t"}, "hftoken", "hf_token"),
+        ("/api/monitoring/enable", {"enable": True}, "enable", "enabled"),
+    ],
+)
+def test_an_unknown_field_is_refused_with_the_nearest_known_one(
+    shared: Running, path: str, body: dict[str, Any], unknown: str, nearest: str
+) -> None:
+    status, code, details = shared.error("POST", path, body)
+    assert (status, code) == (422, "VALIDATION_ERROR")
+    assert [(one["loc"], one["type"]) for one in details["errors"]] == [
+        (["body", unknown], "extra_forbidden")
+    ]
+    assert f"'{nearest}'" in details["errors"][0]["msg"]
+
+
+def test_unknown_fields_inside_a_body_are_named_by_their_place(shared: Running) -> None:
+    body = {"messages": [{"role": "user", "content": "Hi", "contents": "Hi"}], "\ud800" * 200: 1}
+    _, _, details = shared.error("POST", "/api/compare", {"messages": body["messages"]})
+    assert details["errors"][0]["loc"] == ["body", "messages", 0, "contents"]
+    answer = shared.http.post("/api/compare", content=json.dumps(body), headers=JSON)
+    assert answer.status_code == 422
+    assert len(answer.json()["error"]["details"]["errors"][0]["loc"][1]) <= 100
+
+
+def test_a_field_that_resembles_none_is_refused_with_all_that_are_known(shared: Running) -> None:
+    body = {"steering": {"1": 1.0}, "zzz": 1}
+    _, _, details = shared.error("POST", "/api/saes/steering/batch", body)
+    assert "'steering'" in details["errors"][0]["msg"]

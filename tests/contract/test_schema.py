@@ -118,7 +118,7 @@ class World:
                 body.pop(choice, None)
         if isinstance(body.get("repository_id"), str):
             body["repository_id"] = REPO
-            for choice in ("revision", "file_path", "hub_token", "hf_token"):
+            for choice in ("revision", "file_path", "hub_token", "local_path"):
                 body.pop(choice, None)
         for member in body["saes"] if isinstance(body.get("saes"), list) else ():
             if isinstance(member, dict):
@@ -131,7 +131,11 @@ class World:
         if isinstance(body.get("local_path"), str):
             is_sae = case.path.startswith("/api/saes")
             body["local_path"] = str(self.sae.path if is_sae else demo.MODEL_DIR)
-            body["source"] = "local"
+            if is_sae:
+                for choice in ("repository_id", "revision", "file_path", "hub_token"):
+                    body.pop(choice, None)
+            else:
+                body["source"] = "local"
         if case.path.startswith("/v1"):
             _aim_request(body, is_generating="embeddings" not in case.path)
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, HTTPException, Query
-from pydantic import ConfigDict, Field, field_validator
+from pydantic import Field, field_validator
 from starlette.responses import Response
 
 from steerserve.api.envelope import Envelope, RequestBody, success
@@ -29,8 +29,6 @@ Normalisation = Literal["none", "layer_norm", "constant_norm_rescale", "expected
 class OverridesBody(RequestBody):
     """What is said of an SAE in place of what its files say. `norm_factor` is sqrt(d_in) divided by the mean norm of what
     the SAE reads; `site` a hook name or the name of a site."""
-
-    model_config = ConfigDict(extra="forbid")
 
     activation: Activation | None = None
     k: Annotated[int, Field(ge=1, le=2**31 - 1)] | None = None

@@ -6,12 +6,22 @@ import asyncio
 import json
 import re
 from collections import Counter
+from collections.abc import Sequence
 from contextlib import suppress
-from typing import Annotated, Any
+from difflib import get_close_matches
+from typing import Annotated, Any, ClassVar
 
 import msgspec
 from fastapi import Path
-from pydantic import BaseModel, BeforeValidator, ConfigDict
+from pydantic import (
+    AliasChoices,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    ValidationError,
+    model_validator,
+)
+from pydantic_core import InitErrorDetails, PydanticCustomError
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -39,9 +49,44 @@ RowId = Annotated[int, BeforeValidator(_plain), Path()]
 
 
 class RequestBody(BaseModel):
-    """A request body: types are not converted; unknown fields are left alone."""
+    """The base of request bodies: types are not converted, and an unknown field is an error that names the nearest
+    known field. A subclass for documents of other services sets `extra="ignore"`. `answered` are the fields of the
+    record that only the service writes: a record that was read may be sent back whole, and they are left out."""
 
-    model_config = ConfigDict(strict=True, extra="ignore")
+    model_config = ConfigDict(strict=True, extra="forbid")
+    answered: ClassVar[frozenset[str]] = frozenset()
+
+    @model_validator(mode="before")
+    @classmethod
+    def _refuse_unknown(cls, body: Any) -> Any:
+        if cls.model_config.get("extra") != "forbid" or not isinstance(body, dict):
+            return body
+        known = _names(cls)
+        sent = {name: value for name, value in body.items() if name not in cls.answered}
+        errors = [_unknown_field(str(name), known) for name in sent if name not in known]
+        if errors:
+            raise ValidationError.from_exception_data(cls.__name__, errors)
+        return sent
+
+
+def _names(body: type[BaseModel]) -> list[str]:
+    """The names under which the fields of a body may be sent."""
+    names = []
+    for name, field in body.model_fields.items():
+        alias = field.validation_alias
+        aliases = alias.choices if isinstance(alias, AliasChoices) else [alias or name]
+        names += [alias for alias in aliases if isinstance(alias, str)]
+    return names
+
+
+def _unknown_field(name: str, known: Sequence[str]) -> InitErrorDetails:
+    """Pydantic's error for one unknown field, whose message says which field may be meant."""
+    near = get_close_matches(name[:100], known, 1)
+    names = ", ".join(repr(other) for other in known)
+    hint = f"the nearest known field is {near[0]!r}" if near else f"the known fields are {names}"
+    # the hint travels as context: braces in the template itself would be places to fill in
+    problem = PydanticCustomError("extra_forbidden", "unknown field; {hint}", {"hint": hint})
+    return InitErrorDetails(type=problem, loc=(_printable(name),), input=None)
 
 
 class Envelope(BaseModel):
@@ -108,9 +153,14 @@ def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     found = dict(pairs)
     if len(found) < len(pairs):
         twice = Counter(key for key, _ in pairs).most_common(1)[0][0]
-        shown = twice[:100].encode(errors="backslashreplace").decode()
+        shown = _printable(twice)
         raise _malformed(f"the key {shown!r} stands twice in one object", shown)
     return found
+
+
+def _printable(key: str) -> str:
+    """A key that a client sent, shortened, with half surrogate pairs written out."""
+    return key[:100].encode(errors="backslashreplace").decode()[:100]
 
 
 def _malformed(why: str, *place: str) -> Refusal:

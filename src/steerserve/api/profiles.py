@@ -7,7 +7,14 @@ import unicodedata
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends
-from pydantic import AfterValidator, BeforeValidator, Field, ValidationError, field_validator
+from pydantic import (
+    AfterValidator,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    ValidationError,
+    field_validator,
+)
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -91,6 +98,8 @@ class NewProfile(ProfileFields):
 class ProfileChanges(RequestBody):
     """What is sent is replaced, `steering` as a whole; null empties a field that may be empty."""
 
+    answered = frozenset({"id", "is_active", "created_at", "updated_at"})
+
     name: Name | None = None
     description: Description | None = None
     steering: dict[str, float] | None = None
@@ -115,6 +124,8 @@ class Activation(RequestBody):
 
 class ProfileDocument(NewProfile):
     """A profile as it is exported; on import times and unknown fields are ignored."""
+
+    model_config = ConfigDict(extra="ignore")
 
     version: str = rules.VERSION
 
