@@ -44,6 +44,7 @@ TYPE_NAMES = {
     Path: "path",
     list[str]: "list, separated by commas",
     SecretStr: "secret text",
+    list[SecretStr]: "secret list, separated by commas",
 }
 BOUNDS = (("ge", "at least"), ("gt", "above"), ("le", "at most"), ("lt", "below"))
 
@@ -82,7 +83,8 @@ def settings_page() -> str:
     return page(
         "Settings",
         "Settings are environment variables, or lines of a file `.env` in the working directory; the environment wins. They are read once, at "
-        "start; a value out of its bounds ends the start with a message that names it.",
+        "start. A value out of its bounds ends the start with a sentence that names the setting; a name in `.env` that is no setting is "
+        "logged as `unknown_setting` with the nearest name.",
         ("setting", "type", "default", "meaning"),
         rows,
     )

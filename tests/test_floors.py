@@ -32,7 +32,8 @@ beside the rooms import no room."""
 FLOORS: dict[str, set[str]] = {
     "": set(),
     "errors": set(),
-    "settings": set(),
+    "settings": {"setting_values"},
+    "setting_values": set(),
     "log": set(),
     "rules": {"errors", "rules"},
     "files": {"errors", "rules", "files"},

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 from docs import generate
@@ -42,7 +42,7 @@ def test_folders_and_database_lie_in_the_home_unless_named(tmp_path: Path) -> No
     assert settings.sae_cache_dir == tmp_path / "saes"
     assert settings.database_url == f"sqlite+aiosqlite:///{tmp_path / 'steerserve.db'}"
     named = made(steerserve_home=tmp_path, model_cache_dir="/m", database_url="sqlite:///x")
-    assert (str(named.model_cache_dir), named.database_url) == ("/m", "sqlite:///x")
+    assert (str(named.model_cache_dir), named.database_url) == ("/m", "sqlite+aiosqlite:///x")
 
 
 @pytest.mark.parametrize(
@@ -79,6 +79,17 @@ def test_lists_are_separated_by_commas_in_the_environment(monkeypatch: pytest.Mo
         ("retry_after_queue_default_s", 0),
         ("ignored_fields_header_max_bytes", 63),
         ("log_level", "LOUD"),
+        ("lease_max_ttl_seconds", 10**15),
+        ("load_timeout", float("inf")),
+        ("graceful_shutdown_timeout", float("nan")),
+        ("kv_cache_mb", 10**15),
+        ("hf_endpoint", "notaurl"),
+        ("hf_endpoint", "ftp://hub.example"),
+        ("hf_endpoint", "https://hub.example:port"),
+        ("gguf_tensor_split", "a,b"),
+        ("gguf_tensor_split", "1,-1"),
+        ("gguf_tensor_split", "0,0"),
+        ("gguf_tensor_split", "inf"),
     ],
 )
 def test_a_value_out_of_its_bounds_is_refused(name: str, value: Any) -> None:
@@ -92,3 +103,74 @@ def test_the_service_is_closed_by_default(monkeypatch: pytest.MonkeyPatch) -> No
     settings = made()
     assert settings.is_loopback
     assert settings.cors_origins == []
+
+
+@pytest.mark.parametrize("name", Settings.model_fields)
+def test_every_number_is_bounded_on_both_sides(name: str) -> None:
+    field = Settings.model_fields[name]
+    kinds = set(get_args(field.annotation)) or {field.annotation}
+    if {int, float} & kinds:
+        sides = {
+            side for part in field.metadata for side in ("ge", "gt", "le") if hasattr(part, side)
+        }
+        assert "le" in sides
+        assert sides & {"ge", "gt"}
+
+
+@pytest.mark.parametrize(
+    ("url", "stored"),
+    [
+        ("sqlite:///data/x.db", "sqlite+aiosqlite:///data/x.db"),
+        ("sqlite:////srv/x.db", "sqlite+aiosqlite:////srv/x.db"),
+        ("sqlite+aiosqlite:////srv/x.db", "sqlite+aiosqlite:////srv/x.db"),
+        ("postgres://u:p@h/n", "postgresql+asyncpg://u:p@h/n"),
+        ("postgresql://u:p@h:5433/n", "postgresql+asyncpg://u:p@h:5433/n"),
+        ("postgresql+psycopg2://u:p@h/n", "postgresql+asyncpg://u:p@h/n"),
+        ("postgresql+asyncpg://u:p@h/n", "postgresql+asyncpg://u:p@h/n"),
+        ("postgres://u:p@h/n?sslmode=require", "postgresql+asyncpg://u:p@h/n?ssl=require"),
+    ],
+)
+def test_an_ordinary_url_of_a_database_gets_its_driver(url: str, stored: str) -> None:
+    assert made(database_url=url).database_url == stored
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "/srv/sentinel.db",
+        "mysql://u:sentinel@h/n",
+        "sqlite://sentinel.db",
+        "sqlite:///:memory:",
+        "postgresql://u:sentinel@/n",
+        "postgresql://u:sentinel@h",
+        "postgresql://u:sentinel@h:port/n",
+        "postgresql://u:sen/tinel@h:5432/n",
+        "postgresql://u:[sentinel@h/n",
+    ],
+)
+def test_a_bad_url_of_a_database_is_refused_without_its_text(url: str) -> None:
+    with pytest.raises(ValidationError) as refused:
+        made(database_url=url)
+    assert "sentinel" not in str(refused.value)
+    assert "sqlite:///" in str(refused.value)
+
+
+def test_keys_come_from_a_list_or_from_the_lines_of_a_file(tmp_path: Path) -> None:
+    def keys(text: str) -> list[str]:
+        return [key.get_secret_value() for key in made(api_keys=text).api_keys]
+
+    assert keys("") == []
+    assert keys("one, two,") == ["one", "two"]
+    file = tmp_path / "keys"
+    file.write_text("one\n\n two \n")
+    assert keys(f"@{file}") == ["one", "two"]
+    for bad in ("se ntinel", "sentinel\u00e9"):
+        with pytest.raises(ValidationError) as refused:
+            made(api_keys=bad)
+        assert "sentinel" not in str(refused.value)
+    with pytest.raises(ValidationError, match="cannot be read"):
+        made(api_keys=f"@{tmp_path / 'missing'}")
+    file.write_text("\n")
+    with pytest.raises(ValidationError, match="has no key"):
+        made(api_keys=f"@{file}")
+    assert "sentinel" not in repr(made(api_keys="sentinel"))

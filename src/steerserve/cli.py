@@ -72,6 +72,7 @@ def _settings() -> Settings:
         return Settings()
     except ValidationError as error:
         for problem in error.errors(include_input=False):
-            name = ".".join(str(part) for part in problem["loc"]).upper()
-            typer.echo(f"setting {name}: {problem['msg']}", err=True)
+            name = str(problem["loc"][0]).upper() if problem["loc"] else ""
+            message = problem["msg"].removeprefix("Value error, ")
+            typer.echo(f"setting {name}: {message}" if name else message, err=True)
         raise typer.Exit(2) from None

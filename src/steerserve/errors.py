@@ -149,6 +149,13 @@ _ROWS = (
     Row("METHOD_NOT_ALLOWED", 405, 405, "the route does not take this method"),
     Row("FORBIDDEN_ORIGIN", 403, 403, "the request comes from a foreign web page"),
     Row(
+        "UNAUTHORIZED",
+        401,
+        401,
+        "the request brings no key of API_KEYS",
+        v1_name="invalid_api_key",
+    ),
+    Row(
         "ENGINE_UNAVAILABLE",
         503,
         503,

@@ -1,11 +1,15 @@
-"""What stands before every route: foreign web pages, foreign hosts, bodies that are too large, 503s without a time.
+"""The checks that stand before every route: foreign hosts, foreign web pages, keys, bodies that are too large.
 
-Plain ASGI, so that streams pass through untouched.
+Every answer passes here too, and a 503 without a valid Retry-After gets one. The checks are plain ASGI, so that streams
+pass through untouched.
 """
 
 from __future__ import annotations
 
+import hashlib
+import hmac
 from collections.abc import Callable
+from ipaddress import ip_address
 
 import structlog
 from starlette.datastructures import Headers, MutableHeaders
@@ -19,64 +23,114 @@ from steerserve.settings import Settings
 log = structlog.get_logger(__name__)
 
 Answer = Callable[[str, Refusal], Response]
-"""A refusal as the response of the door that the path belongs to."""
+"""Makes the response to a refusal, in the form of the door that the path belongs to."""
 
 _SAFE = frozenset({"GET", "HEAD", "OPTIONS"})
 _LOCAL_NAMES = frozenset({"localhost", "127.0.0.1", "[::1]"})
+_PROBES = frozenset({"/api/health", "/api/health/ready"})
+"""The routes that need no key."""
+_DENIAL = "websocket.http.response"
+"""The ASGI extension by which a WebSocket is refused with an ordinary response."""
 
 
 class Guards:
-    """Refuses before any route is reached."""
+    """Refuses a request before any route sees it."""
 
     def __init__(self, app: ASGIApp, settings: Settings, answer: Answer) -> None:
         self._app = app
         self._settings = settings
         self._answer = answer
-        self._hosts = _LOCAL_NAMES | {settings.host} | set(settings.allowed_hosts)
+        self._hosts = _LOCAL_NAMES | {
+            name.lower() for name in (settings.host, *settings.allowed_hosts)
+        }
+        self._keys = [_digest(key.get_secret_value().encode()) for key in settings.api_keys]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] not in ("http", "websocket"):
             await self._app(scope, receive, send)
             return
         headers = Headers(scope=scope)
-        refusal = self._foreign(scope, headers) or self._too_large(headers)
+        refusal = (
+            self._foreign_host(headers)
+            or self._foreign_page(scope, headers)
+            or self._keyless(scope, headers)
+            or self._too_large(headers)
+        )
         if refusal is None:
             limited = _Limited(receive, self._settings.max_body_bytes)
             await self._app(scope, limited, self._completed(scope, send))
             return
-        if scope["type"] == "websocket":
+        if scope["type"] == "websocket" and _DENIAL not in scope.get("extensions", {}):
             await send({"type": "websocket.close", "code": 1008, "reason": refusal.message})
             return
         response = self._answer(scope["path"], refusal)
+        if refusal.code == "UNAUTHORIZED":
+            response.headers["WWW-Authenticate"] = "Bearer"
         await response(scope, receive, self._completed(scope, send))
 
-    def _foreign(self, scope: Scope, headers: Headers) -> Refusal | None:
+    def _foreign_host(self, headers: Headers) -> Refusal | None:
+        """A web page whose name was pointed at this machine (DNS rebinding) sends its own name as Host.
+
+        On a loopback bind only the names of this machine are accepted. On any other bind requests of browsers are held to
+        names that no stranger can register: addresses, names without dots, ALLOWED_HOSTS.
+        """
         host = headers.get("host", "")
-        if self._settings.is_loopback and _name(host) not in self._hosts:
-            return Refusal(
-                "FORBIDDEN_ORIGIN",
-                f"the Host header {host[:100]!r} is not this machine; set ALLOWED_HOSTS to accept it",
-            )
+        name = _name(host)
+        if name in self._hosts:
+            return None
+        if not self._settings.is_loopback:
+            is_browser = "origin" in headers or "sec-fetch-site" in headers
+            if not is_browser or _is_address(name) or (name and "." not in name):
+                return None
+        return Refusal(
+            "FORBIDDEN_ORIGIN",
+            f"the Host header {host[:100]!r} is not a name of this machine; add the name to ALLOWED_HOSTS to accept it",
+        )
+
+    def _foreign_page(self, scope: Scope, headers: Headers) -> Refusal | None:
+        """A web page of another origin may read nothing and change nothing, unless CORS_ORIGINS names it."""
         origin = headers.get("origin")
         is_read = scope.get("method") in _SAFE and not scope["path"].startswith("/socket.io")
         allowed = self._settings.cors_origins
         if origin is None or is_read or "*" in allowed or origin in allowed:
             return None
-        if origin.partition("://")[2] == host:
+        if origin.partition("://")[2] == headers.get("host", ""):
             return None
         return Refusal(
             "FORBIDDEN_ORIGIN",
             f"the web page {origin[:100]!r} may not drive this service; set CORS_ORIGINS to allow it",
         )
 
+    def _keyless(self, scope: Scope, headers: Headers) -> Refusal | None:
+        """Where API_KEYS is set, a request without one of its keys. Probes need none, and a browser's question whether it
+        may send a request (CORS preflight) cannot carry one."""
+        is_preflight = (
+            scope.get("method") == "OPTIONS" and "access-control-request-method" in headers
+        )
+        if not self._keys or scope["path"] in _PROBES or is_preflight:
+            return None
+        scheme, _, key = headers.get("authorization", "").partition(" ")
+        digest = _digest(key.strip().encode("latin-1", "replace"))
+        # every key is compared, so that the time tells nothing about which one is near
+        matches = [hmac.compare_digest(digest, known) for known in self._keys]
+        if scheme.lower() == "bearer" and any(matches):
+            return None
+        return Refusal(
+            "UNAUTHORIZED", "the service needs a key: send it as `Authorization: Bearer <key>`"
+        )
+
     def _too_large(self, headers: Headers) -> Refusal | None:
         length = headers.get("content-length", "")
         limit = self._settings.max_body_bytes
         is_number = length.isascii() and length.isdigit()
-        return _too_large(limit) if is_number and int(length[:20]) > limit else None
+        if not is_number or int(length[:20]) <= limit:
+            return None
+        return Refusal(
+            "PAYLOAD_TOO_LARGE", f"the body is larger than {limit} bytes", limit_bytes=limit
+        )
 
     def _completed(self, scope: Scope, send: Send) -> Send:
-        """A `send` that adds the headers every answer of its kind carries."""
+        """A `send` that adds the headers that every answer of a door carries."""
 
         async def completed(message: Message) -> None:
             if message["type"] == "http.response.start":
@@ -93,7 +147,8 @@ class Guards:
 
 
 class _Limited:
-    """A `receive` that counts the body's bytes. Past the limit it raises what every reader of a body lets through."""
+    """A `receive` that counts the bytes of the body and raises 413 past the limit; every reader of a body lets that
+    exception through."""
 
     def __init__(self, receive: Receive, limit: int) -> None:
         self._receive = receive
@@ -108,8 +163,9 @@ class _Limited:
         return message
 
 
-def _too_large(limit: int) -> Refusal:
-    return Refusal("PAYLOAD_TOO_LARGE", f"the body is larger than {limit} bytes", limit_bytes=limit)
+def _digest(key: bytes) -> bytes:
+    """Keys are compared by digests of one length, so that the time does not tell the length of a key."""
+    return hashlib.sha256(key).digest()
 
 
 def _is_time(text: str) -> bool:
@@ -122,3 +178,12 @@ def _name(host: str) -> str:
     if host.startswith("["):
         return host.partition("]")[0] + "]"
     return host.partition(":")[0].lower()
+
+
+def _is_address(name: str) -> bool:
+    """Whether a host name is an IP address."""
+    try:
+        ip_address(name.removeprefix("[").removesuffix("]"))
+    except ValueError:
+        return False
+    return True

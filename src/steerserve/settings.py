@@ -9,17 +9,47 @@ from pathlib import Path
 from typing import Annotated, Literal
 
 import platformdirs
-from pydantic import Field, SecretStr, field_validator, model_validator
+from pydantic import AfterValidator, BeforeValidator, Field, SecretStr, model_validator
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
+from steerserve import setting_values as values
+
+COUNT_MAXIMUM = 1_000_000_000
+DAY = 86_400
+YEAR = 365 * DAY
+MIB_MAXIMUM = 1 << 24
+"""16 TiB, counted in MiB."""
+
 Seconds = Annotated[int, Field(ge=1, le=3600)]
-Count = Annotated[int, Field(ge=1)]
+LeaseSeconds = Annotated[int, Field(ge=1, le=YEAR)]
+Patience = Annotated[float, Field(ge=0, le=DAY)]
+"""Seconds of a wait that may be none."""
+TimeLimit = Annotated[float, Field(gt=0, le=DAY)]
+Count = Annotated[int, Field(ge=1, le=COUNT_MAXIMUM)]
+CountOrNone = Annotated[int, Field(ge=0, le=COUNT_MAXIMUM)]
+Mebibytes = Annotated[int, Field(ge=0, le=MIB_MAXIMUM)]
+Texts = Annotated[
+    list[str],
+    NoDecode,
+    BeforeValidator(lambda text: values.parts(text) if isinstance(text, str) else text),
+]
+Keys = Annotated[
+    list[SecretStr],
+    NoDecode,
+    BeforeValidator(lambda text: values.api_keys(text) if isinstance(text, str) else text),
+]
 
 
 class Settings(BaseSettings):
     """The service's settings. Environment variables carry the field's name in capitals."""
 
-    model_config = SettingsConfigDict(env_file=".env", extra="ignore", validate_default=True)
+    model_config = SettingsConfigDict(
+        env_file=".env",
+        extra="ignore",
+        validate_default=True,
+        # the text of an error must not repeat a password
+        hide_input_in_errors=True,
+    )
 
     steerserve_home: Path = Field(
         default_factory=lambda: Path(platformdirs.user_data_dir("steerserve")),
@@ -33,23 +63,30 @@ class Settings(BaseSettings):
         default=Path(),
         description="Folder of SAE checkpoints; by default `saes` in STEERSERVE_HOME.",
     )
-    database_url: str = Field(
+    database_url: Annotated[str, AfterValidator(values.database_url)] = Field(
         default="",
-        description="SQLAlchemy URL of the database; by default a SQLite file in STEERSERVE_HOME. "
-        "PostgreSQL: postgresql+asyncpg://user:password@host/name.",
+        description="URL of the database; by default a SQLite file in STEERSERVE_HOME. SQLite: sqlite:////folder/file.db. "
+        "PostgreSQL: postgresql://user:password@host/name, which needs the extra `postgres`.",
     )
     host: str = Field(
         default="127.0.0.1",
-        description="Address to listen on. The service has no login: set 0.0.0.0 only on a trusted network.",
+        description="Address to listen on. Without API_KEYS the service has no login: set 0.0.0.0 only on a trusted "
+        "network.",
     )
     port: int = Field(default=8000, ge=1, le=65535, description="Port to listen on.")
-    cors_origins: Annotated[list[str], NoDecode] = Field(
+    cors_origins: Texts = Field(
         default=[],
         description="Web origins that may call the service from a browser, separated by commas; `*` allows all.",
     )
-    allowed_hosts: Annotated[list[str], NoDecode] = Field(
+    allowed_hosts: Texts = Field(
         default=[],
-        description="Further host names accepted in the Host header while HOST is a loopback address.",
+        description="Further host names accepted in the Host header: of every request while HOST is a loopback address, of "
+        "requests from web pages else.",
+    )
+    api_keys: Keys = Field(
+        default=[],
+        description="Keys of which every request must bring one as `Authorization: Bearer <key>`, separated by commas, or "
+        "`@` and the path of a file with one key on each line. Only liveness and readiness need none.",
     )
     log_level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = Field(
         default="INFO", description="Least severe level that is logged."
@@ -65,27 +102,25 @@ class Settings(BaseSettings):
     auto_load_model: str | None = Field(
         default=None, description="Name of a registered model that is loaded at start."
     )
-    hf_endpoint: str = Field(
+    hf_endpoint: Annotated[str, AfterValidator(values.hub_endpoint)] = Field(
         default="https://huggingface.co", description="Address of the model hub."
     )
     hub_token: SecretStr | None = Field(
         default=None,
         description="Token sent to the model hub with requests that bring none of their own. Never logged or stored.",
     )
-    max_download_workers: Count = Field(
+    max_download_workers: Annotated[int, Field(ge=1, le=64)] = Field(
         default=2, description="Downloads that run at once; the next waits."
     )
-    download_stall_timeout: float = Field(
+    download_stall_timeout: TimeLimit = Field(
         default=60.0,
-        gt=0,
         description="Seconds a download may receive nothing before the attempt is given up.",
     )
     download_attempts: Count = Field(
         default=3, description="Attempts of a download, each going on where the last one ended."
     )
-    disk_reserve_mb: int = Field(
+    disk_reserve_mb: Mebibytes = Field(
         default=1024,
-        ge=0,
         description="Disk space in MiB that a download must leave free.",
     )
     hub_breaker_failures: Count = Field(
@@ -94,37 +129,32 @@ class Settings(BaseSettings):
     hub_breaker_recovery_s: Seconds = Field(
         default=60, description="Seconds the model hub is then left alone."
     )
-    torch_threads: int = Field(
+    torch_threads: Annotated[int, Field(ge=0, le=1024)] = Field(
         default=0,
-        ge=0,
         description="Threads of the engine's tensor library; 0 takes the physical cores.",
     )
 
     max_concurrent_requests: Count = Field(
         default=8, description="Generation requests that hold a slot of the running batch at once."
     )
-    max_pending_requests: int = Field(
+    max_pending_requests: CountOrNone = Field(
         default=64,
-        ge=0,
         description="Requests that may wait for a slot; the next is refused with 503.",
     )
     queue_duration_window: Count = Field(
         default=50,
         description="Slot-holding durations that the estimate of the wait is taken from.",
     )
-    graceful_unload_timeout: float = Field(
+    graceful_unload_timeout: Patience = Field(
         default=30.0,
-        ge=0,
         description="Seconds an unload waits for requests in flight before it ends them.",
     )
-    graceful_shutdown_timeout: float = Field(
+    graceful_shutdown_timeout: Patience = Field(
         default=30.0,
-        ge=0,
         description="Seconds a stop (SIGTERM, Ctrl-C) waits for requests in flight.",
     )
-    load_timeout: float = Field(
+    load_timeout: TimeLimit = Field(
         default=1800.0,
-        gt=0,
         description="Seconds a model load may take before its engine is ended.",
     )
     default_max_tokens: Count = Field(
@@ -136,29 +166,28 @@ class Settings(BaseSettings):
         description="Context in tokens that must fit beside the weights for a load to be accepted, "
         "lowered to the model's own maximum.",
     )
-    kv_cache_mb: int = Field(
+    kv_cache_mb: Mebibytes = Field(
         default=0,
-        ge=0,
         description="Memory for the KV cache in MiB; 0 takes a third of what is free after the load.",
     )
-    transformers_cuda_context_mb: int = Field(
+    transformers_cuda_context_mb: Mebibytes = Field(
         default=500,
-        ge=0,
         description="Memory in MiB that the driver takes on each card a model is placed on, for the check before a load.",
     )
     transformers_idle_cache_release_s: float = Field(
         default=5.0,
+        ge=-DAY,
+        le=DAY,
         description="Seconds without work after which the engine gives unused card memory back; 0 at once, negative never.",
     )
-    gguf_context_length: int = Field(
+    gguf_context_length: CountOrNone = Field(
         default=32_768,
-        ge=0,
         description="Largest context in tokens of a GGUF model; 0 takes what the file says.",
     )
     gguf_kv_cache_type: Literal["f16", "q8_0"] = Field(
         default="f16", description="Type of a GGUF model's KV cache."
     )
-    gguf_tensor_split: str = Field(
+    gguf_tensor_split: Annotated[str, AfterValidator(values.tensor_split)] = Field(
         default="",
         description="Proportions in which a GGUF model is spread over the cards, one for each, separated by commas.",
     )
@@ -172,6 +201,7 @@ class Settings(BaseSettings):
     prefix_cache_mb: int | None = Field(
         default=None,
         ge=0,
+        le=MIB_MAXIMUM,
         description="Memory in MiB for the kept beginnings of conversations, beside the KV cache; by default a quarter "
         "of it, 0 keeps none.",
     )
@@ -215,7 +245,7 @@ class Settings(BaseSettings):
         description="What the matrices of SAEs that are attached as a set are kept in; `model` is the model's dtype, "
         "`stored` that of each file.",
     )
-    multisae_vram_envelope_mb: Count = Field(
+    multisae_vram_envelope_mb: Annotated[int, Field(ge=1, le=MIB_MAXIMUM)] = Field(
         default=4096,
         description="Memory in MiB of all attached SAEs above which the answers warn; nothing is refused for it.",
     )
@@ -223,11 +253,11 @@ class Settings(BaseSettings):
         default=32, description="Compiled response formats that the engine keeps."
     )
 
-    lease_default_ttl_seconds: Count = Field(
+    lease_default_ttl_seconds: LeaseSeconds = Field(
         default=7200,
         description="Seconds of a lease that names none, lowered to LEASE_MAX_TTL_SECONDS.",
     )
-    lease_max_ttl_seconds: Count = Field(
+    lease_max_ttl_seconds: LeaseSeconds = Field(
         default=7200, description="Longest time a lease may be granted or renewed for, in seconds."
     )
     lease_holder_max_chars: Count = Field(
@@ -277,13 +307,6 @@ class Settings(BaseSettings):
     )
     retry_after_fallback_s: Seconds = Field(default=10, description="Retry-After of any other 503.")
 
-    @field_validator("cors_origins", "allowed_hosts", mode="before")
-    @classmethod
-    def _split(cls, value: object) -> object:
-        if isinstance(value, str):
-            return [part.strip() for part in value.split(",") if part.strip()]
-        return value
-
     @model_validator(mode="after")
     def _check_range(self) -> Settings:
         if self.cluster_intensity_min > self.cluster_intensity_max:
@@ -299,7 +322,8 @@ class Settings(BaseSettings):
             place = named.expanduser().absolute() if is_named else self.steerserve_home / folder
             setattr(self, name, place)
         if not self.database_url:
-            self.database_url = f"sqlite+aiosqlite:///{self.steerserve_home / 'steerserve.db'}"
+            file = self.steerserve_home / "steerserve.db"
+            self.database_url = values.database_url(f"sqlite:///{file}")
         return self
 
     @property

@@ -7,7 +7,14 @@ import subprocess
 import sys
 
 SECRET = "sentinel-0123456789"
-NAMES = ("DATABASE_URL", "database_url", "HUB_TOKEN", "Hf_Token", "HUGGING_FACE_HUB_TOKEN")
+NAMES = (
+    "API_KEYS",
+    "DATABASE_URL",
+    "database_url",
+    "HUB_TOKEN",
+    "Hf_Token",
+    "HUGGING_FACE_HUB_TOKEN",
+)
 
 SERVICE = """
 import asyncio, psutil

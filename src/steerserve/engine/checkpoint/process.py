@@ -13,7 +13,9 @@ from multiprocessing.context import ForkServerContext, ForkServerProcess
 
 PRELOAD = "steerserve.engine.worker.process.preload"
 
-_SECRETS = frozenset({"DATABASE_URL", "HUB_TOKEN", "HF_TOKEN", "HUGGING_FACE_HUB_TOKEN"})
+_SECRETS = frozenset(
+    {"API_KEYS", "DATABASE_URL", "HUB_TOKEN", "HF_TOKEN", "HUGGING_FACE_HUB_TOKEN"}
+)
 """Variables that no engine may see, in any case of letters: a repository's own code may run there."""
 
 

@@ -1,0 +1,145 @@
+"""Checks of single settings: each takes the text of a setting and gives the value that the service uses.
+
+A check raises ValueError with a sentence for the person who starts the service. No sentence repeats a value that may
+hold a secret.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterable
+from difflib import get_close_matches
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from dotenv import dotenv_values
+
+_DRIVERS = {
+    "sqlite": "sqlite+aiosqlite",
+    "postgres": "postgresql+asyncpg",
+    "postgresql": "postgresql+asyncpg",
+}
+"""The kind of a database, as a URL begins, and the same with the driver that the service uses."""
+_FORMS = (
+    "the forms are sqlite:///folder/file.db, sqlite:////absolute/folder/file.db and "
+    "postgresql://user:password@host:5432/name"
+)
+_SSL_MODE = re.compile(r"(?<=[?&])sslmode=")
+_KEY = re.compile(r"[\x21-\x7e]+", re.ASCII)
+
+
+def database_url(text: str) -> str:
+    """The URL of a database with its asynchronous driver; empty text stays empty.
+
+    Raises:
+        ValueError: the URL is not one of SQLite or PostgreSQL.
+    """
+    if not text:
+        return text
+    scheme, separator, rest = text.strip().partition("://")
+    driver = _DRIVERS.get(scheme.lower().partition("+")[0])
+    if not separator or driver is None:
+        raise ValueError(f"the text is not the URL of a SQLite or PostgreSQL database; {_FORMS}")
+    if scheme.lower().startswith("sqlite"):
+        if not rest.startswith("/") or rest in ("/", "/:memory:"):
+            raise ValueError(f"a SQLite URL names a file behind three slashes; {_FORMS}")
+        return f"{driver}://{rest}"
+    _check_server(rest)
+    # the driver calls this option of the usual PostgreSQL URLs otherwise
+    return f"{driver}://{_SSL_MODE.sub('ssl=', rest)}"
+
+
+def _check_server(rest: str) -> None:
+    """Raises:
+    ValueError: the part of a PostgreSQL URL behind `://` names no server, no port or no database.
+    """
+    try:
+        parts = urlsplit(f"//{rest}")
+        is_whole = bool(parts.hostname) and bool(parts.path.strip("/"))
+        _ = parts.port
+    except ValueError:
+        is_whole = False
+    if not is_whole:
+        raise ValueError(
+            "a PostgreSQL URL names a host, a port in digits where it is not 5432, and a database; special characters "
+            f"in the password are written as %XX; {_FORMS}"
+        )
+
+
+def hub_endpoint(text: str) -> str:
+    """The address of the model hub.
+
+    Raises:
+        ValueError: the text is not an http or https address.
+    """
+    address = text.strip().rstrip("/")
+    try:
+        parts = urlsplit(address)
+        is_address = parts.scheme in ("http", "https") and bool(parts.hostname)
+        _ = parts.port
+    except ValueError:
+        is_address = False
+    if not is_address:
+        raise ValueError("the address of a model hub begins with https:// or http:// and a host")
+    return address
+
+
+def tensor_split(text: str) -> str:
+    """Proportions over the cards, separated by commas; empty text stays empty.
+
+    Raises:
+        ValueError: a part is not a number of at least 0, or all are 0.
+    """
+    if not text.strip():
+        return ""
+    try:
+        parts = [float(part) for part in text.split(",")]
+    except ValueError:
+        parts = []
+    if not parts or not all(0 <= part < math.inf for part in parts) or not any(parts):
+        raise ValueError(
+            "the proportions are numbers of at least 0 separated by commas, one for each card and not all 0, "
+            "for example 3,1"
+        )
+    return text.strip()
+
+
+def parts(text: str) -> list[str]:
+    """The parts of a list that is separated by commas."""
+    return [part.strip() for part in text.split(",") if part.strip()]
+
+
+def api_keys(text: str) -> list[str]:
+    """The keys of a list that is separated by commas, or of the file behind `@`, which has one on each line.
+
+    Raises:
+        ValueError: the file cannot be read or names no key, or a key has characters that a header cannot carry.
+    """
+    keys = _lines(Path(text[1:]).expanduser()) if text.startswith("@") else parts(text)
+    if not all(map(_KEY.fullmatch, keys)):
+        raise ValueError("a key consists of letters, digits and signs of ASCII, without blanks")
+    return keys
+
+
+def _lines(file: Path) -> list[str]:
+    try:
+        lines = [line.strip() for line in file.read_text(encoding="utf-8").splitlines()]
+    except (OSError, UnicodeDecodeError) as error:
+        raise ValueError(f"the file {file} cannot be read ({type(error).__name__})") from None
+    keys = [line for line in lines if line]
+    if not keys:
+        raise ValueError(f"the file {file} has no key")
+    return keys
+
+
+def unknown_names(file: Path, known: Iterable[str]) -> list[tuple[str, str | None]]:
+    """The names in a file of settings that are no setting, each with the nearest name of one."""
+    if not file.is_file():
+        return []
+    names = {name.upper(): name for name in known}
+    return [
+        (name, next(iter(get_close_matches(name.upper(), names, 1)), None))
+        for name in dotenv_values(file)
+        if name.upper() not in names
+    ]

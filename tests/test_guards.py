@@ -1,0 +1,146 @@
+"""What stands before every route: the hosts that a browser may use, and the keys."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import websockets.exceptions
+from websockets.sync.client import connect
+
+from tests.conftest import Start
+from tests.service import Running, running
+
+KEYS = ("first-key-of-two", "second-key-of-two")
+BEARER = {"Authorization": f"Bearer {KEYS[1]}"}
+
+
+@pytest.fixture(scope="module")
+def opened(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
+    """A service whose settings say that other machines reach it."""
+    home = tmp_path_factory.mktemp("opened")
+    with running(home, host="0.0.0.0", allowed_hosts="gpu.example.org") as live:
+        yield live
+
+
+@pytest.fixture(scope="module")
+def keyed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
+    with running(tmp_path_factory.mktemp("keyed"), api_keys=",".join(KEYS)) as live:
+        yield live
+
+
+@pytest.mark.parametrize(
+    ("host", "status"),
+    [
+        ("127.0.0.1:8000", 200),
+        ("192.168.1.5", 200),
+        ("[fe80::1]:8000", 200),
+        ("localhost:8000", 200),
+        ("gpu-box:8000", 200),
+        ("gpu.example.org:8000", 200),
+        ("GPU.example.org", 200),
+        ("evil.example", 403),
+        ("evil.example.:8000", 403),
+        ("gpu.example.org.evil.example", 403),
+        ("127.0.0.1.evil.example", 403),
+    ],
+)
+@pytest.mark.parametrize("sent", ["Origin", "Sec-Fetch-Site", None])
+def test_a_browser_reaches_an_open_service_by_its_own_names_only(
+    opened: Running, host: str, status: int, sent: str | None
+) -> None:
+    values = {"Origin": f"http://{host}", "Sec-Fetch-Site": "same-origin"}
+    headers = {"Host": host} | ({sent: values[sent]} if sent else {})
+    answer = opened.http.get("/api/models", headers=headers)
+    assert answer.status_code == (status if sent else 200)
+    if answer.status_code == 403:
+        error = answer.json()["error"]
+        assert error["code"] == "FORBIDDEN_ORIGIN"
+        assert "ALLOWED_HOSTS" in error["message"]
+
+
+def test_a_rebound_page_reaches_neither_door_nor_the_socket(opened: Running) -> None:
+    headers = {"Host": "evil.example", "Origin": "http://evil.example"}
+    refused = opened.http.post("/v1/chat/completions", json={}, headers=headers)
+    assert (refused.status_code, refused.json()["error"]["code"]) == (403, "forbidden_origin")
+    joined = opened.http.get("/socket.io/?EIO=4&transport=polling", headers=headers)
+    assert joined.status_code == 403
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {},
+        {"Authorization": "Bearer"},
+        {"Authorization": "Bearer wrong"},
+        {"Authorization": f"Basic {KEYS[0]}"},
+        {"Authorization": KEYS[0]},
+        {"Authorization": f"Bearer {KEYS[0]}x"},
+        {"Authorization": f"Bearer {','.join(KEYS)}"},
+    ],
+)
+def test_every_route_but_the_probes_needs_a_key(keyed: Running, headers: dict[str, str]) -> None:
+    for path in ("/v1/models", "/v1/nowhere"):
+        refused = keyed.http.get(path, headers=headers)
+        assert refused.status_code == 401
+        assert refused.headers["www-authenticate"] == "Bearer"
+        assert refused.json()["error"]["code"] == "invalid_api_key"
+        assert refused.json()["error"]["type"] == "invalid_request_error"
+    paths = "/api/models /api/health/detailed /openapi.json /socket.io/?EIO=4&transport=polling /nowhere"
+    for path in paths.split():
+        refused = keyed.http.get(path, headers=headers)
+        assert refused.status_code == 401
+        assert refused.json()["success"] is False
+        assert refused.json()["error"]["code"] == "UNAUTHORIZED"
+    for path in ("/api/health", "/api/health/ready"):
+        assert keyed.http.get(path, headers=headers).status_code == 200
+
+
+@pytest.mark.parametrize("key", KEYS)
+@pytest.mark.parametrize("scheme", ["Bearer", "bearer"])
+def test_each_key_opens_every_route(keyed: Running, scheme: str, key: str) -> None:
+    headers = {"Authorization": f"{scheme} {key}"}
+    for path in ("/v1/models", "/api/models", "/socket.io/?EIO=4&transport=polling"):
+        assert keyed.http.get(path, headers=headers).status_code == 200
+
+
+def test_a_key_in_an_address_is_none(keyed: Running) -> None:
+    assert keyed.http.get(f"/api/models?api_key={KEYS[0]}").status_code == 401
+
+
+def test_a_websocket_without_a_key_is_answered_401(keyed: Running) -> None:
+    url = keyed.url.replace("http", "ws") + "/socket.io/?EIO=4&transport=websocket"
+    with pytest.raises(websockets.exceptions.InvalidStatus) as refused:
+        connect(url)
+    assert refused.value.response.status_code == 401
+    with connect(url, additional_headers=BEARER) as joined:
+        assert str(joined.recv()).startswith("0")
+
+
+def test_a_key_is_in_no_line_of_the_log(
+    keyed: Running, caplog: pytest.LogCaptureFixture, capsys: Any
+) -> None:
+    keyed.http.get("/api/models", headers=BEARER)
+    keyed.http.get("/api/models", headers={"Authorization": "Bearer sentinel-of-a-stranger"})
+    lines = caplog.text + "".join(capsys.readouterr())
+    assert not any(secret in lines for secret in (*KEYS, "sentinel-of-a-stranger"))
+
+
+def test_the_question_whether_a_page_may_ask_needs_no_key(start: Start) -> None:
+    page = "https://app.example"
+    with start(api_keys=KEYS[0], cors_origins=page) as live:
+        asked = {"Origin": page, "Access-Control-Request-Method": "POST"}
+        answer = live.http.options("/v1/models", headers=asked)
+        assert answer.status_code == 200
+        assert answer.headers["access-control-allow-origin"] == page
+        assert live.http.options("/v1/models").status_code == 401
+
+
+def test_keys_of_a_file_are_read_at_the_start(start: Start, tmp_path: Path) -> None:
+    file = tmp_path / "keys"
+    file.write_text("\n".join(KEYS))
+    with start(api_keys=f"@{file}") as live:
+        assert live.http.get("/api/models").status_code == 401
+        assert live.http.get("/api/models", headers=BEARER).status_code == 200
