@@ -22,7 +22,7 @@ from steerserve.engine.wire import messages as m
 from steerserve.errors import Refusal
 from steerserve.hub import client as hub_client
 from steerserve.rules.cards import Card
-from steerserve.rules.intent import Generate, Sampling
+from steerserve.rules.intent import GenerateIntent, SamplingParameters
 from steerserve.rules.residency import Phase
 from steerserve.settings import Settings
 from steerserve.store.catalog import Clock, ModelRow, SaeRow, utc_now
@@ -458,7 +458,7 @@ class World(Owners):
 
     async def ask(self, model: str = "a", *, n: int = 1, seed: int | None = None) -> str:
         """A request read to its end: the text of its choices."""
-        intent = Generate(model, ("hello",), Sampling(seed=seed), n=n)
+        intent = GenerateIntent(model, ("hello",), SamplingParameters(seed=seed), n=n)
         async with self.generation.open(intent) as run:
             return "".join([e.text async for e in run.events if isinstance(e, m.Piece)])
 

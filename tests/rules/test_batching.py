@@ -10,22 +10,22 @@ from steerserve.rules import batching
 from steerserve.rules.activations import Activations
 from steerserve.rules.batching import BATCHED, SERIAL, Fixed
 from steerserve.rules.intent import (
-    Constraint,
-    Embed,
-    Generate,
+    EmbedIntent,
+    GenerateIntent,
     Intent,
-    Sampling,
-    Score,
+    OutputConstraint,
+    SamplingParameters,
+    ScoreIntent,
     repetition_penalty,
 )
 
 FIXED = Fixed(temperature=0.7, top_p=0.95)
-SAMPLING = Sampling(temperature=0.7, top_p=0.95)
-PLAIN = Generate("m", ("a",), SAMPLING)
+SAMPLING = SamplingParameters(temperature=0.7, top_p=0.95)
+PLAIN = GenerateIntent("m", ("a",), SAMPLING)
 CONVERSATION = ({"role": "user", "content": "hi"},)
 
 
-def sampled(**changes: object) -> Generate:
+def sampled(**changes: object) -> GenerateIntent:
     return replace(PLAIN, sampling=replace(SAMPLING, **changes))  # type: ignore[arg-type]
 
 
@@ -52,7 +52,9 @@ def sampled(**changes: object) -> Generate:
         "stop strings",
     ],
 )
-def test_a_request_of_the_fixed_sampling_parameters_runs_without_a_slot(intent: Generate) -> None:
+def test_a_request_of_the_fixed_sampling_parameters_runs_without_a_slot(
+    intent: GenerateIntent,
+) -> None:
     assert batching.backend(intent, FIXED) == BATCHED
     assert batching.backend(intent, FIXED, is_monitored=True) == SERIAL
 
@@ -76,7 +78,7 @@ def test_a_request_of_the_fixed_sampling_parameters_runs_without_a_slot(intent: 
         replace(PLAIN, intensity=0.0),
         replace(PLAIN, intensity="max"),
         replace(PLAIN, activations=Activations()),
-        replace(PLAIN, constraint=Constraint()),
+        replace(PLAIN, constraint=OutputConstraint()),
     ],
     ids=[
         "greedy",
@@ -98,24 +100,27 @@ def test_a_request_of_the_fixed_sampling_parameters_runs_without_a_slot(intent: 
         "a response format",
     ],
 )
-def test_each_departure_alone_takes_a_slot(intent: Generate) -> None:
+def test_each_departure_alone_takes_a_slot(intent: GenerateIntent) -> None:
     assert batching.backend(intent, FIXED) == SERIAL
 
 
-@pytest.mark.parametrize("intent", [Score("m", ("a",), 0.7), Embed("m", ("a",))])
+@pytest.mark.parametrize("intent", [ScoreIntent("m", ("a",), 0.7), EmbedIntent("m", ("a",))])
 def test_scoring_and_embeddings_take_a_slot(intent: Intent) -> None:
     assert batching.backend(intent, FIXED) == SERIAL
 
 
-@pytest.mark.parametrize("intent", [PLAIN, Score("m", ("a",), 0.7), Embed("m", ("a",))])
+@pytest.mark.parametrize("intent", [PLAIN, ScoreIntent("m", ("a",), 0.7), EmbedIntent("m", ("a",))])
 def test_everything_takes_a_slot_where_continuous_batching_is_off(intent: Intent) -> None:
     assert batching.backend(intent, None) == SERIAL
 
 
 def test_the_fixed_parameters_are_the_servers_not_the_protocols() -> None:
     greedy = Fixed(temperature=0.0, top_p=1.0)
-    assert batching.backend(Generate("m", ("a",), Sampling(temperature=0)), greedy) == BATCHED
-    assert batching.backend(Generate("m", ("a",), Sampling()), greedy) == SERIAL
+    assert (
+        batching.backend(GenerateIntent("m", ("a",), SamplingParameters(temperature=0)), greedy)
+        == BATCHED
+    )
+    assert batching.backend(GenerateIntent("m", ("a",), SamplingParameters()), greedy) == SERIAL
 
 
 def test_the_backends_are_called_as_the_header_says_them() -> None:

@@ -15,7 +15,7 @@ from steerserve.errors import Refusal
 from steerserve.rules import fields
 from steerserve.rules.activations import Activations
 from steerserve.rules.fields import CHAT, CHECKPOINT, COMPLETIONS, EMBEDDINGS, GGUF
-from steerserve.rules.intent import Embed, Generate, Sampling, Score
+from steerserve.rules.intent import EmbedIntent, GenerateIntent, SamplingParameters, ScoreIntent
 
 TABLE = """
 | Field | Chat (checkpoint engine) | Chat (GGUF) | Completions | Embeddings |
@@ -608,12 +608,12 @@ def test_a_body_full_of_unused_fields_is_cut_in_one_pass() -> None:
 
 # ---------------------------------------------------------------------- the engine of the named model
 
-SAMPLING = Sampling()
+SAMPLING = SamplingParameters()
 
 
-def chat_intent(**fields_: Any) -> Generate:
+def chat_intent(**fields_: Any) -> GenerateIntent:
     body = {"seed": 7, "n": 2} if fields_.pop("changes", False) else {}
-    return Generate(
+    return GenerateIntent(
         "m",
         ("x",),
         SAMPLING,
@@ -636,7 +636,7 @@ def test_what_only_checkpoints_honour_is_refused_for_gguf_before_it_is_loaded() 
 
 
 def test_scoring_is_refused_for_gguf() -> None:
-    scoring = Score("m", ("x",), top=1, route=COMPLETIONS, changing=("logprobs",))
+    scoring = ScoreIntent("m", ("x",), top=1, route=COMPLETIONS, changing=("logprobs",))
     with pytest.raises(Refusal) as refused:
         fields.check_engine(scoring, GGUF)
     assert refused.value.details["fields"] == ["logprobs"]
@@ -653,4 +653,4 @@ def test_template_variables_are_reported_for_gguf_and_never_refused() -> None:
     wanted = chat_intent(template={"thinking": True})
     assert fields.check_engine(wanted, GGUF) == ("user", "chat_template_kwargs")
     assert fields.check_engine(wanted, CHECKPOINT) == ("user",)
-    assert fields.check_engine(Embed("m", ("x",), route=EMBEDDINGS), GGUF) == ()
+    assert fields.check_engine(EmbedIntent("m", ("x",), route=EMBEDDINGS), GGUF) == ()

@@ -6,23 +6,23 @@ import pytest
 
 from steerserve.errors import Refusal
 from steerserve.rules import naming
-from steerserve.rules.naming import Named
+from steerserve.rules.naming import NamedModel
 
-FP16 = Named(1, "org/plain", "FP16", "ready")
-TWICE = [Named(2, "org/twice", "FP16", "ready"), Named(3, "org/twice", "Q8", "loaded")]
-GGUF_ONE = Named(4, "org/one-GGUF:Q4_K_M", "Q4", "ready")
+FP16 = NamedModel(1, "org/plain", "FP16", "ready")
+TWICE = [NamedModel(2, "org/twice", "FP16", "ready"), NamedModel(3, "org/twice", "Q8", "loaded")]
+GGUF_ONE = NamedModel(4, "org/one-GGUF:Q4_K_M", "Q4", "ready")
 GGUF_TWO = [
-    Named(5, "org/two-GGUF:Q4_K_M", "Q4", "ready"),
-    Named(6, "org/two-GGUF:Q8_0", "Q8", "ready"),
+    NamedModel(5, "org/two-GGUF:Q4_K_M", "Q4", "ready"),
+    NamedModel(6, "org/two-GGUF:Q8_0", "Q8", "ready"),
 ]
-HUB = Named(10, "far", "FP16", "ready", "acme/far")
+HUB = NamedModel(10, "far", "FP16", "ready", "acme/far")
 HUB_GGUF = [
-    Named(11, "wide:Q4_0", "Q4", "ready", "acme/wide:Q4_0"),
-    Named(12, "wide:Q8_0", "Q8", "ready", "acme/wide:Q8_0"),
+    NamedModel(11, "wide:Q4_0", "Q4", "ready", "acme/wide:Q4_0"),
+    NamedModel(12, "wide:Q8_0", "Q8", "ready", "acme/wide:Q8_0"),
 ]
-LOADING = Named(7, "org/coming", "FP16", "loading")
-BROKEN = Named(8, "org/broken", "FP16", "error")
-DOWNLOADING = Named(9, "org/partial", "FP16", "downloading")
+LOADING = NamedModel(7, "org/coming", "FP16", "loading")
+BROKEN = NamedModel(8, "org/broken", "FP16", "error")
+DOWNLOADING = NamedModel(9, "org/partial", "FP16", "downloading")
 ALL = [FP16, *TWICE, GGUF_ONE, *GGUF_TWO, HUB, *HUB_GGUF, LOADING, BROKEN, DOWNLOADING]
 
 

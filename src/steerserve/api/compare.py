@@ -17,14 +17,14 @@ from steerserve.disconnect import Disconnected, unless_disconnected
 from steerserve.errors import Refusal
 from steerserve.rules import activations
 from steerserve.rules import compare as rules
-from steerserve.rules.intent import Generate, Prompt, Sampling
+from steerserve.rules.intent import GenerateIntent, Prompt, SamplingParameters
 from steerserve.rules.steering import BATCH_MAXIMUM
 from steerserve.settings import Settings
 
 SEED_MAXIMUM = 2**32 - 1
 
 
-class Message(RequestBody):
+class CompareMessage(RequestBody):
     """One message of a conversation."""
 
     role: Annotated[str, Field(min_length=1, max_length=50)]
@@ -36,7 +36,7 @@ class CompareBody(RequestBody):
     completions are greedy, so that they differ by the steering alone."""
 
     prompt: Annotated[str, Field(min_length=1)] | None = None
-    messages: Annotated[list[Message], Field(min_length=1)] | None = None
+    messages: Annotated[list[CompareMessage], Field(min_length=1)] | None = None
     intensities: Annotated[list[float], Field(default_factory=lambda: [0.0, 1.0])]
     steering: Annotated[dict[str, Value], Field(max_length=BATCH_MAXIMUM)] | None = None
     sae_id: Annotated[str, Field(max_length=50)] | None = None
@@ -111,7 +111,7 @@ def _feature(index: int, value: float, labels: Mapping[int, str]) -> dict[str, A
     return told | {"label": labels[index]} if index in labels else told
 
 
-def _intent(body: CompareBody, model: str, settings: Settings) -> Generate:
+def _intent(body: CompareBody, model: str, settings: Settings) -> GenerateIntent:
     """Raises:
     Refusal: VALIDATION_ERROR, SAE_ACTIVATIONS_REFUSED.
     """
@@ -128,10 +128,10 @@ def _intent(body: CompareBody, model: str, settings: Settings) -> Generate:
         prompt = body.prompt or ""
     intensities = rules.check(body.intensities)
     asked = body.activations
-    return Generate(
+    return GenerateIntent(
         model=model,
         prompts=(prompt,) * len(intensities),
-        sampling=Sampling(
+        sampling=SamplingParameters(
             temperature=body.temperature,
             top_p=body.top_p,
             max_tokens=body.max_tokens,

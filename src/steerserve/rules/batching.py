@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from steerserve.rules.intent import Generate, Intent
+from steerserve.rules.intent import GenerateIntent, Intent
 
 SERIAL = "serial"
 BATCHED = "cbm"
@@ -21,7 +21,7 @@ class Fixed:
 def backend(intent: Intent, fixed: Fixed | None, *, is_monitored: bool = False) -> str:
     """`cbm` for a request of the fixed sampling parameters that asks for nothing else; `fixed` is None where
     continuous batching is off, and `is_monitored` sends everything to the serial path."""
-    if fixed is None or is_monitored or not isinstance(intent, Generate):
+    if fixed is None or is_monitored or not isinstance(intent, GenerateIntent):
         return SERIAL
     sampling = intent.sampling
     is_plain = (

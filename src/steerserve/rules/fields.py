@@ -12,7 +12,7 @@ from urllib.parse import quote
 
 from steerserve.errors import Refusal
 from steerserve.rules import activations
-from steerserve.rules.intent import Embed, Intent
+from steerserve.rules.intent import EmbedIntent, Intent
 
 CHAT = "chat"
 COMPLETIONS = "completions"
@@ -137,7 +137,7 @@ def check_engine(wanted: Intent, engine: str) -> tuple[str, ...]:
     if engine != GGUF:
         return wanted.ignored
     check_honoured(wanted.route, wanted.changing, engine)
-    if isinstance(wanted, Embed):
+    if isinstance(wanted, EmbedIntent):
         return wanted.ignored
     if wanted.activations is not None:
         raise Refusal(

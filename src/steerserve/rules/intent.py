@@ -15,7 +15,7 @@ Prompt = str | Conversation
 
 
 @dataclass(frozen=True, slots=True)
-class Sampling:
+class SamplingParameters:
     """How tokens are chosen, with every bound already checked.
 
     `temperature` 0 is greedy, `top_p` 0 keeps the most probable token only; `repetition_penalty` 1 is none;
@@ -32,7 +32,7 @@ class Sampling:
 
 
 @dataclass(frozen=True, slots=True)
-class Constraint:
+class OutputConstraint:
     """What each choice must be: a JSON object (`schema` None), or a document that validates."""
 
     name: str | None = None
@@ -41,7 +41,7 @@ class Constraint:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Asked:
+class BaseIntent:
     """What every request carries. `request_id` is the id of its answer, empty where that has none; `route` and `changing`
     (the fields that ask to change the output) are looked at again once the model's engine is known; `may_load` is the load
     policy; the lease is a secret."""
@@ -55,20 +55,20 @@ class Asked:
 
 
 @dataclass(frozen=True, slots=True)
-class Generate(Asked):
+class GenerateIntent(BaseIntent):
     """Complete each prompt `n` times, or with a `sweep` once at each of its intensities; `has_special` adds the tokenizer's special tokens to texts, `template` has variables
     for the template of conversations."""
 
     model: str
     prompts: tuple[Prompt, ...]
-    sampling: Sampling
+    sampling: SamplingParameters
     n: int = 1
     is_stream: bool = False
     has_special: bool = True
     template: Mapping[str, Any] | None = None
     profile: str | None = None
     intensity: float | str | None = None
-    constraint: Constraint | None = None
+    constraint: OutputConstraint | None = None
     activations: Activations | None = None
     sweep: Sweep | None = None
 
@@ -82,7 +82,7 @@ class Generate(Asked):
 
 
 @dataclass(frozen=True, slots=True)
-class Score(Asked):
+class ScoreIntent(BaseIntent):
     """The distribution of the token after each prompt; nothing is generated.
 
     `top` is how many alternatives are listed, None when no log-probabilities are; `allowed` restricts the token.
@@ -106,7 +106,7 @@ class Score(Asked):
 
 
 @dataclass(frozen=True, slots=True)
-class Embed(Asked):
+class EmbedIntent(BaseIntent):
     """One vector per text."""
 
     model: str
@@ -118,7 +118,7 @@ class Embed(Asked):
         return len(self.prompts)
 
 
-Intent = Generate | Score | Embed
+Intent = GenerateIntent | ScoreIntent | EmbedIntent
 
 
 def repetition_penalty(frequency: float, presence: float) -> float:

@@ -15,7 +15,7 @@ NAME_MAXIMUM = 100
 
 
 @dataclass(frozen=True, slots=True)
-class Named:
+class NamedModel:
     """What resolution needs to know of a registered model. `alias` is its repository's whole name, with its label."""
 
     id: int
@@ -29,7 +29,7 @@ class Named:
         return (self.name,) if self.alias is None else (self.name, self.alias)
 
 
-def resolve(name: str, models: Iterable[Named]) -> Named:
+def resolve(name: str, models: Iterable[NamedModel]) -> NamedModel:
     """The one model that a request's `model` names.
 
     The first of these that any model has: (1) its name; (2) its repository's whole name; (3) either with
@@ -63,7 +63,7 @@ def resolve(name: str, models: Iterable[Named]) -> Named:
     return found[0]
 
 
-def _tag(model: Named, name: str) -> str:
+def _tag(model: NamedModel, name: str) -> str:
     """A name that means this model and no other one that `name` could mean."""
     return f"{name}:{model.quantization}" if name in model.names else model.name
 

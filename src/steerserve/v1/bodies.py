@@ -31,7 +31,7 @@ class ContentPart(Body):
     text: str
 
 
-class Message(Body):
+class ChatMessage(Body):
     """One message of a conversation."""
 
     role: Literal["system", "user", "assistant", "tool", "function", "developer"]
@@ -39,7 +39,7 @@ class Message(Body):
     name: str | None = None
 
 
-Conversation = Annotated[list[Message], Field(min_length=1)]
+Conversation = Annotated[list[ChatMessage], Field(min_length=1)]
 
 
 class StreamOptions(Body):

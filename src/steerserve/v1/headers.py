@@ -6,7 +6,7 @@ from urllib.parse import quote
 
 from steerserve.control.requests.generate import Run
 from steerserve.rules import dial, fields
-from steerserve.rules.intent import Embed, Generate, Intent, Score
+from steerserve.rules.intent import EmbedIntent, GenerateIntent, Intent, ScoreIntent
 
 
 def of(intent: Intent, run: Run, *, limit: int, is_shared: bool) -> dict[str, str]:
@@ -14,9 +14,9 @@ def of(intent: Intent, run: Run, *, limit: int, is_shared: bool) -> dict[str, st
     found = {"X-Service-Backend": run.backend}
     if run.ignored:
         found["X-Service-Ignored-Fields"] = fields.header_value(run.ignored, limit)
-    if not isinstance(intent, Embed) and intent.seed is not None:
+    if not isinstance(intent, EmbedIntent) and intent.seed is not None:
         found["X-Service-Seed"] = f"{intent.seed};scope={_scope(intent, is_shared)}"
-    if not isinstance(intent, Generate):
+    if not isinstance(intent, GenerateIntent):
         found["X-Service-Steering"] = "none"
     elif intent.constraint is not None:
         name = intent.constraint.name
@@ -27,7 +27,7 @@ def of(intent: Intent, run: Run, *, limit: int, is_shared: bool) -> dict[str, st
     return found
 
 
-def _scope(intent: Generate | Score, is_shared: bool) -> str:
+def _scope(intent: GenerateIntent | ScoreIntent, is_shared: bool) -> str:
     """How far the promise of a seed reaches."""
     if is_shared:
         return "best-effort"

@@ -52,7 +52,7 @@ async def read_json(request: Request) -> dict[str, Any]:
 
 async def chat(
     request: Request, settings: Settings, engine_of: EngineOf
-) -> intent.Generate | intent.Score:
+) -> intent.GenerateIntent | intent.ScoreIntent:
     """The intent of a chat request."""
     raw, asked = await _read(request, fields.CHAT, engine_of)
     body = bodies.validated(bodies.ChatBody, raw)
@@ -101,7 +101,7 @@ async def chat(
 
 async def completion(
     request: Request, settings: Settings, engine_of: EngineOf
-) -> intent.Generate | intent.Score:
+) -> intent.GenerateIntent | intent.ScoreIntent:
     """The intent of a text completion request."""
     raw, asked = await _read(request, fields.COMPLETIONS, engine_of)
     body = bodies.validated(bodies.CompletionBody, raw)
@@ -113,7 +113,9 @@ async def completion(
     return _generate(body, settings, raw, prompts=prompts, special=special, asked=asked)
 
 
-async def embedding(request: Request, settings: Settings, engine_of: EngineOf) -> intent.Embed:
+async def embedding(
+    request: Request, settings: Settings, engine_of: EngineOf
+) -> intent.EmbedIntent:
     """The intent of an embeddings request."""
     raw, asked = await _read(request, fields.EMBEDDINGS, engine_of)
     body = bodies.validated(bodies.EmbeddingBody, raw)
@@ -121,7 +123,7 @@ async def embedding(request: Request, settings: Settings, engine_of: EngineOf) -
     for index, text in enumerate(texts):
         if not text:
             raise _bad("input" if len(texts) == 1 else f"input[{index}]", "an empty text")
-    return intent.Embed(body.model, texts, body.encoding_format == "base64", **asked)
+    return intent.EmbedIntent(body.model, texts, body.encoding_format == "base64", **asked)
 
 
 # ------------------------------------------------------------------ what every route reads
@@ -182,7 +184,7 @@ def _generate(
     n: int = 1,
     special: bool = True,
     **more: Any,
-) -> intent.Generate:
+) -> intent.GenerateIntent:
     if n > settings.max_choices:
         raise _bad("n", f"at most {settings.max_choices} choices")
     if n > 1 and body.stream:
@@ -192,7 +194,7 @@ def _generate(
         raise _bad("stop", f"at most {settings.max_stop_strings} stop strings")
     if "" in stops:
         raise _bad("stop", "an empty stop string")
-    sampling = intent.Sampling(
+    sampling = intent.SamplingParameters(
         temperature=1.0 if body.temperature is None else body.temperature,
         top_p=1.0 if body.top_p is None else body.top_p,
         repetition_penalty=intent.repetition_penalty(
@@ -203,7 +205,7 @@ def _generate(
         seed=body.seed,
         has_penalty=bool(body.frequency_penalty or body.presence_penalty),
     )
-    return intent.Generate(
+    return intent.GenerateIntent(
         model=body.model,
         prompts=prompts,
         sampling=sampling,
@@ -226,7 +228,7 @@ def _score(
     asked: dict[str, Any],
     special: bool = True,
     template: Mapping[str, Any] | None = None,
-) -> intent.Score:
+) -> intent.ScoreIntent:
     if _max_tokens(body) != 1:
         raise _bad("max_tokens", "a scoring request needs max_tokens: 1")
     temperature = 1.0 if body.temperature is None else body.temperature
@@ -240,7 +242,7 @@ def _score(
                 f"token id {token} is outside the vocabulary",
                 param="allowed_token_ids",
             )
-    return intent.Score(
+    return intent.ScoreIntent(
         model=body.model,
         prompts=prompts,
         temperature=temperature,
@@ -276,7 +278,7 @@ def _activations(
     return parsed
 
 
-def _constraint(body: bodies.ChatBody, settings: Settings) -> intent.Constraint | None:
+def _constraint(body: bodies.ChatBody, settings: Settings) -> intent.OutputConstraint | None:
     """What `response_format` asks for.
 
     Raises:
@@ -292,11 +294,13 @@ def _constraint(body: bodies.ChatBody, settings: Settings) -> intent.Constraint 
     if settings.enable_continuous_batching:
         raise _format("this server runs continuous batching, which does not constrain")
     if wanted.type == "json_object":
-        return intent.Constraint()
+        return intent.OutputConstraint()
     if wanted.json_schema is None:
         raise _format("json_schema is missing")
     schema_subset.check(wanted.json_schema.schema_)
-    return intent.Constraint(wanted.json_schema.name, wanted.json_schema.schema_, is_schema=True)
+    return intent.OutputConstraint(
+        wanted.json_schema.name, wanted.json_schema.schema_, is_schema=True
+    )
 
 
 _RESERVED = frozenset(
@@ -346,7 +350,7 @@ def _texts(where: str, given: str | list[str], maximum: int) -> tuple[str, ...]:
     return texts
 
 
-def _message(where: str, message: bodies.Message) -> dict[str, Any]:
+def _message(where: str, message: bodies.ChatMessage) -> dict[str, Any]:
     """A message as templates expect it: role, text content, and a name if there is one."""
     content = message.content
     if content is None and message.role != "assistant":

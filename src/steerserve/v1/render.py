@@ -30,10 +30,10 @@ from steerserve.control.requests.generate import (
 )
 from steerserve.disconnect import Disconnected, unless_disconnected
 from steerserve.errors import Refusal
-from steerserve.rules.intent import Embed, Generate, Intent, Score
+from steerserve.rules.intent import EmbedIntent, GenerateIntent, Intent, ScoreIntent
 from steerserve.settings import Settings
 from steerserve.v1 import headers as service_headers
-from steerserve.v1.shape import UNSTEERED, Choice, Shape, activations
+from steerserve.v1.shape import UNSTEERED, AnswerChoice, AnswerShape, activations
 
 log = structlog.get_logger(__name__)
 DONE = b"data: [DONE]\n\n"
@@ -53,7 +53,9 @@ class Door:
     labels_of: LabelsOf
 
 
-async def answer(request: Request, intent: Generate | Score, shape: Shape, door: Door) -> Response:
+async def answer(
+    request: Request, intent: GenerateIntent | ScoreIntent, shape: AnswerShape, door: Door
+) -> Response:
     """The response to a generating or scoring request.
 
     It waits for Started before any status is sent, so that every refusal has its own status. A client that goes away
@@ -75,7 +77,7 @@ async def answer(request: Request, intent: Generate | Score, shape: Shape, door:
     return await _answer(request, intent, door, respond)
 
 
-async def embed(request: Request, intent: Embed, door: Door) -> Response:
+async def embed(request: Request, intent: EmbedIntent, door: Door) -> Response:
     """The response to an embeddings request."""
 
     async def respond(stack: AsyncExitStack, opened: _Opened) -> Response:
@@ -155,9 +157,9 @@ async def _start(stack: AsyncExitStack, intent: Intent, door: Door) -> _Opened:
 
 
 async def _fold(
-    base: dict[str, Any], shape: Shape, intent: Generate | Score, opened: _Opened
+    base: dict[str, Any], shape: AnswerShape, intent: GenerateIntent | ScoreIntent, opened: _Opened
 ) -> dict[str, Any]:
-    choices = [Choice() for _ in range(intent.choices)]
+    choices = [AnswerChoice() for _ in range(intent.choices)]
     service: dict[str, Any] = {}
     async for event in opened.events:
         match event:
@@ -182,8 +184,8 @@ async def _fold(
 async def _stream(
     stack: AsyncExitStack,
     base: dict[str, Any],
-    shape: Shape,
-    intent: Generate | Score,
+    shape: AnswerShape,
+    intent: GenerateIntent | ScoreIntent,
     opened: _Opened,
     door: Door,
 ) -> AsyncIterator[bytes]:
@@ -195,7 +197,7 @@ async def _stream(
         )
 
     async with stack:
-        choices = [Choice() for _ in range(intent.choices)]
+        choices = [AnswerChoice() for _ in range(intent.choices)]
         service: dict[str, Any] = {}
         if shape.is_chat:
             for index in range(len(choices)):
@@ -236,7 +238,7 @@ async def _stream(
         yield DONE
 
 
-async def _vectors(intent: Embed, opened: _Opened) -> dict[str, Any]:
+async def _vectors(intent: EmbedIntent, opened: _Opened) -> dict[str, Any]:
     vectors: dict[int, bytes] = {}
     async for event in opened.events:
         assert isinstance(event, Embedded)
@@ -259,15 +261,17 @@ async def _vectors(intent: Embed, opened: _Opened) -> dict[str, Any]:
     }
 
 
-def _service(intent: Generate | Score, opened: _Opened, found: Activated) -> dict[str, Any]:
+def _service(
+    intent: GenerateIntent | ScoreIntent, opened: _Opened, found: Activated
+) -> dict[str, Any]:
     asked = intent.activations
     assert asked is not None
-    read_point = UNSTEERED if isinstance(intent, Score) else asked.read_point
+    read_point = UNSTEERED if isinstance(intent, ScoreIntent) else asked.read_point
     told = activations(opened.run, found, read_point, opened.labels)
     return {"service": {"sae_activations": told}}
 
 
-def _usage(started: Started, choices: list[Choice]) -> dict[str, int]:
+def _usage(started: Started, choices: list[AnswerChoice]) -> dict[str, int]:
     prompt, completion = sum(started.prompt_tokens), sum(choice.tokens for choice in choices)
     return {
         "prompt_tokens": prompt,

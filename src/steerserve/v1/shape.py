@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from steerserve.control.requests.generate import Activated, Piece, Run, Scored, TokenScore
-from steerserve.rules.intent import Generate, Score
+from steerserve.rules.intent import GenerateIntent, ScoreIntent
 
 NOTE = "the last sampled token has no activation: no forward pass reads it"
 UNSTEERED = "unsteered"
@@ -16,7 +16,7 @@ NOTE_SCORED = "a scoring pass reads the prompt only"
 
 
 @dataclass(slots=True)
-class Choice:
+class AnswerChoice:
     """One choice so far."""
 
     text: list[str] = field(default_factory=list)
@@ -38,7 +38,7 @@ class Choice:
 
 
 @dataclass(frozen=True, slots=True)
-class Shape:
+class AnswerShape:
     """How a route writes its objects."""
 
     prefix: str
@@ -46,7 +46,9 @@ class Shape:
     chunk: str
     is_chat: bool
 
-    def choice(self, index: int, choice: Choice, intent: Generate | Score) -> dict[str, Any]:
+    def choice(
+        self, index: int, choice: AnswerChoice, intent: GenerateIntent | ScoreIntent
+    ) -> dict[str, Any]:
         """A whole choice; `logprobs` is there exactly on scoring requests."""
         text = "".join(choice.text)
         if self.is_chat:
@@ -54,7 +56,7 @@ class Shape:
         else:
             body = {"text": text}
         found = {"index": index, **body, "finish_reason": choice.finish}
-        if choice.scored is not None and isinstance(intent, Score):
+        if choice.scored is not None and isinstance(intent, ScoreIntent):
             found["logprobs"] = self._logprobs(index, choice.scored, intent)
         return found
 
@@ -70,7 +72,7 @@ class Shape:
         delta = {"role": "assistant", "content": ""}
         return {"index": index, "delta": delta, "finish_reason": None}
 
-    def _logprobs(self, index: int, scored: Scored, intent: Score) -> dict[str, Any] | None:
+    def _logprobs(self, index: int, scored: Scored, intent: ScoreIntent) -> dict[str, Any] | None:
         if intent.top is None:
             return None
         if self.is_chat:
@@ -87,8 +89,8 @@ class Shape:
         }
 
 
-CHAT = Shape("chatcmpl", "chat.completion", "chat.completion.chunk", is_chat=True)
-COMPLETION = Shape("cmpl", "text_completion", "text_completion", is_chat=False)
+CHAT = AnswerShape("chatcmpl", "chat.completion", "chat.completion.chunk", is_chat=True)
+COMPLETION = AnswerShape("cmpl", "text_completion", "text_completion", is_chat=False)
 
 
 def activations(
@@ -118,11 +120,11 @@ def _feature(index: int, value: float, labels: Mapping[int, str]) -> dict[str, A
     return told | {"label": labels[index]} if index in labels else told
 
 
-def _key(score: TokenScore, intent: Score) -> str:
+def _key(score: TokenScore, intent: ScoreIntent) -> str:
     return f"token_id:{score.token}" if intent.is_keyed_by_id else score.text
 
 
-def _described(score: TokenScore, intent: Score) -> dict[str, Any]:
+def _described(score: TokenScore, intent: ScoreIntent) -> dict[str, Any]:
     return {
         "token": _key(score, intent),
         "logprob": score.logprob,

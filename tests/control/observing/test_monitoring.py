@@ -12,7 +12,7 @@ from steerserve.control.bus import MonitoringActivation, MonitoringState
 from steerserve.control.observing.monitoring import Monitoring
 from steerserve.engine.wire import messages as m
 from steerserve.errors import Refusal
-from steerserve.rules.intent import Generate, Sampling
+from steerserve.rules.intent import GenerateIntent, SamplingParameters
 from tests.control.conftest import Make
 from tests.doubles import WIDTH, World, soon, until
 
@@ -172,7 +172,7 @@ async def test_a_smaller_ring_keeps_the_newest_records(world: World) -> None:
 async def test_a_request_is_named_to_the_engine_by_the_id_of_its_answer(world: World) -> None:
     await world.loaded()
     for wanted, label in (("chatcmpl-1", "chatcmpl-1"), ("", None)):
-        intent = Generate("a", ("hello",), Sampling(), request_id=wanted)
+        intent = GenerateIntent("a", ("hello",), SamplingParameters(), request_id=wanted)
         async with world.generation.open(intent):
             assert (await world.launcher.stream()).label == label
 
@@ -401,7 +401,9 @@ async def test_monitored_requests_take_a_slot_where_that_is_set(make: Make, forc
         await attached(world)
 
         async def backend() -> str:
-            async with world.generation.open(Generate("a", ("hello",), Sampling())) as run:
+            async with world.generation.open(
+                GenerateIntent("a", ("hello",), SamplingParameters())
+            ) as run:
                 return run.backend
 
         assert await backend() == "cbm"

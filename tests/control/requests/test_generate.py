@@ -8,13 +8,13 @@ import pytest
 
 from steerserve.engine.wire import messages as m
 from steerserve.errors import Refusal
-from steerserve.rules.intent import Generate, Sampling
+from steerserve.rules.intent import GenerateIntent, SamplingParameters
 from tests.control.conftest import Make
 from tests.doubles import World, soon, until
 
 
-def intent(model: str = "a") -> Generate:
-    return Generate(model, ("hello",), Sampling())
+def intent(model: str = "a") -> GenerateIntent:
+    return GenerateIntent(model, ("hello",), SamplingParameters())
 
 
 def is_idle(world: World) -> bool:
@@ -50,8 +50,8 @@ async def test_the_fingerprint_says_unrecorded_where_nothing_is_known(world: Wor
 async def test_what_was_asked_for_reaches_the_engine(world: World) -> None:
     await world.loaded()
     conversation = ({"role": "user", "content": "hi"},)
-    sampling = Sampling(0.5, 0.9, 1.2, 7, ("END",), 42)
-    wanted = Generate("a", ("text", conversation), sampling, n=2)
+    sampling = SamplingParameters(0.5, 0.9, 1.2, 7, ("END",), 42)
+    wanted = GenerateIntent("a", ("text", conversation), sampling, n=2)
     async with world.generation.open(wanted):
         stream = await world.launcher.stream()
     assert stream.prompts == [m.Text("text"), m.Chat([{"role": "user", "content": "hi"}])]

@@ -16,7 +16,7 @@ from steerserve.engine.wire import messages as m
 from steerserve.errors import Refusal
 from steerserve.files import local
 from steerserve.log import lease_ref
-from steerserve.rules.intent import Generate, Sampling
+from steerserve.rules.intent import GenerateIntent, SamplingParameters
 from steerserve.rules.lease import Terms, digest_of
 from steerserve.rules.residency import Phase
 from steerserve.store.catalog import ModelRow
@@ -81,7 +81,7 @@ async def leased(world: World, name: str = "a") -> tuple[ModelRow, str]:
 
 
 async def ask(world: World, model: str, lease: str | None = None, *, may_load: bool = True) -> str:
-    intent = Generate(model, ("hello",), Sampling(), lease=lease, may_load=may_load)
+    intent = GenerateIntent(model, ("hello",), SamplingParameters(), lease=lease, may_load=may_load)
     async with world.generation.open(intent) as run:
         return "".join([e.text async for e in run.events if isinstance(e, m.Piece)])
 

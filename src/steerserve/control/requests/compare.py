@@ -13,7 +13,7 @@ from steerserve.control.residency.resident import Attachment
 from steerserve.engine.wire.messages import Reading
 from steerserve.errors import Refusal
 from steerserve.rules.compare import Overlay
-from steerserve.rules.intent import Generate
+from steerserve.rules.intent import GenerateIntent
 from steerserve.store.catalog import ModelRow
 
 
@@ -67,7 +67,7 @@ class Compare:
         self._conductor.first_attachment()
         return row
 
-    async def run(self, intent: Generate, row: ModelRow) -> Compared:
+    async def run(self, intent: GenerateIntent, row: ModelRow) -> Compared:
         """Complete the intent's sweep on this model, which other models may share their name with.
 
         Raises:

@@ -19,7 +19,7 @@ from steerserve.engine.sandbox.schemas import Checker
 from steerserve.engine.wire import messages as m
 from steerserve.errors import Refusal
 from steerserve.rules import architecture, batching, dial, fields, naming
-from steerserve.rules.intent import Constraint, Embed, Generate, Intent
+from steerserve.rules.intent import EmbedIntent, GenerateIntent, Intent, OutputConstraint
 from steerserve.settings import Settings
 from steerserve.store.catalog import Catalog, ModelRow
 
@@ -176,9 +176,9 @@ class Generation:
         row = row or await self.resolve(intent.model)
         profile = None
         ignored = fields.check_engine(intent, row.engine)
-        if not isinstance(intent, Embed):
+        if not isinstance(intent, EmbedIntent):
             architecture.check_generates(row.name, row.architecture, row.engine)
-        if isinstance(intent, Generate):
+        if isinstance(intent, GenerateIntent):
             profile = await self._named(intent)
             if intent.constraint is not None and intent.constraint.is_schema:
                 await self._checker.check(intent.constraint.schema)
@@ -209,7 +209,7 @@ class Generation:
         is_monitored = settings.cbm_force_serial_monitoring and self._monitoring.key() is not None
         return batching.backend(intent, fixed if is_batching else None, is_monitored=is_monitored)
 
-    async def _named(self, intent: Generate) -> dial.Profile | None:
+    async def _named(self, intent: GenerateIntent) -> dial.Profile | None:
         """The profile that a request names; an unknown one passes only where the dial is off.
 
         Raises:
@@ -265,7 +265,7 @@ class Generation:
         Raises:
             Refusal: CONSTRAINED_OUTPUT_INVALID.
         """
-        constraint = intent.constraint if isinstance(intent, Generate) else None
+        constraint = intent.constraint if isinstance(intent, GenerateIntent) else None
         texts: dict[int, str] = {}
         async with aclosing(stream) as events:
             async for event in events:
@@ -275,7 +275,7 @@ class Generation:
                         await self._validate(constraint, event.choice, texts[event.choice])
                 yield event
 
-    async def _validate(self, constraint: Constraint, choice: int, text: str) -> None:
+    async def _validate(self, constraint: OutputConstraint, choice: int, text: str) -> None:
         schema = constraint.schema if constraint.is_schema else OBJECT
         reason = await self._checker.validate(schema, text)
         if reason is not None:
@@ -285,10 +285,10 @@ class Generation:
             )
 
 
-def _named(row: ModelRow) -> naming.Named:
+def _named(row: ModelRow) -> naming.NamedModel:
     label = f":{row.gguf_label}" if row.gguf_label else ""
     alias = row.repo_id + label if row.repo_id else None
-    return naming.Named(row.id, row.name, row.quantization, row.status, alias)
+    return naming.NamedModel(row.id, row.name, row.quantization, row.status, alias)
 
 
 def fingerprint(resident: Resident) -> str:

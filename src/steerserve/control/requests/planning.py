@@ -10,7 +10,13 @@ from steerserve.control.interventions.steering import Steering
 from steerserve.control.residency.resident import Attachment, Resident
 from steerserve.engine.wire import messages as m
 from steerserve.rules import activations, compare, dial
-from steerserve.rules.intent import Constraint, Embed, Generate, Intent, Score
+from steerserve.rules.intent import (
+    EmbedIntent,
+    GenerateIntent,
+    Intent,
+    OutputConstraint,
+    ScoreIntent,
+)
 from steerserve.settings import Settings
 
 
@@ -54,9 +60,9 @@ class Planner:
         """The request in the engine."""
         engine, tap = admitted.resident.held(), self._tap(intent, admitted.tapped)
         match intent:
-            case Embed():
+            case EmbedIntent():
                 return engine.embed([m.Text(text) for text in intent.prompts])
-            case Score():
+            case ScoreIntent():
                 return engine.score(
                     _prompts(intent),
                     intent.temperature,
@@ -64,7 +70,7 @@ class Planner:
                     None if intent.allowed is None else list(intent.allowed),
                     tap,
                 )
-            case Generate():
+            case GenerateIntent():
                 return engine.generate(
                     _prompts(intent),
                     intent.n,
@@ -79,7 +85,7 @@ class Planner:
     # ------------------------------------------------------------- inside
 
     def _plan(self, intent: Intent, profile: dial.Profile | None, resident: Resident) -> dial.Plan:
-        if not isinstance(intent, Generate) or intent.sweep is not None:
+        if not isinstance(intent, GenerateIntent) or intent.sweep is not None:
             return dial.Plan()
         return self._dialed(intent, intent.intensity, profile, resident)
 
@@ -87,7 +93,7 @@ class Planner:
         self, intent: Intent, profile: dial.Profile | None, resident: Resident
     ) -> tuple[compare.Overlay, ...]:
         """What each prompt of a sweep is steered by; nothing for other requests."""
-        if not isinstance(intent, Generate) or intent.sweep is None:
+        if not isinstance(intent, GenerateIntent) or intent.sweep is None:
             return ()
         attached = list(resident.attachments.values())
         otherwise = self._dialed(intent, 1.0, profile, resident).overlay or {}
@@ -96,7 +102,7 @@ class Planner:
 
     def _dialed(
         self,
-        intent: Generate,
+        intent: GenerateIntent,
         intensity: dial.Intensity | None,
         profile: dial.Profile | None,
         resident: Resident,
@@ -114,7 +120,7 @@ class Planner:
         return m.Overlay(self._steering.live.epoch, {key: dict(vs) for key, vs in overlay.items()})
 
     def _tap(self, intent: Intent, tapped: Attachment | None) -> m.Tap | None:
-        asked = None if isinstance(intent, Embed) else intent.activations
+        asked = None if isinstance(intent, EmbedIntent) else intent.activations
         if asked is None or tapped is None:
             return None
         return m.Tap(
@@ -126,7 +132,7 @@ class Planner:
             max_entries=self._settings.sae_activations_max_entries,
         )
 
-    def _sampling(self, intent: Generate) -> m.Sampling:
+    def _sampling(self, intent: GenerateIntent) -> m.Sampling:
         wanted = intent.sampling
         return m.Sampling(
             temperature=wanted.temperature,
@@ -141,13 +147,13 @@ class Planner:
 
 def _tapped(intent: Intent, resident: Resident) -> Attachment | None:
     """Where the features are read that a request asks for."""
-    if isinstance(intent, Embed) or intent.activations is None:
+    if isinstance(intent, EmbedIntent) or intent.activations is None:
         return None
     site = activations.site(intent.activations, list(resident.attachments.values()))
     return resident.attachments[site.key]
 
 
-def _prompts(intent: Generate | Score) -> list[m.Text | m.Chat]:
+def _prompts(intent: GenerateIntent | ScoreIntent) -> list[m.Text | m.Chat]:
     variables = dict(intent.template or {})
     return [
         m.Text(prompt, intent.has_special)
@@ -157,7 +163,7 @@ def _prompts(intent: Generate | Score) -> list[m.Text | m.Chat]:
     ]
 
 
-def _constraint(wanted: Constraint | None) -> m.Constraint | None:
+def _constraint(wanted: OutputConstraint | None) -> m.Constraint | None:
     if wanted is None:
         return None
     return m.Constraint(json.dumps(wanted.schema) if wanted.is_schema else None)

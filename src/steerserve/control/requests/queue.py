@@ -18,7 +18,7 @@ LEAST_MEASURED = 3
 
 
 @dataclass(frozen=True, slots=True)
-class Counts:
+class QueueCounts:
     """The queue at one moment. `pending` counts those waiting and those holding a slot."""
 
     pending: int
@@ -50,8 +50,8 @@ class Queue:
         self._holding = 0
         self._clock = clock
 
-    def counts(self) -> Counts:
-        return Counts(
+    def counts(self) -> QueueCounts:
+        return QueueCounts(
             self._pending, self._holding, self._max_concurrent, self._max_pending, self._estimate()
         )
 
