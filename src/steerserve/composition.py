@@ -12,6 +12,7 @@ from steerserve.control.breakers import Breakers
 from steerserve.control.bus import Bus
 from steerserve.control.interventions.attachments import Attachments
 from steerserve.control.interventions.profiles import Profiles
+from steerserve.control.interventions.serving import Serving
 from steerserve.control.interventions.steering import Steering
 from steerserve.control.library.model_downloads import ModelDownloads
 from steerserve.control.library.models import Models
@@ -111,7 +112,9 @@ class Owners:
         self.steering = Steering(conductor, bus)
         conductor.renew = self.steering.renew
         conductor.restoring.steering = self.steering
-        self.profiles = Profiles(Documents(around.database), self.steering, conductor)
+        documents = Documents(around.database)
+        self.serving = Serving(documents, self.steering, conductor)
+        self.profiles = Profiles(documents, self.serving, conductor)
 
     def _make_observing(self) -> None:
         self.monitoring = Monitoring(self.conductor, self.bus, self.around.now)
@@ -133,11 +136,11 @@ class Owners:
             self.queue,
             self.profiles,
             self.around.checker,
-            self.steering,
+            self.serving,
             self.metrics,
             self.monitoring,
         )
-        self.compare = Compare(self.generation, self.conductor, self.steering, self.features)
+        self.compare = Compare(self.generation, self.conductor, self.serving, self.features)
 
     def _make_vitals(self) -> None:
         around = self.around
@@ -150,7 +153,7 @@ class Owners:
             around.cards,
             around.breakers,
             around.launcher.failure,
-            self.profiles,
+            self.serving,
         )
         self.gauges = Gauges(
             self.metrics,
@@ -158,6 +161,6 @@ class Owners:
             self.queue,
             around.cards,
             around.breakers,
-            self.steering,
+            self.serving,
             self.monitoring,
         )

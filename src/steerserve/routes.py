@@ -45,6 +45,6 @@ def management(owners: Owners) -> list[APIRouter]:
         attachment_routes.router(owners.saes, owners.attachments, attached, owners.settings),
         sae_routes.router(owners.saes, owners.sae_downloads, attached),
         compare_routes.router(owners.compare, owners.settings),
-        profile_routes.router(owners.profiles),
+        profile_routes.router(owners.profiles, owners.serving),
         health_routes.router(owners.vitals, owners.gauges),
     ]

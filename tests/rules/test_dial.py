@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from steerserve.errors import Refusal
 from steerserve.rules import dial, steering
 from steerserve.rules.dial import Intensity, Plan, Profile, Range
-from steerserve.rules.profile import activate, adopt
+from steerserve.rules.serving import activate, adopt
 from steerserve.rules.steering import MANUAL, Live, Values
 
 

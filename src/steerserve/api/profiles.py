@@ -27,10 +27,11 @@ from steerserve.api.envelope import (
     unambiguous,
 )
 from steerserve.control.interventions.profiles import Profiles
+from steerserve.control.interventions.serving import Serving
 from steerserve.errors import Refusal
 from steerserve.rules import profile as rules
 from steerserve.rules.instant import iso
-from steerserve.rules.profile import Document
+from steerserve.rules.profile import ImportedProfile
 
 LARGEST_INTEGER = 2**31 - 1
 DOCUMENT_BYTES = 2**20
@@ -166,12 +167,12 @@ def document(row: Any) -> dict[str, Any]:
     }
 
 
-def router(profiles: Profiles) -> APIRouter:
+def router(profiles: Profiles, serving: Serving) -> APIRouter:
     routes = APIRouter(prefix="/api/profiles", tags=["profiles"])
     maps = [Depends(unambiguous)]
 
     def told(row: Any) -> dict[str, Any]:
-        return record(row, profiles.active_id)
+        return record(row, serving.profile_id)
 
     @routes.get("", response_model=Envelope)
     async def list_profiles() -> Response:
@@ -217,7 +218,7 @@ def router(profiles: Profiles) -> APIRouter:
     @routes.get("/active", response_model=Envelope)
     async def get_active() -> Response:
         """The active profile, or null."""
-        row = await profiles.active()
+        row = await serving.active()
         return success(told(row) if row is not None else None)
 
     @routes.get("/{profile_id}", response_model=Envelope)
@@ -238,7 +239,7 @@ def router(profiles: Profiles) -> APIRouter:
     @routes.post("/{profile_id}/activate", response_model=Envelope, dependencies=maps)
     async def activate(profile_id: str, body: Activation | None = None) -> Response:
         applies = body is None or body.apply_steering
-        done = await profiles.activate(profile_id, applies=applies)
+        done = await serving.activate(profile_id, applies=applies)
         return success(
             {
                 "profile_id": profile_id,
@@ -250,7 +251,7 @@ def router(profiles: Profiles) -> APIRouter:
 
     @routes.post("/{profile_id}/deactivate", response_model=Envelope)
     async def deactivate(profile_id: str, clear_steering: bool = True) -> Response:
-        cleared = await profiles.deactivate(profile_id, clears=clear_steering)
+        cleared = await serving.deactivate(profile_id, clears=clear_steering)
         return success({"profile_id": profile_id, "cleared_steering": cleared})
 
     @routes.get("/{profile_id}/export", response_model=Envelope)
@@ -260,7 +261,7 @@ def router(profiles: Profiles) -> APIRouter:
     return routes
 
 
-def _checked(read: Document) -> dict[str, Any]:
+def _checked(read: ImportedProfile) -> dict[str, Any]:
     """The fields of an imported document, bounded as those of a new profile.
 
     Raises:

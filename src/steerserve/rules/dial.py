@@ -15,7 +15,8 @@ from typing import Any
 from steerserve.errors import Refusal
 from steerserve.rules.attachment import AttachedSae
 from steerserve.rules.profile import Profile as Profile
-from steerserve.rules.profile import dialed, site
+from steerserve.rules.profile import site
+from steerserve.rules.serving import dialed
 from steerserve.rules.steering import Live, Values, clamped
 
 FIELD = "steering_intensity"

@@ -278,7 +278,7 @@ async def test_a_replacing_attach_that_the_crash_interrupts_leaves_the_old_one(
 
 FELLED: list[tuple[str, Callable[[World, str], Awaitable[Any]]]] = [
     ("deleted", lambda world, row: world.profiles.remove(row)),
-    ("deactivated", lambda world, row: world.profiles.deactivate(row)),
+    ("deactivated", lambda world, row: world.serving.deactivate(row)),
     ("cleared", lambda world, _: world.steering.clear()),
 ]
 
@@ -289,13 +289,13 @@ async def test_what_was_ended_meanwhile_does_not_come_back(
 ) -> None:
     await steered(world)
     row = await world.profiles.create("p", steering={"2": 4.0})
-    await world.profiles.activate(row.id)
+    await world.serving.activate(row.id)
     await crash(world)
     assert await end(world, row.id) in (True, None)
     await answered(world)
     assert keys(world) == ["sae_a@1"]
     assert world.steering.state() == (False, {})
-    assert world.profiles.active_id is None
+    assert world.serving.profile_id is None
     assert world.launcher.engine.steered is not None
     assert world.launcher.engine.steered[1:] == (False, {})
 
@@ -303,24 +303,24 @@ async def test_what_was_ended_meanwhile_does_not_come_back(
 async def test_a_profile_deactivated_meanwhile_may_leave_its_values(world: World) -> None:
     await steered(world)
     row = await world.profiles.create("p", steering={"2": 4.0})
-    await world.profiles.activate(row.id)
+    await world.serving.activate(row.id)
     await crash(world)
-    assert await world.profiles.deactivate(row.id, clears=False) is False
+    assert await world.serving.deactivate(row.id, clears=False) is False
     await answered(world)
     assert world.steering.state() == (True, {2: 4.0})
-    assert world.profiles.active_id is None
+    assert world.serving.profile_id is None
 
 
 async def test_an_empty_profile_activated_meanwhile_is_what_comes_back(world: World) -> None:
     await steered(world)
     row = await world.profiles.create("p", steering={"2": 4.0})
-    await world.profiles.activate(row.id)
+    await world.serving.activate(row.id)
     await crash(world)
     empty = await world.profiles.create("empty", steering={})
-    await world.profiles.activate(empty.id)
+    await world.serving.activate(empty.id)
     await answered(world)
     assert world.steering.state() == (False, {})
-    assert world.profiles.active_id == empty.id
+    assert world.serving.profile_id == empty.id
     assert await world.profiles.remove(row.id) is False
 
 
@@ -328,12 +328,12 @@ async def test_another_profile_deleted_meanwhile_changes_nothing(world: World) -
     await steered(world)
     row = await world.profiles.create("p", steering={"2": 4.0})
     other = await world.profiles.create("other", steering={"2": 4.0})
-    await world.profiles.activate(row.id)
+    await world.serving.activate(row.id)
     await crash(world)
     assert await world.profiles.remove(other.id) is False
     await answered(world)
     assert world.steering.state() == (True, {2: 4.0})
-    assert world.profiles.active_id == row.id
+    assert world.serving.profile_id == row.id
 
 
 async def test_a_model_unlocked_meanwhile_comes_back_unlocked(world: World) -> None:

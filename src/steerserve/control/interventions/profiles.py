@@ -1,56 +1,25 @@
-"""Saved profiles, and which one is active: what it applied is live steering, which has its own owner."""
+"""Saved profiles: what is kept in the database. Which one is active is known to `serving.py`."""
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
-from steerserve.control.interventions.steering import Steering
+from steerserve.control.interventions.serving import Serving
 from steerserve.control.residency.conductor import Conductor
-from steerserve.control.residency.resident import Resident
-from steerserve.errors import Refusal
 from steerserve.rules import profile as rules
-from steerserve.rules.profile import Document, Profile
+from steerserve.rules.profile import ImportedProfile
+from steerserve.rules.serving import steered
 from steerserve.store.documents import Documents, ProfileRow
 
 
-@dataclass(frozen=True, slots=True)
-class Activated:
-    """What an activation did. `count` is the number of features that steer by it."""
-
-    applied: bool
-    count: int
-    warnings: tuple[str, ...]
-
-
 class Profiles:
-    """Checks what is saved, and activates it. Indices are checked against an SAE only when a profile is applied to it.
+    """Checks what is saved. Feature indices are checked against an SAE only when a profile is applied to it."""
 
-    The active profile is part of the live steering, so that both change in one step; it is not stored.
-    """
-
-    def __init__(self, documents: Documents, steering: Steering, conductor: Conductor) -> None:
+    def __init__(self, documents: Documents, serving: Serving, conductor: Conductor) -> None:
         self._documents = documents
-        self._steering = steering
+        self._serving = serving
         self._conductor = conductor
-        # a profile is not removed while it is being activated
-        self._acting = asyncio.Lock()
-
-    @property
-    def active_id(self) -> str | None:
-        active = self._steering.live.active
-        return active.profile_id if active else None
-
-    async def active(self) -> ProfileRow | None:
-        """The active profile as it is saved now."""
-        if self.active_id is None:
-            return None
-        try:
-            return await self._documents.profile(self.active_id)
-        except Refusal:  # deleted, and about to be active no longer
-            return None
 
     async def list(self) -> list[ProfileRow]:
         """All of them, oldest first."""
@@ -104,9 +73,9 @@ class Profiles:
             Refusal: SAE_NOT_ATTACHED, PROFILE_ALREADY_EXISTS; PROFILE_INCOMPATIBLE when several SAEs have values;
                 VALIDATION_ERROR for more than 1,000 features.
         """
-        at = rules.steered(self._steering.live, self._conductor.attachments())
+        at = steered(self._serving.live, self._conductor.attachments())
         resident = self._conductor.resident
-        values = self._steering.live.of(at.key)
+        values = self._serving.live.of(at.key)
         return await self.create(
             name,
             description=description,
@@ -130,53 +99,20 @@ class Profiles:
         return await self._documents.change_profile(profile_id, changed)
 
     async def remove(self, profile_id: str) -> bool:
-        """Delete a profile; one that is active is deactivated first, and its values cleared. Whether it was.
+        """Delete a profile. An active one is ended first and its values are cleared; the answer says whether it was active.
 
         Raises:
-            Refusal: PROFILE_NOT_FOUND; ENGINE_UNAVAILABLE and nothing is deleted.
+            Refusal: PROFILE_NOT_FOUND; ENGINE_UNAVAILABLE, and then nothing is deleted.
         """
-        async with self._acting:
+        async with self._serving.editing:
             await self._documents.profile(profile_id)
-            was_active = await self._end(profile_id, clears=True)
+            was_active = await self._serving.end(profile_id, clears=True)
             await self._documents.remove_profile(profile_id)
         return was_active
 
-    async def activate(self, profile_id: str, *, applies: bool = True) -> Activated:
-        """Make a profile the active one: its values times its intensity replace what steers, in one step, and steering is
-        enabled. Everything is checked before anything changes. Without `applies` the steering stays as it is.
-
-        Raises:
-            Refusal: PROFILE_NOT_FOUND, SAE_NOT_ATTACHED, PROFILE_INCOMPATIBLE, INVALID_FEATURE_INDEX.
-        """
-
-        async with self._acting:
-            row = await self._documents.profile(profile_id)
-            profile = Profile(row.name, row.steering, row.intensity, row.sae_id, row.layer)
-            applied = applies and bool(row.steering)
-            if applied:
-                await self._steering.act(
-                    lambda live, attached: rules.activate(live, profile_id, profile, attached)
-                )
-            elif applies:
-                await self._steering.everywhere(
-                    lambda live: rules.activate(live, profile_id, profile, ())
-                )
-            else:
-                await self._steering.everywhere(lambda live: rules.adopt(live, profile_id))
-        return Activated(applied, len(row.steering) if applied else 0, self._warnings(row))
-
-    async def deactivate(self, profile_id: str, *, clears: bool = True) -> bool:
-        """No profile is active any more; whether its steering was cleared. One that is not active changes nothing.
-
-        Raises:
-            Refusal: PROFILE_NOT_FOUND.
-        """
-        async with self._acting:
-            await self._documents.profile(profile_id)
-            was_active = await self._end(profile_id, clears=clears)
-        return was_active and clears
-
-    async def add_document(self, document: Document, fields: Mapping[str, Any]) -> ProfileRow:
+    async def add_document(
+        self, document: ImportedProfile, fields: Mapping[str, Any]
+    ) -> ProfileRow:
         """Save an imported profile. `fields` are the document's, checked.
 
         Raises:
@@ -184,22 +120,3 @@ class Profiles:
         """
         rules.check_intensity(fields.get("intensity", 1.0))
         return await self._documents.add_profile(**fields, steering=document.steering)
-
-    async def _end(self, profile_id: str, *, clears: bool) -> bool:
-        """The profile is active no longer, and will not be once what a crash took is back; whether it was."""
-        return await self._steering.everywhere(
-            lambda live: rules.deactivate(live, profile_id, clears=clears)
-        )
-
-    def _warnings(self, row: ProfileRow) -> tuple[str, ...]:
-        resident = self._conductor.resident
-        if row.model_id is None or resident is None or row.model_id in _names(resident):
-            return ()
-        return (
-            f"the profile was made for model {row.model_id!r}; {resident.row.name!r} is loaded",
-        )
-
-
-def _names(resident: Resident) -> tuple[str | None, ...]:
-    """What a profile may call the loaded model."""
-    return (str(resident.row.id), resident.row.name, resident.row.repo_id)

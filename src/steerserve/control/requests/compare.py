@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from steerserve.control.interventions.steering import Steering
+from steerserve.control.interventions.serving import Serving
 from steerserve.control.observing.features import Features
 from steerserve.control.requests.generate import Activated, Generation, Piece, Started
 from steerserve.control.residency.conductor import Conductor
@@ -49,12 +49,12 @@ class Compare:
         self,
         generation: Generation,
         conductor: Conductor,
-        steering: Steering,
+        serving: Serving,
         features: Features,
     ) -> None:
         self._generation = generation
         self._conductor = conductor
-        self._steering = steering
+        self._serving = serving
         self._features = features
 
     def model(self) -> ModelRow:
@@ -97,7 +97,7 @@ class Compare:
                         side.tokens, side.finish = event.tokens, event.finish
                     case Activated():
                         sides[event.choice].readings = event.readings
-            if self._steering.live.epoch != admitted.epoch:
+            if self._serving.live.epoch != admitted.epoch:
                 raise Refusal(
                     "STEERING_CHANGED",
                     "the steering was changed while the comparison ran; ask again",

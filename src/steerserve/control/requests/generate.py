@@ -8,7 +8,7 @@ from contextlib import AsyncExitStack, aclosing, asynccontextmanager
 from dataclasses import dataclass
 
 from steerserve.control.interventions.profiles import Profiles
-from steerserve.control.interventions.steering import Steering
+from steerserve.control.interventions.serving import Serving
 from steerserve.control.metrics import Metrics
 from steerserve.control.observing.monitoring import Monitoring
 from steerserve.control.requests.planning import Admitted, Planner
@@ -85,7 +85,7 @@ class Generation:
         queue: Queue,
         profiles: Profiles,
         checker: Checker,
-        steering: Steering,
+        serving: Serving,
         metrics: Metrics,
         monitoring: Monitoring,
     ) -> None:
@@ -95,7 +95,7 @@ class Generation:
         self._queue = queue
         self._profiles = profiles
         self._checker = checker
-        self._planner = Planner(settings, steering)
+        self._planner = Planner(settings, serving)
         self._metrics = metrics
         self._monitoring = monitoring
         self._batched = Queue(settings.cbm_max_queue_size, 0, settings.queue_duration_window)

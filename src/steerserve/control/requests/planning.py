@@ -6,7 +6,7 @@ import json
 from collections.abc import AsyncGenerator
 from dataclasses import dataclass
 
-from steerserve.control.interventions.steering import Steering
+from steerserve.control.interventions.serving import Serving
 from steerserve.control.residency.resident import Attachment, Resident
 from steerserve.engine.wire import messages as m
 from steerserve.rules import activations, compare, dial
@@ -36,9 +36,9 @@ class Admitted:
 class Planner:
     """Plans requests in their slots, on the live values of that moment."""
 
-    def __init__(self, settings: Settings, steering: Steering) -> None:
+    def __init__(self, settings: Settings, serving: Serving) -> None:
         self._settings = settings
-        self._steering = steering
+        self._serving = serving
 
     def admit(self, intent: Intent, profile: dial.Profile | None, resident: Resident) -> Admitted:
         """Raises:
@@ -51,7 +51,7 @@ class Planner:
             plan.echo,
             _tapped(intent, resident),
             self._swept(intent, profile, resident),
-            self._steering.live.epoch,
+            self._serving.live.epoch,
         )
 
     def stream(
@@ -112,12 +112,12 @@ class Planner:
         )
         attached = list(resident.attachments.values())
         is_named = intent.profile is not None
-        return dial.plan(intensity, is_named, profile, self._steering.live, attached, limits)
+        return dial.plan(intensity, is_named, profile, self._serving.live, attached, limits)
 
     def _overlay(self, overlay: compare.Overlay | None) -> m.Plan:
         if overlay is None:
             return m.Follow()
-        return m.Overlay(self._steering.live.epoch, {key: dict(vs) for key, vs in overlay.items()})
+        return m.Overlay(self._serving.live.epoch, {key: dict(vs) for key, vs in overlay.items()})
 
     def _tap(self, intent: Intent, tapped: Attachment | None) -> m.Tap | None:
         asked = None if isinstance(intent, EmbedIntent) else intent.activations

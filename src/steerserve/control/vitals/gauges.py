@@ -15,7 +15,7 @@ from prometheus_client.registry import Collector
 
 from steerserve import __version__
 from steerserve.control.breakers import Breakers
-from steerserve.control.interventions.steering import Steering
+from steerserve.control.interventions.serving import Serving
 from steerserve.control.metrics import NAMESPACE, Metrics, percentiles
 from steerserve.control.observing.monitoring import Monitoring
 from steerserve.control.requests.queue import Queue
@@ -24,7 +24,6 @@ from steerserve.control.vitals import cards as card_reading
 from steerserve.control.vitals.cards import Cards
 from steerserve.rules.instant import iso
 from steerserve.rules.residency import Phase
-from steerserve.rules.steering import Live
 from steerserve.rules.units import MIB
 from steerserve.store.catalog import utc_now
 
@@ -44,7 +43,7 @@ class Gauges:
         queue: Queue,
         cards: Cards,
         hub: Breakers,
-        steering: Steering,
+        serving: Serving,
         monitoring: Monitoring,
     ) -> None:
         self._metrics = metrics
@@ -52,7 +51,7 @@ class Gauges:
         self._queue = queue
         self._cards = cards
         self._hub = hub
-        self._steering = steering
+        self._serving = serving
         self._monitoring = monitoring
         self._since = metrics.clock()
         self._seen: dict[tuple[Any, ...], float] = {}
@@ -68,7 +67,7 @@ class Gauges:
         await self._refresh()
         metrics, total = self._metrics, self._metrics.total
         resident, attachments = self._conductor.resident, self._conductor.attachments()
-        live, monitored = self._steering.live, self._monitoring.watched()
+        live, monitored = self._serving.live, self._monitoring.watched()
         breakers = self._hub.breakers()
         reading = self._cards.last
         return {
@@ -87,7 +86,7 @@ class Gauges:
             "sae_attached": bool(attachments),
             "sae_id": attachments[0].sae_id if attachments else None,
             "steering_enabled": live.enabled,
-            "active_features": _active(live),
+            "active_features": self._serving.feature_count,
             **dict.fromkeys(_UNMEASURED),
             "monitoring_enabled": monitored > 0,
             "monitored_features": monitored,
@@ -102,14 +101,14 @@ class Gauges:
 
     async def _refresh(self) -> None:
         await self._cards.reading(CARDS_AGE)
-        made, counts, live = self._made, self._queue.counts(), self._steering.live
+        made, counts, live = self._made, self._queue.counts(), self._serving.live
         made.uptime.set(self._metrics.clock() - self._since)
         made.queue_pending.set(counts.pending)
         made.queue_in_flight.set(counts.holding)
         made.model_loaded.set(self._is_loaded())
         made.sae_attached.set(len(self._conductor.attachments()))
         made.steering_enabled.set(live.enabled)
-        made.active_features.set(_active(live))
+        made.active_features.set(self._serving.feature_count)
         self._count_applied()
         self._read_breakers()
         self._read_memory()
@@ -202,7 +201,3 @@ class _Plain:
             kept = [sample for sample in family.samples if not sample.name.endswith("_created")]
             family.samples = kept
             yield family
-
-
-def _active(live: Live) -> int:
-    return sum(len(values) for values in live.values.values()) if live.enabled else 0

@@ -5,13 +5,14 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Awaitable, Callable
+from dataclasses import asdict
 from typing import Any
 
 import structlog
 
 from steerserve import __version__
 from steerserve.control.breakers import Breakers
-from steerserve.control.interventions.profiles import Profiles
+from steerserve.control.interventions.serving import Serving
 from steerserve.control.requests.generate import Generation
 from steerserve.control.requests.queue import Queue
 from steerserve.control.residency.conductor import Conductor
@@ -51,7 +52,7 @@ class Vitals:
         cards: Cards,
         hub: Breakers,
         starts: Callable[[], str | None],
-        profiles: Profiles,
+        serving: Serving,
     ) -> None:
         self._settings = settings
         self._database = database
@@ -61,7 +62,7 @@ class Vitals:
         self._cards = cards
         self._hub = hub
         self._starts = starts
-        self._profiles = profiles
+        self._serving = serving
         self._since = time.monotonic()
 
     def liveness(self) -> dict[str, Any]:
@@ -193,11 +194,8 @@ class Vitals:
     # ------------------------------------------------------------- inside
 
     async def _active_profile(self) -> dict[str, Any] | None:
-        row = await self._profiles.active() if self._profiles.active_id else None
-        if row is None:
-            return None
-        kept = ("id", "name", "source_kind", "intensity")
-        return {name: getattr(row, name) for name in kept} | {"sensing_enabled": False}
+        profile = await self._serving.profile()
+        return asdict(profile) if profile is not None else None
 
     def _is_loaded(self) -> bool:
         resident = self._conductor.resident

@@ -1,0 +1,147 @@
+"""What serves the requests that name nothing themselves: the live values, and the saved profile that is active.
+
+This is the one place that activates and ends a profile. The active profile is a field of the live values, so that both
+change in one step of the epoch and come back together after a crash; nothing else writes it, and it is not stored.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+
+from steerserve.control.interventions.steering import Steering
+from steerserve.control.residency.conductor import Conductor
+from steerserve.control.residency.resident import Resident
+from steerserve.errors import Refusal
+from steerserve.rules import serving as rules
+from steerserve.rules.profile import Profile
+from steerserve.rules.steering import Live
+from steerserve.store.documents import Documents, ProfileRow
+
+
+@dataclass(frozen=True, slots=True)
+class ActivationReport:
+    """What an activation did. `count` is the number of features that the profile steers now."""
+
+    applied: bool
+    count: int
+    warnings: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ServingProfile:
+    """The active profile as health shows it. Plain profiles are never sensed."""
+
+    id: str
+    name: str
+    source_kind: str
+    intensity: float
+    sensing_enabled: bool = False
+
+
+class Serving:
+    """Owner of what serves. `editing` is held while a profile is activated, ended, changed or deleted, so that none is
+    deleted or changed between the read of its record and its activation."""
+
+    def __init__(self, documents: Documents, steering: Steering, conductor: Conductor) -> None:
+        self._documents = documents
+        self._steering = steering
+        self._conductor = conductor
+        self.editing = asyncio.Lock()
+
+    # ------------------------------------------------------------- reading
+
+    @property
+    def live(self) -> Live:
+        """The live values of this moment, with the active profile."""
+        return self._steering.live
+
+    @property
+    def profile_id(self) -> str | None:
+        """The id of the active profile."""
+        active = self.live.active
+        return active.profile_id if active else None
+
+    @property
+    def feature_count(self) -> int:
+        """How many features steer every request; 0 while steering is disabled."""
+        live = self.live
+        return sum(len(values) for values in live.values.values()) if live.enabled else 0
+
+    async def active(self) -> ProfileRow | None:
+        """The active profile as it is saved now."""
+        if self.profile_id is None:
+            return None
+        try:
+            return await self._documents.profile(self.profile_id)
+        except Refusal:  # it was deleted, and is about to be ended
+            return None
+
+    async def profile(self) -> ServingProfile | None:
+        """What is shown of the active profile."""
+        row = await self.active()
+        if row is None:
+            return None
+        return ServingProfile(row.id, row.name, row.source_kind, row.intensity)
+
+    # ------------------------------------------------------------- changing
+
+    async def activate(self, profile_id: str, *, applies: bool = True) -> ActivationReport:
+        """Make a profile the active one: its values times its intensity replace the live values, and steering is enabled,
+        in one step. Everything is checked before anything changes. Without `applies` the live values stay as they are.
+
+        Raises:
+            Refusal: PROFILE_NOT_FOUND, SAE_NOT_ATTACHED, PROFILE_INCOMPATIBLE, INVALID_FEATURE_INDEX.
+        """
+        async with self.editing:
+            row = await self._documents.profile(profile_id)
+            profile = Profile(row.name, row.steering, row.intensity, row.sae_id, row.layer)
+            applied = applies and bool(row.steering)
+            if applied:
+                await self._steering.act(
+                    lambda live, attached: rules.activate(live, profile_id, profile, attached)
+                )
+            elif applies:
+                await self._steering.everywhere(
+                    lambda live: rules.activate(live, profile_id, profile, ())
+                )
+            else:
+                await self._steering.everywhere(lambda live: rules.adopt(live, profile_id))
+        return ActivationReport(applied, len(row.steering) if applied else 0, self._warnings(row))
+
+    async def deactivate(self, profile_id: str, *, clears: bool = True) -> bool:
+        """End the profile; the answer says whether its values were cleared. One that is not active changes nothing.
+
+        Raises:
+            Refusal: PROFILE_NOT_FOUND.
+        """
+        async with self.editing:
+            await self._documents.profile(profile_id)
+            was_active = await self.end(profile_id, clears=clears)
+        return was_active and clears
+
+    async def end(self, profile_id: str, *, clears: bool) -> bool:
+        """End the profile where it is active, also among the values that wait for their model to be loaded again after a
+        crash; the answer says whether it was active. The caller holds `editing`.
+
+        Raises:
+            Refusal: ENGINE_UNAVAILABLE, and then it is active still.
+        """
+        return await self._steering.everywhere(
+            lambda live: rules.deactivate(live, profile_id, clears=clears)
+        )
+
+    # ------------------------------------------------------------- inside
+
+    def _warnings(self, row: ProfileRow) -> tuple[str, ...]:
+        resident = self._conductor.resident
+        if row.model_id is None or resident is None or row.model_id in _names(resident):
+            return ()
+        return (
+            f"the profile was made for model {row.model_id!r}; {resident.row.name!r} is loaded",
+        )
+
+
+def _names(resident: Resident) -> tuple[str | None, ...]:
+    """What a profile may call the loaded model."""
+    return (str(resident.row.id), resident.row.name, resident.row.repo_id)
