@@ -20,7 +20,7 @@ from benchmarks import machine, models
 from steerserve import __version__
 from steerserve.control.residency import fitting
 from steerserve.engine import cards
-from steerserve.engine.checkpoint.client import Engine, Launcher
+from steerserve.engine.checkpoint.client import CheckpointEngine, Launcher
 from steerserve.engine.wire import messages as m
 from steerserve.files import weights
 from steerserve.rules.placement import Wanted
@@ -119,7 +119,7 @@ async def _read(folder: Path, precision: str, settings: Settings, launcher: Laun
     return _Reading(fit, facts.quantization, facts.device, loaded, peak, left)
 
 
-async def _ask(engine: Engine) -> None:
+async def _ask(engine: CheckpointEngine) -> None:
     """One token after a prompt that fills the least context; the tokenizer makes a token of each byte."""
     sampling = m.Sampling(temperature=0.0, max_tokens=1)
     prompt = m.Text("x" * (CONTEXT - 1))
@@ -127,7 +127,7 @@ async def _ask(engine: Engine) -> None:
         pass
 
 
-def _resident(engine: Engine, field: str = "VmRSS") -> int:
+def _resident(engine: CheckpointEngine, field: str = "VmRSS") -> int:
     """MiB of the engine's resident set, now or (VmHWM) at its largest."""
     lines = Path(f"/proc/{engine.pid}/status").read_text().splitlines()
     return next(int(line.split()[1]) // 1024 for line in lines if line.startswith(field))

@@ -20,7 +20,7 @@ import httpx
 
 from benchmarks.machine import Spread
 from steerserve import demo
-from steerserve.engine.checkpoint.client import Engine, Launcher
+from steerserve.engine.checkpoint.client import CheckpointEngine, Launcher
 from steerserve.engine.wire import messages as m
 
 REQUESTS = 300
@@ -84,7 +84,7 @@ async def measure(scratch: Path, big: Path) -> dict[str, Any]:
     }
 
 
-async def _per_request(wire: Wire, engine: Engine) -> dict[str, Any]:
+async def _per_request(wire: Wire, engine: CheckpointEngine) -> dict[str, Any]:
     body = {"model": demo.MODEL_NAME, "prompt": "One day", "max_tokens": 1}
     through, bare = [], []
     for turn in range(REQUESTS + 20):
@@ -98,7 +98,7 @@ async def _per_request(wire: Wire, engine: Engine) -> dict[str, Any]:
     return _difference(through, bare, 1)
 
 
-async def _per_token(wire: Wire, engine: Engine) -> dict[str, Any]:
+async def _per_token(wire: Wire, engine: CheckpointEngine) -> dict[str, Any]:
     body = {
         "model": demo.MODEL_NAME,
         "prompt": "One day",
@@ -118,7 +118,7 @@ async def _per_token(wire: Wire, engine: Engine) -> dict[str, Any]:
     return _difference(through, bare, 1)
 
 
-async def _generate(engine: Engine, tokens: int) -> int:
+async def _generate(engine: CheckpointEngine, tokens: int) -> int:
     """The same request at the bare engine; its tokens."""
     sampling = m.Sampling(temperature=2.0 if tokens > 1 else 1.0, max_tokens=tokens)
     count = 0

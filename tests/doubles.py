@@ -19,6 +19,7 @@ from steerserve.control.residency.resident import Resident
 from steerserve.control.vitals.cards import Cards
 from steerserve.engine.sandbox.schemas import Checker
 from steerserve.engine.wire import messages as m
+from steerserve.engine.wire.engine import Engine, Report
 from steerserve.errors import Refusal
 from steerserve.hub import client as hub_client
 from steerserve.rules.cards import Card
@@ -106,19 +107,18 @@ class Stream:
             self.say(text, choice, "stop")
 
 
-class Engine:
-    """What `steerserve.engine.checkpoint.client.Engine` offers, without a process."""
+class ScriptedEngine(Engine):
+    """What every engine offers, without a process."""
+
+    pid: int | None = None
 
     def __init__(self, launcher: Launcher) -> None:
+        super().__init__()
         self._launcher = launcher
-        self.applied: dict[str, int] = {}
-        self.on_record: Callable[[m.Recorded], None] = lambda _: None
         self.monitored: tuple[str, list[int] | None, int] | None = None
         self.asked_statistics: list[tuple[list[int] | None, str | None, int]] = []
         self.counted = m.Statistics(1, [], 0, 0)
-        self.pid: int | None = None
         self.figures: dict[str, tuple[int, int]] = {}
-        self.ended: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         self.loaded: dict[str, Any] | None = None
         self.attached: dict[str, tuple[str, int]] = {}
         self.asked_attach: list[tuple[str, m.SaeSource, str | None, bool]] = []
@@ -126,7 +126,7 @@ class Engine:
         self._streams: list[Stream] = []
         self._parting: Refusal | None = None
 
-    async def load(self, report: Callable[[m.Progress], None], **fields: Any) -> m.Loaded:
+    async def load(self, report: Report, *_: Any, **fields: Any) -> m.Loaded:
         report(m.Progress(1, "weights", 50.0))
         await self._step("load")
         self.loaded = fields
@@ -244,6 +244,11 @@ class Engine:
             self._launcher.log.append("generated")
             stream.over.set()
 
+    async def embed(self, prompts: list[m.Text]) -> AsyncGenerator[m.Started | m.Outcome, None]:
+        yield m.Started(1, [3] * len(prompts))
+        for choice in range(len(prompts)):
+            yield m.Embedded(1, choice, bytes(4 * HIDDEN))
+
     async def stop(self, parting: Refusal | None = None) -> None:
         if self.ended.done():
             return
@@ -269,7 +274,7 @@ class Launcher:
     """Launches scripted engines. `log` has every step of every engine in the order in which it began."""
 
     def __init__(self) -> None:
-        self.engines: list[Engine] = []
+        self.engines: list[ScriptedEngine] = []
         self.log: list[str] = []
         self.streams: asyncio.Queue[Stream] = asyncio.Queue()
         self.reason: str | None = None
@@ -279,12 +284,12 @@ class Launcher:
         self._failures: dict[str, Exception] = {}
 
     @property
-    def engine(self) -> Engine:
+    def engine(self) -> ScriptedEngine:
         """The engine that was launched last."""
         return self.engines[-1]
 
     @property
-    def alive(self) -> list[Engine]:
+    def alive(self) -> list[ScriptedEngine]:
         return [engine for engine in self.engines if not engine.ended.done()]
 
     def failure(self) -> str | None:
@@ -299,9 +304,9 @@ class Launcher:
         """Make the next `step` of any engine fail."""
         self._failures[step] = error
 
-    async def launch(self, engine: str = "checkpoint") -> Engine:
+    async def launch(self, engine: str = "checkpoint") -> ScriptedEngine:
         await self.step("launch")
-        self.engines.append(Engine(self))
+        self.engines.append(ScriptedEngine(self))
         return self.engines[-1]
 
     async def stream(self) -> Stream:

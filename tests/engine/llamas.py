@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from steerserve.engine.gguf.client import Llama, LlamaLauncher, Options
+from steerserve.engine.gguf.client import GgufEngine, LlamaLauncher, Options
 from steerserve.engine.wire import messages as m
 from steerserve.errors import Refusal
 from steerserve.files import gguf
@@ -40,7 +40,7 @@ def writer(folder: Path) -> Write:
 @asynccontextmanager
 async def loaded(
     path: Path, *, split: list[float] | None = None, **options: Any
-) -> AsyncIterator[tuple[Llama, m.Loaded]]:
+) -> AsyncIterator[tuple[GgufEngine, m.Loaded]]:
     engine = await LlamaLauncher(Options(**{**SMALL, **options})).launch()
     try:
         files = gguf.entry(path)
@@ -52,7 +52,7 @@ async def loaded(
         await engine.stop()
 
 
-def ask(engine: Llama, *prompts: str | list[dict[str, Any]], **fields: Any) -> Stream:
+def ask(engine: GgufEngine, *prompts: str | list[dict[str, Any]], **fields: Any) -> Stream:
     sampling = m.Sampling(**{"temperature": 0.0, "max_tokens": 4, **fields})
     wanted = [m.Text(p) if isinstance(p, str) else m.Chat(p) for p in prompts]
     return engine.generate(wanted, 1, sampling, m.Follow())
@@ -84,7 +84,7 @@ async def refused(stream: Stream) -> Refusal:
     return caught.value
 
 
-async def vectors(engine: Llama, *texts: str) -> list[list[float]]:
+async def vectors(engine: GgufEngine, *texts: str) -> list[list[float]]:
     async with aclosing(engine.embed([m.Text(text) for text in texts])) as events:
         found = [event async for event in events]
     assert isinstance(found[0], m.Started)
@@ -93,14 +93,14 @@ async def vectors(engine: Llama, *texts: str) -> list[list[float]]:
     return [list(struct.unpack(f"<{len(p) // 4}f", p)) for p in packed]
 
 
-async def busy_slots(engine: Llama) -> int:
+async def busy_slots(engine: GgufEngine) -> int:
     """How many of the server's own slots work now."""
     assert engine._opened is not None
     response = await engine._opened.server._http.get("/slots")
     return sum(slot["is_processing"] for slot in response.json())
 
 
-async def until_idle(engine: Llama) -> None:
+async def until_idle(engine: GgufEngine) -> None:
     async with asyncio.timeout(20):
         while not engine.is_idle:
             await asyncio.sleep(0)

@@ -15,7 +15,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from steerserve.engine.checkpoint.client import Engine, Launcher
+from steerserve.engine.checkpoint.client import CheckpointEngine, Launcher
 from steerserve.engine.worker import memory
 from steerserve.engine.worker.sae import npz
 from steerserve.engine.worker.sae.files import Info, open_tensors, read_json
@@ -279,13 +279,13 @@ def launcher() -> Launcher:
 
 
 @pytest.fixture
-async def engine(launcher: Launcher) -> AsyncIterator[Engine]:
+async def engine(launcher: Launcher) -> AsyncIterator[CheckpointEngine]:
     engine = await launcher.launch()
     yield engine
     await engine.stop()
 
 
-async def inspected(engine: Engine, path: Path) -> Refusal | None:
+async def inspected(engine: CheckpointEngine, path: Path) -> Refusal | None:
     try:
         await engine.inspect(source(path))
     except Refusal as refusal:
@@ -293,7 +293,9 @@ async def inspected(engine: Engine, path: Path) -> Refusal | None:
     return None
 
 
-async def test_an_engine_answers_hostile_saes_and_serves_on(engine: Engine, tmp_path: Path) -> None:
+async def test_an_engine_answers_hostile_saes_and_serves_on(
+    engine: CheckpointEngine, tmp_path: Path
+) -> None:
     """Each file of the table, laid out as an SAE is published, and by itself."""
     process = psutil.Process(engine.pid)
     files = process.num_fds()

@@ -14,7 +14,7 @@ from typing import Any
 import psutil
 import pytest
 
-from steerserve.engine.checkpoint.client import Engine, Launcher
+from steerserve.engine.checkpoint.client import CheckpointEngine, Launcher
 from steerserve.engine.wire import messages as m
 from steerserve.engine.worker.model.checkpoint import Checkpoint
 from steerserve.errors import Refusal
@@ -42,7 +42,7 @@ def launcher() -> Launcher:
 
 
 @pytest.fixture
-async def empty(launcher: Launcher) -> AsyncIterator[Engine]:
+async def empty(launcher: Launcher) -> AsyncIterator[CheckpointEngine]:
     """An engine without a model."""
     engine = await launcher.launch()
     yield engine
@@ -50,13 +50,15 @@ async def empty(launcher: Launcher) -> AsyncIterator[Engine]:
 
 
 @pytest.fixture
-async def engine(empty: Engine, folder: Folder) -> Engine:
+async def engine(empty: CheckpointEngine, folder: Folder) -> CheckpointEngine:
     """An engine that holds the llama checkpoint."""
     await empty.load(lambda _: None, path=str(folder("llama")), **FIELDS)
     return empty
 
 
-async def events(engine: Engine, prompt: str, sampling: m.Sampling = GREEDY, **more: Any) -> Pieces:
+async def events(
+    engine: CheckpointEngine, prompt: str, sampling: m.Sampling = GREEDY, **more: Any
+) -> Pieces:
     plan = more.pop("plan", m.Follow())
     stream = engine.generate([m.Text(prompt)], more.pop("n", 1), sampling, plan)
     return [event async for event in stream]
@@ -70,7 +72,7 @@ def truth(model: Checkpoint, prompt: str, max_tokens: int = 16) -> str:
     return model.decode(generated(model, prompt, max_tokens)).rstrip("\ufffd")
 
 
-async def inspect_code(engine: Engine, path: Path) -> str | None:
+async def inspect_code(engine: CheckpointEngine, path: Path) -> str | None:
     """The code that an inspection is refused with; None when it is not."""
     try:
         await engine.inspect(source(path))
@@ -87,7 +89,7 @@ def sae_folder(path: Path) -> Path:
 
 
 async def test_a_load_reports_its_stages_and_the_facts_of_the_model(
-    empty: Engine, folder: Folder
+    empty: CheckpointEngine, folder: Folder
 ) -> None:
     stages: list[m.Progress] = []
     facts = await empty.load(stages.append, path=str(folder("llama")), **FIELDS)
@@ -101,7 +103,7 @@ async def test_a_load_reports_its_stages_and_the_facts_of_the_model(
 
 
 async def test_a_stream_starts_once_and_ends_each_choice_once(
-    engine: Engine, llama: Checkpoint
+    engine: CheckpointEngine, llama: Checkpoint
 ) -> None:
     found = await events(engine, words(20), n=3)
     started, *pieces = found
@@ -115,7 +117,7 @@ async def test_a_stream_starts_once_and_ends_each_choice_once(
 
 
 async def test_a_request_that_never_fits_is_refused_and_the_next_is_served(
-    engine: Engine, llama: Checkpoint
+    engine: CheckpointEngine, llama: Checkpoint
 ) -> None:
     with pytest.raises(Refusal) as refused:
         await events(engine, words(20), m.Sampling(max_tokens=10_000))
@@ -124,7 +126,7 @@ async def test_a_request_that_never_fits_is_refused_and_the_next_is_served(
     assert text_of(await events(engine, words(20))) == truth(llama, words(20))
 
 
-async def test_an_engine_without_a_model_refuses_by_code(empty: Engine) -> None:
+async def test_an_engine_without_a_model_refuses_by_code(empty: CheckpointEngine) -> None:
     with pytest.raises(Refusal) as refused:
         await events(empty, "hello")
     assert refused.value.code == "MODEL_NOT_LOADED"
@@ -137,7 +139,7 @@ async def test_an_engine_without_a_model_refuses_by_code(empty: Engine) -> None:
 
 
 async def test_closing_the_iterator_ends_the_request_in_the_engine(
-    engine: Engine, llama: Checkpoint, tmp_path: Path
+    engine: CheckpointEngine, llama: Checkpoint, tmp_path: Path
 ) -> None:
     await engine.attach(KEY, source(sae_folder(tmp_path)), 0)
     steered = m.Overlay(0, {KEY: {1: 0.5}})
@@ -157,7 +159,7 @@ async def test_closing_the_iterator_ends_the_request_in_the_engine(
 
 
 async def test_steering_acts_on_the_next_request_and_ends_with_it(
-    engine: Engine, llama: Checkpoint, tmp_path: Path
+    engine: CheckpointEngine, llama: Checkpoint, tmp_path: Path
 ) -> None:
     attached = await engine.attach(KEY, source(sae_folder(tmp_path)), 0)
     assert (attached.layer_module_path, attached.d_in) == ("model.layers.0", 32)
@@ -176,7 +178,7 @@ async def test_steering_acts_on_the_next_request_and_ends_with_it(
 
 
 async def test_a_killed_engine_ends_its_streams_by_code_and_names_the_signal(
-    engine: Engine,
+    engine: CheckpointEngine,
 ) -> None:
     assert engine.pid
     stream = engine.generate([m.Text(words(20))], 4, LONG, m.Follow())
@@ -197,7 +199,7 @@ async def test_a_killed_engine_ends_its_streams_by_code_and_names_the_signal(
 
 
 async def test_an_engine_killed_while_it_loads_ends_the_load_by_code(
-    empty: Engine, folder: Folder
+    empty: CheckpointEngine, folder: Folder
 ) -> None:
     def kill(_: m.Progress) -> None:
         if not empty.ended.done():
@@ -236,7 +238,7 @@ async def test_stopping_leaves_no_process_and_refuses_what_is_in_flight(
     await engine.stop()
 
 
-async def test_two_engines_end_independently(launcher: Launcher, engine: Engine) -> None:
+async def test_two_engines_end_independently(launcher: Launcher, engine: CheckpointEngine) -> None:
     other = await launcher.launch()
     await other.stop()
     assert text_of(await events(engine, words(20)))
@@ -287,7 +289,7 @@ BROKEN = (
 
 
 async def test_a_broken_checkpoint_is_refused_and_the_engine_still_answers(
-    empty: Engine, folder: Folder, tmp_path: Path, llama: Checkpoint
+    empty: CheckpointEngine, folder: Folder, tmp_path: Path, llama: Checkpoint
 ) -> None:
     paths = [broken(kind, folder("llama"), tmp_path / str(i)) for i, kind in enumerate(BROKEN)]
     for path in [*paths, tmp_path / "nowhere", folder("bloom")]:
@@ -301,7 +303,7 @@ async def test_a_broken_checkpoint_is_refused_and_the_engine_still_answers(
 
 
 async def test_a_quantization_that_cannot_be_applied_is_refused(
-    empty: Engine, folder: Folder
+    empty: CheckpointEngine, folder: Folder
 ) -> None:
     fields = {**FIELDS, "quantization": "Q2"}
     with pytest.raises(Refusal) as refused:
@@ -309,12 +311,14 @@ async def test_a_quantization_that_cannot_be_applied_is_refused(
     assert refused.value.code == "UNSUPPORTED_QUANTIZATION"
 
 
-async def test_an_inspection_tells_the_claims(empty: Engine, tmp_path: Path) -> None:
+async def test_an_inspection_tells_the_claims(empty: CheckpointEngine, tmp_path: Path) -> None:
     claims = await empty.inspect(source(sae_folder(tmp_path)))
     assert (claims.d_in, claims.d_sae, claims.layer, claims.site) == (32, 64, 0, "resid_post")
 
 
-async def test_no_configuration_of_an_sae_ends_the_engine(empty: Engine, tmp_path: Path) -> None:
+async def test_no_configuration_of_an_sae_ends_the_engine(
+    empty: CheckpointEngine, tmp_path: Path
+) -> None:
     configs = [
         config_older(hook_point=..., hook_point_layer="three", activation_fn_str="relu"),
         config_older(hook_point=7),
@@ -329,7 +333,7 @@ async def test_no_configuration_of_an_sae_ends_the_engine(empty: Engine, tmp_pat
 
 
 async def test_an_sae_of_another_width_is_refused_and_leaves_no_hook(
-    engine: Engine, llama: Checkpoint, tmp_path: Path
+    engine: CheckpointEngine, llama: Checkpoint, tmp_path: Path
 ) -> None:
     path = write(tmp_path, config_v6("standard"), arrays("standard"))
     with pytest.raises(Refusal) as refused:

@@ -10,7 +10,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from steerserve.engine.gguf.client import Llama, Options
+from steerserve.engine.gguf.client import GgufEngine, Options
 from steerserve.engine.wire import messages as m
 from steerserve.errors import Refusal
 from steerserve.files import gguf
@@ -38,7 +38,7 @@ def write(tmp_path_factory: pytest.TempPathFactory) -> Write:
 
 
 @pytest.fixture
-async def engine(write: Write) -> AsyncIterator[Llama]:
+async def engine(write: Write) -> AsyncIterator[GgufEngine]:
     async with loaded(write()) as (found, _):
         yield found
 
@@ -67,7 +67,7 @@ async def test_the_facts_of_a_model_are_those_of_its_header(write: Write) -> Non
 
 
 async def test_progress_is_reported_up_to_the_check(write: Write) -> None:
-    engine = Llama(Options(threads=1, min_context=64, kv_cache_mb=64))
+    engine = GgufEngine(Options(threads=1, min_context=64, kv_cache_mb=64))
     stages: list[m.Progress] = []
     await engine.load(stages.append, path=str(write()), header=gguf.read([write()]))
     await engine.stop()
@@ -78,7 +78,7 @@ async def test_progress_is_reported_up_to_the_check(write: Write) -> None:
 # ------------------------------------------------------------- text
 
 
-async def test_a_completion_is_streamed_and_counted(engine: Llama) -> None:
+async def test_a_completion_is_streamed_and_counted(engine: GgufEngine) -> None:
     async with aclosing(ask(engine, "one two", max_tokens=3)) as events:
         found = [event async for event in events]
     assert isinstance(found[0], m.Started)
@@ -89,7 +89,7 @@ async def test_a_completion_is_streamed_and_counted(engine: Llama) -> None:
     assert (pieces[-1].finish, pieces[-1].tokens) == ("length", 3)
 
 
-async def test_the_end_of_turn_stops_and_counts(engine: Llama) -> None:
+async def test_the_end_of_turn_stops_and_counts(engine: GgufEngine) -> None:
     text = counted(2, "nineteen")
     assert await answer(ask(engine, "eighteen", max_tokens=50)) == (text, "stop", 3)
     # also where it is the last token that fits
@@ -128,14 +128,14 @@ STOPS = [
 
 @pytest.mark.parametrize(("stops", "text", "finish", "tokens"), STOPS)
 async def test_a_stop_string_cuts_where_it_begins(
-    engine: Llama, stops: list[str], text: str, finish: str, tokens: int
+    engine: GgufEngine, stops: list[str], text: str, finish: str, tokens: int
 ) -> None:
     assert await answer(ask(engine, "one", stops=stops)) == (text, finish, tokens)
     await until_idle(engine)
     assert not await busy_slots(engine)
 
 
-async def test_several_prompts_are_choices_by_their_place(engine: Llama) -> None:
+async def test_several_prompts_are_choices_by_their_place(engine: GgufEngine) -> None:
     words = "one two three four five six seven eight nine ten".split()
     prompts, found = await answers(ask(engine, *words, max_tokens=3))
     assert prompts == [2] * 10
@@ -152,7 +152,7 @@ async def test_eight_requests_at_once_are_each_exact(write: Write) -> None:
             assert (text, finish, tokens) == (rest, "stop", len(rest.split()) + 1)
 
 
-async def test_a_default_length_is_lowered_to_what_the_context_leaves(engine: Llama) -> None:
+async def test_a_default_length_is_lowered_to_what_the_context_leaves(engine: GgufEngine) -> None:
     # "x" is followed by twenty words and the end of turn
     assert await answer(ask(engine, "x", max_tokens=None)) == (counted(20), "stop", 21)
     prompt = "x " * 100  # two tokens each, and the BOS
@@ -165,7 +165,7 @@ async def test_a_default_length_is_lowered_to_what_the_context_leaves(engine: Ll
 # ------------------------------------------------------------- conversations
 
 
-async def test_a_conversation_goes_through_the_models_own_template(engine: Llama) -> None:
+async def test_a_conversation_goes_through_the_models_own_template(engine: GgufEngine) -> None:
     talk = [{"role": "user", "content": "one two"}]
     prompts, found = await answers(ask(engine, talk))
     rendered = "<|im_start|>user\none two<|im_end|>\n<|im_start|>assistant\n"
@@ -173,7 +173,7 @@ async def test_a_conversation_goes_through_the_models_own_template(engine: Llama
     assert found[0][0] == counted(4)
 
 
-async def test_a_trailing_assistant_message_is_continued(engine: Llama) -> None:
+async def test_a_trailing_assistant_message_is_continued(engine: GgufEngine) -> None:
     talk = [{"role": "user", "content": "go"}, {"role": "assistant", "content": "five six"}]
     assert (await answer(ask(engine, talk)))[0] == counted(4, "seven")
 
@@ -217,7 +217,7 @@ async def test_a_hostile_or_broken_template_harms_nothing_but_conversations(
 # ------------------------------------------------------------- refusals
 
 
-async def test_a_prompt_and_its_completion_must_fit_the_context(engine: Llama) -> None:
+async def test_a_prompt_and_its_completion_must_fit_the_context(engine: GgufEngine) -> None:
     fits = CONTEXT - 2
     assert (await answers(ask(engine, "one", max_tokens=fits)))[0] == [2]
     refusal = await refused(ask(engine, "one", max_tokens=fits + 1))
@@ -234,7 +234,7 @@ async def test_a_prompt_and_its_completion_must_fit_the_context(engine: Llama) -
     }
 
 
-async def test_the_offending_prompt_is_named(engine: Llama) -> None:
+async def test_the_offending_prompt_is_named(engine: GgufEngine) -> None:
     long = "one " * CONTEXT
     several = await refused(ask(engine, "one", long))
     assert (several.code, several.param) == ("CONTEXT_LENGTH_EXCEEDED", "prompt[1]")
@@ -245,14 +245,16 @@ async def test_the_offending_prompt_is_named(engine: Llama) -> None:
     assert (await refused(engine.embed(texts))).param == "input[1]"
 
 
-async def test_a_text_that_cannot_fit_is_refused_without_being_tokenized(engine: Llama) -> None:
+async def test_a_text_that_cannot_fit_is_refused_without_being_tokenized(
+    engine: GgufEngine,
+) -> None:
     refusal = await refused(ask(engine, "x" * 4_000_000))
     assert refusal.code == "CONTEXT_LENGTH_EXCEEDED"
     assert refusal.details["prompt_tokens"] > CONTEXT
 
 
 async def test_a_prompt_without_tokens_is_refused_and_an_empty_one_is_the_bos(
-    engine: Llama,
+    engine: GgufEngine,
 ) -> None:
     assert (await answers(ask(engine, "")))[0] == [1]
     bare = engine.generate([m.Text("", special=False)], 1, GREEDY, m.Follow())
@@ -260,7 +262,7 @@ async def test_a_prompt_without_tokens_is_refused_and_an_empty_one_is_the_bos(
     assert (refusal.code, refusal.param) == ("INVALID_PARAMETER", "prompt")
 
 
-async def test_what_the_engine_cannot_honour_is_refused_and_not_ignored(engine: Llama) -> None:
+async def test_what_the_engine_cannot_honour_is_refused_and_not_ignored(engine: GgufEngine) -> None:
     text: list[m.Text | m.Chat] = [m.Text("one")]
     tap = m.Tap("k", None, 1, "all", False, 10)
     seeded = m.Sampling(seed=1)

@@ -11,7 +11,7 @@ import httpx
 import psutil
 import pytest
 
-from steerserve.engine.gguf.client import Llama
+from steerserve.engine.gguf.client import GgufEngine
 from steerserve.errors import Refusal
 from tests.engine.llamas import (
     Write,
@@ -31,7 +31,7 @@ def write(tmp_path_factory: pytest.TempPathFactory) -> Write:
 
 
 @pytest.fixture
-async def engine(write: Write) -> AsyncIterator[Llama]:
+async def engine(write: Write) -> AsyncIterator[GgufEngine]:
     async with loaded(write()) as (found, _):
         yield found
 
@@ -39,7 +39,7 @@ async def engine(write: Write) -> AsyncIterator[Llama]:
 # ------------------------------------------------------------- ends
 
 
-async def test_a_killed_process_ends_its_requests_with_the_reason(engine: Llama) -> None:
+async def test_a_killed_process_ends_its_requests_with_the_reason(engine: GgufEngine) -> None:
     assert engine.pid is not None
     stream = ask(engine, "x " * 20, max_tokens=100)
     await anext(stream)
@@ -83,7 +83,7 @@ async def test_stopping_refuses_what_is_in_flight_with_the_parting(write: Write)
 
 
 async def test_the_key_and_the_environment_stay_secret(
-    engine: Llama, monkeypatch: pytest.MonkeyPatch
+    engine: GgufEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert engine.pid is not None
     assert engine._opened is not None
@@ -101,7 +101,7 @@ async def test_the_key_and_the_environment_stay_secret(
     assert {c.laddr.ip for c in connections} == {"127.0.0.1"}
 
 
-async def test_an_interrupt_from_the_terminal_is_the_services_matter(engine: Llama) -> None:
+async def test_an_interrupt_from_the_terminal_is_the_services_matter(engine: GgufEngine) -> None:
     assert engine.pid is not None
     os.kill(engine.pid, signal.SIGINT)
     os.kill(engine.pid, signal.SIGTERM)

@@ -14,7 +14,7 @@ import psutil
 import pytest
 
 from steerserve.engine.gguf import process as llama_process
-from steerserve.engine.gguf.client import Llama, Options
+from steerserve.engine.gguf.client import GgufEngine, Options
 from steerserve.errors import Refusal
 from steerserve.files import gguf
 from tests.engine.llamas import SMALL, Write, answer, ask, loaded, refused, vectors, writer
@@ -95,7 +95,7 @@ def make_program(folder: Path, mode: str = "") -> Path:
 
 async def refusal_of(path: Path, header_of: Path | None = None, **options: object) -> Refusal:
     """Why a file does not load, though its header looked well when it was read."""
-    engine = Llama(Options(**{**SMALL, **options}))  # type: ignore[arg-type]
+    engine = GgufEngine(Options(**{**SMALL, **options}))  # type: ignore[arg-type]
     header = gguf.read([header_of or path])
     with pytest.raises(Refusal) as caught:
         async with asyncio.timeout(20):
@@ -153,7 +153,7 @@ async def test_proportions_must_name_every_card_and_here_is_none(write: Write) -
 
 async def test_a_load_that_is_given_up_leaves_no_process(write: Write, tmp_path: Path) -> None:
     program = make_program(tmp_path, "hangs")
-    engine = Llama(Options(**SMALL, server_bin=str(program)))  # type: ignore[arg-type]
+    engine = GgufEngine(Options(**SMALL, server_bin=str(program)))  # type: ignore[arg-type]
     stages: asyncio.Queue[str] = asyncio.Queue()
     load = asyncio.create_task(
         engine.load(lambda p: stages.put_nowait(p.stage), path="x", header=gguf.read([write()]))
@@ -176,7 +176,7 @@ async def test_stopping_during_a_load_ends_it_with_the_parting(
     write: Write, tmp_path: Path
 ) -> None:
     program = make_program(tmp_path, "hangs")
-    engine = Llama(Options(**SMALL, server_bin=str(program)))  # type: ignore[arg-type]
+    engine = GgufEngine(Options(**SMALL, server_bin=str(program)))  # type: ignore[arg-type]
     stages: asyncio.Queue[str] = asyncio.Queue()
     load = asyncio.create_task(
         engine.load(lambda p: stages.put_nowait(p.stage), path="x", header=gguf.read([write()]))

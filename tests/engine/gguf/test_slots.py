@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from steerserve.engine.gguf.client import Llama
+from steerserve.engine.gguf.client import GgufEngine
 from steerserve.engine.wire import messages as m
 from steerserve.errors import Refusal
 from steerserve.rules import gguf_header
@@ -34,7 +34,7 @@ def write(tmp_path_factory: pytest.TempPathFactory) -> Write:
 
 
 @pytest.fixture
-async def engine(write: Write) -> AsyncIterator[Llama]:
+async def engine(write: Write) -> AsyncIterator[GgufEngine]:
     async with loaded(write()) as (found, _):
         yield found
 
@@ -121,7 +121,7 @@ async def test_the_context_is_what_the_file_the_setting_and_the_memory_allow(wri
 # ------------------------------------------------------------- embeddings
 
 
-async def test_a_vector_is_the_mean_of_the_last_hidden_layer(engine: Llama) -> None:
+async def test_a_vector_is_the_mean_of_the_last_hidden_layer(engine: GgufEngine) -> None:
     (one,) = await vectors(engine, "one one x")
     assert len(one) == 512
     # the counting model's states are one-hot vectors of length sqrt(512): the mean shows the tokens
@@ -165,7 +165,7 @@ async def test_an_embedding_is_answered_while_generations_keep_coming(write: Wri
         assert min(await asyncio.gather(*writers)) >= 1
 
 
-async def test_an_embedding_that_is_given_up_lets_the_others_go_on(engine: Llama) -> None:
+async def test_an_embedding_that_is_given_up_lets_the_others_go_on(engine: GgufEngine) -> None:
     stream = engine.embed([m.Text("one")] * 50)
     await anext(stream)
     await anext(stream)

@@ -13,7 +13,7 @@ import torch
 from structlog.testing import CapturingLogger
 from torch import Tensor
 
-from steerserve.engine.checkpoint.client import Engine, Launcher
+from steerserve.engine.checkpoint.client import CheckpointEngine, Launcher
 from steerserve.engine.wire import messages as m
 from steerserve.engine.worker import memory
 from steerserve.engine.worker.batch import group
@@ -286,14 +286,14 @@ def test_a_load_that_runs_out_of_memory_says_so(
 
 
 @pytest.fixture
-async def engine(folder: Callable[[str], Path]) -> AsyncIterator[Engine]:
+async def engine(folder: Callable[[str], Path]) -> AsyncIterator[CheckpointEngine]:
     engine = await Launcher("CRITICAL", "json").launch()
     yield engine
     await engine.stop()
 
 
 async def test_a_host_has_no_cards_to_measure_but_tells_what_it_holds(
-    engine: Engine, folder: Callable[[str], Path]
+    engine: CheckpointEngine, folder: Callable[[str], Path]
 ) -> None:
     assert await engine.measure() == {}
     facts = await engine.load(lambda _: None, path=str(folder("llama")), devices=["cpu"], **FIELDS)

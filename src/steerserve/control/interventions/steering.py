@@ -12,8 +12,8 @@ from dataclasses import replace
 
 from steerserve.control.bus import Bus, SteeringUpdate
 from steerserve.control.residency.conductor import Conductor
-from steerserve.control.residency.engines import Engine
 from steerserve.control.residency.resident import Attachment, Switch
+from steerserve.engine.wire.engine import Engine
 from steerserve.errors import Refusal
 from steerserve.rules import steering as rules
 from steerserve.rules.steering import Live, Values

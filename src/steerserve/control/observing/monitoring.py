@@ -25,9 +25,9 @@ from steerserve.control.bus import (
     UnloadComplete,
 )
 from steerserve.control.residency.conductor import Conductor
-from steerserve.control.residency.engines import Engine
 from steerserve.control.residency.resident import Attachment
 from steerserve.engine.wire import messages as m
+from steerserve.engine.wire.engine import Engine
 from steerserve.errors import Refusal
 from steerserve.rules import monitoring as rules
 from steerserve.rules.monitoring import Configuration, Record, Ring

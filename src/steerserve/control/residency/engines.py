@@ -9,10 +9,9 @@ from steerserve.engine.checkpoint import client
 from steerserve.engine.gguf import client as llama
 from steerserve.engine.gguf import process as llama_process
 from steerserve.engine.gguf.messages import Card
+from steerserve.engine.wire.engine import Engine
 from steerserve.rules.fields import CHECKPOINT, GGUF
 from steerserve.settings import Settings
-
-Engine = client.Engine | llama.Llama
 
 FORGOTTEN = 60.0
 """Seconds after which a failed start says nothing more of the next; then requests may try again."""

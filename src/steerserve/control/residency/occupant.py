@@ -11,8 +11,8 @@ from typing import Any
 
 import structlog
 
-from steerserve.control.residency.engines import Engine
 from steerserve.control.residency.resident import Attachment
+from steerserve.engine.wire.engine import Engine
 from steerserve.engine.wire.messages import Loaded
 from steerserve.errors import Refusal
 from steerserve.rules.residency import Phase

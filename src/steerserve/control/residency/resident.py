@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Protocol
 
-from steerserve.control.residency.engines import Engine
+from steerserve.engine.wire.engine import Engine
 from steerserve.engine.wire.messages import Attached, Loaded, SaeSource
 from steerserve.rules.residency import Phase
 from steerserve.rules.steering import key_of

@@ -15,8 +15,8 @@ from typing import Protocol
 
 import structlog
 
-from steerserve.control.residency.engines import Engine
 from steerserve.control.residency.resident import Attachment, Order, Resident, Switch
+from steerserve.engine.wire.engine import Engine
 from steerserve.errors import Refusal
 from steerserve.files import local
 from steerserve.rules.steering import Live

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import Callable, Sequence
 from multiprocessing.context import ForkServerContext, ForkServerProcess
 from typing import Any
 
@@ -14,13 +14,12 @@ import structlog
 from steerserve.engine.checkpoint import process
 from steerserve.engine.wire import endings
 from steerserve.engine.wire import messages as m
+from steerserve.engine.wire.engine import Answers, Engine, Report
 from steerserve.errors import Refusal
 
 log = structlog.get_logger(__name__)
 STOP_PATIENCE = 5.0
 """Seconds an engine told to stop may take before it is killed."""
-
-Report = Callable[[m.Progress], None]
 
 
 class Launcher:
@@ -30,13 +29,13 @@ class Launcher:
         self._context: ForkServerContext = process.context()
         self._log = (log_level, log_format)
 
-    async def launch(self) -> Engine:
+    async def launch(self) -> CheckpointEngine:
         child, link = await asyncio.to_thread(process.start, self._context, *self._log)
         reader, writer = await asyncio.open_connection(sock=link, limit=1 << 24)
-        return Engine(child, reader, writer)
+        return CheckpointEngine(child, reader, writer)
 
 
-class Engine:
+class CheckpointEngine(Engine):
     """One running engine process. It holds at most one model; ending it gives all its memory back.
 
     `ended` is done when the process is gone, with the reason as a sentence.
@@ -45,6 +44,7 @@ class Engine:
     def __init__(
         self, child: ForkServerProcess, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
     ) -> None:
+        super().__init__()
         self._child = child
         self._reader = reader
         self._writer = writer
@@ -52,9 +52,6 @@ class Engine:
         self._answers: dict[int, asyncio.Future[m.Event]] = {}
         self._reports: dict[int, Report] = {}
         self._streams: dict[int, asyncio.Queue[m.Event | m.Outcome]] = {}
-        self.applied: dict[str, int] = {}
-        self.on_record: Callable[[m.Recorded], None] = lambda _: None
-        self.ended: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         self._parting: Refusal | None = None
         self._reading = asyncio.create_task(self._read(), name="engine-reader")
 
@@ -64,7 +61,7 @@ class Engine:
 
     # ------------------------------------------------------------- commands
 
-    async def load(self, report: Report, **fields: Any) -> m.Loaded:
+    async def load(self, report: Report, *_: Any, **fields: Any) -> m.Loaded:
         """Raises:
         Refusal: what the engine refused, or ENGINE_UNAVAILABLE when it ended.
         """
@@ -143,7 +140,7 @@ class Engine:
         tap: m.Tap | None = None,
         label: str | None = None,
         plans: Sequence[m.Plan] = (),
-    ) -> AsyncGenerator[m.Started | m.Outcome, None]:
+    ) -> Answers:
         """Started, then the pieces of each choice until it has its `finish`; see `_stream`."""
         return self._stream(
             lambda number: m.Generate(
@@ -159,13 +156,13 @@ class Engine:
         top: int | None,
         allowed: list[int] | None,
         tap: m.Tap | None = None,
-    ) -> AsyncGenerator[m.Started | m.Outcome, None]:
+    ) -> Answers:
         """Started, then Scored for each prompt; see `_stream`."""
         return self._stream(
             lambda number: m.Score(number, prompts, temperature, top, allowed, tap), len(prompts)
         )
 
-    def embed(self, prompts: list[m.Text]) -> AsyncGenerator[m.Started | m.Outcome, None]:
+    def embed(self, prompts: list[m.Text]) -> Answers:
         """Started, then Embedded for each text; see `_stream`."""
         return self._stream(lambda number: m.Embed(number, prompts), len(prompts))
 
@@ -184,9 +181,7 @@ class Engine:
 
     # ------------------------------------------------------------- inside
 
-    async def _stream(
-        self, make: Callable[[int], m.Command], choices: int
-    ) -> AsyncGenerator[m.Started | m.Outcome, None]:
+    async def _stream(self, make: Callable[[int], m.Command], choices: int) -> Answers:
         """The events of one request until each choice has ended.
 
         Closing the iterator early cancels the request in the engine.

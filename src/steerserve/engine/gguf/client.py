@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-from collections.abc import AsyncGenerator, Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from contextlib import aclosing
 from functools import partial
 from typing import Any
@@ -17,12 +17,11 @@ from typing import Any
 from steerserve.engine.gguf import loading as llama_loading
 from steerserve.engine.gguf import process as llama_process
 from steerserve.engine.gguf.gate import Gate
-from steerserve.engine.gguf.loading import Model, Opened, Options, Report
+from steerserve.engine.gguf.loading import Model, Opened, Options
 from steerserve.engine.gguf.process import LlamaProcess
 from steerserve.engine.gguf.rows import (
     Events,
     Row,
-    not_honoured,
     piece_of,
     refuse_unhonoured,
     until_finished,
@@ -31,14 +30,13 @@ from steerserve.engine.gguf.server import LlamaServer, Lost, sampling_fields
 from steerserve.engine.sandbox.templates import Templates
 from steerserve.engine.wire import endings
 from steerserve.engine.wire import messages as m
+from steerserve.engine.wire.engine import Answers, Engine, Report
 from steerserve.engine.wire.prompts import Place, Prompt, check_length, max_tokens
 from steerserve.engine.wire.stops import StopStrings
 from steerserve.errors import Refusal
 from steerserve.rules.gguf_header import Header
 
-__all__ = ["Llama", "LlamaLauncher", "Options"]
-
-_NO_LAYERS = "a GGUF model has no layers to hook"
+__all__ = ["GgufEngine", "LlamaLauncher", "Options"]
 
 Work = Callable[[], Coroutine[Any, Any, None]]
 
@@ -49,14 +47,15 @@ class LlamaLauncher:
     def __init__(self, options: Options) -> None:
         self._options = options
 
-    async def launch(self) -> Llama:
-        return Llama(self._options)
+    async def launch(self) -> GgufEngine:
+        return GgufEngine(self._options)
 
 
-class Llama:
+class GgufEngine(Engine):
     """One GGUF model. `ended` is done when it is gone, with the reason as a clause."""
 
     def __init__(self, options: Options) -> None:
+        super().__init__()
         self._options = options
         self._ids = itertools.count(1)
         self._templates = Templates()
@@ -67,9 +66,6 @@ class Llama:
         self._parting: Refusal | None = None
         self._is_stopped = False
         self._ending: asyncio.Task[None] | None = None
-        self.applied: dict[str, int] = {}
-        self.on_record: Callable[[m.Recorded], None] = lambda _: None
-        self.ended: asyncio.Future[str] = asyncio.get_running_loop().create_future()
 
     @property
     def pid(self) -> int | None:
@@ -83,7 +79,12 @@ class Llama:
     # ------------------------------------------------------------- commands
 
     async def load(
-        self, report: Report, *, path: str, header: Header, split: Sequence[float] | None = None
+        self,
+        report: Report,
+        *_: Any,
+        path: str,
+        header: Header,
+        split: Sequence[float] | None = None,
     ) -> m.Loaded:
         """Load the model whose first file is `path`; `split` are proportions over the cards in place of the setting's.
 
@@ -101,71 +102,6 @@ class Llama:
         self._opened, self._gate = found, Gate(found.room.pool, found.slots)
         self._ending = asyncio.create_task(self._end_with(found.process))
         return llama_loading.facts(found, self._options.cache_type)
-
-    async def inspect(self, source: m.SaeSource) -> m.Claims:
-        """Raises:
-        Refusal: SAE_INCOMPATIBLE.
-        """
-        raise Refusal("SAE_INCOMPATIBLE", _NO_LAYERS)
-
-    async def attach(
-        self,
-        key: str,
-        source: m.SaeSource,
-        layer: int,
-        dtype: str | None = None,
-        check: bool = True,
-    ) -> m.Attached:
-        """Raises:
-        Refusal: SAE_INCOMPATIBLE.
-        """
-        raise Refusal("SAE_INCOMPATIBLE", _NO_LAYERS)
-
-    async def monitor(
-        self, key: str | None, features: list[int] | None = None, top_k: int = 10
-    ) -> None:
-        """Raises:
-        Refusal: SAE_INCOMPATIBLE.
-        """
-        raise Refusal("SAE_INCOMPATIBLE", _NO_LAYERS)
-
-    async def statistics(
-        self, features: list[int] | None = None, metric: str | None = None, k: int = 10
-    ) -> m.Statistics:
-        """Raises:
-        Refusal: SAE_INCOMPATIBLE.
-        """
-        raise Refusal("SAE_INCOMPATIBLE", _NO_LAYERS)
-
-    async def reset_statistics(self) -> None:
-        """Nothing is ever counted."""
-
-    async def explore(
-        self,
-        features: list[int],
-        nearest: int = 0,
-        *,
-        key: str | None = None,
-        source: m.SaeSource | None = None,
-    ) -> m.Explored:
-        """Raises:
-        Refusal: SAE_INCOMPATIBLE.
-        """
-        raise Refusal("SAE_INCOMPATIBLE", _NO_LAYERS)
-
-    async def detach(self, key: str) -> None:
-        """Nothing is ever attached."""
-
-    async def steer(self, epoch: int, enabled: bool, values: dict[str, dict[int, float]]) -> None:
-        """Raises:
-        Refusal: SAE_INCOMPATIBLE for values, which nothing here could apply.
-        """
-        if any(values.values()):
-            raise Refusal("SAE_INCOMPATIBLE", _NO_LAYERS)
-
-    async def measure(self) -> dict[str, tuple[int, int]]:
-        """Nothing: the tensor library that measures cards is not in this engine."""
-        return {}
 
     async def stop(self, parting: Refusal | None = None) -> None:
         """End the process. Safe to call when it has ended already.
@@ -194,7 +130,7 @@ class Llama:
         tap: m.Tap | None = None,
         label: str | None = None,
         plans: Sequence[m.Plan] = (),
-    ) -> AsyncGenerator[m.Started | m.Outcome, None]:
+    ) -> Answers:
         """Started, then the pieces of each choice until it has its `finish`. Closing the iterator early cancels. `label` and
         `plans` are for SAEs, which there are none of here.
 
@@ -222,22 +158,7 @@ class Llama:
             for row in rows:
                 row.drop()
 
-    async def score(
-        self,
-        prompts: list[m.Text | m.Chat],
-        temperature: float,
-        top: int | None,
-        allowed: list[int] | None,
-        tap: m.Tap | None = None,
-    ) -> AsyncGenerator[m.Started | m.Outcome, None]:
-        """Raises:
-        Refusal: FIELD_NOT_HONOURED.
-        """
-        self._serving()
-        not_honoured("logprobs")
-        yield
-
-    async def embed(self, prompts: list[m.Text]) -> AsyncGenerator[m.Started | m.Outcome, None]:
+    async def embed(self, prompts: list[m.Text]) -> Answers:
         """Started, then Embedded for each text, in their order. Closing the iterator early cancels.
 
         Raises:

@@ -14,6 +14,7 @@ from steerserve.engine.gguf.messages import Card, Serve
 from steerserve.engine.gguf.process import LlamaProcess
 from steerserve.engine.gguf.server import LlamaServer, Lost
 from steerserve.engine.wire import messages as m
+from steerserve.engine.wire.engine import Report
 from steerserve.errors import Refusal
 from steerserve.rules import gguf, gguf_header
 from steerserve.rules.gguf_header import Header, Room
@@ -24,7 +25,6 @@ KV_SHARE = 3
 
 PROBE_SECONDS = 60.0
 
-Report = Callable[[m.Progress], None]
 Keep = Callable[[LlamaProcess], None]
 """Told of each process as it starts; it raises where none is wanted any more."""
 

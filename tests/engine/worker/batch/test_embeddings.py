@@ -15,7 +15,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, 
 from torch import Tensor
 from transformers import CONFIG_MAPPING, AutoModel, PreTrainedTokenizerFast
 
-from steerserve.engine.checkpoint.client import Engine, Launcher
+from steerserve.engine.checkpoint.client import CheckpointEngine, Launcher
 from steerserve.engine.wire import messages as m
 from steerserve.engine.wire.messages import Embed, Embedded, Refused, Text
 from steerserve.engine.worker.batch import group as group_module
@@ -522,14 +522,14 @@ FIELDS: dict[str, Any] = {
 
 
 @pytest.fixture
-async def engine() -> AsyncIterator[Engine]:
+async def engine() -> AsyncIterator[CheckpointEngine]:
     """An engine without a model."""
     started = await Launcher("CRITICAL", "json").launch()
     yield started
     await started.stop()
 
 
-async def vectors(engine: Engine, texts: list[str]) -> tuple[m.Started, list[Tensor]]:
+async def vectors(engine: CheckpointEngine, texts: list[str]) -> tuple[m.Started, list[Tensor]]:
     started, *rest = [event async for event in engine.embed([Text(text) for text in texts])]
     assert isinstance(started, m.Started)
     found = {event.choice: vector_of(event) for event in rest if isinstance(event, Embedded)}
@@ -538,7 +538,7 @@ async def vectors(engine: Engine, texts: list[str]) -> tuple[m.Started, list[Ten
 
 
 async def test_an_engine_embeds_with_a_language_model(
-    engine: Engine, folder: Folder, llama: Checkpoint
+    engine: CheckpointEngine, folder: Folder, llama: Checkpoint
 ) -> None:
     facts = await engine.load(lambda _: None, path=str(folder("llama")), **FIELDS)
     assert not facts.is_embedding_only
@@ -550,7 +550,7 @@ async def test_an_engine_embeds_with_a_language_model(
 
 
 async def test_an_engine_with_an_encoder_embeds_and_refuses_all_else_by_code(
-    engine: Engine, encoder_folder: Folder, encoding: Encoding, tmp_path: Path
+    engine: CheckpointEngine, encoder_folder: Folder, encoding: Encoding, tmp_path: Path
 ) -> None:
     model = encoding("roberta")
     stages: list[m.Progress] = []
@@ -590,7 +590,7 @@ async def test_an_engine_with_an_encoder_embeds_and_refuses_all_else_by_code(
 
 
 async def test_an_encoder_at_a_quantization_that_cannot_be_applied_is_refused(
-    engine: Engine, encoder_folder: Folder
+    engine: CheckpointEngine, encoder_folder: Folder
 ) -> None:
     fields = {**FIELDS, "quantization": "Q2"}
     with pytest.raises(Refusal) as refused:

@@ -14,7 +14,7 @@ import torch
 from structlog.testing import capture_logs
 from torch import Tensor
 
-from steerserve.engine.checkpoint.client import Engine, Launcher
+from steerserve.engine.checkpoint.client import CheckpointEngine, Launcher
 from steerserve.engine.wire import messages as m
 from steerserve.engine.wire.messages import (
     RECORD_MAXIMUM,
@@ -731,7 +731,7 @@ def test_a_pass_that_fails_leaves_nothing_observed(llama: Checkpoint) -> None:
 
 
 @pytest.fixture
-async def engine(folder: Callable[[str], Path]) -> AsyncIterator[Engine]:
+async def engine(folder: Callable[[str], Path]) -> AsyncIterator[CheckpointEngine]:
     engine = await Launcher("CRITICAL", "json").launch()
     await engine.load(
         lambda _: None,
@@ -747,7 +747,7 @@ async def engine(folder: Callable[[str], Path]) -> AsyncIterator[Engine]:
 
 
 async def test_an_engine_tells_records_before_the_answer_ends_and_what_it_counted(
-    engine: Engine, llama: Checkpoint, tmp_path: Path
+    engine: CheckpointEngine, llama: Checkpoint, tmp_path: Path
 ) -> None:
     values = arrays("standard", d_in=32)
     path = write(tmp_path, config_v6("standard", d_in=32), values)
@@ -791,7 +791,7 @@ async def test_an_engine_tells_records_before_the_answer_ends_and_what_it_counte
 
 
 async def test_an_engine_explores_what_is_attached_or_lies_on_disk(
-    engine: Engine, tmp_path: Path
+    engine: CheckpointEngine, tmp_path: Path
 ) -> None:
     values = arrays("jumprelu", d_in=32)
     path = write(tmp_path, config_v6("jumprelu", d_in=32), values)

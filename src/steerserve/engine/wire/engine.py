@@ -1,0 +1,149 @@
+"""What the control plane asks of an engine, whichever kind it is.
+
+Each engine holds at most one model. The defaults are those of an engine whose model has no layers to hook: whatever needs
+an SAE is refused, and what would only take something away has nothing to do.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from abc import ABC, abstractmethod
+from collections.abc import AsyncGenerator, Callable, Sequence
+from typing import Any
+
+from steerserve.engine.wire import messages as m
+from steerserve.errors import Refusal
+
+Report = Callable[[m.Progress], None]
+Answers = AsyncGenerator[m.Started | m.Outcome, None]
+
+
+def no_layers() -> Refusal:
+    """The refusal of everything that needs an SAE."""
+    return Refusal("SAE_INCOMPATIBLE", "a GGUF model has no layers to hook")
+
+
+class Engine(ABC):
+    """One engine. `ended` is done when its process is gone, with the reason as a clause; `applied` has, for each attached
+    SAE, the forward passes in which its steering was added; `on_record` is called with each record of monitoring."""
+
+    def __init__(self) -> None:
+        self.applied: dict[str, int] = {}
+        self.on_record: Callable[[m.Recorded], None] = lambda _: None
+        self.ended: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+
+    @property
+    @abstractmethod
+    def pid(self) -> int | None:
+        """The process, None where there is none."""
+
+    @abstractmethod
+    async def load(self, report: Report, *args: Any, **fields: Any) -> m.Loaded:
+        """Load a model; each kind of engine names its own fields.
+
+        Raises:
+            Refusal: whatever the engine refuses; ENGINE_UNAVAILABLE when it ended.
+        """
+
+    @abstractmethod
+    async def stop(self, parting: Refusal | None = None) -> None:
+        """End the process: politely, then by force. Safe to call when it has ended already.
+
+        Requests that are still in flight are refused with `parting`.
+        """
+
+    # ------------------------------------------------------------- requests
+
+    @abstractmethod
+    def generate(
+        self,
+        prompts: list[m.Text | m.Chat],
+        n: int,
+        sampling: m.Sampling,
+        plan: m.Plan,
+        *,
+        constraint: m.Constraint | None = None,
+        tap: m.Tap | None = None,
+        label: str | None = None,
+        plans: Sequence[m.Plan] = (),
+    ) -> Answers:
+        """Started, then the pieces of each choice until its `finish`. Closing the iterator early cancels the request."""
+
+    async def score(
+        self,
+        prompts: list[m.Text | m.Chat],
+        temperature: float,
+        top: int | None,
+        allowed: list[int] | None,
+        tap: m.Tap | None = None,
+    ) -> Answers:
+        """Started, then Scored for each prompt. Closing the iterator early cancels the request.
+
+        Raises:
+            Refusal: FIELD_NOT_HONOURED from an engine that gives no log-probabilities.
+        """
+        raise Refusal(
+            "FIELD_NOT_HONOURED", "logprobs is not honoured on a GGUF model", param="logprobs"
+        )
+        yield
+
+    @abstractmethod
+    def embed(self, prompts: list[m.Text]) -> Answers:
+        """Started, then Embedded for each text. Closing the iterator early cancels the request."""
+
+    # ------------------------------------------------------------- SAEs
+
+    async def inspect(self, source: m.SaeSource) -> m.Claims:
+        """Read what an SAE checkpoint says of itself."""
+        raise no_layers()
+
+    async def attach(
+        self,
+        key: str,
+        source: m.SaeSource,
+        layer: int,
+        dtype: str | None = None,
+        check: bool = True,
+    ) -> m.Attached:
+        """Put an SAE at a layer under `key`."""
+        raise no_layers()
+
+    async def detach(self, key: str) -> None:  # noqa: B027 -- a default
+        """Take the SAE at `key` away. Where nothing is ever attached, nothing is left to do."""
+
+    async def steer(self, epoch: int, enabled: bool, values: dict[str, dict[int, float]]) -> None:
+        """Replace the live steering; returns once the next forward pass uses the values."""
+        if any(values.values()):
+            raise no_layers()
+
+    async def explore(
+        self,
+        features: list[int],
+        nearest: int = 0,
+        *,
+        key: str | None = None,
+        source: m.SaeSource | None = None,
+    ) -> m.Explored:
+        """Geometry of features of the attached SAE `key`, or of the SAE at `source`."""
+        raise no_layers()
+
+    # ------------------------------------------------------------- observing
+
+    async def monitor(
+        self, key: str | None, features: list[int] | None = None, top_k: int = 10
+    ) -> None:
+        """Monitor the SAE at `key`, or nothing where it is None. Its records are given to `on_record`."""
+        raise no_layers()
+
+    async def statistics(
+        self, features: list[int] | None = None, metric: str | None = None, k: int = 10
+    ) -> m.Statistics:
+        """What monitoring has counted since the last reset."""
+        raise no_layers()
+
+    async def reset_statistics(self) -> None:  # noqa: B027 -- a default
+        """Count from nothing. Where nothing is ever counted, nothing is left to do."""
+
+    async def measure(self) -> dict[str, tuple[int, int]]:
+        """Bytes allocated and reserved on each card of the model; empty for an engine that cannot tell."""
+        return {}
