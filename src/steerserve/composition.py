@@ -17,6 +17,7 @@ from steerserve.control.interventions.steering import Steering
 from steerserve.control.library.model_downloads import ModelDownloads
 from steerserve.control.library.models import Models
 from steerserve.control.library.sae_downloads import SaeDownloads
+from steerserve.control.library.sae_reading import SaeReader
 from steerserve.control.library.saes import Saes
 from steerserve.control.metrics import Metrics
 from steerserve.control.observing.features import Features
@@ -99,10 +100,11 @@ class Owners:
         self.downloads = Downloads(around.hub)
         self.model_downloads = ModelDownloads(settings, catalog, around.hub, bus, self.downloads)
         self.models = Models(catalog, self.conductor, self.model_downloads)
-        self.saes = Saes(catalog, self.conductor, around.launcher, self.labels)
+        self.sae_reader = SaeReader(self.conductor, around.launcher)
         self.sae_downloads = SaeDownloads(
-            settings, catalog, around.hub, bus, self.downloads, self.saes
+            settings, catalog, around.hub, bus, self.downloads, self.sae_reader
         )
+        self.saes = Saes(catalog, self.conductor, self.sae_reader, self.labels, self.sae_downloads)
 
     def _make_interventions(self) -> None:
         conductor, bus, around = self.conductor, self.bus, self.around

@@ -13,8 +13,10 @@ from starlette.responses import Response
 from steerserve.api.envelope import Envelope, RequestBody, RowId, success
 from steerserve.api.leases import LeaseHeader
 from steerserve.control.library import model_previews as preview
-from steerserve.control.library.model_downloads import FetchProgress, ModelDownloads, ModelRequest
+from steerserve.control.library.model_downloads import ModelDownloads
+from steerserve.control.library.model_plan import ModelRequest
 from steerserve.control.library.models import Models
+from steerserve.control.library.recorded_downloads import FetchProgress
 from steerserve.control.residency.conductor import Conductor
 from steerserve.control.residency.resident import Resident
 from steerserve.errors import Refusal
@@ -123,7 +125,7 @@ def router(models: Models, downloads: ModelDownloads, conductor: Conductor) -> A
     @routes.post("", response_model=Envelope, status_code=202)
     async def add_model(body: NewModel) -> Response:
         if body.source == "huggingface":
-            row = await downloads.add(
+            row = await downloads.begin(
                 ModelRequest(
                     repo_id=_given("repo_id", body.repo_id, body.source),
                     revision=body.revision,
@@ -166,7 +168,8 @@ def router(models: Models, downloads: ModelDownloads, conductor: Conductor) -> A
 
     @routes.post("/{model_id}/cancel", response_model=Envelope)
     async def cancel_download(model_id: RowId) -> Response:
-        return success(told(await downloads.cancel(await models.get(model_id))))
+        row, _ = await downloads.cancel(model_id)
+        return success(told(row))
 
     @routes.post("/{model_id}/load", response_model=Envelope, status_code=202)
     async def load_model(

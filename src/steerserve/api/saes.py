@@ -12,8 +12,11 @@ from starlette.responses import Response
 from steerserve.api.attachments import Status
 from steerserve.api.envelope import Envelope, RequestBody, success
 from steerserve.control.library import sae_previews as sae_preview
-from steerserve.control.library.sae_downloads import FetchProgress, SaeDownloads, SaeRequest
-from steerserve.control.library.saes import REPOSITORY, Saes, claims_of
+from steerserve.control.library.recorded_downloads import FetchProgress
+from steerserve.control.library.sae_downloads import SaeDownloads
+from steerserve.control.library.sae_plan import SaeRequest
+from steerserve.control.library.sae_records import REPOSITORY, claims_of
+from steerserve.control.library.saes import Saes
 from steerserve.errors import Refusal
 from steerserve.rules.instant import iso
 from steerserve.rules.sae_names import width_label
@@ -122,7 +125,7 @@ def router(saes: Saes, downloads: SaeDownloads, attached: Status) -> APIRouter:
     async def download_sae(body: NewSae) -> Response:
         if body.repository_id is not None and body.local_path is None:
             wanted = SaeRequest(body.repository_id, body.revision, body.file_path, body.token)
-            row, status = await downloads.add(wanted)
+            row, status = await downloads.begin(wanted)
             message = _MESSAGES[status]
         elif body.local_path is not None and body.repository_id is None:
             _check_local(body)
@@ -142,9 +145,9 @@ def router(saes: Saes, downloads: SaeDownloads, attached: Status) -> APIRouter:
 
     @routes.get("/{sae_id}", response_model=Envelope)
     async def get_sae(sae_id: str) -> Response:
-        row = await saes.get(sae_id)
-        units = await downloads.units_of(row) if row.format == REPOSITORY else None
-        return success(record(row, downloads.progress(row.id)) | _units(units))
+        row, *units = await downloads.with_units(sae_id)
+        body = record(row, downloads.progress(row.id))
+        return success(body | _units(units) if row.format == REPOSITORY else body)
 
     @routes.post("/{sae_id}/cancel", response_model=Envelope)
     async def cancel_download(sae_id: str) -> Response:
@@ -155,7 +158,7 @@ def router(saes: Saes, downloads: SaeDownloads, attached: Status) -> APIRouter:
 
     @routes.delete("/{sae_id}", response_model=Envelope)
     async def delete_sae(sae_id: str) -> Response:
-        row, freed = await downloads.remove(sae_id)
+        row, freed = await saes.remove(sae_id)
         freed_mb = -(-freed // MIB)
         return success({"status": "deleted", "sae_id": row.id, "freed_disk_mb": freed_mb})
 
@@ -177,10 +180,8 @@ def _check_local(body: NewSae) -> None:
         raise Refusal("VALIDATION_ERROR", message, param=names[0], errors=errors)
 
 
-def _units(rows: Sequence[Any] | None) -> dict[str, Any]:
+def _units(rows: Sequence[Any]) -> dict[str, Any]:
     """The SAEs that the record of a repository stands for."""
-    if rows is None:
-        return {}
     return {
         "units": [
             {

@@ -39,6 +39,30 @@ def remove(folder: Path, repo_id: str, gone: Set[str | None], kept: Set[str | No
     CommitFolder(folder).remove([file for path, file in own.items() if path not in shared])
 
 
+def clean(
+    folder: Path,
+    repo_id: str,
+    removed: Set[str | None],
+    kept: Set[str | None],
+    *,
+    is_fetching: bool,
+) -> int:
+    """Remove the files of the units with the paths `removed`, and everything of the commit where no unit is kept. While
+    files of the commit are fetched, the parts of unfinished downloads stay. The bytes that this gave back.
+
+    Raises:
+        OSError: the first file that cannot be removed, when all the others are.
+    """
+    before = bytes_of(folder)
+    if not kept:
+        CommitFolder(folder).remove_all()
+    else:
+        remove(folder, repo_id, removed, kept)
+        if not is_fetching:
+            CommitFolder(folder).remove_staged()
+    return before - bytes_of(folder)
+
+
 def bytes_of(folder: Path) -> int:
     """Bytes of all files of a commit, those of unfinished downloads included."""
     places = (folder, CommitFolder(folder).staging)

@@ -12,7 +12,9 @@ import pytest
 from sqlalchemy import text
 
 from steerserve.control.bus import SaeDownloadComplete, SaeDownloadError
-from steerserve.control.library.sae_downloads import SaeDownloads, SaeRequest
+from steerserve.control.library.sae_downloads import SaeDownloads
+from steerserve.control.library.sae_plan import SaeRequest
+from steerserve.control.library.saes import Saes
 from steerserve.engine.wire import messages as m
 from steerserve.errors import Refusal
 from steerserve.files.folder import CommitFolder
@@ -73,12 +75,20 @@ class Desk:
         self.world = world
         hub = Hub(world.settings)
         self.downloads = Downloads(hub)
-        self.saes = SaeDownloads(
-            world.settings, world.catalog, hub, world.bus, self.downloads, world.saes
+        self.sae_downloads = SaeDownloads(
+            world.settings, world.catalog, hub, world.bus, self.downloads, world.sae_reader
+        )
+        self.saes = Saes(
+            world.catalog, world.conductor, world.sae_reader, world.labels, self.sae_downloads
         )
 
+    async def units_of(self, row: SaeRow) -> list[SaeRow]:
+        """The SAEs that the record of a repository stands for."""
+        _, *units = await self.sae_downloads.with_units(row.id)
+        return units
+
     async def begin(self, repo_id: str = ONE, file_path: str | None = None) -> SaeRow:
-        row, status = await soon(self.saes.add(SaeRequest(repo_id, file_path=file_path)))
+        row, status = await soon(self.sae_downloads.begin(SaeRequest(repo_id, file_path=file_path)))
         assert status == "downloading"
         return row
 
@@ -127,10 +137,10 @@ async def test_a_download_that_is_being_read_is_given_up_at_once(desk: Desk) -> 
     gate = desk.world.launcher.hold("inspect")
     row = await desk.begin()
     await soon(gate.reached.wait())
-    progress = desk.saes.progress(row.id)
+    progress = desk.sae_downloads.progress(row.id)
     assert progress is not None
     assert progress.percent == 99
-    cancelled, is_cancelled = await soon(desk.saes.cancel(row.id))
+    cancelled, is_cancelled = await soon(desk.sae_downloads.cancel(row.id))
     assert is_cancelled
     assert (cancelled.status, cancelled.error_message) == ("error", "cancelled by user")
     assert desk.told == {row.id: "cancelled by user"}
@@ -138,7 +148,7 @@ async def test_a_download_that_is_being_read_is_given_up_at_once(desk: Desk) -> 
     assert desk.world.launcher.alive == []
     again = await desk.fetched()
     assert (again.id, again.status) == (row.id, "cached")
-    assert desk.saes.progress(row.id) is None
+    assert desk.sae_downloads.progress(row.id) is None
 
 
 async def test_an_engine_that_just_starts_to_read_is_ended_too(desk: Desk) -> None:
@@ -168,7 +178,7 @@ async def test_a_service_that_ends_waits_for_no_reading(desk: Desk) -> None:
 async def test_nothing_is_read_once_the_service_closes(desk: Desk, tmp_path: Path) -> None:
     desk.world.conductor.is_closing = True
     source = m.SaeSource(str(tmp_path), "x")
-    assert (await refused(desk.world.saes.inspect(source))).code == "SHUTTING_DOWN"
+    assert (await refused(desk.world.sae_reader.read(source))).code == "SHUTTING_DOWN"
     row = await desk.begin()
     await soon(desk.downloads.close())
     assert desk.world.launcher.engines == []
@@ -207,17 +217,20 @@ async def test_an_attach_under_way_is_not_undone_by_a_download(desk: Desk) -> No
     after = await desk.world.catalog.sae(row.id)
     assert (after.status, after.local_path) == ("attached", row.local_path)
     assert (after.d_in, after.claims) == (row.d_in, row.claims)
-    assert (await soon(desk.saes.add(SaeRequest(ONE))))[1] == "attached"
+    assert (await soon(desk.sae_downloads.begin(SaeRequest(ONE))))[1] == "attached"
 
 
 async def test_a_unit_and_its_repository_are_downloaded_at_the_same_time(desk: Desk) -> None:
     gate = desk.world.launcher.hold("inspect")
     whole = await desk.begin(ALL)
     await soon(gate.reached.wait())
-    adding = [desk.world.begin(desk.saes.add(SaeRequest(ALL, file_path=unit))) for unit in UNITS]
+    adding = [
+        desk.world.begin(desk.sae_downloads.begin(SaeRequest(ALL, file_path=unit)))
+        for unit in UNITS
+    ]
     gate.open.set()
     ids = {(await soon(each))[0].id for each in adding} | {whole.id}
-    await until(lambda: whole.id in desk.told and not any(map(desk.saes.progress, ids)))
+    await until(lambda: whole.id in desk.told and not any(map(desk.sae_downloads.progress, ids)))
     rows = await desk.world.catalog.saes()
     assert {row.id for row in rows} == ids
     assert {row.status for row in rows} == {"cached"}
@@ -259,11 +272,11 @@ async def test_a_repository_is_forgotten_whole_or_not_at_all(desk: Desk) -> None
 async def test_a_delete_that_is_refused_ends_no_download(desk: Desk) -> None:
     await desk.world.loaded()
     row = await desk.fetched(ALL)
-    unit = next(each for each in await desk.saes.units_of(row) if each.file_path == UNITS[0])
+    unit = next(each for each in await desk.units_of(row) if each.file_path == UNITS[0])
     attaching = desk.world.launcher.hold("attach")
     attached = desk.world.begin(desk.world.attachments.attach(unit, 1))
     await soon(attaching.reached.wait())
-    lost = next(each for each in await desk.saes.units_of(row) if each.file_path == UNITS[1])
+    lost = next(each for each in await desk.units_of(row) if each.file_path == UNITS[1])
     lose(lost)
     reading = desk.world.launcher.hold("inspect")
     await desk.begin(ALL, UNITS[1])
@@ -272,7 +285,7 @@ async def test_a_delete_that_is_refused_ends_no_download(desk: Desk) -> None:
     attaching.open.set()
     await soon(attached)
     assert (await refused(removing)).code == "SAE_ALREADY_ATTACHED"
-    assert desk.saes.progress(lost.id) is not None
+    assert desk.sae_downloads.progress(lost.id) is not None
     reading.open.set()
-    await until(lambda: desk.saes.progress(lost.id) is None)
+    await until(lambda: desk.sae_downloads.progress(lost.id) is None)
     assert (await desk.world.catalog.sae(lost.id)).status == "cached"

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from steerserve.control.library.saes import REPOSITORY, claims_of
+from steerserve.control.library.sae_records import REPOSITORY, claims_of
 from steerserve.control.residency.resident import Resident
 from steerserve.engine.wire import messages as m
 from steerserve.errors import Refusal

@@ -13,7 +13,7 @@ from typing import Any
 from steerserve.control.bus import Bus, SaeAttached, SaeDetached
 from steerserve.control.interventions import attachable
 from steerserve.control.interventions.attachable import Wanted
-from steerserve.control.library.saes import source_of
+from steerserve.control.library.sae_records import source_of
 from steerserve.control.residency import free_memory
 from steerserve.control.residency.conductor import Conductor
 from steerserve.control.residency.free_memory import Read

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from steerserve.control.library.model_downloads import offered
+from steerserve.control.library.model_plan import gguf_offers
 from steerserve.control.residency import fitting
 from steerserve.hub.client import Repository
 from steerserve.rules import gguf, repository
@@ -16,7 +16,7 @@ PRECISIONS = ("FP16", "Q8", "Q4", "Q2")
 
 def of(found: Repository) -> dict[str, Any]:
     """The preview of a repository; what the hub does not tell is None."""
-    quants = offered(found.files)
+    quants = gguf_offers(found.files)
     has_checkpoint = repository.has_weights(found.files)
     return {
         "name": found.repo_id.rpartition("/")[2],

@@ -1,22 +1,34 @@
-"""What a request for SAEs of the hub means: which of a repository's units, under which record, to which place."""
+"""What a request for SAEs of the hub means: which of a repository's units, for which record, in which place."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from steerserve.control.library.saes import REPOSITORY, hub_name, sae_id_of
+from steerserve.control.library.sae_records import REPOSITORY, hub_name, sae_id_of
 from steerserve.engine.wire import messages as m
 from steerserve.errors import Refusal
+from steerserve.files.folder import folder_of
+from steerserve.hub.client import Repository
 from steerserve.hub.downloads import Job
 from steerserve.rules.sae_shapes import Width
 from steerserve.rules.sae_units import TOP, Unit, UnitListing
 
 
 @dataclass(frozen=True, slots=True)
+class SaeRequest:
+    """An SAE asked of the hub; with `file_path` None all SAEs of the repository. The token is used and dropped."""
+
+    repo_id: str
+    revision: str | None = None
+    file_path: str | None = None
+    token: str | None = field(default=None, repr=False)
+
+
+@dataclass(frozen=True, slots=True)
 class SaePlan:
-    """The units that one record stands for; `path` is that of the only one, None for a record of several."""
+    """The units that one record stands for; `path` is the path of the only unit, None for a record of several."""
 
     sae_id: str
     path: str | None
@@ -24,11 +36,26 @@ class SaePlan:
     job: Job
 
 
-def choose(listing: UnitListing, file_path: str | None) -> tuple[tuple[Unit, ...], str | None]:
-    """The units that a request means, and the path of the only one: a repository with one SAE is that SAE.
+def make_plan(
+    listed: Repository, listing: UnitListing, request: SaeRequest, cache: Path
+) -> SaePlan:
+    """The plan of a request, once the hub has listed the repository.
 
     Raises:
-        Refusal: VALIDATION_ERROR for a path that is none, SAE_INCOMPATIBLE for what can never be attached.
+        Refusal: VALIDATION_ERROR for a path that names no SAE, SAE_INCOMPATIBLE for an SAE that can never be attached.
+    """
+    units, path = choose(listing, request.file_path)
+    files = {file.path: file for unit in units for file in unit.files}
+    folder = folder_of(cache, listed.repo_id, listed.sha)
+    job = Job(listed.repo_id, listed.sha, tuple(files.values()), folder, request.token)
+    return SaePlan(id_of(listed.repo_id, listed.sha, path), path, units, job)
+
+
+def choose(listing: UnitListing, file_path: str | None) -> tuple[tuple[Unit, ...], str | None]:
+    """The units to fetch, and the path of the only one. A repository with one SAE is that SAE.
+
+    Raises:
+        Refusal: VALIDATION_ERROR for a path that names no SAE, SAE_INCOMPATIBLE for an SAE that can never be attached.
     """
     if file_path is not None:
         unit = listing.find(file_path)
@@ -44,20 +71,22 @@ def choose(listing: UnitListing, file_path: str | None) -> tuple[tuple[Unit, ...
 
 
 def id_of(repo_id: str, sha: str, path: str | None) -> str:
+    """The id of an SAE of the hub: the same repository, commit and path have the same id in every home."""
     return sae_id_of("/".join(part for part in (f"{repo_id}@{sha}", path) if part))
 
 
 def place_of(plan: SaePlan, unit: Unit) -> Path:
-    """Where a unit lies; its path has been checked with the listing."""
+    """Where a unit lies on this machine. Its path was checked together with the listing."""
     return plan.job.folder if unit.path == TOP else plan.job.folder / unit.path
 
 
 def source_of(plan: SaePlan, unit: Unit) -> m.SaeSource:
+    """Where an engine finds a fetched unit."""
     return m.SaeSource(str(place_of(plan, unit)), hub_name(plan.job.repo_id, unit.path))
 
 
 def values_of(plan: SaePlan, width: Width | None) -> dict[str, Any]:
-    """What is known of an SAE before it is read; what only its files tell is empty."""
+    """What the record of an SAE says before the SAE is read; facts that only the files tell are empty."""
     unit = plan.units[0] if plan.path is not None else None
     named = unit.hints if unit else None
     return {

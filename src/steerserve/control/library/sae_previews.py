@@ -36,16 +36,16 @@ class SaeQuery:
     token: str | None = field(default=None, repr=False)
 
 
-async def of(hub: SaeDownloads, asked: SaeQuery) -> dict[str, Any]:
+async def of(downloads: SaeDownloads, asked: SaeQuery) -> dict[str, Any]:
     """The preview.
 
     Raises:
-        Refusal: what `HubSaes.listing` raises; VALIDATION_ERROR for a `file_path` that names no SAE.
+        Refusal: what `SaeDownloads.describe` raises; VALIDATION_ERROR for a `file_path` that names no SAE.
     """
-    found, listing = await hub.listing(asked.repo_id, asked.revision, asked.token)
+    found, listing = await downloads.describe(asked.repo_id, asked.revision, asked.token)
     if asked.file_path is not None:
         unit = await asyncio.to_thread(listing.find, asked.file_path)
-        tensors = await hub.header(found.repo_id, found.sha, unit, asked.token)
+        tensors = await downloads.header(found.repo_id, found.sha, unit, asked.token)
         matched, page = 1, [_entry(unit) | _inside(tensors)]
     else:
         matched, page = await asyncio.to_thread(_page, listing.units, asked)

@@ -6,7 +6,9 @@ import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from steerserve.control.library.saes import INSPECT_SECONDS, Saes, source_of
+from steerserve.control.library.sae_reading import READ_SECONDS
+from steerserve.control.library.sae_records import source_of
+from steerserve.control.library.saes import Saes
 from steerserve.control.residency.conductor import Conductor
 from steerserve.control.residency.engines import Engines
 from steerserve.control.residency.resident import Attachment
@@ -20,8 +22,6 @@ from steerserve.rules.steering import check_index
 from steerserve.store.catalog import SaeRow
 from steerserve.store.labels import Labels
 
-READ_SECONDS = INSPECT_SECONDS
-"""What reading an SAE that is not attached may take."""
 NEAREST_MAXIMUM = 1000
 """Neighbours that a search looks through."""
 

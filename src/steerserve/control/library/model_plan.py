@@ -1,0 +1,122 @@
+"""What a request for a model of the hub means: which of a repository's files, for which record, under which name."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from steerserve.files.folder import folder_of
+from steerserve.hub.client import Repository
+from steerserve.hub.downloads import Job
+from steerserve.rules import gguf, repository
+from steerserve.rules.fields import CHECKPOINT, GGUF
+from steerserve.rules.model_status import AFTER, Event
+from steerserve.rules.repository import RepoFile
+from steerserve.rules.units import MIB
+from steerserve.store.catalog import ModelRow
+
+
+@dataclass(frozen=True, slots=True)
+class ModelRequest:
+    """A model asked of the hub. `precision` None is FP16, or what the GGUF label says. The token is used and dropped."""
+
+    repo_id: str
+    revision: str | None = None
+    precision: str | None = None
+    gguf_label: str | None = None
+    custom_name: str | None = None
+    trust_remote_code: bool = False
+    token: str | None = field(default=None, repr=False)
+
+
+@dataclass(frozen=True, slots=True)
+class ModelPlan:
+    """The files that one record stands for. `label` is the quantization label of a GGUF model, None for a checkpoint."""
+
+    repository: Repository
+    precision: str
+    label: str | None
+    job: Job
+
+    @property
+    def size_bytes(self) -> int:
+        return sum(file.size or 0 for file in self.job.files)
+
+
+def make_plan(listed: Repository, request: ModelRequest, cache: Path) -> ModelPlan:
+    """The plan of a request, once the hub has described the repository.
+
+    Raises:
+        Refusal: VALIDATION_ERROR naming the labels, DOWNLOAD_FAILED when there is nothing to load.
+    """
+    files, label = choose(listed, request)
+    precision = gguf.precision_of(label) if label is not None else request.precision or "FP16"
+    folder = folder_of(cache, listed.repo_id, listed.sha)
+    return ModelPlan(
+        listed, precision, label, Job(listed.repo_id, listed.sha, files, folder, request.token)
+    )
+
+
+def choose(listed: Repository, request: ModelRequest) -> tuple[tuple[RepoFile, ...], str | None]:
+    """The files to fetch, and their GGUF label: the label asked for, else the checkpoint, else the only GGUF model.
+
+    Raises:
+        Refusal: VALIDATION_ERROR naming the labels, DOWNLOAD_FAILED when there is nothing to load.
+    """
+    offers = gguf_offers(listed.files)
+    if request.gguf_label is not None:
+        variant = gguf.choose(offers, request.gguf_label)
+    elif repository.has_weights(listed.files) or not offers.variants:
+        trusted = request.trust_remote_code
+        return repository.checkpoint_files(listed.files, trust_remote_code=trusted), None
+    else:
+        variant = gguf.only(offers)
+    by_path = {file.path: file for file in listed.files}
+    # in the order of the shards: the first one is what is loaded
+    return tuple(by_path[file.path] for file in variant.files), variant.name
+
+
+def gguf_offers(files: Sequence[RepoFile]) -> gguf.GgufListing:
+    """The GGUF models of a repository."""
+    return gguf.variants((file.path, file.size or 0) for file in files)
+
+
+def name_of(plan: ModelPlan, request: ModelRequest, rows: Sequence[ModelRow]) -> str:
+    """What `/v1` calls a new model: the last part of the repository's name, or the whole name when another model has
+    the last part."""
+    if request.custom_name is not None:
+        return request.custom_name
+    repo_id = plan.repository.repo_id
+    short = repo_id.rpartition("/")[2]
+    strangers = {row.name for row in rows if row.repo_id != repo_id}
+    bare = {name.rpartition(":")[0] for name in strangers} | strangers
+    name = repo_id if short in bare else short
+    if plan.label is not None:
+        return f"{name}:{plan.label}"
+    # a second precision of the same repository is named by it
+    is_taken = any(row.name == name for row in rows)
+    return f"{name}:{plan.precision}" if is_taken else name
+
+
+def values_of(plan: ModelPlan, request: ModelRequest) -> dict[str, Any]:
+    """What the record of a model says while it is downloaded."""
+    listed = plan.repository
+    size_mb = -(-plan.size_bytes // MIB)
+    return {
+        "repo_id": listed.repo_id,
+        "revision": listed.sha,
+        "quantization": plan.precision,
+        "engine": GGUF if plan.label else CHECKPOINT,
+        "gguf_label": plan.label,
+        "trust_remote_code": request.trust_remote_code,
+        "local_path": None,
+        "architecture": next(iter(listed.architectures), None) or listed.gguf_architecture,
+        "num_parameters": listed.parameters,
+        "disk_size_mb": size_mb,
+        "estimated_memory_mb": size_mb,
+        "supports_embeddings": True,
+        "status": AFTER[Event.REQUESTED],
+        "error_message": None,
+    }

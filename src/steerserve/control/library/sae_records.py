@@ -1,0 +1,65 @@
+"""What a checkpoint says of itself, as the values of an SAE's record; and the record, as a source for an engine."""
+
+from __future__ import annotations
+
+import hashlib
+from typing import Any
+
+import msgspec
+
+from steerserve.engine.wire import messages as m
+from steerserve.rules.sae_units import TOP
+from steerserve.store.catalog import SaeRow
+
+REPOSITORY = "repository"
+"""The format of a record that stands for several SAEs, each with a record of its own."""
+
+
+def sae_id_of(source: str) -> str:
+    """An id that the same source always gets."""
+    return "sae_" + hashlib.blake2b(source.encode(), digest_size=6).hexdigest()
+
+
+def hub_name(repository_id: str, file_path: str | None) -> str:
+    """`owner/name/path/in/it`."""
+    return "/".join(part for part in (repository_id, file_path) if part and part != TOP)
+
+
+def source_of(row: SaeRow, overrides: m.Overrides | None = None) -> m.SaeSource:
+    """Where an engine finds a registered SAE."""
+    path = row.local_path or ""
+    name = hub_name(row.repository_id, row.file_path) if row.repository_id else path
+    return m.SaeSource(path, name, overrides or m.Overrides())
+
+
+def claimed(claims: m.Claims) -> dict[str, Any]:
+    """The claims of a checkpoint as values of a record."""
+    return {
+        "format": claims.format,
+        "architecture": claims.architecture,
+        "d_in": claims.d_in,
+        "d_sae": claims.d_sae,
+        "dtype": claims.dtype,
+        "hook_name": _short(claims.hook_name),
+        "site": claims.site,
+        "trained_on": _short(claims.model_name),
+        "trained_layer": claims.layer,
+        "average_l0": claims.l0,
+        "file_size_bytes": claims.size_bytes,
+        "claims": {
+            name: msgspec.to_builtins(getattr(claims, name)) for name in claims.__struct_fields__
+        },
+    }
+
+
+def claims_of(row: SaeRow) -> m.Claims | None:
+    """What the checkpoint said of itself when it was registered; None where nothing has read it."""
+    if row.claims is None:
+        return None
+    known = m.Claims.__struct_fields__
+    return m.Claims(**{name: value for name, value in row.claims.items() if name in known})
+
+
+def _short(text: str | None) -> str | None:
+    """As much of a checkpoint's text as a column holds."""
+    return text[:255] if text is not None else None
