@@ -112,8 +112,6 @@ class Owners:
             conductor, bus, self.catalog, self.settings, around.read_free
         )
         self.steering = Steering(conductor, bus)
-        conductor.renew = self.steering.renew
-        conductor.restoring.steering = self.steering
         documents = Documents(around.database)
         self.serving = Serving(documents, self.steering, conductor)
         self.profiles = Profiles(documents, self.serving, conductor)

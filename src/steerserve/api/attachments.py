@@ -167,7 +167,7 @@ def router(saes: Saes, attachments: Attachments, status: Status, settings: Setti
         entries = status.entries()
         lost = [
             {"model_id": order.model_id, "sae_id": order.sae_id, "layer": order.layer}
-            for order in (attachment.order for attachment in conductor.restoring.pending())
+            for order in (attachment.order for attachment in conductor.reattaching.pending())
         ]
         return success(
             {

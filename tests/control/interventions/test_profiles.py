@@ -10,6 +10,7 @@ import pytest
 from steerserve.control.bus import SteeringUpdate
 from steerserve.control.interventions.profiles import Profiles
 from steerserve.control.interventions.serving import Serving
+from steerserve.control.residency.engine_state import Return
 from steerserve.errors import Refusal
 from steerserve.store.db import Database
 from steerserve.store.documents import Documents, ProfileRow
@@ -161,11 +162,13 @@ async def test_a_snapshot_brings_the_active_profile_back(world: World) -> None:
     await attached(world)
     row = await saved(world)
     await world.serving.activate(row.id)
-    before = world.steering.snapshot()
+    before = world.steering.live
     await world.attachments.detach("sae_a")
     await world.attachments.attach(await world.catalog.sae("sae_a"), 1)
     engine: Any = world.launcher.engine
-    await world.steering.restore(engine, [KEY], lambda: before, lambda: None)
+    back = Return(world.resident.row.id, engine, world.conductor.attachments())
+    async with world.steering.put_back(back, lambda: before) as switch:
+        switch()
     assert state(world) == (True, {4: 2.0}, row.id)
 
 

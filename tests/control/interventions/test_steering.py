@@ -10,6 +10,7 @@ import pytest
 
 from steerserve.control.bus import SteeringUpdate
 from steerserve.control.interventions.steering import Steering
+from steerserve.control.residency.engine_state import Return
 from steerserve.errors import Refusal
 from steerserve.rules import steering as rules
 from steerserve.rules.steering import MANUAL, Live
@@ -174,7 +175,8 @@ async def test_a_change_of_the_attachments_is_one_step_of_the_epoch(world: World
     await attached(world)
     assert world.steering.live.epoch == before + 1
     await world.steering.set_values({1: 5.0})
-    await world.steering.renew([KEY])
+    async with world.steering.part([KEY]) as switch:
+        switch()
     assert world.steering.live.epoch == before + 3
     assert in_engine(world) == (before + 3, False, {})
 
@@ -247,8 +249,9 @@ async def own(world: World, values: dict[str, dict[int, float]], owner: str = CI
 
 async def restored(world: World, live: Live) -> None:
     """A snapshot, put back into the engine that runs."""
-    keys = [attachment.key for attachment in world.conductor.attachments()]
-    await world.steering.restore(engine_of(world), keys, lambda: live, lambda: None)
+    back = Return(world.resident.row.id, engine_of(world), world.conductor.attachments())
+    async with world.steering.put_back(back, lambda: live) as switch:
+        switch()
 
 
 async def test_the_engine_and_the_plain_routes_get_the_sum_over_the_owners(world: World) -> None:
@@ -271,7 +274,7 @@ async def test_a_snapshot_is_restored_with_its_owners_and_one_step_of_the_epoch(
     await own(world, {KEY: {1: 1.0}})
     if not is_enabled:
         await world.steering.disable()
-    before = world.steering.snapshot()
+    before = world.steering.live
     await world.steering.clear()
     epoch = world.steering.live.epoch
     await restored(world, before)
@@ -282,7 +285,7 @@ async def test_a_snapshot_is_restored_with_its_owners_and_one_step_of_the_epoch(
 async def test_restoring_leaves_out_what_is_not_attached(world: World) -> None:
     await attached(world)
     await world.steering.set_values({1: 5.0})
-    before = world.steering.snapshot()
+    before = world.steering.live
     await world.attachments.detach("sae_a")
     await world.attachments.attach(await world.sae("sae_b"), 2)
     await restored(world, before)
@@ -293,7 +296,7 @@ async def test_restoring_leaves_out_what_is_not_attached(world: World) -> None:
 async def test_a_restore_that_the_engine_refuses_changes_nothing(world: World) -> None:
     await attached(world)
     await world.steering.set_values({1: 5.0})
-    before = world.steering.snapshot()
+    before = world.steering.live
     await world.steering.clear()
     now = world.steering.live
     world.launcher.fail("steer", Refusal("ENGINE_UNAVAILABLE", "gone"))

@@ -549,7 +549,7 @@ async def test_a_swap_that_fails_before_the_unload_leaves_the_resident_serving(
     async def fail(*_: object) -> None:
         raise RuntimeError("before anything was unloaded")
 
-    monkeypatch.setattr(world.conductor, "_leave", fail)
+    monkeypatch.setattr(world.conductor._turnover, "_unload", fail)
     coming = await world.conductor.load(other)
     with pytest.raises(Refusal) as refused:
         await soon(coming.ready)

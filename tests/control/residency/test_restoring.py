@@ -49,7 +49,7 @@ async def test_the_request_that_loads_again_is_served_steered(world: World) -> N
     asked = list(world.launcher.engine.asked_attach)
     await crash(world)
     assert keys(world) == []
-    assert [a.place for a in world.conductor.restoring.pending()] == [(1, "sae_a@1")]
+    assert [a.place for a in world.conductor.reattaching.pending()] == [(1, "sae_a@1")]
     begin = len(world.launcher.log)
     await answered(world)
     assert world.launcher.log[begin:] == [
@@ -67,7 +67,7 @@ async def test_the_request_that_loads_again_is_served_steered(world: World) -> N
     assert world.steering.live.values == values
     assert world.steering.live.epoch > epoch
     assert world.resident.is_locked
-    assert world.conductor.restoring.pending() == []
+    assert world.conductor.reattaching.pending() == []
 
 
 async def test_records_and_events_tell_what_is_attached_meanwhile(world: World) -> None:
@@ -201,7 +201,7 @@ async def test_when_every_sae_was_deleted_the_model_is_plain_and_unlocked(world:
     await answered(world)
     assert keys(world) == []
     assert not world.resident.is_locked
-    assert world.conductor.restoring.pending() == []
+    assert world.conductor.reattaching.pending() == []
 
 
 async def test_a_lack_of_memory_is_tried_again_by_the_next_request(world: World) -> None:
@@ -362,7 +362,7 @@ async def test_a_deleted_model_is_waited_for_no_longer(world: World) -> None:
     await crash(world)
     world.conductor.unlock(1)
     await world.models.remove(1)
-    assert world.conductor.restoring.pending() == []
+    assert world.conductor.reattaching.pending() == []
     assert (await refused(world.steering.clear())).code == "SAE_NOT_ATTACHED"
 
 

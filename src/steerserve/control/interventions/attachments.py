@@ -17,8 +17,8 @@ from steerserve.control.library.sae_records import source_of
 from steerserve.control.residency import free_memory
 from steerserve.control.residency.conductor import Conductor
 from steerserve.control.residency.free_memory import Read
+from steerserve.control.residency.reattaching import hook
 from steerserve.control.residency.resident import Attachment, Order, Resident
-from steerserve.control.residency.restoring import hook
 from steerserve.engine.wire import messages as m
 from steerserve.errors import Refusal
 from steerserve.rules import attachment as rules
@@ -154,7 +154,7 @@ class Attachments:
             if resident is not None and found:
                 await self._exchange(resident, found, [])
                 await self._note(resident, found, [])
-            was_lost = self._conductor.restoring.forget(sae_id)
+            was_lost = self._conductor.reattaching.forget(sae_id)
             if not found and not was_lost:
                 raise Refusal("SAE_NOT_ATTACHED", f"SAE {sae_id!r} is not attached", sae_id=sae_id)
         return sum(attached.memory_mb for attached in found)
@@ -217,14 +217,11 @@ class Attachments:
             Refusal: MODEL_NOT_LOADED when the model went away meanwhile, or what the engine refuses.
         """
 
-        def take() -> None:
-            self._conductor.exchange(resident, old, new)
-
         async with AsyncExitStack() as held:
             if old:
                 await held.enter_async_context(self._conductor.drained(resident))
             await self._unhook(resident, old)
-            await self._conductor.renew([attachment.key for attachment in old], take)
+            await self._conductor.exchange(resident, old, new)
 
     async def _unhook(self, resident: Resident, old: Sequence[Attachment]) -> None:
         engine, _ = resident.running()
@@ -236,8 +233,7 @@ class Attachments:
         except BaseException:
             # an engine that ended keeps what it had for the next load
             if gone and not engine.ended.done():
-                self._conductor.exchange(resident, gone, [])
-                await self._conductor.renew([attachment.key for attachment in gone])
+                await self._conductor.exchange(resident, gone, [])
                 await self._note(resident, gone, [])
             raise
 

@@ -6,13 +6,14 @@ An edit is a pure step of `rules/steering`; it counts once the engine has it, so
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Collection, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
 
 from steerserve.control.bus import Bus, SteeringUpdate
 from steerserve.control.residency.conductor import Conductor
-from steerserve.control.residency.resident import Attachment, Switch
+from steerserve.control.residency.engine_state import EngineState, Return, unchanged
+from steerserve.control.residency.resident import Attachment, Resident, Switch
 from steerserve.engine.wire.engine import Engine
 from steerserve.errors import Refusal
 from steerserve.rules import steering as rules
@@ -22,7 +23,7 @@ Step = Callable[[Live, Sequence[Attachment]], Live]
 """An edit: the live values and what is attached, to the values after it."""
 
 
-class Steering:
+class Steering(EngineState[Live]):
     """Owner of the live values. The plain routes set values of the first attached SAE."""
 
     def __init__(self, conductor: Conductor, bus: Bus) -> None:
@@ -31,6 +32,7 @@ class Steering:
         self._live = Live()
         self._told: tuple[str | None, SteeringUpdate] = (None, SteeringUpdate(False, {}))
         self._editing = asyncio.Lock()
+        self._losses = conductor.restoring.register(self)
 
     @property
     def live(self) -> Live:
@@ -75,7 +77,7 @@ class Steering:
         """
 
         def step(live: Live) -> Live:
-            if not self._conductor.restoring.pending():
+            if not self._losses:
                 self._conductor.first_attachment()
             return rules.clear(live)
 
@@ -94,39 +96,35 @@ class Steering:
         async with self._editing:
             before = self._live
             await self._apply(step(before))
-            is_waiting_changed = self._conductor.restoring.edit(step)
+            is_waiting_changed = self._losses.edit(step)
             return is_waiting_changed or self._live is not before
 
-    def snapshot(self) -> Live:
-        """All there is to give to `restore`; later edits do not reach it."""
-        return self._live
+    def lost(self, resident: Resident) -> Live | None:
+        """All live values; later edits do not change them."""
+        return self._live if resident.attachments else None
 
-    async def restore(
-        self, engine: Engine, keys: Collection[str], read: Callable[[], Live], switch: Switch
-    ) -> None:
-        """Steer a new engine, which has the SAEs of `keys` attached, as the snapshot says that `read` gives when it is its
-        turn: the values of every owner, whether they apply, and the active profile. Values of other SAEs stay out. Then
-        `switch`. One step of the epoch.
+    @asynccontextmanager
+    async def put_back(self, back: Return, loss: Callable[[], Live]) -> AsyncIterator[Switch]:
+        """Steer the new engine as the loss says: the values of every owner, whether they apply, and the active profile.
+        Values of SAEs that are not attached again stay out. One step of the epoch.
 
         Raises:
-            Refusal: the engine's own, or that of `switch`; then nothing is restored.
+            Refusal: the engine's own; then nothing is restored.
         """
+        if not back.attached:
+            yield unchanged
+            return
         async with self._editing:
-            live = read()
-            for key in live.values.keys() - set(keys):
+            live = loss()
+            for key in live.values.keys() - {attachment.key for attachment in back.attached}:
                 live = rules.leave(live, key)
             live = replace(live, epoch=max(live.epoch, self._live.epoch) + 1)
-            await _push(engine, live)
-            switch()
-            self._take(live)
+            await _push(back.engine, live)
+            yield lambda: self._take(live)
 
-    async def renew(self, gone: Sequence[str], switch: Switch | None = None) -> None:
-        """The attachments change: those of the keys `gone` take their values with them, and `switch` does the rest in the
-        same step. One step of the epoch.
-
-        Raises:
-            Refusal: that of `switch`; then nothing has changed.
-        """
+    @asynccontextmanager
+    async def part(self, gone: Sequence[str]) -> AsyncIterator[Switch]:
+        """The SAEs of the keys `gone` take their values with them. One step of the epoch."""
         async with self._editing:
             live = self._live
             for key in gone:
@@ -134,9 +132,7 @@ class Steering:
             live = replace(live, epoch=self._live.epoch + 1)
             with suppress(Refusal):  # when the engine is gone too, the next starts without values
                 await _push(self._conductor.loaded().running()[0], live)
-            if switch is not None:
-                switch()
-            self._take(live)
+            yield lambda: self._take(live)
 
     async def _edit(self, edit: Callable[[Live, Attachment], Live]) -> None:
         """One step on the first attached SAE."""

@@ -9,7 +9,8 @@ back; a detach ends monitoring for good.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from datetime import datetime
 
@@ -25,7 +26,8 @@ from steerserve.control.bus import (
     UnloadComplete,
 )
 from steerserve.control.residency.conductor import Conductor
-from steerserve.control.residency.resident import Attachment
+from steerserve.control.residency.engine_state import EngineState, Return, unchanged
+from steerserve.control.residency.resident import Attachment, Resident, Switch
 from steerserve.engine.wire import messages as m
 from steerserve.engine.wire.engine import Engine
 from steerserve.errors import Refusal
@@ -62,7 +64,15 @@ class Counted:
     since: datetime | None
 
 
-class Monitoring:
+@dataclass(frozen=True, slots=True)
+class _Watch:
+    """What was to be monitored, and of which SAE: see `Attachment.place`."""
+
+    place: tuple[int, str]
+    wanted: Configuration
+
+
+class Monitoring(EngineState[_Watch]):
     """Owner of the configuration and of the ring of records."""
 
     def __init__(self, conductor: Conductor, bus: Bus, now: Clock = utc_now) -> None:
@@ -72,8 +82,6 @@ class Monitoring:
         self._wanted = Configuration()
         # the attachment that the switch and the features are meant for
         self._meant: Attachment | None = None
-        # its engine ended by itself; the next one gets it back
-        self._is_lost = False
         self._running: tuple[Engine, Attachment] | None = None
         self._counting: tuple[Engine, Attachment, datetime] | None = None
         self._ring = Ring(self._wanted.history_size)
@@ -81,6 +89,7 @@ class Monitoring:
         self._editing = asyncio.Lock()
         self._tasks: set[asyncio.Task[None]] = set()
         bus.subscribe(self._notice)
+        self._losses = conductor.restoring.register(self)
 
     # ------------------------------------------------------------- reading
 
@@ -214,7 +223,9 @@ class Monitoring:
             await self._push(attached, wanted)
             if attached is not self._first():
                 raise Refusal("SAE_NOT_ATTACHED", "the SAE was detached meanwhile")
-            self._wanted, self._meant, self._is_lost = wanted, attached, False
+            self._wanted, self._meant = wanted, attached
+            # what is wanted now is wanted instead of what a crash took
+            self._losses.clear()
             self._ring.resize(wanted.history_size)
             self._tell(is_always=True)
             return self.state()
@@ -261,40 +272,49 @@ class Monitoring:
         """A subscriber of the bus: the attachments changed. Only what the engine must be told waits for its turn."""
         if not isinstance(event, SaeAttached | SaeDetached | LoadComplete | UnloadComplete):
             return
-        meant, first = self._meant, self._first()
-        if meant is not None and meant is not first:
-            if meant.place in {lost.place for lost in self._conductor.restoring.pending()}:
-                self._is_lost = True
-            elif self._is_lost and first is not None and first.place == meant.place:
-                self._spawn_resume()
-            else:
-                self._forget()
+        if self._meant is not None and self._meant is not self._first():
+            self._forget()
         self._tell()
 
     def _forget(self) -> None:
-        """The SAE was detached: nothing is left of what was meant for it but the records."""
+        """The SAE is attached no longer: nothing is left of what was meant for it but the records."""
         self._wanted = replace(self._wanted, enabled=False, features=None)
         self._meant = self._running = self._counting = None
-        self._is_lost = False
 
-    def _spawn_resume(self) -> None:
-        task = asyncio.create_task(self._resume(), name="monitoring-resume")
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+    def lost(self, resident: Resident) -> _Watch | None:
+        meant = self._meant
+        if meant is None or resident.attachments.get(meant.key) is not meant:
+            return None
+        return _Watch(meant.place, self._wanted)
 
-    async def _resume(self) -> None:
-        """The SAE is back in a new engine, after the one before ended by itself."""
+    @asynccontextmanager
+    async def put_back(self, back: Return, loss: Callable[[], _Watch]) -> AsyncIterator[Switch]:
+        """Monitor the first SAE again, if it is the one that was monitored. The engine is told beside the requests: the
+        model does not wait for it to serve."""
+        first = next(iter(back.attached), None)
+        if first is None or first.place != loss().place:
+            yield unchanged
+            return
+
+        def resume() -> None:
+            self._wanted, self._meant = loss().wanted, first
+            task = asyncio.create_task(self._resume(first), name="monitoring-resume")
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
+
+        yield resume
+
+    async def _resume(self, first: Attachment) -> None:
+        """Tell the next engine what is monitored, unless an edit has told it already, or the SAE is gone."""
         async with self._editing:
-            meant, first = self._meant, self._first()
-            if not self._is_lost or meant is None or first is None or first.place != meant.place:
+            if first is not self._meant or self._running is not None:
                 return
             try:
                 await self._push(first, self._wanted)
             except Refusal as refusal:
                 log.warning("monitoring_not_resumed", key=first.key, reason=refusal.message)
-                self._wanted = replace(self._wanted, enabled=False)
-            if self._first() is first:
-                self._meant, self._is_lost = first, False
+                if first is self._meant:
+                    self._wanted = replace(self._wanted, enabled=False)
             self._tell()
 
     def _tell(self, *, is_always: bool = False) -> None:

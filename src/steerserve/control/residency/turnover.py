@@ -1,0 +1,234 @@
+"""Every load and unload, from its beginning to its end: who leaves the slot, who comes in, and what is told of it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable
+from contextlib import suppress
+
+import structlog
+
+from steerserve.control.bus import (
+    Bus,
+    LoadComplete,
+    LoadError,
+    LoadProgress,
+    SaeAttached,
+    SaeDetached,
+    UnloadComplete,
+)
+from steerserve.control.residency import loading
+from steerserve.control.residency.engines import Engines
+from steerserve.control.residency.leases import Leases
+from steerserve.control.residency.loading import Prepared
+from steerserve.control.residency.occupant import Occupant
+from steerserve.control.residency.records import Records
+from steerserve.control.residency.restoring import Restoring
+from steerserve.control.residency.slot import Slot
+from steerserve.engine.wire.messages import Loaded
+from steerserve.errors import Refusal
+from steerserve.rules.model_status import Event
+from steerserve.rules.residency import Phase
+from steerserve.settings import Settings
+
+log = structlog.get_logger(__name__)
+
+
+class Turnover:
+    """Owner of the tasks that load and unload. It decides nothing: the conductor asks the rules first."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        launcher: Engines,
+        bus: Bus,
+        slot: Slot,
+        leases: Leases,
+        records: Records,
+        restoring: Restoring,
+        editing: asyncio.Lock,
+    ) -> None:
+        self._settings = settings
+        self._launcher = launcher
+        self._bus = bus
+        self._slot = slot
+        self._leases = leases
+        self._records = records
+        self._restoring = restoring
+        self._editing = editing
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def begin_load(self, prepared: Prepared) -> Occupant:
+        """Give the model the slot, or the place behind the model that has to leave for it. Does not wait."""
+        coming = Occupant(prepared.row)
+        # nobody may be waiting for the load: its failure is in the record and in an event
+        coming.ready.add_done_callback(lambda done: done.cancelled() or done.exception())
+        leaving = self._slot.enter(coming)
+        if leaving is not None:
+            leaving.leave()
+        self._spawn(self._swap(leaving, coming, prepared))
+        return coming
+
+    def begin_unload(self, leaving: Occupant) -> asyncio.Task[None]:
+        """From now on the model is being unloaded; the task ends when its memory is back. Does not wait."""
+        leaving.leave()
+        return self._spawn(self._unload(leaving))
+
+    async def close(self) -> None:
+        """End every load and unload, then the engine."""
+        occupant = self._slot.resident
+        for task in self._tasks:
+            task.cancel()
+        if self._tasks:
+            await asyncio.wait(self._tasks)
+        for waited in (occupant, self._slot.next):
+            if waited is not None and not waited.ready.done():
+                waited.ready.set_exception(shutting_down())
+        if occupant is not None and occupant.engine is not None:
+            occupant.leave()
+            await occupant.engine.stop(shutting_down())
+            await self._records.model(occupant, Event.UNLOADED)
+
+    # ------------------------------------------------------------- coming
+
+    async def _swap(self, leaving: Occupant | None, coming: Occupant, prepared: Prepared) -> None:
+        try:
+            await self._records.model(coming, Event.LOAD_BEGAN, error_message=None)
+            if leaving is not None:
+                await self._unload(leaving)
+            await self._load(coming, prepared, has_unloaded=leaving is not None)
+        except asyncio.CancelledError:
+            if not coming.ready.done():
+                coming.ready.set_exception(shutting_down())
+            if coming.engine is not None:
+                await coming.engine.stop()
+            await self._records.model(coming, Event.LOAD_ABANDONED)
+            raise
+        except Exception as error:
+            log.exception("load_failed", model=coming.row.name)
+            is_still_there = leaving is not None and self._slot.resident is leaving
+            has_unloaded = leaving is not None and not is_still_there
+            await self._fail(coming, loading.as_refusal(error, has_unloaded=has_unloaded))
+            if is_still_there:
+                assert leaving is not None
+                self._stay(leaving)
+
+    def _stay(self, occupant: Occupant) -> None:
+        """The load that was to replace this model failed before this model was unloaded: it serves on."""
+        occupant.stay()
+        if occupant.engine is not None and occupant.engine.ended.done():
+            self._on_engine_end(occupant)
+
+    async def _load(self, coming: Occupant, prepared: Prepared, *, has_unloaded: bool) -> None:
+        try:
+            facts = await loading.fill(coming, prepared, self._launcher, self._settings, self._bus)
+            async with self._editing:
+                await self._serve(coming, facts)
+        except (Refusal, TimeoutError) as error:
+            await self._fail(coming, loading.as_refusal(error, has_unloaded=has_unloaded))
+
+    async def _serve(self, coming: Occupant, facts: Loaded) -> None:
+        """Make the loaded model the one that serves, with what a crash took of it.
+
+        Raises:
+            Refusal: what could not be put back, or MODEL_LOAD_FAILED when the engine ended meanwhile.
+            TimeoutError: when putting back took longer than LOAD_TIMEOUT.
+        """
+        engine = coming.held()
+        async with (
+            asyncio.timeout(self._settings.load_timeout),
+            self._restoring.putting_back(coming, engine) as switch,
+        ):
+            await self._records.model(
+                coming,
+                Event.LOADED,
+                error_message=None,
+                architecture=facts.architecture,
+                num_parameters=facts.parameters,
+                dtype=facts.dtype,
+                supports_embeddings=facts.supports_embeddings,
+            )
+            switch()
+        engine.ended.add_done_callback(lambda _: self._on_engine_end(coming))
+        attached = list(coming.attachments.values())
+        for attachment in attached:
+            await self._records.sae(attachment.sae_id, "attached")
+        coming.ready.set_result(None)
+        log.info("model_loaded", model=coming.row.name, memory_mb=facts.memory_mb)
+        self._bus.publish(LoadProgress(coming.row.id, "complete", 100.0))
+        self._bus.publish(LoadComplete(coming.row.id, facts.memory_mb))
+        for attachment in attached:
+            self._bus.publish(
+                SaeAttached(attachment.sae_id, attachment.layer, attachment.memory_mb)
+            )
+
+    async def _fail(self, coming: Occupant, refusal: Refusal) -> None:
+        """The load is over and nothing is resident."""
+        if coming.engine is not None:
+            await coming.engine.stop()
+        coming.empty()
+        # a model that only lacked memory may be tried again by the next request
+        lacked = "INSUFFICIENT_MEMORY" in (refusal.code, refusal.details.get("cause"))
+        event = Event.LACKED_MEMORY if lacked else Event.LOAD_FAILED
+        await self._records.model(coming, event, error_message=refusal.message)
+        self._slot.leave(coming)
+        if not coming.ready.done():
+            coming.ready.set_exception(refusal)
+        log.warning("model_load_failed", model=coming.row.name, reason=refusal.message)
+        self._bus.publish(LoadError(coming.row.id, refusal.code, refusal.message))
+
+    # ------------------------------------------------------------- leaving
+
+    async def _unload(self, leaving: Occupant) -> None:
+        """Wait for those who hold the model, then end its engine."""
+        await leaving.until_unused("unload", self._settings.graceful_unload_timeout)
+        with suppress(TimeoutError):
+            async with asyncio.timeout(self._settings.graceful_unload_timeout), self._editing:
+                pass  # an edit of the attachments under way ends first; a new one is refused by now
+        if leaving.engine is not None:
+            await leaving.engine.stop(
+                Refusal("MODEL_BUSY", "the model was unloaded", unloading=True)
+            )
+        async with self._editing:
+            await self._vacate(leaving, Event.UNLOADED, None)
+
+    async def _vacate(self, leaving: Occupant, event: Event, reason: str | None) -> None:
+        """The model is gone: its SAEs, their steering, its lock and its lease with it; then the slot is free."""
+        gone = leaving.empty()
+        async with self._restoring.parting([attachment.key for attachment in gone]) as switch:
+            switch()
+        for attachment in gone:
+            await self._records.sae(attachment.sae_id, "cached")
+            self._bus.publish(SaeDetached(attachment.sae_id))
+        await self._records.model(leaving, event, error_message=reason)
+        self._leases.model_unloaded(leaving.row.id)
+        self._slot.leave(leaving)
+        self._bus.publish(UnloadComplete(leaving.row.id))
+
+    def _on_engine_end(self, occupant: Occupant) -> None:
+        """The engine of a loaded model ended by itself: the model is ready again, with the reason."""
+        if occupant is not self._slot.resident or occupant.phase is not Phase.LOADED:
+            return
+        reason = occupant.held().ended.result()
+        self._restoring.remember(occupant)
+        occupant.leave()
+        log.error("engine_ended", model=occupant.row.name, reason=reason)
+        self._spawn(self._clear_away(occupant, reason))
+
+    async def _clear_away(self, occupant: Occupant, reason: str) -> None:
+        """An edit of the attachments under way ends first: it meets the end of the engine."""
+        async with self._editing:
+            await self._vacate(occupant, Event.ENGINE_ENDED, reason)
+
+    # ------------------------------------------------------------- inside
+
+    def _spawn(self, work: Awaitable[None]) -> asyncio.Task[None]:
+        task = asyncio.ensure_future(work)
+        assert isinstance(task, asyncio.Task)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task
+
+
+def shutting_down() -> Refusal:
+    return Refusal("SHUTTING_DOWN", "the service is shutting down")
