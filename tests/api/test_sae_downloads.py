@@ -412,6 +412,29 @@ def test_a_file_whose_header_shows_no_sae_is_refused_before_it_is_fetched(
     assert all(row["repository_id"] != "acme/half" for row in live.data("GET", "/api/saes")["saes"])
 
 
+@pytest.mark.parametrize("route", ["preview", "download"])
+@pytest.mark.parametrize("header", [b"\1\0\0", b"\x10\0\0\0\0\0\0\0not a JSON header", b""])
+def test_a_damaged_header_is_refused_with_the_name_of_its_file(
+    live: Running, hub: LoopbackHub, header: bytes, route: str
+) -> None:
+    hub.add("acme/damaged", ONE | {f"{PATH}/{WEIGHTS}": header})
+    body = {"repository_id": "acme/damaged", "file_path": PATH}
+    error = live.http.post(f"/api/saes/{route}", json=body).json()["error"]
+    assert error["code"] == "DOWNLOAD_FAILED"
+    assert f"{PATH}/{WEIGHTS}" in error["message"]
+
+
+def test_upper_case_names_at_the_hub_are_read(
+    live: Running, hub: LoopbackHub, events: Told
+) -> None:
+    hub.add("acme/loud", {path.upper(): content for path, content in ONE.items()})
+    asked = {"repository_id": "acme/loud", "file_path": PATH.upper()}
+    (shown,) = live.data("POST", "/api/saes/preview", asked)["files"]
+    assert (shown["format"], shown["d_in"], shown["d_sae"]) == ("saelens", D_IN, D_SAE)
+    row = fetch(live, events, "acme/loud")
+    assert (row["status"], row["format"], row["is_loadable"]) == ("cached", "saelens", True)
+
+
 def _half() -> dict[str, np.ndarray]:
     """A decoder that does not fit an encoder of [4, 8]."""
     return {"W_dec": np.zeros((8, 5), np.float32), "b_dec": np.zeros(5, np.float32)}

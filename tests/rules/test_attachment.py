@@ -72,6 +72,9 @@ def test_a_mismatch_of_layer_family_or_site_is_a_warning_only(claim: Claim, word
         ("Qwen3-8B", ("Qwen3-8B-Q4_K_M",)),
         ("microsoft/phi-1_5", ("phi-1.5",)),
         ("org/tiny", ("my name", "someone/tiny")),
+        ("m100", ("m100",)),
+        ("org/M_100", ("m-100",)),
+        ("8b", ("8B",)),
         (None, ("anything",)),
     ],
 )
@@ -96,6 +99,7 @@ def test_the_family_is_recognised_by_any_name_of_the_model(
         ("phi-2", "phi-3-mini-4k-instruct"),
         ("llama-8b", "8b"),
         ("tiny", "model"),
+        ("m100", "m101"),
         ("tiny", ""),
     ],
 )
@@ -103,7 +107,8 @@ def test_another_model_is_warned_about(claimed: str, name: str) -> None:
     verdict = judge(Claim(8, 2, claimed, "resid_post"), names=(name,))
     assert verdict.is_compatible
     assert len(verdict.warnings) == 1
-    assert claimed in verdict.warnings[0]
+    assert repr(claimed) in verdict.warnings[0]
+    assert repr(name) in verdict.warnings[0]
 
 
 def test_every_error_and_warning_is_told_at_once() -> None:

@@ -478,3 +478,27 @@ def test_what_is_no_autoencoder_is_refused_by_its_shapes(
     with pytest.raises(Refusal, match=why) as refused:
         sae_shapes.width_of(tensors)
     assert refused.value.code == "SAE_INCOMPATIBLE"
+
+
+@pytest.mark.parametrize(
+    ("paths", "unit", "form", "files"),
+    [
+        (("A/CFG.JSON", "A/Sae_Weights.SafeTensors"), "A", "saelens", 2),
+        (("A/Hyperparams.json", "A/CHECKPOINTS/FINAL.safetensors"), "A", "llama-scope", 2),
+        (("LAYER3.SAE.PT",), "LAYER3.SAE.PT", "qwen-scope", 1),
+        (("L5.PT", "L5_CFG.json"), "L5.PT", "attention-sae", 2),
+    ],
+)
+def test_files_are_recognised_in_any_letter_case(
+    paths: tuple[str, ...], unit: str, form: str, files: int
+) -> None:
+    (only,) = listing("acme/loud", *paths, "MODEL.SAFETENSORS").units
+    assert (only.path, only.format, len(only.files)) == (unit, form, files)
+
+
+def test_of_configurations_that_differ_in_letter_case_the_exact_name_counts() -> None:
+    weights = "a/sae_weights.safetensors"
+    (exact,) = listing("acme/two", weights, "a/cfg.json", "a/CFG.json").units
+    assert [file.path for file in exact.files] == [weights, "a/cfg.json"]
+    (unclear,) = listing("acme/two", weights, "a/Cfg.json", "a/CFG.json").units
+    assert (unclear.format, unclear.weights) == ("unknown", weights)

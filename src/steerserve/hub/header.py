@@ -20,6 +20,9 @@ FIRST_BYTES = 64 << 10
 HEADER_BYTES = 4 << 20
 TENSORS = 2000
 UNKNOWN_SIZE = 1 << 62
+PATH_SHOWN = 500
+"""Most characters of a file's path in a message."""
+
 _RANGE = re.compile(r"bytes (\d+)-\d+/(\d+)")
 
 
@@ -27,14 +30,17 @@ def read(job: Headers, session: Session) -> list[tuple[str, str, list[int], int]
     """Name, dtype, shape and bytes of each tensor.
 
     Raises:
-        Trouble: FAILED for what is no safetensors header, or one of more than `HEADER_BYTES` or `TENSORS`.
+        Trouble: FAILED, with the name of the file, when its header is damaged or longer than `HEADER_BYTES`, or lists more
+            than `TENSORS` tensors.
     """
+    if job.file.size == 0:
+        raise _damaged(job, "is empty")
     url = hf_hub_url(job.repo_id, job.file.path, revision=job.sha, endpoint=session.endpoint)
     begun, total = _bytes(url, FIRST_BYTES, session)
     total = job.file.size if total is None else total
     size = struct.unpack("<Q", begun[:8])[0] if len(begun) >= 8 else 0
     if not 0 < size <= HEADER_BYTES or (total is not None and size + 8 > total):
-        raise Trouble(Kind.FAILED, "a file is no safetensors file, or its header is too large")
+        raise _damaged(job, "is not a safetensors file, or its header is too large")
     if len(begun) < size + 8:
         begun, _ = _bytes(url, size + 8, session)
     available = UNKNOWN_SIZE if total is None else total - 8 - size
@@ -43,10 +49,14 @@ def read(job: Headers, session: Session) -> list[tuple[str, str, list[int], int]
             raise ValueError("it ended early")
         found = header_tensors(begun[8 : size + 8], available)
     except ValueError:
-        raise Trouble(Kind.FAILED, "a safetensors file has a damaged header") from None
+        raise _damaged(job, "has a damaged safetensors header") from None
     if len(found) > TENSORS:
-        raise Trouble(Kind.FAILED, f"a file has more than {TENSORS} tensors")
+        raise _damaged(job, f"lists more than {TENSORS} tensors in its header")
     return [(t.name[:200], t.dtype, list(t.shape), t.size_bytes) for t in found]
+
+
+def _damaged(job: Headers, fault: str) -> Trouble:
+    return Trouble(Kind.FAILED, f"{job.file.path[:PATH_SHOWN]!a} {fault}")
 
 
 def _bytes(url: str, count: int, session: Session) -> tuple[bytes, int | None]:

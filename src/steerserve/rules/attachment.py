@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from steerserve.errors import Refusal
+from steerserve.rules import sae_sites
 from steerserve.rules.sae_sites import EMBED, RESID_POST, SITES
 
 
@@ -77,12 +78,13 @@ def compatibility(
         errors.append(f"the SAE reads the token embedding, which is at layer 0, not {layer}")
     if claim.reason:
         errors.append(claim.reason)
-    if claim.needs:
-        errors.append(f"the files do not say its {', '.join(claim.needs)}; give it as an override")
-    if claim.site is None and claim.hook_name and "site" not in claim.needs:
-        errors.append(
-            f"the SAE reads at {claim.hook_name!r}, which names no known site; give the site as an override"
-        )
+    is_site_unknown = claim.site is None and claim.hook_name
+    needs = [name for name in claim.needs if name != "site" or not is_site_unknown]
+    if needs:
+        errors.append(f"the files do not say its {', '.join(needs)}; give it as an override")
+    if is_site_unknown and claim.hook_name:
+        why = sae_sites.objection(claim.hook_name)
+        errors.append(f"the SAE reads at {claim.hook_name!r}, {why}; give the site as an override")
     errors += _of_width(claim, site, hidden_size, site_widths or {})
     return Verdict(tuple(errors), tuple(_warnings(claim, layer, model_names)))
 
@@ -126,8 +128,9 @@ def _warnings(claim: Claim, layer: int, model_names: tuple[str, ...]) -> list[st
     if claim.layer is not None and claim.layer != layer:
         found.append(f"the SAE was trained on layer {claim.layer}, not {layer}")
     if claim.model_name and not any(_same_family(claim.model_name, n) for n in model_names):
-        loaded = repr(model_names[0]) if model_names else "another"
-        found.append(f"the SAE was trained on {claim.model_name!r}; the loaded model is {loaded}")
+        loaded = " or ".join(map(ascii, dict.fromkeys(model_names))) or "another"
+        trained = ascii(claim.model_name)
+        found.append(f"the SAE was trained on {trained}; the name of the loaded model is {loaded}")
     if claim.site is None and not claim.hook_name:
         found.append("the SAE does not say where it reads; taken as the residual after the layer")
     return found
@@ -136,6 +139,7 @@ def _warnings(claim: Claim, layer: int, model_names: tuple[str, ...]) -> list[st
 # ---------------------------------------------------------------- names of models
 
 _TOKEN = re.compile(r"\d+(?:\.\d+)?[bm](?![a-z])|\d+(?:\.\d+)*|[a-z]+")
+_SEPARATORS = re.compile(r"[-_. ]+")
 _UNDERSCORED = re.compile(r"(?<=\d)_(?=\d+(?![\d.]*[bm]))")
 _SAYS_LITTLE = frozenset(
     "instruct it chat base pt hf meta model gguf awq gptq bnb fp bf int bit q k s m l xs v".split()
@@ -145,10 +149,18 @@ _SIZE_WORDS = frozenset({"small", "medium", "large", "xl", "mini", "tiny"})
 
 
 def _same_family(claimed: str, name: str) -> bool:
-    """Whether two names may mean one model: all that one says the other says too, kinds of tuning and storage apart."""
+    """Whether two names may mean one model: they are equal but for owner, letter case and separators, or every word,
+    version and size of one name is in the other too. Words for tuning and storage do not count."""
+    if _plain(claimed) == _plain(name) != "":
+        return True
     a, b = _said(claimed), _said(name)
     words = {token for token in a & b if token.isalpha()}
     return bool(words) and (a <= b or b <= a)
+
+
+def _plain(name: str) -> str:
+    """A model's name without its owner, in lower case, with one kind of separator."""
+    return _SEPARATORS.sub("-", name.strip().lower().rstrip("/").rpartition("/")[2])
 
 
 def _said(name: str) -> frozenset[str]:

@@ -23,20 +23,22 @@ class PathHints:
     site: str | None = None
 
 
-_LAYER = tuple(
+_LAYERS = tuple(
     map(
         re.compile,
         (
-            r"blocks\.(\d+)\.",
-            r"(?:^|[/_.\-])layers?[_\-.]?(\d+)",
-            r"(?:^|/)(?:transformer\.)?h\.(\d+)",
-            r"(?:^|[-_/])(?!L0[_-]\d)L(\d+)(?:[RAM]|TC)?(?:[-_/.]|$)",
-            r"[-_]l(\d+)\.(?:pt|pth)$",
-            r"(?:^|/)(\d+)-(?:res|att|mlp)",
+            r"blocks\.(\d{1,4})\.",
+            r"(?i:(?:^|[/_.\-])layers?)[_\-.]?(\d{1,4})(?!\d)",
+            r"(?:^|/)(?:transformer\.)?h\.(\d{1,4})(?!\d)",
+            r"(?:^|[-_/])L(?!0[_-]\d)(\d{1,4})(?:[RAM]|TC)?(?=[-_/.]|$)",
+            r"[-_]l(\d{1,4})(?i:\.pth?)$",
+            r"(?:^|/)(\d{1,4})-(?:res|att|mlp)",
         ),
     )
 )
-_REPO_LAYER = re.compile(r"-l(\d+)$")
+"""How names give a layer, in the order of preference. Longer numbers mean something else."""
+
+_REPO_LAYER = re.compile(r"-l(\d{1,4})$")
 _EMBEDDING = re.compile(r"(?:^|[/.])(?:embedding|embed_tokens|embed_in|wte)(?:[/.]|$)|(?:^|/)e-res")
 
 _COUNTS = tuple(
@@ -66,7 +68,7 @@ _FACTOR = re.compile(r"-(\d+)x(?=[-/]|$)")
 _WIDE_4096 = re.compile(r"llama-?3([._]1)?-8b", re.IGNORECASE)
 """Models whose residual stream is 4,096 wide, so that a factor is a width."""
 
-_L0 = re.compile(r"(?:^|[/_\-])[lL]0[_\-](\d+|small|medium|big)(?=[/_\-.]|$)")
+_L0 = re.compile(r"(?:^|[/_\-])[lL]0[_\-](\d{1,9}|small|medium|big)(?=[/_\-.]|$)")
 
 _HOOKS = (
     ("hook_resid_pre", sites.RESID_PRE),
@@ -123,7 +125,7 @@ def hints(repo_id: str, path: str) -> PathHints:
     return PathHints(
         layer=0 if is_embedding else _layer(repo_id, inside),
         width=_width(inside, _THOUSANDS) or _width(repo_id, _REPO_THOUSANDS) or _factor(whole),
-        l0=_l0(inside) or _l0(repo_id),
+        l0=l0_in(inside) or l0_in(repo_id),
         site=sites.EMBED if is_embedding else _site(whole),
     )
 
@@ -135,17 +137,28 @@ def width_label(d_sae: int) -> str:
     return f"{d_sae >> 20}m" if d_sae % (1 << 20) == 0 else f"{d_sae // 1000}k"
 
 
+def layer_in(name: str) -> int | None:
+    """The layer that a path or a name gives; the last one where it gives several in one way."""
+    for pattern in _LAYERS:
+        layers = pattern.findall(name)
+        if layers:
+            return int(layers[-1])
+    return None
+
+
+def l0_in(name: str) -> int | str | None:
+    """The mean number of active features that a path or a name gives, or a size class (`small`, `medium`, `big`)."""
+    values = _L0.findall(name)
+    if not values:
+        return None
+    return int(values[-1]) if values[-1].isdigit() else str(values[-1])
+
+
 def _layer(repo_id: str, path: str) -> int | None:
-    for pattern in _LAYER:
-        if found := pattern.search(path):
-            return _small(found[1])
-    found = _REPO_LAYER.search(repo_id)
-    return _small(found[1]) if found else None
-
-
-def _small(digits: str) -> int | None:
-    """A layer's number; longer ones are something else."""
-    return int(digits) if len(digits) <= 4 else None
+    layer = layer_in(path)
+    if layer is None and (suffix := _REPO_LAYER.search(repo_id)):
+        return int(suffix[1])
+    return layer
 
 
 def _width(text: str, thousands: tuple[re.Pattern[str], ...]) -> str | None:
@@ -174,13 +187,6 @@ def _factor(whole: str) -> str | None:
         return None
     factor = int(found[1][:4])
     return width_label(4096 * factor) if _WIDE_4096.search(whole) else f"{factor}x"
-
-
-def _l0(text: str) -> int | str | None:
-    found = _L0.search(text)
-    if not found:
-        return None
-    return int(found[1][:9]) if found[1].isdigit() else found[1]
 
 
 def _site(whole: str) -> str | None:

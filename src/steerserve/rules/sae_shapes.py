@@ -6,7 +6,7 @@ biases and not by their names: some formats store what they call `W_enc` transpo
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from steerserve.errors import Refusal
@@ -33,6 +33,9 @@ NAMES = {
     "r_mag": ("r_mag",),
 }
 """The parts of an SAE, and what their tensors are called."""
+
+WRAPPERS = frozenset({"module", "_orig_mod"})
+"""Parts of a tensor's name that come from PyTorch's wrappers: DataParallel adds `module`, torch.compile `_orig_mod`."""
 
 _WIDE = tuple(
     name for part in ("b_enc", "b_gate", "threshold", "log_threshold") for name in NAMES[part]
@@ -79,14 +82,28 @@ def width_of(tensors: Sequence[StoredTensor]) -> Width:
     return Width(d_in, d_sae, _DTYPES.get(decoder.dtype, decoder.dtype.lower()))
 
 
+def plain_names(stored: Iterable[str]) -> dict[str, str]:
+    """The name of each tensor without PyTorch's wrappers -> its name as stored. If two tensors would get the same name, all
+    of them keep their stored names."""
+    names = list(stored)
+    plain = {_unwrapped(name): name for name in names}
+    return plain if len(plain) == len(names) else {name: name for name in names}
+
+
+def _unwrapped(name: str) -> str:
+    return ".".join(part for part in name.split(".") if part not in WRAPPERS)
+
+
 def _by_name(tensors: Sequence[StoredTensor]) -> dict[str, StoredTensor]:
-    """The tensors by name, without what stands before the decoder's in all of them."""
-    for tensor in tensors:
+    """The tensors by their plain names, without the prefix that the decoder's name has (`sae.` in `sae.W_dec`)."""
+    stored = {tensor.name: tensor for tensor in tensors}
+    by_name = {plain: stored[name] for plain, name in plain_names(stored).items()}
+    for plain in by_name:
         for name in NAMES["W_dec"]:
-            if tensor.name.endswith(f".{name}"):
-                before = tensor.name.removesuffix(name)
-                return {t.name.removeprefix(before): t for t in tensors}
-    return {tensor.name: tensor for tensor in tensors}
+            if plain.endswith(f".{name}"):
+                prefix = plain.removesuffix(name)
+                return {other.removeprefix(prefix): t for other, t in by_name.items()}
+    return by_name
 
 
 def _orient(by_name: dict[str, StoredTensor], decoder: StoredTensor) -> int:

@@ -56,6 +56,8 @@ _LENS_SITES = {
     "mlp.hook_post": MLP_NEURONS,
 }
 
+_NORMALISED = re.compile(rf"(?:blocks\.{_N}\.ln[12](?:_post)?|ln_final)\.hook_normalized")
+
 _MODULE = re.compile(
     rf"{_TRUNK}(?:layers|h|blocks)[._]{_N}((?:\.[a-z0-9_]+)*?)(?:\.(input|output))?"
 )
@@ -134,6 +136,15 @@ def locate(name: str | None, model_name: str | None = None) -> tuple[str | None,
         site = _of_module(found[2][1:], found[3] or "output", model_name)
         return (site, int(found[1])) if site else (None, None)
     return None, None
+
+
+def objection(name: str) -> str:
+    """Why a hook name has no site here, as the end of a sentence that begins with the hook name."""
+    if _NORMALISED.fullmatch(name):
+        return (
+            "the output of a layer norm before its gain, a value that no module of the model gives"
+        )
+    return "which names no known site"
 
 
 def is_lens_name(name: str | None) -> bool:

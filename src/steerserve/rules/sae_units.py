@@ -120,20 +120,45 @@ _FOLDERS = (
     ),
 )
 
+
+class _Paths:
+    """The files of a listing by path. A file is found by its name in any letter case, by its exact name first."""
+
+    def __init__(self, files: Mapping[str, RepoFile]) -> None:
+        self.files = files
+        self._alike: dict[tuple[str, str], list[str]] = {}
+        for path in files:
+            parent, _, name = path.rpartition("/")
+            above, _, inner = parent.rpartition("/")
+            self._alike.setdefault((parent, name.lower()), []).append(path)
+            if inner:
+                self._alike.setdefault((above, f"{inner}/{name}".lower()), []).append(path)
+
+    def find(self, folder: str, name: str) -> str | None:
+        """The path of the file `name` in a folder, or one folder below it; None where there is none, or where several
+        differ in letter case only."""
+        path = _join(folder, name)
+        if path in self.files:
+            return path
+        alike = self._alike.get((folder, name.lower()), [])
+        return alike[0] if len(alike) == 1 else None
+
+
 _TENSORS = (".safetensors", ".npz", ".pt", ".pth")
 _NO_SAE = re.compile(
     r"(?:model|pytorch_model|consolidated|adapter_model|diffusion_pytorch_model)(?:[-_.].*)?"
-    r"|(?:optimizer|scheduler|training_args|rng_state|sparsity|activation_whitening|log_feature_sparsity)(?:[-_.].*)?"
+    r"|(?:optimizer|scheduler|training_args|rng_state|sparsity|activation_whitening|log_feature_sparsity)(?:[-_.].*)?",
+    re.IGNORECASE,
 )
 """Names of files with tensors that are no SAE."""
 
-_QWEN = re.compile(r"layer\d+\.sae\.pt")
-_SINGLE = re.compile(r".*[-_]l\d+\.(?:pt|pth)")
-_PART_OF_CLT = re.compile(r"W_(?:enc|dec)_\d+\.safetensors")
+_QWEN = re.compile(r"layer\d+\.sae\.pt", re.IGNORECASE)
+_SINGLE = re.compile(r".*[-_]l\d+\.(?i:pth?)")
+_PART_OF_CLT = re.compile(r"W_(?:enc|dec)_\d+\.safetensors", re.IGNORECASE)
 _CLTS = 100
 """Folders with cross-layer transcoders that are looked into; what is in others is shown file by file."""
 
-_LAYER_FILE = re.compile(r"layer_\d+\.safetensors")
+_LAYER_FILE = re.compile(r"layer_\d+\.safetensors", re.IGNORECASE)
 _TRAINING_CONFIGS = ("wandb-config.yaml", "wanb-config.yaml", "config.yaml")
 """What lies beside transcoders; the second as some repositories spell it."""
 
@@ -159,16 +184,17 @@ def units(repo_id: str, files: Iterable[RepoFile]) -> UnitListing:
     """The units of a listing whose paths have been checked (`rules.repository.check_paths`)."""
     whole = {file.path: file for file in files}
     listed = {path: file for path, file in whole.items() if len(path) <= PATH_MAXIMUM}
+    paths = _Paths(listed)
     folders = {path.rpartition("/")[0] for path in listed} | _parents_of_checkpoints(listed)
     parted = {p.rpartition("/")[0] for p in listed if _PART_OF_CLT.fullmatch(p.rpartition("/")[2])}
-    in_folders = [_folder_unit(repo_id, folder, listed) for folder in folders]
-    in_folders += [_clt_unit(repo_id, folder, listed) for folder in sorted(parted)[:_CLTS]]
+    in_folders = [_folder_unit(repo_id, folder, paths) for folder in folders]
+    in_folders += [_clt_unit(repo_id, folder, paths) for folder in sorted(parted)[:_CLTS]]
     found = {unit.path: unit for unit in in_folders if unit is not None}
     taken = {file.path for unit in found.values() for file in unit.files}
     for path in listed:
         is_tensors = path.lower().endswith(_TENSORS)
         if is_tensors and path not in taken and not _NO_SAE.fullmatch(path.rpartition("/")[2]):
-            found.setdefault(path, _file_unit(repo_id, path, listed))
+            found.setdefault(path, _file_unit(repo_id, path, paths))
     ordered = tuple(found[path] for path in sorted(found, key=_natural))
     owners = Counter(file.path for unit in ordered for file in unit.files)
     # a file that several units share names none of them
@@ -216,64 +242,67 @@ def model_of(tags: Iterable[str], config: Mapping[str, object] | None) -> str | 
 
 def _parents_of_checkpoints(listed: Mapping[str, RepoFile]) -> set[str]:
     ending = "checkpoints/final.safetensors"
-    return {path.removesuffix(ending).rstrip("/") for path in listed if path.endswith(ending)}
+    found = (path for path in listed if path.lower().endswith(ending))
+    return {path[: -len(ending)].rstrip("/") for path in found}
 
 
-def _folder_unit(repo_id: str, folder: str, listed: Mapping[str, RepoFile]) -> Unit | None:
+def _folder_unit(repo_id: str, folder: str, listed: _Paths) -> Unit | None:
     for form in _FOLDERS:
-        weights = next((w for w in form.weights if _join(folder, w) in listed), None)
-        has_config = form.config is None or _join(folder, form.config) in listed
+        weights = next((path for w in form.weights if (path := listed.find(folder, w))), None)
+        has_config = form.config is None or listed.find(folder, form.config) is not None
         if weights is None or not has_config:
             continue
-        names = [weights, *([form.config] if form.config else []), *form.extras]
-        paths = [_join(folder, name) for name in names]
-        if form.format == "sparsify":
+        names = [*([form.config] if form.config else []), *form.extras]
+        paths = [weights, *(listed.find(folder, name) for name in names)]
+        if form.format == "sparsify" and folder:
             # the model is named above the folders of its hook points
-            paths += [_join(folder.rpartition("/")[0], "config.json")] if folder else []
+            paths.append(listed.find(folder.rpartition("/")[0], "config.json"))
         reason = form.reason or _reason(repo_id, folder)
         return _unit(repo_id, folder or TOP, paths, listed, form.format, reason)
     return None
 
 
-def _clt_unit(repo_id: str, folder: str, listed: Mapping[str, RepoFile]) -> Unit | None:
+def _clt_unit(repo_id: str, folder: str, listed: _Paths) -> Unit | None:
     """The cross-layer transcoder whose parts lie in a folder."""
-    inside = [path for path in listed if path.rpartition("/")[0] == folder]
+    inside = [path for path in listed.files if path.rpartition("/")[0] == folder]
     paths = [path for path in inside if _PART_OF_CLT.fullmatch(path.rpartition("/")[2])]
     reason = _reason(repo_id, "clt")
     return _unit(repo_id, folder or TOP, paths, listed, "clt", reason) if paths else None
 
 
-def _file_unit(repo_id: str, path: str, listed: Mapping[str, RepoFile]) -> Unit:
+def _file_unit(repo_id: str, path: str, listed: _Paths) -> Unit:
     """The unit of a file that belongs to no folder of a known form."""
     folder, _, name = path.rpartition("/")
-    reason, paths, form = _reason(repo_id, path), [path], "unknown"
-    sibling = f"{path.rpartition('.')[0]}_cfg.json"
-    if _LAYER_FILE.fullmatch(name) and any(_join(folder, c) in listed for c in _TRAINING_CONFIGS):
+    reason, form = _reason(repo_id, path), "unknown"
+    paths: list[str | None] = [path]
+    sibling = listed.find(folder, f"{name.rpartition('.')[0]}_cfg.json")
+    if _LAYER_FILE.fullmatch(name) and any(listed.find(folder, c) for c in _TRAINING_CONFIGS):
         reason, form = reason or _reason(repo_id, "transcoder"), "mwhanna-transcoder"
     elif _QWEN.fullmatch(name):
         form = "qwen-scope"
-    elif sibling in listed:
+    elif sibling is not None:
         form, paths = "attention-sae", [path, sibling]
     elif _SINGLE.fullmatch(name):
         form = "goodfire" if repo_id.lower().startswith("goodfire/") else "qresearch"
     elif reason:
         form = "clt" if "cross-layer" in reason else "transcoder"
     else:
-        paths += [_join(folder, config) for config in ("cfg.json", "config.json")]
+        paths += [listed.find(folder, config) for config in ("cfg.json", "config.json")]
     return _unit(repo_id, path, paths, listed, form, reason)
 
 
 def _unit(
     repo_id: str,
     path: str,
-    paths: Sequence[str],
-    listed: Mapping[str, RepoFile],
+    paths: Sequence[str | None],
+    listed: _Paths,
     form: str,
     reason: str | None,
 ) -> Unit:
-    """Of the paths, which begin with the weights, those that are listed."""
-    files = tuple(listed[path] for path in dict.fromkeys(paths) if path in listed)
-    return Unit(repo_id, path, files, paths[0], form, reason)
+    """The unit of these paths, the weights first; None stands for a file that is not listed."""
+    present = [each for each in dict.fromkeys(paths) if each is not None]
+    files = tuple(listed.files[each] for each in present)
+    return Unit(repo_id, path, files, present[0], form, reason)
 
 
 def _reason(repo_id: str, path: str) -> str | None:

@@ -86,7 +86,7 @@ class SaeDownloads(RecordedDownloads[str, SaePlan, Sequence[ReadSae]]):
         Raises:
             Refusal: what `describe` raises.
         """
-        if not unit.weights.endswith(HEADERS):
+        if not unit.weights.lower().endswith(HEADERS):
             return None
         file = next(file for file in unit.files if file.path == unit.weights)
         return await self._hub.header(repo_id, sha, file, token)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ from steerserve.engine.worker.sae.stored import (
     faults,
     info_of,
 )
+from steerserve.rules.sae_shapes import plain_names
 
 __all__ = ["SUFFIXES", "Info", "Tensors", "open_tensors", "read_json"]
 
@@ -52,7 +54,18 @@ def open_tensors(path: Path) -> Tensors:
         raise failed(path, f"is none of the weights files that are read: {', '.join(SUFFIXES)}")
     _check_is_file(path)
     with faults(path):
-        return opening(path)
+        return _unwrapped(opening(path))
+
+
+def _unwrapped(tensors: Tensors) -> Tensors:
+    """The same tensors under names without PyTorch's wrappers (`module.`, `_orig_mod.`)."""
+    stored = plain_names([*tensors.infos, *tensors.scalars])
+    return replace(
+        tensors,
+        infos={plain: tensors.infos[n] for plain, n in stored.items() if n in tensors.infos},
+        scalars={plain: tensors.scalars[n] for plain, n in stored.items() if n in tensors.scalars},
+        reading=lambda plain: tensors.reading(stored[plain]),
+    )
 
 
 def read_json(path: Path) -> dict[str, Any]:

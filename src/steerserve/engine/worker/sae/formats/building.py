@@ -21,6 +21,7 @@ from steerserve.engine.worker.sae.canonical import (
 from steerserve.engine.worker.sae.formats.description import GATED, SCALED, Description, needs
 from steerserve.engine.worker.sae.formats.shapes import Dimensions, dimensions_of, misfit, shapes_of
 from steerserve.errors import Refusal
+from steerserve.rules import sae_sites
 
 SCALE_MINIMUM = 1e-9
 """Scalar norms as small as this, or as large as its inverse, leave no numbers in float32."""
@@ -42,7 +43,8 @@ def claims(description: Description) -> Claims:
     missing = needs(description)
     if description.site is None and description.hook_name:
         missing.append("site")
-        warned.append(f"the SAE reads at {description.hook_name!r}, a place that is not known")
+        why = sae_sites.objection(description.hook_name)
+        warned.append(f"the SAE reads at {description.hook_name!r}, {why}")
     if description.normalisation == SCALED and description.norm_factor is None:
         warned.append(UNCALIBRATED)
     d_in, d_sae = _sizes(description)

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from steerserve.engine.wire.messages import Overrides
 from steerserve.engine.worker.sae.canonical import ACTIVATIONS, NEEDS_K, NORMALISATIONS
 from steerserve.engine.worker.sae.files import Tensors
-from steerserve.engine.worker.sae.formats.sources import LARGEST
+from steerserve.engine.worker.sae.formats.sources import LARGEST, StatedSize
 from steerserve.errors import Refusal
 from steerserve.rules import sae_sites
 
@@ -47,6 +47,7 @@ class Description:
         optional: parts that may be missing and are zeros then.
         hook_name, site, layer, model_name, l0, is_centred: what the checkpoint says of its place; None for nothing.
         reason: why it can never be attached.
+        stated_sizes: d_in and d_sae as the configuration states them; the tensors must agree.
     """
 
     format: str
@@ -72,6 +73,7 @@ class Description:
     l0: float | None = None
     is_centred: bool | None = None
     reason: str | None = None
+    stated_sizes: tuple[StatedSize, ...] = ()
     warnings: tuple[str, ...] = field(default_factory=tuple)
 
 

@@ -71,6 +71,7 @@ def _describe(files: SourceFiles, tensors: Tensors, config: Fields, trainer: Fie
         l0=float(k) if k else None,
         reason=TRANSCODER if "Transcoder" in named or _writes_elsewhere(config) else None,
         warnings=() if activation else (f"the class {named!r} is not known",),
+        stated_sizes=trainer.sizes("activation_dim", "dict_size"),
     )
     return _per_token(description, k) if _threshold_is_unset(description) else description
 

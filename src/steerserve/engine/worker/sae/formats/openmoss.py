@@ -102,6 +102,7 @@ def _describe(
         model_name=_model(files, config),
         l0=float(k) if k else None,
         reason=_reason(config),
+        stated_sizes=config.sizes("d_model", "d_sae"),
         warnings=warnings,
     )
 

@@ -23,7 +23,9 @@ def describe_qwen_scope(files: SourceFiles) -> Description | None:
     """Qwen Scope: `layerN.sae.pt`; model, width and k stand in the repository's name. Both matrices are stored as
     `nn.Linear` would, under the names of the others' orientation."""
     tensors = files.single()
-    layer = re.fullmatch(r"layer(\d+)\.sae\.pt", tensors.path.name) if tensors else None
+    layer = (
+        re.fullmatch(r"layer(\d+)\.sae\.pt", tensors.path.name, re.IGNORECASE) if tensors else None
+    )
     if tensors is None or layer is None:
         return None
     named = files.in_name(r"SAE-Res-([^/]+)-W\d+K-L0_(\d+)")
@@ -107,19 +109,28 @@ def describe_attention(files: SourceFiles) -> Description | None:
         site=site,
         layer=layer if layer is not None else config.index("layer"),
         model_name=config.text("model_name") or "gpt2-small",
+        stated_sizes=config.sizes("act_size", "dict_size"),
     )
 
 
 def describe_cross_layer(files: SourceFiles) -> Description | None:
     """A cross-layer transcoder: `W_enc_N.safetensors` and `W_dec_N.safetensors` for every layer."""
-    names = [name for name in files.candidates() if re.fullmatch(r"W_enc_\d+\.safetensors", name)]
+    names = [
+        name
+        for name in files.candidates()
+        if re.fullmatch(r"W_enc_\d+\.safetensors", name, re.IGNORECASE)
+    ]
     tensors = files.weights(*names[:1]) if names else None
     return _refused("clt", tensors, files, CROSS_LAYER) if tensors else None
 
 
 def describe_mwhanna(files: SourceFiles) -> Description | None:
     """Transcoders of circuit-tracer: `layer_N.safetensors` beside a YAML configuration."""
-    names = [name for name in files.candidates() if re.fullmatch(r"layer_\d+\.safetensors", name)]
+    names = [
+        name
+        for name in files.candidates()
+        if re.fullmatch(r"layer_\d+\.safetensors", name, re.IGNORECASE)
+    ]
     is_configured = files.has("wandb-config.yaml", "wanb-config.yaml")
     is_named = files.in_name(r"-transcoders(?:-\w+)?(?:/|$)") is not None
     chosen = files.only if files.only in names else next(iter(names), None)

@@ -72,6 +72,7 @@ def describe_tensors(files: SourceFiles, tensors: Tensors, config: Fields) -> De
         l0=float(k) if is_topk and k else files.l0,
         is_centred=_is_centred(config, metadata),
         reason=reason,
+        stated_sizes=config.sizes("d_in", "d_sae"),
         warnings=() if activation else (_unknown(config, architecture),),
     )
 

@@ -49,6 +49,7 @@ def dimensions_of(description: Description) -> Dimensions:
     shapes = {part: infos[name].shape for part, name in description.parts.items() if name in infos}
     _check_matrices(description, shapes)
     d_in, d_sae = _lengths(shapes)
+    _check_stated(description, {"d_in": d_in, "d_sae": d_sae})
     turned = frozenset(
         part
         for part, expected in (("W_enc", (d_in, d_sae)), ("W_dec", (d_sae, d_in)))
@@ -77,6 +78,16 @@ def _check_matrices(description: Description, shapes: Mapping[str, tuple[int, ..
             raise misfit(
                 description,
                 f"{_called(description, part)} has shape {list(shapes[part])}, expected two axes of at least 1",
+            )
+
+
+def _check_stated(description: Description, sizes: Mapping[str, int]) -> None:
+    for stated in description.stated_sizes:
+        size = sizes[stated.kind]
+        if stated.value != size:
+            raise misfit(
+                description,
+                f"its tensors have {stated.kind} {size}, but {stated.file} says {stated.name} {stated.value}",
             )
 
 

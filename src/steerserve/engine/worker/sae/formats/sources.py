@@ -11,6 +11,7 @@ from typing import Any
 from steerserve.engine.wire.messages import SaeSource
 from steerserve.engine.worker.sae.files import SUFFIXES, Tensors, open_tensors, read_json
 from steerserve.errors import Refusal
+from steerserve.rules import sae_names
 
 BESIDES = ("sparsity.safetensors", "activation_whitening.safetensors")
 """Files of tensors that lie beside an SAE and are none."""
@@ -27,14 +28,14 @@ LOCAL_PARTS = 6
 """Folders of a local path that may tell of the SAE: those further up are the operator's own."""
 
 
-LAYERS = (
-    re.compile(r"(?:^|[/_.\-])layers?[_\-.]?(\d{1,4})(?!\d)", re.IGNORECASE),
-    re.compile(r"blocks\.(\d{1,4})\.|(?:^|/)h\.(\d{1,4})(?!\d)"),
-    re.compile(r"[-_/]L(?!0[_-]\d)(\d{1,4})(?:[RAM]|TC)?(?=[-_/.]|$)"),
-    re.compile(r"[-_]l(\d{1,4})\.pth?$"),
-    re.compile(r"(?:^|/)(\d{1,4})-(?:res|att|mlp)"),
-)
-"""How names tell a layer, in the order of preference."""
+@dataclass(frozen=True, slots=True)
+class StatedSize:
+    """A size that a configuration states: `kind` is `d_in` or `d_sae`, `name` the field that states it."""
+
+    kind: str
+    file: str
+    name: str
+    value: int
 
 
 class Fields:
@@ -84,6 +85,15 @@ class Fields:
         _, value = self._first(names)
         return value if type(value) is int and 0 <= value < LARGEST else None
 
+    def sizes(self, d_in: str, d_sae: str) -> tuple[StatedSize, ...]:
+        """The sizes that the fields of these names state, where they are whole numbers of at least 1."""
+        stated = (
+            (kind, name, self.index(name)) for kind, name in (("d_in", d_in), ("d_sae", d_sae))
+        )
+        return tuple(
+            StatedSize(kind, self.file, name, value) for kind, name, value in stated if value
+        )
+
     def _first(self, names: tuple[str, ...]) -> tuple[str, Any]:
         for name in names:
             if self.values.get(name) is not None:
@@ -116,8 +126,8 @@ class SourceFiles:
     def weights(self, *names: str) -> Tensors | None:
         """The first of these files that is there, opened; a source that is a file must be it."""
         for name in names:
-            path = self.folder / name
-            if path.is_file() and self.only in (None, path.name):
+            path = self.path_of(name)
+            if path is not None and self.only in (None, path.name):
                 return self._open(path)
         return None
 
@@ -128,16 +138,17 @@ class SourceFiles:
 
     def candidates(self) -> list[str]:
         """Names of the files that could hold an SAE's tensors."""
-        return [name for name in self.listing() if name.endswith(SUFFIXES) and name not in BESIDES]
+        names = ((name, name.lower()) for name in self.listing())
+        return [name for name, low in names if low.endswith(SUFFIXES) and low not in BESIDES]
 
     def config(self, name: str) -> Fields | None:
         """A JSON file beside the weights, None where it is not there."""
-        path = self.folder / name
-        return Fields(name, read_json(path)) if path.is_file() else None
+        path = self.path_of(name)
+        return Fields(path.name, read_json(path)) if path is not None else None
 
     def has(self, *names: str) -> bool:
         """Whether one of these files is beside the weights."""
-        return any((self.folder / name).is_file() for name in names)
+        return any(self.path_of(name) is not None for name in names)
 
     def listing(self) -> list[str]:
         if not self.folder.is_dir():
@@ -157,25 +168,53 @@ class SourceFiles:
         found = self.in_name(pattern)
         return int(found[1]) if found else None
 
+    def path_of(self, name: str) -> Path | None:
+        """Where a file of the folder lies; None where there is none.
+
+        Raises:
+            Refusal: SAE_LOAD_FAILED when several files have the name and differ in letter case only.
+        """
+        return file_in(self.folder, name)
+
     @property
     def layer(self) -> int | None:
         """The layer that the name tells."""
-        for pattern in LAYERS:
-            found = list(pattern.finditer(self.name))
-            if found:
-                return int(next(group for group in found[-1].groups() if group))
-        return None
+        return sae_names.layer_in(self.name)
 
     @property
     def l0(self) -> float | None:
         """The mean number of active features that the name tells."""
-        found = self.number_in_name(r"(?:average_)?l0[_\-](\d{1,6})")
-        return None if found is None else float(found)
+        number = sae_names.l0_in(self.name)
+        return float(number) if isinstance(number, int) else None
 
     def _open(self, path: Path) -> Tensors:
         if path not in self._opened:
             self._opened[path] = open_tensors(path)
         return self._opened[path]
+
+
+def file_in(folder: Path, name: str) -> Path | None:
+    """The file of this name below a folder, or else the one whose name differs from it in letter case only.
+
+    Raises:
+        Refusal: SAE_LOAD_FAILED when there is none of exactly this name and several differ in letter case only.
+    """
+    place = folder
+    for part in name.split("/"):
+        if not (place / part).exists():
+            others = place.iterdir() if place.is_dir() else iter(())
+            alike = sorted(other.name for other in others if other.name.lower() == part.lower())
+            if len(alike) > 1:
+                shown_names = ", ".join(map(shown, alike[:5]))
+                raise Refusal(
+                    "SAE_LOAD_FAILED",
+                    f"{shown_names} differ in letter case only, and {part} is looked for; rename one of them",
+                )
+            if not alike:
+                return None
+            part = alike[0]
+        place = place / part
+    return place if place.is_file() else None
 
 
 def look(source: SaeSource) -> SourceFiles:
@@ -190,7 +229,7 @@ def look(source: SaeSource) -> SourceFiles:
     if path.is_file():
         # Llama Scope keeps its weights one folder below their configuration
         above = path.parent.parent
-        is_below = "/".join(path.parts[-2:]) == BELOW and (above / "hyperparams.json").is_file()
+        is_below = "/".join(path.parts[-2:]).lower() == BELOW and file_in(above, "hyperparams.json")
         return SourceFiles(above if is_below else path.parent, path.name, name)
     if not path.is_dir():
         raise Refusal("SAE_LOAD_FAILED", f"there is nothing at {path.name!r}")

@@ -5,6 +5,8 @@ The input has b_dec subtracted always, as the library's own encoder does.
 
 from __future__ import annotations
 
+import re
+
 from steerserve.engine.worker.sae.files import read_json
 from steerserve.engine.worker.sae.formats.description import TRANSCODER, Description, parts_by_name
 from steerserve.engine.worker.sae.formats.sources import Fields, SourceFiles
@@ -26,7 +28,8 @@ def describe(files: SourceFiles) -> Description | None:
     tensors = files.weights("sae.safetensors")
     if tensors is None:
         return None
-    hook = (files.name.removesuffix("/sae.safetensors")).rpartition("/")[2]
+    name = re.sub(r"/sae\.safetensors$", "", files.name, flags=re.IGNORECASE)
+    hook = name.rpartition("/")[2]
     model = _model(files)
     site, layer = sae_sites.locate(hook, model)
     named = config.text("activation") or "topk"
@@ -49,6 +52,7 @@ def describe(files: SourceFiles) -> Description | None:
         model_name=model,
         l0=float(k) if k else None,
         reason=TRANSCODER if is_transcoder or "W_skip" in tensors.infos else None,
+        stated_sizes=config.sizes("d_in", "num_latents"),
         warnings=() if activation else (f"the activation {named!r} is not known",),
     )
 
