@@ -50,7 +50,7 @@ FLOORS: dict[str, set[str]] = {
     "webui": ZERO | {"rules", "control"},
     "meter": {"control.metrics"},
     "guards": {"errors", "settings"},  # before every route: knows no domain
-    "serve": {"settings"},  # names the application by a string
+    "serve": {"errors", "settings", "setting_values"},  # names the application by a string
     "doctor": ZERO,
     "cli": ZERO | {"doctor", "serve"},
     "__main__": {"cli"},

@@ -25,6 +25,7 @@ from steerserve.refusals import Refusals
 from steerserve.settings import Settings
 from steerserve.v1 import bodies
 
+_SECRETS = frozenset({"HUB_TOKEN", "API_KEYS"})
 logger = structlog.get_logger(__name__)
 
 
@@ -37,8 +38,8 @@ class Service:
 
     def __init__(self, settings: Settings | None = None) -> None:
         self.settings = settings or Settings()
-        # the settings have the token by now, and no child process is to inherit it
-        for name in [name for name in os.environ if name.upper() == "HUB_TOKEN"]:
+        # the settings have the secrets by now, and no child process is to inherit them
+        for name in [name for name in os.environ if name.upper() in _SECRETS]:
             del os.environ[name]
         log.configure(self.settings.log_level, self.settings.log_format)
         self.owners = Owners(self.settings, surroundings(self.settings))
@@ -57,6 +58,14 @@ class Service:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         await self._app(scope, receive, send)
+
+    async def open(self) -> None:
+        """Open the database; the start of the application does the same, and opening twice does nothing.
+
+        Raises:
+            CannotStart: the database cannot be used.
+        """
+        await self.owners.around.database.open()
 
     async def drain(self) -> None:
         """Refuse newcomers and wait for the requests in flight, at most GRACEFUL_SHUTDOWN_TIMEOUT. Requests that are left
@@ -96,7 +105,7 @@ class Service:
     @asynccontextmanager
     async def _lifespan(self, _: FastAPI) -> AsyncIterator[None]:
         owners, around = self.owners, self.owners.around
-        await around.database.open()
+        await self.open()
         # bodies that may not ask the driver themselves show this reading
         around.cards.begin()
         starting = asyncio.create_task(startup.begin(owners))

@@ -196,3 +196,7 @@ class Refusal(Exception):
     @property
     def code(self) -> str:
         return self.row.code
+
+
+class CannotStart(Exception):
+    """Why the service cannot start, as a sentence for the person who starts it; it names the setting or the file."""

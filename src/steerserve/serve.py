@@ -8,6 +8,7 @@ import multiprocessing
 import signal
 import socket
 import sys
+import tempfile
 from pathlib import Path
 from types import FrameType
 from typing import Any, TextIO
@@ -15,6 +16,8 @@ from typing import Any, TextIO
 import structlog
 import uvicorn
 
+from steerserve.errors import CannotStart
+from steerserve.setting_values import unknown_names
 from steerserve.settings import Settings
 
 log = structlog.get_logger(__name__)
@@ -34,6 +37,12 @@ class Server(uvicorn.Server):
         await super().serve(sockets)
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Raises:
+        CannotStart: the database cannot be used; raised here, because the framework turns an exception of the
+            application's own start into a traceback.
+        """
+        _warn_of_unknown_settings()
+        await self.config.loaded_app.open()
         await super().startup(sockets)
         if self.started:
             # logging is configured by the application, which exists by now
@@ -62,8 +71,10 @@ def run(settings: Settings) -> int:
     """Serve until a signal; the exit code."""
     try:
         holding = _hold(settings.steerserve_home)
+        for name in ("model_cache_dir", "sae_cache_dir"):
+            _check_folder(getattr(settings, name), name.upper())
         listening = _listen(settings)
-    except _CannotStart as error:
+    except CannotStart as error:
         print(error, file=sys.stderr)
         return 1
     config = uvicorn.Config(
@@ -80,6 +91,9 @@ def run(settings: Settings) -> int:
     with holding:
         try:
             server.run(sockets=[listening])
+        except CannotStart as error:
+            print(error, file=sys.stderr)
+            return 1
         finally:
             kill_engines()
     return 0 if server.started else 3
@@ -96,22 +110,50 @@ def kill_engines() -> None:
         child.kill()
 
 
-class _CannotStart(Exception):
-    """A sentence for the person at the terminal."""
+def _warn_of_unknown_settings() -> None:
+    """Log the names in `.env` that are no setting: a mistyped name leaves its setting at the default."""
+    file = Path(str(Settings.model_config["env_file"]))
+    for name, nearest in unknown_names(file, Settings.model_fields):
+        log.warning(
+            "unknown_setting", name=name, nearest=nearest and nearest.upper(), file=str(file)
+        )
+
+
+def _check_folder(folder: Path, name: str) -> None:
+    """Make the folder if it is not there.
+
+    Raises:
+        CannotStart: nothing can be written into the folder.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            pass
+    except OSError as error:
+        raise CannotStart(
+            f"cannot write into the folder {folder}: {error.strerror}; make it writable, or name another one in {name}"
+        ) from None
 
 
 def _hold(home: Path) -> TextIO:
-    """The data folder for this service alone, until the file is closed; a second service would undo its statuses."""
+    """Take the data folder for this service alone, until the file is closed. A second service would undo the statuses of
+    the first.
+
+    Raises:
+        CannotStart: the folder cannot be used, or another service uses it.
+    """
     try:
         home.mkdir(parents=True, exist_ok=True)
         lock = (home / "lock").open("w")
     except OSError as error:
-        raise _CannotStart(f"cannot use the data folder {home}: {error.strerror}") from None
+        raise CannotStart(
+            f"cannot use the data folder {home}: {error.strerror}; name another one in STEERSERVE_HOME"
+        ) from None
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:
         lock.close()
-        raise _CannotStart(
+        raise CannotStart(
             f"another steerserve uses the data folder {home}; set STEERSERVE_HOME for a second one"
         ) from None
     return lock
@@ -126,6 +168,8 @@ def _listen(settings: Settings) -> socket.socket:
     except OSError as error:
         listening.close()
         where = f"{settings.host}:{settings.port}"
-        raise _CannotStart(f"cannot listen on {where}: {error.strerror}") from None
+        raise CannotStart(
+            f"cannot listen on {where}: {error.strerror}; choose another HOST or PORT"
+        ) from None
     listening.set_inheritable(False)
     return listening

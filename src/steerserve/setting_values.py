@@ -11,7 +11,7 @@ import re
 from collections.abc import Iterable
 from difflib import get_close_matches
 from pathlib import Path
-from urllib.parse import urlsplit
+from urllib.parse import SplitResult, parse_qsl, urlsplit
 
 from dotenv import dotenv_values
 
@@ -26,6 +26,7 @@ _FORMS = (
     "postgresql://user:password@host:5432/name"
 )
 _SSL_MODE = re.compile(r"(?<=[?&])sslmode=")
+_OPTIONS = frozenset({"sslmode", "ssl", "target_session_attrs"})
 _KEY = re.compile(r"[\x21-\x7e]+", re.ASCII)
 
 
@@ -54,6 +55,7 @@ def _check_server(rest: str) -> None:
     """Raises:
     ValueError: the part of a PostgreSQL URL behind `://` names no server, no port or no database.
     """
+    parts = SplitResult("", "", "", "", "")
     try:
         parts = urlsplit(f"//{rest}")
         is_whole = bool(parts.hostname) and bool(parts.path.strip("/"))
@@ -65,6 +67,18 @@ def _check_server(rest: str) -> None:
             "a PostgreSQL URL names a host, a port in digits where it is not 5432, and a database; special characters "
             f"in the password are written as %XX; {_FORMS}"
         )
+    _check_options(parts.query)
+
+
+def _check_options(query: str) -> None:
+    """Raises:
+    ValueError: an option that the driver does not know.
+    """
+    for name, _ in parse_qsl(query, keep_blank_values=True):
+        if name not in _OPTIONS:
+            raise ValueError(
+                f"the option {name[:50]!r} is not supported; those that are: {', '.join(sorted(_OPTIONS))}"
+            )
 
 
 def hub_endpoint(text: str) -> str:

@@ -27,16 +27,28 @@ async def begin(owners: Owners) -> None:
         if settings.demo:
             _announce(await start_demo(owners), settings)
         elif settings.auto_load_model:
-            async with owners.conductor.use(
-                await owners.generation.resolve(settings.auto_load_model)
-            ):
-                pass
+            await _load(owners, settings.auto_load_model)
         else:
             await (await owners.launcher.launch()).stop()
     except Refusal as refusal:
         log.error("start_failed", code=refusal.code, reason=refusal.message)
     except Exception:
         log.exception("start_failed")
+
+
+async def _load(owners: Owners, name: str) -> None:
+    """Load the model of AUTO_LOAD_MODEL; readiness tells why that failed, until a model is loaded.
+
+    Raises:
+        Refusal: what a load refuses.
+    """
+    try:
+        async with owners.conductor.use(await owners.generation.resolve(name)):
+            pass
+    except Exception as error:
+        reason = error.message if isinstance(error, Refusal) else type(error).__name__
+        owners.vitals.load_failure = f"AUTO_LOAD_MODEL {name!r} failed: {reason}"
+        raise
 
 
 @dataclass(frozen=True, slots=True)

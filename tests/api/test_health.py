@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import sqlite3
 import threading
+from collections.abc import Callable
+from contextlib import closing
 from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -13,7 +16,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from steerserve import __version__, demo
 from tests.conftest import Start
-from tests.service import Running, add_demo
+from tests.service import Running, add_demo, load_demo
 
 
 def test_liveness_and_version(shared: Running) -> None:
@@ -59,18 +62,54 @@ def test_the_estimate_is_null_before_three_requests(start: Start) -> None:
             live.complete("One day", max_tokens=1)
 
 
-def test_an_unusable_database_is_not_ready_and_liveness_stays(start: Start) -> None:
+def overwrite(file: Path) -> None:
+    file.write_bytes(bytes(file.stat().st_size))
+
+
+def refuse_writes(file: Path) -> None:
+    with closing(sqlite3.connect(file)) as connection:
+        connection.execute(
+            "CREATE TRIGGER full BEFORE UPDATE ON alembic_version BEGIN SELECT RAISE(ABORT, 'full'); END"
+        )
+        connection.commit()
+
+
+def forget_the_version(file: Path) -> None:
+    with closing(sqlite3.connect(file)) as connection:
+        connection.execute("DELETE FROM alembic_version")
+        connection.commit()
+
+
+@pytest.mark.parametrize("destroy", [Path.unlink, overwrite, refuse_writes, forget_the_version])
+def test_a_database_that_cannot_be_used_is_not_ready_and_liveness_stays(
+    start: Start, destroy: Callable[[Path], None]
+) -> None:
     with start() as live:
-
-        async def broken() -> None:
-            raise OSError("gone")
-
-        live.service.owners.around.database.ping = broken  # type: ignore[method-assign]
+        destroy(live.home / "steerserve.db")
         status, code, details = live.error("GET", "/api/health/ready")
         assert (status, code) == (503, "NOT_READY")
+        assert details["components"][0]["name"] == "database"
         assert details["components"][0]["status"] == "unhealthy"
+        assert details["components"][0]["message"].startswith("not usable: ")
         assert live.http.get("/api/health/ready").headers["retry-after"] == "5"
         assert live.http.get("/api/health").status_code == 200
+
+
+def test_a_model_of_the_start_that_fails_makes_readiness_degraded_with_the_reason(
+    start: Start,
+) -> None:
+    with start(auto_load_model="nobody") as live:
+        while "nobody" not in engine(live)["message"]:
+            pass
+        assert live.data("GET", "/api/health/ready")["status"] == "degraded"
+        assert engine(live)["message"].startswith("AUTO_LOAD_MODEL 'nobody' failed: ")
+        load_demo(live)
+        assert engine(live) == engine(live) | {"status": "healthy", "message": None}
+
+
+def engine(live: Running) -> dict[str, Any]:
+    components = live.data("GET", "/api/health/ready")["components"]
+    return next(one for one in components if one["name"] == "engine")
 
 
 def test_health_answers_while_a_model_loads(start: Start) -> None:

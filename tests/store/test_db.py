@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import socket
+import sqlite3
+from contextlib import closing
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -9,7 +13,7 @@ from alembic.autogenerate import compare_metadata
 from alembic.migration import MigrationContext
 from sqlalchemy import Connection, inspect, text
 
-from steerserve.errors import Refusal
+from steerserve.errors import CannotStart, Refusal
 from steerserve.store.catalog import Catalog
 from steerserve.store.db import Database
 from steerserve.store.tables import metadata
@@ -135,15 +139,77 @@ async def test_a_write_that_fails_is_taken_back_whole(database: Database) -> Non
     assert len(await catalog.models()) == 1
 
 
-async def test_a_usable_database_answers_a_ping(database: Database) -> None:
-    await database.ping()
+async def test_a_usable_database_has_no_fault(database: Database) -> None:
+    assert await database.fault() is None
 
 
-async def test_a_database_that_is_no_database_does_not_open(url: str) -> None:
-    database = Database(url)
-    path = url.removeprefix("sqlite+aiosqlite:///")
-    with open(path, "wb") as file:  # noqa: ASYNC230
-        file.write(b"this is not a database file at all" * 100)
-    with pytest.raises(Exception, match="not a database"):
-        await database.open()
+async def test_the_database_is_checked_once_a_second_at_most(url: str) -> None:
+    now = 0.0
+    database = Database(url, clock=lambda: now)
+    await database.open()
+    assert await database.fault() is None
+    file_of(url).unlink()
+    now = 0.9
+    assert await database.fault() is None
+    now = 1.0
+    fault = await database.fault()
+    assert fault is not None
+    assert "No such file" in fault
+    assert not file_of(url).exists()
     await database.close()
+
+
+async def test_a_writer_that_does_not_end_is_a_fault(database: Database, url: str) -> None:
+    with closing(sqlite3.connect(file_of(url))) as other:
+        other.execute("BEGIN IMMEDIATE")
+        assert "locked" in (await database.fault() or "")
+
+
+async def test_a_second_service_on_one_file_does_not_start(url: str, database: Database) -> None:
+    second = Database(url)
+    with pytest.raises(CannotStart, match="another steerserve uses it") as refused:
+        await second.open()
+    assert str(file_of(url)) in str(refused.value)
+    await database.close()
+    await second.open()
+    await second.close()
+
+
+async def test_opening_an_open_database_does_nothing(database: Database) -> None:
+    made = await Catalog(database).add_model(**MODEL, status="loaded")
+    await database.open()
+    assert (await Catalog(database).model(made.id)).status == "loaded"
+
+
+@pytest.mark.parametrize("content", [b"this is not a database file at all" * 100, b"\0" * 8192])
+async def test_a_damaged_file_does_not_open_and_stays_as_it_is(url: str, content: bytes) -> None:
+    file = file_of(url)
+    file.parent.mkdir()
+    file.write_bytes(content)
+    database = Database(url)
+    with pytest.raises(CannotStart, match="not a database; the file is damaged") as refused:
+        await database.open()
+    assert str(file) in str(refused.value)
+    assert file.read_bytes() == content
+
+
+async def test_a_file_that_cannot_be_made_does_not_open(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    database = Database(f"sqlite+aiosqlite:///{tmp_path / 'file' / 'x.db'}")
+    with pytest.raises(CannotStart, match="check the file and its folder"):
+        await database.open()
+
+
+async def test_a_server_that_does_not_answer_is_named_without_the_password() -> None:
+    with socket.socket() as unused:
+        unused.bind(("127.0.0.1", 0))
+        port = unused.getsockname()[1]
+        database = Database(f"postgresql+asyncpg://user:sentinel@127.0.0.1:{port}/models")
+        with pytest.raises(CannotStart, match=f"'models' of 127.0.0.1:{port}") as refused:
+            await database.open()
+    assert "sentinel" not in str(refused.value)
+    assert "DATABASE_URL" in str(refused.value)
+
+
+def file_of(url: str) -> Path:
+    return Path(url.removeprefix("sqlite+aiosqlite:///"))

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
 from alembic import command
 from alembic.config import Config
 from sqlalchemy import create_engine, inspect, text
 
 import steerserve.store.db
+from steerserve.errors import CannotStart
 from steerserve.store.catalog import Catalog
 from steerserve.store.db import Database
 from steerserve.store.documents import Documents
@@ -64,9 +66,41 @@ async def test_a_database_without_profiles_gets_them_and_keeps_its_rows(url: str
 
 async def test_going_back_takes_only_the_profiles(url: str, database: Database) -> None:
     await Catalog(database).add_model(name="m", source="local", quantization="FP16", status="ready")
+    await database.close()
     assert migrate(url, "0001", up=False) == {"models", "saes", "alembic_version"}
     again = Database(url)
     await again.open()
     found = [(row.name, row.engine) for row in await Catalog(again).models()]
     assert found == [("m", "checkpoint")]
     await again.close()
+
+
+async def test_an_upgrade_copies_the_file_beside_itself_first(
+    url: str, caplog: pytest.LogCaptureFixture, capsys: pytest.CaptureFixture[str]
+) -> None:
+    migrate(url, "0001", MODEL)
+    database = Database(url)
+    await database.open()
+    await database.close()
+    file = Path(url.removeprefix("sqlite+aiosqlite:///"))
+    (copy,) = file.parent.glob("steerserve.db.0001-*")
+    assert migrate(f"sqlite+aiosqlite:///{copy}", "0001") == {"models", "saes", "alembic_version"}
+    # where no service has configured the log yet, its lines go to the standard output
+    lines = caplog.text + capsys.readouterr().out
+    assert "database_copied" in lines
+    assert str(copy) in lines
+    again = Database(url)
+    await again.open()
+    await again.close()
+    assert len(list(file.parent.glob("steerserve.db.0001-*"))) == 1
+
+
+async def test_a_database_of_a_newer_version_does_not_open_and_stays_as_it_is(url: str) -> None:
+    migrate(url, "head", "UPDATE alembic_version SET version_num = '9999'")
+    database = Database(url)
+    with pytest.raises(CannotStart, match="a newer steerserve wrote it") as refused:
+        await database.open()
+    assert "'9999'" in str(refused.value)
+    assert "DATABASE_URL" in str(refused.value)
+    file = Path(url.removeprefix("sqlite+aiosqlite:///"))
+    assert [path.name for path in file.parent.iterdir() if ".lock" not in path.name] == [file.name]

@@ -1,58 +1,112 @@
-"""The database: one engine, migrations at start, repair after a restart, and faults as typed refusals."""
+"""The database: one engine, the start with its faults in plain words, the check of readiness, and faults as refusals.
+
+What a start does is in `schema.py` (version and migrations) and `holding.py` (one service at a time).
+"""
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+import asyncio
+import sqlite3
+import time
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from alembic import command
-from alembic.config import Config
 from sqlalchemy import Connection, event, make_url, text, update
-from sqlalchemy.exc import DBAPIError
-from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_engine
+from sqlalchemy.exc import DBAPIError, SQLAlchemyError
+from sqlalchemy.ext.asyncio import AsyncConnection, create_async_engine
+from sqlalchemy.pool import NullPool
 
-from steerserve.errors import Refusal
+from steerserve.errors import CannotStart, Refusal
 from steerserve.rules.model_status import AFTER_RESTART, SAE_AFTER_RESTART
+from steerserve.store import schema
+from steerserve.store.holding import AdvisoryHold, FileHold, Hold
 from steerserve.store.tables import models, saes
 
-_MIGRATIONS = Path(__file__).parent / "migrations"
+CHECK_SECONDS = 1.0
+"""Seconds that the outcome of a check is good for."""
+CHECK_PATIENCE = 2.0
+"""Seconds after which a database that does not answer is taken for unusable."""
 _INTERRUPTED = "interrupted by a restart of the service"
-_BUSY_TIMEOUT_MS = 10_000
+_BUSY_MS = 10_000
+"""Milliseconds that a statement waits for another writer of a SQLite file."""
+_CHECK_BUSY_MS = 1_000
+_SQLITE_HEADER = b"SQLite format 3\0"
+_NO_ROOM = ("disk is full", "No space left")
 
 
 class Database:
-    """The one engine. Every access goes through `read` or `write`."""
+    """The one engine. Every access of an owner goes through `read` or `write`.
 
-    def __init__(self, url: str) -> None:
-        parsed = make_url(url)
-        self._is_sqlite = parsed.get_backend_name() == "sqlite"
-        if self._is_sqlite and parsed.database and parsed.database != ":memory:":
-            Path(parsed.database).parent.mkdir(parents=True, exist_ok=True)
-        self._engine: AsyncEngine = create_async_engine(url, pool_pre_ping=not self._is_sqlite)
-        if self._is_sqlite:
-            event.listen(self._engine.sync_engine, "connect", _prepare_sqlite)
+    Args:
+        url: with its asynchronous driver, as the setting DATABASE_URL has it.
+        clock: seconds that only grow.
+
+    Raises:
+        CannotStart: the driver of the database is not installed.
+    """
+
+    def __init__(self, url: str, clock: Callable[[], float] = time.monotonic) -> None:
+        self._url = make_url(url)
+        is_sqlite = self._url.get_backend_name() == "sqlite"
+        self._file = Path(self._url.database or "").absolute() if is_sqlite else None
+        try:
+            self._engine = create_async_engine(url, pool_pre_ping=not is_sqlite)
+            # connections of this engine are closed after each use
+            self._fresh = create_async_engine(url, poolclass=NullPool)
+        except ModuleNotFoundError as error:
+            raise CannotStart(
+                f"DATABASE_URL names PostgreSQL, whose driver {error.name} is not installed: "
+                "pip install 'steerserve[postgres]'"
+            ) from None
+        if is_sqlite:
+            event.listen(self._engine.sync_engine, "connect", _preparing(_BUSY_MS))
+            event.listen(self._fresh.sync_engine, "connect", _preparing(_CHECK_BUSY_MS))
+        self._hold: Hold = FileHold(self._file) if self._file else AdvisoryHold(self._fresh)
+        self._is_open = False
+        self._clock = clock
+        self._checking = asyncio.Lock()
+        self._checked: float | None = None
+        self._fault: str | None = None
 
     async def open(self) -> None:
-        """Bring the schema up to date, and take back what a restart ended."""
-        async with self._engine.begin() as connection:
-            await connection.run_sync(_migrate)
-        async with self.write() as connection:
-            for table, moves in ((models, AFTER_RESTART), (saes, SAE_AFTER_RESTART)):
-                for before, after in moves.items():
-                    reason = {"error_message": _INTERRUPTED} if after == "error" else {}
-                    await connection.execute(
-                        update(table).where(table.c.status == before).values(status=after, **reason)
-                    )
+        """Bring the schema up to date, and correct the statuses of work that a restart ended. Opening an open database
+        does nothing.
+
+        Raises:
+            CannotStart: one sentence that names the database and the way out.
+        """
+        if self._is_open:
+            return
+        try:
+            await self._begin()
+        except CannotStart as error:
+            await self.close()
+            raise CannotStart(f"cannot use the database {self._name()}: {error}") from error
+        except Exception as error:
+            await self.close()
+            if not _is_fault_of_database(error):
+                raise
+            raise CannotStart(self._sentence(error)) from error
+        self._is_open = True
 
     async def close(self) -> None:
+        self._is_open = False
+        await self._hold.release()
         await self._engine.dispose()
+        await self._fresh.dispose()
 
-    async def ping(self) -> None:
-        """Raises whatever makes the database unusable."""
-        async with self._engine.connect() as connection:
-            await connection.execute(text("SELECT 1"))
+    async def fault(self) -> str | None:
+        """Why the database cannot be used; None while it can. The database is asked at most once in CHECK_SECONDS: a new
+        connection reads the version of the schema and writes one row."""
+        async with self._checking:
+            now = self._clock()
+            if self._checked is None or now - self._checked >= CHECK_SECONDS:
+                self._fault = await self._check()
+                self._checked = now
+            return self._fault
 
     @asynccontextmanager
     async def read(self) -> AsyncIterator[AsyncConnection]:
@@ -70,24 +124,113 @@ class Database:
             async with self._engine.begin() as connection:
                 yield connection
         except DBAPIError as error:
-            if "disk is full" in str(error.orig) or "No space left" in str(error.orig):
+            if any(words in str(error.orig) for words in _NO_ROOM):
                 raise Refusal(
                     "INSUFFICIENT_DISK", "the disk that holds the database is full"
                 ) from error
             raise
 
+    # ------------------------------------------------------------- inside
 
-def _prepare_sqlite(connection: Any, _record: Any) -> None:
-    cursor = connection.cursor()
-    cursor.execute("PRAGMA journal_mode=WAL")
-    cursor.execute("PRAGMA synchronous=FULL")
-    cursor.execute("PRAGMA foreign_keys=ON")
-    cursor.execute(f"PRAGMA busy_timeout={_BUSY_TIMEOUT_MS}")
-    cursor.close()
+    async def _begin(self) -> None:
+        if self._file is not None:
+            self._file.parent.mkdir(parents=True, exist_ok=True)
+        if not await self._hold.take():
+            raise CannotStart(
+                "another steerserve uses it; stop that one, or name another database in DATABASE_URL"
+            )
+        async with self._engine.begin() as connection:
+            await connection.run_sync(self._upgrade)
+        async with self.write() as connection:
+            for table, moves in ((models, AFTER_RESTART), (saes, SAE_AFTER_RESTART)):
+                for before, after in moves.items():
+                    reason = {"error_message": _INTERRUPTED} if after == "error" else {}
+                    await connection.execute(
+                        update(table).where(table.c.status == before).values(status=after, **reason)
+                    )
+
+    def _upgrade(self, connection: Connection) -> None:
+        schema.upgrade(connection, self._file, datetime.now(UTC))
+
+    async def _check(self) -> str | None:
+        try:
+            async with asyncio.timeout(CHECK_PATIENCE):
+                if self._file is not None:
+                    await asyncio.to_thread(_check_file, self._file)
+                async with self._fresh.begin() as connection:
+                    version = await connection.scalar(
+                        text("SELECT version_num FROM alembic_version")
+                    )
+                    # the same value again: one row is written, and nothing changes
+                    await connection.execute(
+                        text("UPDATE alembic_version SET version_num = :version"),
+                        {"version": version},
+                    )
+                if version is None:
+                    return "the schema has no version"
+                return None if await self._hold.take() else "another steerserve has taken it"
+        except TimeoutError:
+            return f"no answer for {CHECK_PATIENCE:g} s"
+        except Exception as error:
+            # whatever the driver raises, the database is not usable
+            return _reason(error, self._url.password)
+
+    def _name(self) -> str:
+        """The database as a person knows it; never with its password."""
+        if self._file is not None:
+            return str(self._file)
+        port = f":{self._url.port}" if self._url.port else ""
+        return f"{self._url.database!r} of {self._url.host}{port}"
+
+    def _sentence(self, error: Exception) -> str:
+        reason = _reason(error, self._url.password)
+        is_damaged = "not a database" in reason or "malformed" in reason
+        if self._file is None:
+            out = "check DATABASE_URL and the server"
+        elif is_damaged:
+            out = "the file is damaged; put a copy in its place, or move it away to begin with an empty one"
+        else:
+            out = "check the file and its folder, or name another database in DATABASE_URL"
+        return f"cannot use the database {self._name()}: {reason}; {out}"
 
 
-def _migrate(connection: Connection) -> None:
-    config = Config()
-    config.set_main_option("script_location", str(_MIGRATIONS))
-    config.attributes["connection"] = connection
-    command.upgrade(config, "head")
+def _preparing(busy_ms: int) -> Callable[[Any, Any], None]:
+    """Sets up each new connection to a SQLite file."""
+
+    def prepare(connection: Any, _record: Any) -> None:
+        cursor = connection.cursor()
+        cursor.execute("PRAGMA journal_mode=WAL")
+        cursor.execute("PRAGMA synchronous=FULL")
+        cursor.execute("PRAGMA foreign_keys=ON")
+        cursor.execute(f"PRAGMA busy_timeout={busy_ms}")
+        cursor.close()
+
+    return prepare
+
+
+def _check_file(file: Path) -> None:
+    """Connections that are open keep a file that is gone, and pages in memory keep one that was overwritten.
+
+    Raises:
+        OSError: the file is not there, or is not a SQLite database.
+    """
+    with file.open("rb") as opened:
+        if opened.read(len(_SQLITE_HEADER)) != _SQLITE_HEADER:
+            raise OSError("the file is not a database")
+
+
+def _is_fault_of_database(error: Exception) -> bool:
+    """Whether an exception says something of the database, its server or its disk. The PostgreSQL driver may be missing,
+    so its exceptions are known by their module."""
+    kinds = (SQLAlchemyError, sqlite3.Error, OSError)
+    return isinstance(error, kinds) or type(error).__module__.startswith("asyncpg")
+
+
+def _reason(error: Exception, password: str | None) -> str:
+    """The first line of what a driver says, without the password."""
+    cause = error.orig if isinstance(error, DBAPIError) and error.orig else error
+    words = str(cause).strip().partition("\n")[0][:300]
+    if password:
+        words = words.replace(password, "***")
+    # the adapter of the PostgreSQL driver puts the class of the driver's exception before its words
+    return words.rpartition(">: ")[2] or type(cause).__name__

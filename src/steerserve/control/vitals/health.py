@@ -64,6 +64,8 @@ class Vitals:
         self._starts = starts
         self._serving = serving
         self._since = time.monotonic()
+        self.load_failure: str | None = None
+        """Why the model that the start loads could not be loaded."""
 
     def liveness(self) -> dict[str, Any]:
         return {
@@ -211,12 +213,9 @@ class Vitals:
 
     async def _database_health(self) -> dict[str, Any]:
         before = time.monotonic()
-        try:
-            async with asyncio.timeout(PING_SECONDS):
-                await self._database.ping()
-        except Exception as error:
-            # whatever the driver raises, the database is not usable
-            return _component("database", "unhealthy", f"not usable: {type(error).__name__}")
+        fault = await self._database.fault()
+        if fault is not None:
+            return _component("database", "unhealthy", f"not usable: {fault}")
         return _component("database", "healthy", None, (time.monotonic() - before) * 1000)
 
     def _engine_health(self) -> dict[str, Any]:
@@ -227,7 +226,7 @@ class Vitals:
         if failure is not None:
             return _component("engine", "unhealthy", failure)
         if resident is None:
-            return _component("engine", "degraded", "no model is loaded")
+            return _component("engine", "degraded", self.load_failure or "no model is loaded")
         return _component("engine", "degraded", f"model {resident.row.name!r} is {resident.phase}")
 
     def _hub_health(self) -> dict[str, Any]:

@@ -1,0 +1,91 @@
+"""The hold of one service on its database: a second service on the same database would undo the statuses of the first.
+
+SQLite: a lock on a file beside the database. PostgreSQL: an advisory lock, which lasts as long as one connection.
+"""
+
+from __future__ import annotations
+
+import fcntl
+from pathlib import Path
+from typing import Protocol, TextIO
+
+from sqlalchemy import text
+from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
+
+ADVISORY_KEY = 0x57EE25E2
+"""The number of the advisory lock; any service of this kind uses the same one."""
+
+
+class Hold(Protocol):
+    """The right of one service to use a database."""
+
+    async def take(self) -> bool:
+        """Whether this service has the database for itself from now on; asking again while it has is harmless."""
+
+    async def release(self) -> None: ...
+
+
+class FileHold:
+    """A lock on the file `<database>.lock`; it ends with the process."""
+
+    def __init__(self, database: Path) -> None:
+        self._path = database.with_name(database.name + ".lock")
+        self._file: TextIO | None = None
+
+    async def take(self) -> bool:
+        """Raises:
+        OSError: the file cannot be made.
+        """
+        if self._file is not None:
+            return True
+        file = self._path.open("w")
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            file.close()
+            return False
+        self._file = file
+        return True
+
+    async def release(self) -> None:
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+
+
+class AdvisoryHold:
+    """An advisory lock of PostgreSQL. A server that was restarted forgets it, and it is taken again."""
+
+    def __init__(self, engine: AsyncEngine) -> None:
+        self._engine = engine
+        self._connection: AsyncConnection | None = None
+
+    async def take(self) -> bool:
+        """Raises what the driver raises for a server that does not answer."""
+        if self._connection is not None:
+            try:
+                await self._connection.execute(text("SELECT 1"))
+                return True
+            except Exception:
+                # whatever the driver raises, the connection is lost, and the lock with it
+                await self.release()
+        connection = await self._engine.connect()
+        try:
+            # no transaction stays open over the life of the service
+            await connection.execution_options(isolation_level="AUTOCOMMIT")
+            question = text(f"SELECT pg_try_advisory_lock({ADVISORY_KEY})")
+            is_taken = bool(await connection.scalar(question))
+        except BaseException:
+            await connection.close()
+            raise
+        if is_taken:
+            self._connection = connection
+        else:
+            await connection.close()
+        return is_taken
+
+    async def release(self) -> None:
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            await connection.invalidate()
+            await connection.close()

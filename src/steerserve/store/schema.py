@@ -1,0 +1,62 @@
+"""The version of the database's schema: reading it, and bringing it up to date after a copy of the file was made."""
+
+from __future__ import annotations
+
+import sqlite3
+from contextlib import closing
+from datetime import datetime
+from pathlib import Path
+
+import structlog
+from alembic import command
+from alembic.config import Config
+from alembic.migration import MigrationContext
+from alembic.script import ScriptDirectory
+from sqlalchemy import Connection
+
+from steerserve.errors import CannotStart
+
+log = structlog.get_logger(__name__)
+_MIGRATIONS = Path(__file__).parent / "migrations"
+
+
+def upgrade(connection: Connection, file: Path | None, now: datetime) -> None:
+    """Bring the schema to the version of this program. `file` is the SQLite file, which is copied first.
+
+    Raises:
+        CannotStart: a newer version of this program wrote the database.
+        OSError: the copy cannot be written.
+    """
+    config = Config()
+    config.set_main_option("script_location", str(_MIGRATIONS))
+    config.attributes["connection"] = connection
+    scripts = ScriptDirectory.from_config(config)
+    known = [script.revision for script in scripts.walk_revisions()]
+    newest = known[0]
+    version = MigrationContext.configure(connection).get_current_revision()
+    if version is not None and version not in known:
+        raise CannotStart(
+            f"a newer steerserve wrote it (its schema is {version[:20]!r}, this version knows up to {newest!r}): install "
+            "that version again, or name another database in DATABASE_URL"
+        )
+    if version == newest:
+        return
+    if version is not None and file is not None:
+        _copy(file, version, newest, now)
+    command.upgrade(config, "head")
+
+
+def _copy(file: Path, version: str, newest: str, now: datetime) -> None:
+    """Copy the database beside itself, with what its log has not yet written into the file.
+
+    Raises:
+        OSError: the disk is full, or the folder cannot be written.
+    """
+    copy = file.with_name(f"{file.name}.{version}-{now:%Y%m%dT%H%M%SZ}")
+    try:
+        with closing(sqlite3.connect(file)) as source, closing(sqlite3.connect(copy)) as target:
+            source.backup(target)
+    except sqlite3.Error as error:
+        copy.unlink(missing_ok=True)
+        raise OSError(f"the copy {copy} cannot be written: {error}") from error
+    log.warning("database_copied", copy=str(copy), schema=version, upgraded_to=newest)
