@@ -197,27 +197,44 @@ def test_nothing_attached_is_told_as_such(free: Running) -> None:
     }
 
 
-def test_only_the_sae_whose_values_apply_is_told_as_steering(free: Running) -> None:
+def test_every_attached_sae_tells_the_one_switch(free: Running) -> None:
     attach_set(free, FIRST, LAST)
 
     def told() -> list[bool]:
         each = [entry["steering_enabled"] for entry in attachments(free)["entries"]]
         assert free.data("GET", "/api/saes/attachment")["steering_enabled"] is each[0]
+        assert free.data("GET", "/api/saes/steering")["enabled"] is each[0]
         return each
 
     assert told() == [False, False]
     free.data("POST", "/api/saes/steering/enable")
-    assert told() == [False, False]
-    set_one(free, 5, 0)
-    assert told() == [False, False]
+    assert told() == [True, True]
     set_one(free, 5, 3)
-    assert told() == [True, False]
     free.complete("One day", max_tokens=4, temperature=0)
     counts = [entry["steering_apply_count"] for entry in attachments(free)["entries"]]
     assert counts[0] > 0
     assert counts[1] == 0
     free.data("POST", "/api/saes/steering/disable")
     assert told() == [False, False]
+
+
+def test_the_switch_outlasts_a_detach_until_the_last_sae_is_detached(free: Running) -> None:
+    attach_set(free, FIRST)
+    first, last = add_sae(free, FIRST), add_sae(free, LAST)
+    set_one(free, 5, 3)
+    attach_set(free, LAST)
+    assert free.data("GET", "/api/saes/steering") == {"enabled": True, "values": {"5": 3.0}}
+    free.data("POST", f"/api/saes/{first}/detach")
+    assert free.data("GET", "/api/saes/steering") == {"enabled": True, "values": {}}
+    free.data("POST", f"/api/saes/{first}/attach", {"layer": FIRST.layer})
+    assert free.data("GET", "/api/saes/steering") == {"enabled": False, "values": {}}
+    free.data("POST", "/api/saes/steering/enable")
+    attach_set(free, LAST)
+    assert free.data("GET", "/api/saes/steering") == {"enabled": True, "values": {}}
+    for sae_id in (first, last):
+        free.data("POST", f"/api/saes/{sae_id}/detach")
+    attach_set(free, FIRST)
+    assert free.data("GET", "/api/saes/steering") == {"enabled": False, "values": {}}
 
 
 def test_what_steers_at_another_sae_is_shown_and_cleared(free: Running) -> None:

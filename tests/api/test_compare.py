@@ -107,7 +107,7 @@ def test_the_features_of_readings_have_their_labels(steered: Running) -> None:
     [
         ({"steering": {"99999": 1.0}}, 400, "INVALID_FEATURE_INDEX"),
         ({"steering": {"1": 201}}, 422, "VALIDATION_ERROR"),
-        ({"steering": {"one": 1}}, 422, "VALIDATION_ERROR"),
+        ({"steering": {"one": 1}}, 400, "INVALID_FEATURE_INDEX"),
         ({"steering": {"1": 1.0}, "sae_id": "sae_none"}, 400, "SAE_NOT_ATTACHED"),
         ({"steering": {"1": 1.0}, "profile": "calm"}, 422, "VALIDATION_ERROR"),
         (

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -244,7 +245,6 @@ def test_a_bad_value_is_a_validation_error_and_changes_nothing(
 @pytest.mark.parametrize(
     "values",
     [
-        *({key: 1} for key in ("x", "1.0", "", " 1", "01", "-0", "+1", "1_0", "1e2", "١", "1\n")),
         *({"1": value} for value in (300, -200.5, True, "1", None, [], {})),
         {str(i): 1.0 for i in range(1001)},
     ],
@@ -254,6 +254,22 @@ def test_a_bad_batch_is_a_validation_error(steered: Running, values: dict) -> No
     refused = steered.error("POST", f"{STEERING}/batch", {"steering": values})
     assert refused[:2] == (422, "VALIDATION_ERROR")
     assert steered.data("GET", STEERING)["values"] == {}
+
+
+@pytest.mark.parametrize(
+    "key", ["x", "1.0", "", " 1", "01", "-0", "+1", "1_0", "1e2", "١", "1\n", "9" * 65]
+)
+def test_a_key_that_is_no_index_rejects_the_whole_batch(steered: Running, key: str) -> None:
+    before = set_one(steered, 5, 3)
+    refused = steered.error("POST", f"{STEERING}/batch", {"steering": {"1": 1, key: 1}})
+    assert refused == (400, "INVALID_FEATURE_INDEX", {"feature_idx": key, "d_sae": D_SAE})
+    assert steered.data("GET", STEERING) == before
+
+
+def test_a_key_that_is_half_a_character_can_be_answered(steered: Running) -> None:
+    content = b'{"steering": {"\\ud800": 1}}'
+    answer = steered.http.post(f"{STEERING}/batch", content=content, headers=JSON)
+    assert (answer.status_code, answer.json()["error"]["code"]) == (400, "INVALID_FEATURE_INDEX")
 
 
 @pytest.mark.parametrize("content", [b'{"1": 1, "1": 2}', b'{"1": NaN}', b"[]", b"null", b'"1"'])
@@ -291,6 +307,94 @@ def test_enabling_without_values_steers_nothing_and_says_so(steered: Running) ->
     assert greedy(steered) == plain
     assert steered.data("GET", "/api/saes/attachment")["steering_apply_count"] == 0
     assert steered.data("POST", f"{STEERING}/disable") == {"enabled": False, "values": {}}
+
+
+@pytest.mark.parametrize("values", [{}, {"5": 0, "6": -0.0}])
+def test_one_switch_is_told_by_the_state_and_by_the_attachment(
+    steered: Running, values: dict
+) -> None:
+    def switch() -> tuple[bool, bool]:
+        attachment = steered.data("GET", "/api/saes/attachment")
+        entry = steered.data("GET", "/api/saes/attachments")["entries"][0]
+        assert entry["steering_enabled"] is attachment["steering_enabled"]
+        state = steered.data("GET", STEERING)
+        return bool(state["enabled"]), bool(attachment["steering_enabled"])
+
+    assert switch() == (False, False)
+    if values:
+        steered.data("POST", f"{STEERING}/batch", {"steering": values})
+    else:
+        steered.data("POST", f"{STEERING}/enable")
+    assert switch() == (True, True)
+    steered.data("POST", f"{STEERING}/disable")
+    assert switch() == (False, False)
+    steered.data("POST", f"{STEERING}/enable")
+    assert switch() == (True, True)
+    steered.data("DELETE", STEERING)
+    assert switch() == (False, False)
+
+
+# ---------------------------------------------------------------- which SAE
+
+
+@pytest.fixture
+def both(steered: Running) -> Iterator[tuple[Running, str, str]]:
+    """Two attached SAEs and their ids; steering is off."""
+    first = steered.data("GET", "/api/saes/attachment")["sae_id"]
+    second = add_sae(steered, LAST)
+    steered.data(
+        "POST", "/api/saes/attach-set", {"saes": [{"sae_id": second, "layer": LAST.layer}]}
+    )
+    yield steered, first, second
+    steered.data("POST", f"/api/saes/{second}/detach")
+
+
+def test_the_steering_routes_act_on_the_sae_that_a_request_names(
+    both: tuple[Running, str, str],
+) -> None:
+    live, first, second = both
+    one, two = f"{first}@{FIRST.layer}", f"{second}@{LAST.layer}"
+    assert set_one(live, 1, 5) == {"enabled": True, "values": {"1": 5.0}}
+    by_id = {"feature_idx": 2, "value": 7, "sae_id": second}
+    told = live.data("POST", STEERING, by_id)
+    assert told == {"enabled": True, "values": {"2": 7.0}, "others": {one: {"1": 5.0}}}
+    batch = {"steering": {"3": -1}, "layer": LAST.layer}
+    assert live.data("POST", f"{STEERING}/batch", batch)["values"] == {"2": 7.0, "3": -1.0}
+    everything = {"enabled": True, "values": {"1": 5.0}, "others": {two: {"2": 7.0, "3": -1.0}}}
+    assert live.data("GET", STEERING) == everything
+    assert live.data("GET", f"{STEERING}?sae_id={first}&layer={FIRST.layer}") == everything
+    assert live.data("GET", f"{STEERING}?sae_id={second}")["values"] == {"2": 7.0, "3": -1.0}
+    removed = live.data("DELETE", f"{STEERING}/3?sae_id={second}")
+    assert removed["values"] == {"2": 7.0}
+    cleared = live.data("DELETE", f"{STEERING}?layer={LAST.layer}")
+    assert cleared == {"enabled": True, "values": {}, "others": {one: {"1": 5.0}}}
+    assert live.data("DELETE", f"{STEERING}?sae_id={first}") == {"enabled": False, "values": {}}
+
+
+def test_an_sae_that_is_not_attached_is_refused_and_nothing_changes(
+    both: tuple[Running, str, str],
+) -> None:
+    live, first, second = both
+    before = set_one(live, 1, 5)
+    for where in ({"sae_id": "sae_none"}, {"layer": 99}, {"sae_id": first, "layer": LAST.layer}):
+        query = "&".join(f"{name}={value}" for name, value in where.items())
+        for method, path, body in [
+            ("GET", f"{STEERING}?{query}", None),
+            ("POST", STEERING, {"feature_idx": 1, "value": 1, **where}),
+            ("POST", f"{STEERING}/batch", {"steering": {"1": 1}, **where}),
+            ("DELETE", f"{STEERING}/1?{query}", None),
+            ("DELETE", f"{STEERING}?{query}", None),
+        ]:
+            status, code, details = live.error(method, path, body)
+            assert (status, code) == (400, "SAE_NOT_ATTACHED"), path
+            assert {"sae_id": second, "layer": LAST.layer} in details["attached"]
+    assert live.data("GET", STEERING) == before
+    for bad in ({"sae_id": ""}, {"sae_id": 7}, {"layer": -1}, {"layer": "1"}):
+        assert live.error("POST", STEERING, {"feature_idx": 1, "value": 1, **bad})[0] == 422
+    assert live.error("GET", f"{STEERING}?layer=x")[:2] == (422, "VALIDATION_ERROR")
+
+
+# ---------------------------------------------------------------- the rest
 
 
 def test_enable_takes_the_older_toggle(steered: Running) -> None:

@@ -36,6 +36,10 @@ def wipe(live: Live) -> Live:
     return steering.leave(live, KEY)
 
 
+def wipe_one(live: Live) -> Live:
+    return steering.clear_one(live, KEY)
+
+
 CHANGES = [
     ("the first value enables", Live(), put({1: 5.0}), True, {KEY: {1: 5.0}}),
     ("a value merges", STEERED, put({4: 1.0}), True, {KEY: {1: 5.0, 2: -3.0, 4: 1.0}}),
@@ -50,9 +54,11 @@ CHANGES = [
     ("removing one of two", STEERED, drop(1), True, {KEY: {2: -3.0}}),
     ("removing while disabled", OFF, drop(1), False, {KEY: {2: -3.0}}),
     ("removing the last disables", ONE, drop(1), False, {}),
-    ("an SAE that leaves disables", STEERED, wipe, False, {}),
-    ("an SAE that leaves leaves the other on", TWO_SAES, wipe, True, {OTHER: {3: 1.0}}),
-    ("an SAE that leaves without values disables", Live(enabled=True), wipe, False, {}),
+    ("an SAE that leaves takes its values", STEERED, wipe, True, {}),
+    ("an SAE that leaves while off", OFF, wipe, False, {}),
+    ("an SAE that leaves leaves the other's values", TWO_SAES, wipe, True, {OTHER: {3: 1.0}}),
+    ("clearing one SAE leaves the other on", TWO_SAES, wipe_one, True, {OTHER: {3: 1.0}}),
+    ("clearing the only SAE with values disables", STEERED, wipe_one, False, {}),
     ("clear disables", STEERED, steering.clear, False, {}),
     ("clear takes every SAE", TWO_SAES, steering.clear, False, {}),
     ("clear without values disables", Live(enabled=True), steering.clear, False, {}),
@@ -79,7 +85,8 @@ NO_CHANGES = [
     ("disable what is disabled", OFF, steering.disable),
     ("remove what is not set", STEERED, drop(9)),
     ("clear what is empty and off", Live(epoch=3), steering.clear),
-    ("an SAE without values leaves", Live(epoch=3), wipe),
+    ("an SAE without values leaves", Live(epoch=3, enabled=True), wipe),
+    ("clear an SAE without values", TWO_SAES, lambda live: steering.clear_one(live, "sae_c@3")),
 ]
 
 

@@ -110,12 +110,11 @@ def _first(status: Status) -> dict[str, Any]:
 def _entry(attachment: Attachment, status: Status) -> dict[str, Any]:
     resident, steering = status.conductor.resident, status.steering
     applied = resident.engine.applied if resident and resident.engine else {}
-    values = steering.live.of(attachment.key)
     return {
         "sae_id": attachment.sae_id,
         "layer": attachment.layer,
         "memory_usage_mb": attachment.memory_mb,
-        "steering_enabled": steering.live.enabled and any(values.values()),
+        "steering_enabled": steering.live.enabled,
         "monitoring_enabled": status.monitoring.key() == attachment.key,
         "steering_apply_count": applied.get(attachment.key, 0),
         **_where(attachment),

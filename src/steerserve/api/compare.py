@@ -11,14 +11,14 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from steerserve.api.envelope import Envelope, RequestBody, success, unambiguous
-from steerserve.api.steering import Value, indices
+from steerserve.api.steering import Value
 from steerserve.control.requests.compare import Compare, Compared, Side
 from steerserve.disconnect import Disconnected, unless_disconnected
 from steerserve.errors import Refusal
 from steerserve.rules import activations
 from steerserve.rules import compare as rules
 from steerserve.rules.intent import GenerateIntent, Prompt, SamplingParameters
-from steerserve.rules.steering import BATCH_MAXIMUM
+from steerserve.rules.steering import BATCH_MAXIMUM, plain_indices
 from steerserve.settings import Settings
 
 SEED_MAXIMUM = 2**32 - 1
@@ -143,7 +143,7 @@ def _intent(body: CompareBody, model: str, settings: Settings) -> GenerateIntent
         ),
         sweep=rules.Sweep(
             intensities,
-            None if body.steering is None else indices(body.steering),
+            None if body.steering is None else plain_indices(body.steering),
             body.sae_id,
             body.layer,
         ),

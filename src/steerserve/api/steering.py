@@ -1,36 +1,57 @@
-"""/api/saes/steering: the live values of the first attached SAE, and of all where they are cleared. Every route answers the
-state."""
+"""/api/saes/steering: the live values of one attached SAE, the first one where the request names none. Every route answers
+the state after it."""
 
 from __future__ import annotations
 
-import re
 from typing import Annotated
 
-from fastapi import APIRouter, Depends
+from fastapi import APIRouter, Depends, Query
 from pydantic import Field
 from starlette.responses import Response
 
 from steerserve.api.envelope import Envelope, RequestBody, RowId, success, unambiguous
 from steerserve.control.interventions.steering import Steering
-from steerserve.errors import Refusal
-from steerserve.rules.steering import BATCH_MAXIMUM, MAXIMUM, MINIMUM
+from steerserve.rules.attachment import FIRST_SAE, SaeChoice
+from steerserve.rules.steering import BATCH_MAXIMUM, MAXIMUM, MINIMUM, plain_indices
 
+LARGEST_LAYER = 2**31 - 1
 Value = Annotated[float, Field(ge=MINIMUM, le=MAXIMUM, allow_inf_nan=False)]
-_INDEX = re.compile(r"0|-?[1-9][0-9]{0,63}")
-"""An index, written one way only; one that no SAE has is refused by its number."""
+SaeId = Annotated[str, Field(min_length=1, max_length=100)]
+Layer = Annotated[int, Field(ge=0, le=LARGEST_LAYER)]
 
 
-class OneFeature(RequestBody):
+class SaeBody(RequestBody):
+    """Which attached SAE is meant; the first that was attached where the body names none."""
+
+    sae_id: SaeId | None = None
+    layer: Layer | None = None
+
+    @property
+    def choice(self) -> SaeChoice:
+        return SaeChoice(self.sae_id, self.layer)
+
+
+class OneFeature(SaeBody):
     """One feature and its value."""
 
     feature_idx: int
     value: Value
 
 
-class ManyFeatures(RequestBody):
-    """Feature index -> value, merged into what is set."""
+class ManyFeatures(SaeBody):
+    """Feature index -> value, merged into the values that are set."""
 
     steering: Annotated[dict[str, Value], Field(max_length=BATCH_MAXIMUM)]
+
+
+def chosen(
+    sae_id: Annotated[SaeId | None, Query()] = None, layer: Annotated[Layer | None, Query()] = None
+) -> SaeChoice:
+    """The attached SAE that the query of a request names."""
+    return SaeChoice(sae_id, layer)
+
+
+Chosen = Annotated[SaeChoice, Depends(chosen)]
 
 
 def router(steering: Steering) -> APIRouter:
@@ -38,29 +59,30 @@ def router(steering: Steering) -> APIRouter:
         prefix="/api/saes/steering", tags=["steering"], dependencies=[Depends(unambiguous)]
     )
 
-    def state() -> Response:
-        enabled, values = steering.state()
-        others = {key: _told(found) for key, found in steering.others().items()}
+    def state(choice: SaeChoice = FIRST_SAE) -> Response:
+        enabled, values = steering.state(choice)
+        others = {key: _texts(values) for key, values in steering.others(choice).items()}
         more = {"others": others} if others else {}
-        return success({"enabled": enabled, "values": _told(values), **more})
+        return success({"enabled": enabled, "values": _texts(values), **more})
 
     @routes.get("", response_model=Envelope)
-    async def get_steering() -> Response:
-        return state()
+    async def get_steering(choice: Chosen) -> Response:
+        return state(choice)
 
     @routes.post("", response_model=Envelope)
     async def set_feature(body: OneFeature) -> Response:
-        await steering.set_values({body.feature_idx: body.value})
-        return state()
+        await steering.set_values({body.feature_idx: body.value}, body.choice)
+        return state(body.choice)
 
     @routes.post("/batch", response_model=Envelope)
     async def set_features(body: ManyFeatures) -> Response:
-        await steering.set_values(indices(body.steering))
-        return state()
+        values = plain_indices(body.steering, steering.attachment(body.choice).d_sae)
+        await steering.set_values(values, body.choice)
+        return state(body.choice)
 
     @routes.post("/enable", response_model=Envelope)
     async def enable(enabled: bool = True) -> Response:
-        """`enabled=false` disables, as older clients ask for it."""
+        """Steering has one switch for all SAEs. `enabled=false` disables, as older clients ask for it."""
         await (steering.enable() if enabled else steering.disable())
         return state()
 
@@ -70,36 +92,22 @@ def router(steering: Steering) -> APIRouter:
         return state()
 
     @routes.delete("/{index}", response_model=Envelope)
-    async def remove_feature(index: RowId) -> Response:
-        await steering.remove(index)
-        return state()
+    async def remove_feature(index: RowId, choice: Chosen) -> Response:
+        await steering.remove(index, choice)
+        return state(choice)
 
     @routes.delete("", response_model=Envelope)
-    async def clear() -> Response:
-        """Forget all values of every SAE, also those that wait for their model to be loaded again."""
+    async def clear(choice: Chosen) -> Response:
+        """Forget all values of every SAE, also those that wait for their model to be loaded again. With `sae_id` or
+        `layer`, forget the values of that attached SAE only."""
+        if choice != FIRST_SAE:
+            await steering.clear_one(choice)
+            return state(choice)
         await steering.clear()
         return success({"enabled": False, "values": {}})
 
     return routes
 
 
-def indices(values: dict[str, float]) -> dict[int, float]:
-    """The map with integer keys.
-
-    Raises:
-        Refusal: VALIDATION_ERROR naming the keys that are no integers.
-    """
-    bad = [key for key in values if not _INDEX.fullmatch(key)]
-    if bad:
-        raise Refusal(
-            "VALIDATION_ERROR",
-            f"feature indices must be integers: {', '.join(bad[:10])}",
-            errors=[
-                {"loc": ["body", "steering", key], "msg": "not an integer"} for key in bad[:10]
-            ],
-        )
-    return {int(key): value for key, value in values.items()}
-
-
-def _told(values: dict[int, float]) -> dict[str, float]:
+def _texts(values: dict[int, float]) -> dict[str, float]:
     return {str(index): value for index, value in sorted(values.items())}

@@ -1,11 +1,11 @@
-"""Whether an SAE fits the loaded model at a layer."""
+"""Which attached SAE is meant, and whether an SAE fits the loaded model at a layer."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 from steerserve.errors import Refusal
 from steerserve.rules import sae_sites
@@ -23,6 +23,50 @@ class AttachedSae(Protocol):
     def layer(self) -> int: ...
     @property
     def d_sae(self) -> int: ...
+
+
+Sae = TypeVar("Sae", bound=AttachedSae)
+
+
+@dataclass(frozen=True, slots=True)
+class SaeChoice:
+    """Which of the attached SAEs is meant; None stands for any id or any layer."""
+
+    sae_id: str | None = None
+    layer: int | None = None
+
+    def among(self, attached: Sequence[Sae]) -> list[Sae]:
+        """The attached SAEs that the choice leaves, in the order in which they were attached."""
+        return [
+            candidate
+            for candidate in attached
+            if self.sae_id in (None, candidate.sae_id) and self.layer in (None, candidate.layer)
+        ]
+
+    def first(self, attached: Sequence[Sae]) -> Sae:
+        """Raises:
+        Refusal: SAE_NOT_ATTACHED when the choice leaves none.
+        """
+        fitting = self.among(attached)
+        if fitting:
+            return fitting[0]
+        if not attached or self == SaeChoice():
+            raise Refusal("SAE_NOT_ATTACHED", "no SAE is attached")
+        raise Refusal(
+            "SAE_NOT_ATTACHED",
+            f"{self} is not attached",
+            sae_id=self.sae_id,
+            layer=self.layer,
+            attached=[{"sae_id": one.sae_id, "layer": one.layer} for one in attached],
+        )
+
+    def __str__(self) -> str:
+        sae = "any SAE" if self.sae_id is None else f"SAE {self.sae_id!r}"
+        return f"{sae} at {'any layer' if self.layer is None else f'layer {self.layer}'}"
+
+
+FIRST_SAE = SaeChoice()
+"""The SAE that was attached first."""
 
 
 @dataclass(frozen=True, slots=True)

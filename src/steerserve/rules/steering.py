@@ -7,8 +7,10 @@ epoch grows by one exactly when an edit changed something.
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 from steerserve.errors import Refusal
 
@@ -18,6 +20,9 @@ BATCH_MAXIMUM = 1000
 
 MANUAL = "manual"
 """The owner of what the plain routes and the profiles set."""
+
+_INDEX = re.compile(r"0|-?[1-9][0-9]{0,63}")
+"""A whole number, which is written in one way only. An index that no SAE has is refused by its number."""
 
 Values = Mapping[int, float]
 Owned = Mapping[str, Mapping[str, Values]]
@@ -146,9 +151,14 @@ def clear(live: Live) -> Live:
     return _step(live, {}, enabled=False)
 
 
-def leave(live: Live, key: str) -> Live:
-    """Forget every feature of one SAE, which is attached no longer, and disable when none is left anywhere."""
+def clear_one(live: Live, key: str) -> Live:
+    """Forget every feature of one SAE, whoever set it, and disable when no SAE has a value left."""
     return _step(live, _without(live, key), enabled=live.enabled)
+
+
+def leave(live: Live, key: str) -> Live:
+    """Forget every feature of one SAE, which is attached no longer. Steering stays on or off as it is."""
+    return _step(live, _without(live, key), enabled=live.enabled, is_kept=True)
 
 
 def mark(before: Live, after: Live, active: Active | None) -> Live:
@@ -169,6 +179,25 @@ def effective(
     else:
         chosen = live.of(key) if live.enabled else {}
     return {i: v for i, v in chosen.items() if v != 0.0}
+
+
+def plain_indices(values: Mapping[str, float], d_sae: int | None = None) -> dict[int, float]:
+    """The values of one SAE with integer keys.
+
+    Raises:
+        Refusal: INVALID_FEATURE_INDEX for a key that is no integer, or is not written in plain digits.
+    """
+    for key in values:
+        if not _INDEX.fullmatch(key):
+            shown = key[:100].encode(errors="backslashreplace").decode()
+            more: dict[str, Any] = {} if d_sae is None else {"d_sae": d_sae}
+            raise Refusal(
+                "INVALID_FEATURE_INDEX",
+                f"{shown!r} is no feature index; an index is a whole number in plain digits",
+                feature_idx=shown,
+                **more,
+            )
+    return {int(key): value for key, value in values.items()}
 
 
 def _sum(parts: Iterable[Mapping[str, Values]]) -> dict[str, Values]:

@@ -224,10 +224,10 @@ async def test_the_values_of_the_second_that_become_those_of_the_first_are_told(
 
 
 async def test_another_sae_in_the_first_place_is_told_also_without_values(world: World) -> None:
-    await two(world, {})
+    await two(world, {KEY: {1: 5.0}})
     told = len(world.published(SteeringUpdate))
     await world.attachments.detach("sae_a")
-    assert world.published(SteeringUpdate)[told:] == [SteeringUpdate(False, {})]
+    assert world.published(SteeringUpdate)[told:] == [SteeringUpdate(True, {})]
 
 
 async def test_a_crash_tells_that_nothing_steers(world: World) -> None:
@@ -289,8 +289,8 @@ async def test_restoring_leaves_out_what_is_not_attached(world: World) -> None:
     await world.attachments.detach("sae_a")
     await world.attachments.attach(await world.sae("sae_b"), 2)
     await restored(world, before)
-    assert (world.steering.live.enabled, world.steering.live.values) == (False, {})
-    assert in_engine(world)[1:] == (False, {})
+    assert (world.steering.live.enabled, world.steering.live.values) == (True, {})
+    assert in_engine(world)[1:] == (True, {})
 
 
 async def test_a_restore_that_the_engine_refuses_changes_nothing(world: World) -> None:

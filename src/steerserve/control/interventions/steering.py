@@ -1,6 +1,7 @@
-"""Live steering: its values, its epoch, and the engine's copy of both.
+"""The live steering values, their epoch, and the engine's copy of both.
 
-An edit is a pure step of `rules/steering`; it counts once the engine has it, so what is reported is what is applied.
+An edit is a pure step of `rules/steering`. It counts once the engine has taken it, so that the values that are reported are
+the values that are applied. Whose values they are is not known here: `serving.py` knows the active profile.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from steerserve.control.residency.resident import Attachment, Resident, Switch
 from steerserve.engine.wire.engine import Engine
 from steerserve.errors import Refusal
 from steerserve.rules import steering as rules
+from steerserve.rules.attachment import FIRST_SAE, SaeChoice
 from steerserve.rules.steering import Live, Values
 
 Step = Callable[[Live, Sequence[Attachment]], Live]
@@ -24,13 +26,13 @@ Step = Callable[[Live, Sequence[Attachment]], Live]
 
 
 class Steering(EngineState[Live]):
-    """Owner of the live values. The plain routes set values of the first attached SAE."""
+    """Owner of the live values. Attached SAEs are addressed by their keys; without a choice the first one is meant."""
 
     def __init__(self, conductor: Conductor, bus: Bus) -> None:
         self._conductor = conductor
         self._bus = bus
         self._live = Live()
-        self._told: tuple[str | None, SteeringUpdate] = (None, SteeringUpdate(False, {}))
+        self._published: tuple[str | None, SteeringUpdate] = (None, SteeringUpdate(False, {}))
         self._editing = asyncio.Lock()
         self._losses = conductor.restoring.register(self)
 
@@ -38,61 +40,95 @@ class Steering(EngineState[Live]):
     def live(self) -> Live:
         return self._live
 
-    def state(self) -> tuple[bool, dict[int, float]]:
-        """Whether anything steers, and the values of the first attached SAE, summed over all who set some.
+    def state(self, choice: SaeChoice = FIRST_SAE) -> tuple[bool, dict[int, float]]:
+        """Whether steering is on, and the values of one attached SAE, summed over their owners.
 
         Raises:
             Refusal: SAE_NOT_ATTACHED.
         """
-        attached = self._conductor.first_attachment()
-        return self._live.enabled, dict(self._live.of(attached.key))
+        return self._live.enabled, dict(self._live.of(self.attachment(choice).key))
 
-    def others(self) -> dict[str, dict[int, float]]:
-        """The values of the other attached SAEs that have some, by their keys."""
-        keys = [attachment.key for attachment in self._conductor.attachments()[1:]]
+    def others(self, choice: SaeChoice = FIRST_SAE) -> dict[str, dict[int, float]]:
+        """The values of the attached SAEs beside the chosen one, by their keys; SAEs without values are left out."""
+        attached = self._conductor.attachments()
+        chosen = [attachment.key for attachment in choice.among(attached)[:1]]
+        keys = [attachment.key for attachment in attached if attachment.key not in chosen]
         return {key: dict(self._live.of(key)) for key in keys if self._live.of(key)}
 
-    async def set_values(self, values: Mapping[int, float]) -> None:
-        """All or nothing; merges into what is set, and enables.
+    def attachment(self, choice: SaeChoice = FIRST_SAE) -> Attachment:
+        """The attached SAE that a choice means.
+
+        Raises:
+            Refusal: SAE_NOT_ATTACHED.
+        """
+        return choice.first(self._conductor.attachments())
+
+    async def set_values(self, values: Mapping[int, float], choice: SaeChoice = FIRST_SAE) -> None:
+        """Merge values into those of one attached SAE, all of them or none, and switch steering on.
 
         Raises:
             Refusal: SAE_NOT_ATTACHED, INVALID_FEATURE_INDEX, VALIDATION_ERROR.
         """
-        await self._edit(lambda live, at: rules.set_values(live, at.key, at.d_sae, values))
+        await self._edit(
+            choice, lambda live, sae: rules.set_values(live, sae.key, sae.d_sae, values)
+        )
 
     async def enable(self) -> None:
-        await self._edit(lambda live, _: rules.enable(live))
-
-    async def disable(self) -> None:
-        await self._edit(lambda live, _: rules.disable(live))
-
-    async def remove(self, index: int) -> None:
-        await self._edit(lambda live, at: rules.remove(live, at.key, at.d_sae, index))
-
-    async def clear(self) -> None:
-        """Forget all values, of every SAE and of every owner, and of those that wait for their model to be loaded again.
+        """Switch steering on.
 
         Raises:
-            Refusal: SAE_NOT_ATTACHED when no SAE is attached or waits.
+            Refusal: SAE_NOT_ATTACHED.
+        """
+        await self._edit(FIRST_SAE, lambda live, _: rules.enable(live))
+
+    async def disable(self) -> None:
+        """Switch steering off and keep the values.
+
+        Raises:
+            Refusal: SAE_NOT_ATTACHED.
+        """
+        await self._edit(FIRST_SAE, lambda live, _: rules.disable(live))
+
+    async def remove(self, index: int, choice: SaeChoice = FIRST_SAE) -> None:
+        """Forget one feature of one attached SAE, whoever set it.
+
+        Raises:
+            Refusal: SAE_NOT_ATTACHED, INVALID_FEATURE_INDEX.
+        """
+        await self._edit(choice, lambda live, sae: rules.remove(live, sae.key, sae.d_sae, index))
+
+    async def clear(self) -> None:
+        """Forget every value of every SAE, whoever set it, also the values that wait for their model to be loaded again.
+
+        Raises:
+            Refusal: SAE_NOT_ATTACHED when no SAE is attached and none waits.
         """
 
         def step(live: Live) -> Live:
             if not self._losses:
-                self._conductor.first_attachment()
+                self.attachment()
             return rules.clear(live)
 
         await self.everywhere(step)
 
+    async def clear_one(self, choice: SaeChoice) -> None:
+        """Forget every value of one attached SAE, whoever set it.
+
+        Raises:
+            Refusal: SAE_NOT_ATTACHED.
+        """
+        await self._edit(choice, lambda live, sae: rules.clear_one(live, sae.key))
+
     async def act(self, step: Step) -> Live:
-        """Take one step, decided on the values and the attachments of this moment; the values after it. A step that
-        raises, or that the engine does not take, changes nothing."""
+        """Take one step, decided on the values and the attachments of this moment, and answer the values after the step. A
+        step that raises, or that the engine does not take, changes nothing."""
         async with self._editing:
             await self._apply(step(self._live, self._conductor.attachments()))
             return self._live
 
     async def everywhere(self, step: Callable[[Live], Live]) -> bool:
-        """Take a step that needs no SAE, also on what a crash took: it is not to come back otherwise than an operator
-        wanted meanwhile. Whether it changed anything."""
+        """Take a step that needs no SAE on the live values and on the values that wait for their model to be loaded again
+        after a crash, so that these come back as an operator left them. The answer says whether the step changed any."""
         async with self._editing:
             before = self._live
             await self._apply(step(before))
@@ -129,33 +165,35 @@ class Steering(EngineState[Live]):
             live = self._live
             for key in gone:
                 live = rules.leave(live, key)
+            if gone and all(sae.key in gone for sae in self._conductor.attachments()):
+                live = rules.disable(live)  # with the last SAE, or where another takes its place
             live = replace(live, epoch=self._live.epoch + 1)
             with suppress(Refusal):  # when the engine is gone too, the next starts without values
                 await _push(self._conductor.loaded().running()[0], live)
             yield lambda: self._take(live)
 
-    async def _edit(self, edit: Callable[[Live, Attachment], Live]) -> None:
-        """One step on the first attached SAE."""
-        await self.act(lambda live, _: edit(live, self._conductor.first_attachment()))
+    async def _edit(self, choice: SaeChoice, edit: Callable[[Live, Attachment], Live]) -> None:
+        """Take one step on the SAE that is meant when it is the step's turn."""
+        await self.act(lambda live, attached: edit(live, choice.first(attached)))
 
     async def _apply(self, after: Live) -> None:
         if after is self._live:
             return
-        # without an SAE no engine steers; the next attach tells it
+        # without an SAE no engine steers, and the next attach tells the engine the values
         if self._conductor.attachments():
             await _push(self._conductor.loaded().running()[0], after)
         self._take(after)
 
     def _take(self, live: Live) -> None:
-        """These values are in force; what `state` answers is told where it changed."""
+        """Put these values into force, and publish the answer of `state` where it has changed."""
         self._live = live
         first = next((attachment.key for attachment in self._conductor.attachments()), None)
         values = _plain(live.of(first) if first else {})
-        others = {key: _plain(found) for key, found in self.others().items()}
-        told = first, SteeringUpdate(live.enabled, values, others)
-        if told != self._told:
-            self._told = told
-            self._bus.publish(told[1])
+        others = {key: _plain(values) for key, values in self.others().items()}
+        published = first, SteeringUpdate(live.enabled, values, others)
+        if published != self._published:
+            self._published = published
+            self._bus.publish(published[1])
 
 
 async def _push(engine: Engine, live: Live) -> None:
