@@ -13,10 +13,13 @@ import torch
 from benchmarks.machine import Spread, read_bandwidth, synchronise
 from steerserve.engine.wire import messages as m
 from steerserve.engine.worker import memory
-from steerserve.engine.worker.attached.hooks import Steering
+from steerserve.engine.worker.attached.hooks import HookedSaes
 from steerserve.engine.worker.batch.admission import rows_of
 from steerserve.engine.worker.batch.batch import Batch
 from steerserve.engine.worker.model.checkpoint import Checkpoint
+from steerserve.engine.worker.observing.monitor import FeatureMonitor
+from steerserve.engine.worker.observing.observers import Observers
+from steerserve.engine.worker.observing.taps import Taps
 from steerserve.engine.worker.sae import sites
 from steerserve.engine.worker.sae.canonical import Sae
 from steerserve.rules.steering import Live
@@ -37,7 +40,9 @@ class Bench:
         self.model = Checkpoint(
             folder, quantization="FP16", trust_remote_code=False, report=lambda *_: None
         )
-        self.steering = Steering(self.model.dtype)
+        self.monitor = FeatureMonitor()
+        self.observers = Observers([self.monitor, Taps()])
+        self.steering = HookedSaes(self.model.dtype, on_detach=self.observers.detached)
 
     @torch.inference_mode()
     def decode_seconds(self, rows: int) -> list[float]:
@@ -66,7 +71,7 @@ class Bench:
     @torch.inference_mode()
     def prefill_seconds(self) -> tuple[float, float]:
         """Seconds to the first token of a prompt: ours, and a plain forward pass with a cache."""
-        batch = Batch(self.model, self.steering, KV_TOKENS)
+        batch = Batch(self.model, self.steering, self.observers, KV_TOKENS)
         self._add(batch, 1, m.Follow(), "y" * PREFILL)
         ours = self.timed(batch.step)
         ids = torch.tensor(
@@ -85,8 +90,8 @@ class Bench:
         site = sites.find(self.model.model, self.model.layers, sites.RESID_POST, layer)
         self.steering.attach("bench", sae, site)
         self.steering.set_live(Live(epoch=1))
-        plain = Batch(self.model, self.steering, KV_TOKENS)
-        steered = Batch(self.model, self.steering, KV_TOKENS)
+        plain = Batch(self.model, self.steering, self.observers, KV_TOKENS)
+        steered = Batch(self.model, self.steering, self.observers, KV_TOKENS)
         self._add(plain, rows, m.Suppressed())
         for row in range(rows):
             self._add(steered, 1, m.Overlay(1, {"bench": {row: 0.5, row + 1: 0.25}}))
@@ -102,7 +107,7 @@ class Bench:
 
     def _started(self, rows: int, plan: m.Plan) -> Batch:
         """A batch whose rows are all prefilled."""
-        batch = Batch(self.model, self.steering, KV_TOKENS)
+        batch = Batch(self.model, self.steering, self.observers, KV_TOKENS)
         self._add(batch, rows, plan)
         _prefill(batch)
         return batch

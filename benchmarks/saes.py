@@ -19,6 +19,7 @@ from steerserve.engine.worker import memory
 from steerserve.engine.worker.attached.attach import attach
 from steerserve.engine.worker.batch.admission import rows_of
 from steerserve.engine.worker.batch.batch import Batch
+from steerserve.engine.worker.observing.target import target_of
 from steerserve.rules.steering import Live
 
 D_SAE = 16_384
@@ -108,14 +109,14 @@ class Saes:
     @torch.inference_mode()
     def monitoring_ratio(self, rows: int) -> list[float]:
         """Time of decode steps whose rows are monitored, encoding included, over as many of rows that are not."""
-        monitor = self._bench.steering.monitor
+        monitor = self._bench.monitor
         plain = self._batch([m.Follow()] * rows)
         watched = self._batch([m.Follow()] * rows, label="bench")
 
         def run(batch: Batch) -> None:
             for _ in range(BLOCK):
                 batch.step()
-                monitor.records()
+                monitor.events()
                 monitor.work()
 
         found = []
@@ -127,13 +128,13 @@ class Saes:
     @torch.inference_mode()
     def ending_seconds(self, rows: int) -> list[float]:
         """Seconds that the records of `rows` choices take which end in one step, with what waited."""
-        monitor = self._bench.steering.monitor
+        monitor = self._bench.monitor
         found = []
         for turn in range(ATTACHES + 1):
             batch = self._batch([m.Follow()] * rows, label="bench", tokens=4)
             while not batch.is_idle:
                 batch.step()
-            seconds = self._bench.timed(monitor.records)
+            seconds = self._bench.timed(monitor.events)
             found += [seconds] if turn else []
         return found
 
@@ -150,7 +151,7 @@ class Saes:
     def _batch(self, plans: list[m.Plan], label: str | None = None, tokens: int = 200) -> Batch:
         """A batch whose rows, one for each plan, are all prefilled."""
         model = self._bench.model
-        batch = Batch(model, self._bench.steering, KV_TOKENS)
+        batch = Batch(model, self._bench.steering, self._bench.observers, KV_TOKENS)
         sampling = m.Sampling(temperature=0.8, top_p=0.9, max_tokens=tokens)
         for number, plan in enumerate(plans, start=1):
             command = m.Generate(number, [m.Text(PROMPT)], 1, sampling, plan, label=label)
@@ -188,10 +189,10 @@ def measure(scratch: Path, folder: Path) -> dict[str, Any]:
     }
     result["monitoring_step_ratio"] = {}
     for name, (features, rows) in watched.items():
-        bench.steering.watch(KEY, features, TOP_K)
+        bench.monitor.watch(target_of(bench.steering, KEY, features, TOP_K))
         ratios = saes.monitoring_ratio(rows)
         result["monitoring_step_ratio"][name] = asdict(Spread.of(ratios))
-    bench.steering.watch(KEY, None, TOP_K)
+    bench.monitor.watch(target_of(bench.steering, KEY, None, TOP_K))
     result["record_seconds_of_8_choices"] = asdict(Spread.of(saes.ending_seconds(8)))
     read = [bench.timed(_reader(bench)) for _ in range(ATTACHES)]
     result["statistics_seconds"] = statistics.median(read)
@@ -201,4 +202,4 @@ def measure(scratch: Path, folder: Path) -> dict[str, Any]:
 
 
 def _reader(bench: Bench) -> Callable[[], Any]:
-    return lambda: bench.steering.monitor.read(m.ReadStatistics(1))
+    return lambda: bench.monitor.read(m.ReadStatistics(1))

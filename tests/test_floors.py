@@ -24,7 +24,7 @@ ROOMS: dict[str, tuple[str, ...]] = {
         "vitals",
     ),
     "engine": ("wire", "sandbox", "checkpoint", "gguf"),
-    "engine.worker": ("model", "sae", "rows", "observing", "attached", "batch", "process"),
+    "engine.worker": ("model", "sae", "rows", "attached", "observing", "batch", "process"),
 }
 """The rooms of a floor, lowest first: a room may import those before it and the files beside the rooms, and the files
 beside the rooms import no room."""

@@ -33,7 +33,7 @@ from steerserve.engine.wire.messages import (
     Tap,
     Text,
 )
-from steerserve.engine.worker.attached.hooks import Steering
+from steerserve.engine.worker.attached.hooks import HookedSaes
 from steerserve.engine.worker.batch.admission import (
     pooling_rows,
     rows_of,
@@ -43,9 +43,11 @@ from steerserve.engine.worker.batch.admission import (
 from steerserve.engine.worker.batch.batch import Batch
 from steerserve.engine.worker.model.checkpoint import Checkpoint
 from steerserve.engine.worker.model.kv import SlotCache
-from steerserve.engine.worker.observing.monitor import special_tokens
+from steerserve.engine.worker.observing.monitor import FeatureMonitor, special_tokens
+from steerserve.engine.worker.observing.observers import Observers
+from steerserve.engine.worker.observing.taps import Taps
+from steerserve.engine.worker.observing.target import target_of
 from steerserve.engine.worker.rows.rows import Ending, Row
-from steerserve.engine.worker.rows.taps import TapReader
 from steerserve.engine.worker.sae import sites
 from steerserve.engine.worker.sae.canonical import Sae
 from steerserve.errors import Refusal
@@ -126,8 +128,10 @@ class Bench:
         self.model = model
         self.kv_tokens = kv_tokens
         self.context = min(model.model_max_context, kv_tokens)
-        self.steering = Steering(model.dtype, special_tokens(model.tokenizer, model.end_tokens))
-        self.batch = Batch(model, self.steering, kv_tokens, prefix_tokens)
+        self.monitor = FeatureMonitor(special_tokens(model.tokenizer, model.end_tokens))
+        self.observers = Observers([self.monitor, Taps()])
+        self.steering = HookedSaes(model.dtype, on_detach=self.observers.detached)
+        self.batch = Batch(model, self.steering, self.observers, kv_tokens, prefix_tokens)
         self.answers: dict[tuple[int, int], Answer] = {}
         self.scores: dict[tuple[int, int], Scored] = {}
         self.vectors: dict[tuple[int, int], Tensor] = {}
@@ -156,7 +160,8 @@ class Bench:
         prompted: list[Text | Chat] = [Text(t) for t in texts]
         command = Generate(request, prompted, n, wanted, plan or Follow(), tap=tap, label=label)
         model: Any = self.model if ids is None else Verbatim(self.model, ids)
-        rows = rows_of(command, model, self.context, self.kv_tokens, open_tap=self._open_tap)
+        rows = rows_of(command, model, self.context, self.kv_tokens)
+        self.observers.begin(command, rows, self.steering)
         self.answers.update({(request, row.choice): Answer(row) for row in rows})
         self.batch.add(rows, is_seeded=wanted.seed is not None)
         return self.answers[request, 0]
@@ -178,7 +183,8 @@ class Bench:
         wanted = [Text(t, special) if isinstance(t, str) else t for t in texts]
         command = Score(request, wanted, temperature, top, allowed, tap)
         model: Any = self.model if ids is None else Verbatim(self.model, ids)
-        rows = scoring_rows(command, model, self.context, open_tap=self._open_tap)
+        rows = scoring_rows(command, model, self.context)
+        self.observers.begin(command, rows, self.steering)
         self.batch.add(shortest_first(rows), is_seeded=False)
         return rows
 
@@ -204,6 +210,10 @@ class Bench:
             if key in self.steering.applied:
                 self.steering.detach(key)
 
+    def watch(self, key: str | None, features: list[int] | None = None, top_k: int = 10) -> None:
+        """Monitor the SAE at a key from the next pass on."""
+        self.monitor.watch(key and target_of(self.steering, key, features, top_k))
+
     def step(self, times: int = 1) -> list[Ending]:
         """Steps of the batch, each checked against the bound on its memory."""
         outcomes: list[Ending] = []
@@ -213,8 +223,8 @@ class Bench:
             for outcome in new:
                 self._note(outcome)
             outcomes += new
-            self.records += self.steering.monitor.records()
-            self.steering.monitor.work()
+            self.records += [e for e in self.observers.events() if isinstance(e, Recorded)]
+            self.observers.work()
         return outcomes
 
     def run(self) -> Bench:
@@ -248,9 +258,6 @@ class Bench:
         waiting = [row for rows, _ in self.batch._waiting for row in rows]
         held = [row for group in self.batch._groups() for row in group.all_rows()]
         return [row for row in [*waiting, *held] if row.request == request]
-
-    def _open_tap(self, tap: Tap, prompt_tokens: int) -> TapReader:
-        return TapReader(tap, self.steering.sae(tap.key), prompt_tokens)
 
     def _note(self, outcome: Ending) -> None:
         match outcome:

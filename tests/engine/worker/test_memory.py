@@ -20,8 +20,10 @@ from steerserve.engine.worker.batch import group
 from steerserve.engine.worker.model import budget
 from steerserve.engine.worker.model.checkpoint import Checkpoint
 from steerserve.engine.worker.model.kv import SlotCache
-from steerserve.engine.worker.process import loop
+from steerserve.engine.worker.process import loading, loop
+from steerserve.engine.worker.process.commands import Commands
 from steerserve.engine.worker.process.wire import Wire
+from steerserve.engine.worker.sae import formats
 from steerserve.errors import Refusal
 from steerserve.rules.units import MIB
 from tests.engine.running import Bench, alone, generated, hooked, site_of, words
@@ -252,19 +254,24 @@ class Told:
     def send(self, event: Any) -> None:
         self.events.append(event)
 
+    def wake(self) -> None:
+        pass
+
 
 def test_an_attach_is_refused_before_its_tensors_are_read(
     folder: Callable[[str], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    engine = loop.Engine(Told())  # type: ignore[arg-type]
-    engine._obey(m.Load(id=1, path=str(folder("llama")), **FIELDS))
+    told = Told()
+    commands = Commands(told.send, told.wake)
+    commands.obey(m.Load(id=1, path=str(folder("llama")), **FIELDS))
     sae = write(tmp_path / "sae", config_v6("standard", d_in=32), arrays("standard", d_in=32))
     free_of(monkeypatch, 1000)
-    monkeypatch.setattr(loop.formats, "load", lambda _: pytest.fail("the tensors were read"))
+    monkeypatch.setattr(formats, "load", lambda _: pytest.fail("the tensors were read"))
     with pytest.raises(Refusal) as refused:
-        engine._obey(m.Attach(2, "sae@0", source(sae), 0))
+        commands.obey(m.Attach(2, "sae@0", source(sae), 0))
     assert refused.value.code == "INSUFFICIENT_MEMORY"
-    assert refused.value.details["kv_context_tokens"] == engine._kv_tokens
+    assert isinstance(commands.loaded, loading.LoadedModel)
+    assert refused.value.details["kv_context_tokens"] == commands.loaded.kv_tokens
 
 
 def test_a_load_that_runs_out_of_memory_says_so(
@@ -273,11 +280,11 @@ def test_a_load_that_runs_out_of_memory_says_so(
     def fail(*_: Any, **__: Any) -> None:
         raise torch.OutOfMemoryError("no memory")
 
-    monkeypatch.setattr(loop, "Checkpoint", fail)
+    monkeypatch.setattr(loading, "Checkpoint", fail)
     wire = Told()
-    engine = loop.Engine(wire)  # type: ignore[arg-type]
+    worker = loop.Worker(wire)  # type: ignore[arg-type]
     command = m.Load(id=1, path=str(folder("llama")), **FIELDS)
-    engine._answer(command, lambda: engine._obey(command))
+    worker.answer(command, lambda: worker.commands.obey(command))
     assert [event.code for event in wire.events] == ["INSUFFICIENT_MEMORY"]
     assert wire.events[0].details["device"] == "cpu"
 
@@ -329,7 +336,7 @@ def ran(monkeypatch: pytest.MonkeyPatch, wire: Silence) -> int:
     """How often memory was given back while the engine ran through the script."""
     calls: list[int] = []
     monkeypatch.setattr(memory, "give_back", lambda: calls.append(1))
-    loop.Engine(wire).run()
+    loop.Worker(wire).run()
     return len(calls)
 
 

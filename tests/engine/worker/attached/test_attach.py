@@ -16,9 +16,10 @@ from torch import Tensor, nn
 from steerserve.engine.wire import messages as m
 from steerserve.engine.worker import memory
 from steerserve.engine.worker.attached.attach import attach
-from steerserve.engine.worker.attached.hooks import Steering
+from steerserve.engine.worker.attached.hooks import HookedSaes
 from steerserve.engine.worker.model.checkpoint import Checkpoint
-from steerserve.engine.worker.process.loop import Engine
+from steerserve.engine.worker.observing.target import target_of
+from steerserve.engine.worker.process.commands import Commands
 from steerserve.engine.worker.sae import formats
 from steerserve.errors import Refusal
 from steerserve.rules.sae_sites import MLP_OUT, RESID_POST
@@ -46,7 +47,7 @@ def stored(folder: Path, *, scale: float = 1.0, d_in: int = 32, **fields: Any) -
 
 def attached(
     model: Checkpoint,
-    steering: Steering,
+    steering: HookedSaes,
     where: m.SaeSource,
     *,
     room: Callable[[torch.device, int], None] = lambda *_: None,
@@ -65,7 +66,7 @@ def refused_code(call: Callable[[], object]) -> tuple[str, dict[str, Any]]:
 @pytest.fixture
 def steering(llama: Checkpoint) -> Any:
     """Steering of a model that other tests share: it must end without hooks."""
-    steering = Steering(llama.dtype)
+    steering = HookedSaes(llama.dtype)
     yield steering
     for key in list(steering.applied):
         steering.detach(key)
@@ -88,7 +89,7 @@ def hooks(model: Checkpoint) -> int:
 
 
 def test_what_is_attached_is_told_exactly(
-    llama: Checkpoint, steering: Steering, tmp_path: Path
+    llama: Checkpoint, steering: HookedSaes, tmp_path: Path
 ) -> None:
     fields = {"metadata": {**HOOK, "hook_name": "blocks.1.hook_mlp_out"}}
     told = attached(llama, steering, source(stored(tmp_path, **fields)))
@@ -100,16 +101,15 @@ def test_what_is_attached_is_told_exactly(
 
 
 def test_without_the_check_there_are_no_figures(
-    llama: Checkpoint, steering: Steering, tmp_path: Path
+    llama: Checkpoint, steering: HookedSaes, tmp_path: Path
 ) -> None:
     told = attached(llama, steering, source(stored(tmp_path)), check=False)
     assert (told.check, told.warnings) == ({}, [])
 
 
 def test_a_loaded_model_tells_the_sites_it_offers(folder: Callable[[str], Path]) -> None:
-    wire = SimpleNamespace(send=lambda _: None)
-    engine = Engine(wire)  # type: ignore[arg-type]
-    facts = engine._obey(m.Load(id=1, path=str(folder("llama")), **LOAD))
+    commands = Commands(lambda _: None, lambda: None)
+    facts = commands.obey(m.Load(id=1, path=str(folder("llama")), **LOAD))
     assert isinstance(facts, m.Loaded)
     assert facts.site_widths["resid_post"] == facts.hidden_size == 32
     assert facts.site_widths["mlp_neurons"] == 64
@@ -120,7 +120,7 @@ def test_a_loaded_model_tells_the_sites_it_offers(folder: Callable[[str], Path])
 
 @pytest.mark.usefixtures("unread")
 def test_another_width_is_refused_before_anything_is_read(
-    llama: Checkpoint, steering: Steering, tmp_path: Path
+    llama: Checkpoint, steering: HookedSaes, tmp_path: Path
 ) -> None:
     before = hooks(llama)
     code, details = refused_code(
@@ -133,7 +133,7 @@ def test_another_width_is_refused_before_anything_is_read(
 
 @pytest.mark.usefixtures("unread")
 def test_a_kind_that_cannot_be_attached_says_why(
-    llama: Checkpoint, steering: Steering, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    llama: Checkpoint, steering: HookedSaes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     claims = formats.inspect(source(stored(tmp_path)))
     told = msgspec.structs.replace(claims, reason="a transcoder reads one site and writes another")
@@ -146,7 +146,7 @@ def test_a_kind_that_cannot_be_attached_says_why(
 @pytest.mark.usefixtures("unread")
 @pytest.mark.parametrize("layer", [2, 99])
 def test_a_layer_that_is_not_there_is_refused(
-    llama: Checkpoint, steering: Steering, tmp_path: Path, layer: int
+    llama: Checkpoint, steering: HookedSaes, tmp_path: Path, layer: int
 ) -> None:
     where = source(stored(tmp_path))
     code, _ = refused_code(lambda: attached(llama, steering, where, layer=layer))
@@ -154,7 +154,7 @@ def test_a_layer_that_is_not_there_is_refused(
 
 
 def test_an_unknown_hook_is_refused_until_the_operator_says_where(
-    llama: Checkpoint, steering: Steering, tmp_path: Path
+    llama: Checkpoint, steering: HookedSaes, tmp_path: Path
 ) -> None:
     metadata = {**HOOK, "hook_name": "somewhere.else"}
     path = stored(tmp_path, metadata=metadata)
@@ -169,7 +169,7 @@ def test_an_unknown_hook_is_refused_until_the_operator_says_where(
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
 def test_matrices_are_kept_in_the_dtype_that_was_asked_for(
-    llama: Checkpoint, steering: Steering, tmp_path: Path, dtype: str
+    llama: Checkpoint, steering: HookedSaes, tmp_path: Path, dtype: str
 ) -> None:
     asked: list[int] = []
     where = source(stored(tmp_path))
@@ -203,7 +203,7 @@ WHOLE = 2 * 32 * 4096 * 4
 
 @pytest.mark.parametrize(("scale", "kept"), [(1.0, "float16"), (1e6, "bfloat16")])
 def test_what_does_not_fit_as_stored_is_kept_in_the_half_that_holds_it(
-    llama: Checkpoint, steering: Steering, tmp_path: Path, scale: float, kept: str
+    llama: Checkpoint, steering: HookedSaes, tmp_path: Path, scale: float, kept: str
 ) -> None:
     told = attached(
         llama, steering, source(stored(tmp_path, scale=scale)), room=at_most(WHOLE * 2 // 3)
@@ -217,7 +217,7 @@ def test_what_does_not_fit_as_stored_is_kept_in_the_half_that_holds_it(
     ("limit", "dtype"), [(WHOLE * 2 // 3, "float32"), (WHOLE // 3, None), (WHOLE // 3, "float16")]
 )
 def test_what_cannot_be_kept_as_asked_is_refused_before_anything_is_read(
-    llama: Checkpoint, steering: Steering, tmp_path: Path, limit: int, dtype: str | None
+    llama: Checkpoint, steering: HookedSaes, tmp_path: Path, limit: int, dtype: str | None
 ) -> None:
     where = source(stored(tmp_path))
     code, details = refused_code(
@@ -232,7 +232,7 @@ def test_what_cannot_be_kept_as_asked_is_refused_before_anything_is_read(
 
 @pytest.mark.usefixtures("unread")
 def test_what_cannot_even_be_read_is_refused(
-    llama: Checkpoint, steering: Steering, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    llama: Checkpoint, steering: HookedSaes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     where = source(stored(tmp_path))
     monkeypatch.setattr(memory, "free", lambda _: WHOLE // 2)
@@ -242,7 +242,7 @@ def test_what_cannot_even_be_read_is_refused(
 
 
 def test_weights_beyond_the_dtype_that_was_asked_for_are_refused(
-    llama: Checkpoint, steering: Steering, tmp_path: Path
+    llama: Checkpoint, steering: HookedSaes, tmp_path: Path
 ) -> None:
     where = source(stored(tmp_path, scale=1e6))
     code, _ = refused_code(lambda: attached(llama, steering, where, dtype="float16"))
@@ -262,8 +262,8 @@ class Place:
         return SimpleNamespace(remove=lambda: None)
 
 
-def elsewhere(check: Callable[[torch.device, int], None]) -> Steering:
-    steering = Steering(torch.float32, check_room=check)
+def elsewhere(check: Callable[[torch.device, int], None]) -> HookedSaes:
+    steering = HookedSaes(torch.float32, check_room=check)
     steering.attach(KEY, random_sae(32), Place())  # type: ignore[arg-type]
     return steering
 
@@ -286,12 +286,12 @@ def test_an_encoder_moves_to_its_site_when_something_first_reads() -> None:
 
 def test_an_encoder_without_room_at_its_site_is_refused_and_stays_where_it_is() -> None:
     steering = elsewhere(at_most(1000))
-    for read in (lambda: steering.sae(KEY), lambda: steering.watch(KEY)):
+    for read in (lambda: steering.sae(KEY), lambda: target_of(steering, KEY, None, 5)):
         code, _ = refused_code(read)
         assert code == "INSUFFICIENT_MEMORY"
     assert steering.held(KEY).W_enc.device.type == "cpu"
     # a few columns are moved without the rest
-    steering.watch(KEY, [3, 7])
+    target_of(steering, KEY, [3, 7], 5)
 
 
 # ---------------------------------------------------------------- one key, one hook
@@ -313,12 +313,12 @@ def test_an_sae_attached_where_one_is_takes_its_place(llama: Checkpoint) -> None
     assert hooks(llama) == before
 
 
-def test_detaching_what_is_not_there_is_refused(llama: Checkpoint, steering: Steering) -> None:
+def test_detaching_what_is_not_there_is_refused(llama: Checkpoint, steering: HookedSaes) -> None:
     assert refused_code(lambda: steering.detach(KEY))[0] == "SAE_NOT_ATTACHED"
 
 
 def test_a_check_that_fails_leaves_no_hook(
-    llama: Checkpoint, steering: Steering, tmp_path: Path
+    llama: Checkpoint, steering: HookedSaes, tmp_path: Path
 ) -> None:
     def fail(_: nn.Module, __: Any) -> None:
         raise RuntimeError("broken")

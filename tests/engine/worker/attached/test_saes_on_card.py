@@ -58,14 +58,14 @@ def test_steering_readings_records_and_statistics_are_those_of_the_host(
         told = attach(m.Attach(1, KEY, where, 1), model, bench.steering, lambda *_: None)
         before.clear()  # the self-check ran the model too
         try:
-            bench.steering.watch(KEY, features, 5)
+            bench.watch(KEY, features, 5)
             with hooked(site_of(model, 1), lambda h: after.append(h.clone())):
                 plan = m.Overlay(0, {KEY: ONE})
                 answer = bench.ask(1, words(30), plan=plan, tap=wanted, label="a", max_tokens=8)
                 bench.ask(2, words(30), plan=m.Suppressed(), max_tokens=8)
                 bench.run()
             reader, held = bench.steering.sae(KEY), bench.steering.held(KEY)
-            found = bench.steering.monitor.read(m.ReadStatistics(9, NAMED))
+            found = bench.monitor.read(m.ReadStatistics(9, NAMED))
             explored = explore(m.Explore(3, KEY, None, NAMED, 5), held)
         finally:
             bench.steering.detach(KEY)

@@ -29,7 +29,8 @@ from steerserve.engine.worker.batch import group as group_module
 from steerserve.engine.worker.batch import prefix as prefix_module
 from steerserve.engine.worker.model.checkpoint import Checkpoint
 from steerserve.engine.worker.observing import monitor as monitor_module
-from steerserve.engine.worker.observing.monitor import Counts, Monitor
+from steerserve.engine.worker.observing.counts import RunningCounts
+from steerserve.engine.worker.observing.monitor import FeatureMonitor
 from steerserve.engine.worker.sae.canonical import Sae
 from steerserve.errors import Refusal
 from steerserve.rules.sae_sites import MLP_OUT, RESID_POST
@@ -49,7 +50,7 @@ def monitored(
     bench: Bench, sae: Sae = SAE, *, features: list[int] | None = None, top_k: int = 5, **at: Any
 ) -> Iterator[Bench]:
     with bench.attached(KEY, sae, **at):
-        bench.steering.watch(KEY, features, top_k)
+        bench.watch(KEY, features, top_k)
         yield bench
 
 
@@ -80,7 +81,7 @@ def observed(model: Checkpoint, answer: Answer) -> np.ndarray:
 
 
 def statistics(bench: Bench, features: list[int] | None = None, **how: Any) -> Statistics:
-    return bench.steering.monitor.read(ReadStatistics(9, features, **how))
+    return bench.monitor.read(ReadStatistics(9, features, **how))
 
 
 def check_record(record: Recorded, truth: np.ndarray, *, top_k: int = 5) -> None:
@@ -278,7 +279,7 @@ def test_a_choice_that_ends_on_special_tokens_is_recorded_at_its_last_text(
     tokens = plain.answers[1, 0].tokens
     with monitored(Bench(llama)) as bench:
         # the tokens that the model will write from the fourth on become special ones
-        bench.steering.monitor._special |= frozenset(tokens[3:]) - frozenset(tokens[:3])
+        bench.monitor._special |= frozenset(tokens[3:]) - frozenset(tokens[:3])
         answer = bench.ask(1, words(30), max_tokens=8, label="a")
         bench.run()
         seen = statistics(bench).tokens
@@ -291,7 +292,7 @@ def test_a_choice_that_ends_on_special_tokens_is_recorded_at_its_last_text(
 
 
 def _specials(bench: Bench) -> frozenset[int]:
-    return bench.steering.monitor._special
+    return bench.monitor._special
 
 
 def test_a_choice_of_nothing_but_a_special_token_is_recorded_there_and_not_counted(
@@ -335,12 +336,12 @@ def test_a_choice_that_ended_has_no_record_when_its_request_is_refused_in_that_s
         bench.ask(2, words(20), max_tokens=1, label="b")
         bench.batch.step()
         bench.batch.cancel(1)
-        assert [r.label for r in bench.steering.monitor.records()] == ["b"]
+        assert [r.label for r in bench.monitor.events()] == ["b"]
 
 
 def test_values_that_overflow_stay_out_of_the_figures(llama: Checkpoint) -> None:
     with monitored(Bench(llama)) as bench, bench.attached("other@0", random_sae(32, seed=4)):
-        bench.steering.watch("other@0", None, 5)
+        bench.watch("other@0", None, 5)
         # the SAE that is attached first is added before the watched one reads
         bench.ask(1, words(21), plan=Overlay(0, {KEY: {3: 3e38, 7: 3e38, 9: 3e38}}), label="a")
         fine = bench.ask(2, words(22), plan=Suppressed(), label="b")
@@ -357,7 +358,7 @@ def test_features_that_overflow_stay_out_of_figures_and_records(llama: Checkpoin
     # every value the SAE reads is finite still; what it makes of them is not
     steep = replace(random_sae(32, seed=4), W_enc=random_sae(32, seed=4).W_enc * 1e16)
     with monitored(Bench(llama)) as bench, bench.attached("other@0", steep):
-        bench.steering.watch("other@0", None, 5)
+        bench.watch("other@0", None, 5)
         plan = Overlay(0, {KEY: {3: 1e24, 7: 1e24}})
         far = bench.ask(1, words(21), plan=plan, label="far")
         bench.run()
@@ -404,7 +405,7 @@ def test_a_kept_prefix_changes_nothing_that_is_observed(
     monkeypatch.setattr(prefix_module, "LEAST", 32)
     with monitored(bench := Counted(llama)):
         first, _ = bench.turn(1, [2 + i for i in range(60)], max_tokens=4, label="a")
-        bench.steering.monitor.reset()
+        bench.monitor.reset()
         history = [*passed(first), 70, 71]
         second, given = bench.turn(2, history, max_tokens=3, label="b")
         found = statistics(bench)
@@ -416,7 +417,7 @@ def test_a_reset_counts_from_nothing(llama: Checkpoint) -> None:
     with monitored(Bench(llama)) as bench:
         answer = bench.ask(1, words(20), max_tokens=6, label="a")
         bench.step(3)
-        bench.steering.monitor.reset()
+        bench.monitor.reset()
         assert statistics(bench) == Statistics(9, [], 0, 0)
         bench.run()
         check_statistics(statistics(bench), observed(llama, answer)[3:])
@@ -424,7 +425,7 @@ def test_a_reset_counts_from_nothing(llama: Checkpoint) -> None:
 
 
 def test_count_ranks_features_by_how_often_they_were_active() -> None:
-    counts = Counts(4, torch.device("cpu"))
+    counts = RunningCounts(4, torch.device("cpu"))
     counts.add(torch.tensor([[0.0, 1.0, -2.0, 0.0], [0.0, 1.0, 0.0, 3.0], [0.0, 1, 0, 5]]), None)
     assert [f.feature_idx for f in counts.read(None, "count", 2)] == [1, 3]
     # seen more often, active no more often
@@ -476,7 +477,7 @@ def test_counting_in_pieces_loses_nothing_even_far_from_zero(
 ) -> None:
     draw = np.random.default_rng(0)
     values = (draw.normal(size=(sum(cuts), 3)) + offset).astype(np.float32)
-    counts = Counts(3, torch.device("cpu"))
+    counts = RunningCounts(3, torch.device("cpu"))
     first = 0
     for size in cuts:
         counts.add(torch.from_numpy(values[first : first + size]), None)
@@ -528,7 +529,7 @@ def test_other_features_go_on_from_what_was_counted(llama: Checkpoint) -> None:
     with monitored(Bench(llama), features=[3, 17]) as bench:
         first = bench.ask(1, words(30), max_tokens=5, label="a")
         bench.run()
-        bench.steering.watch(KEY, None, 5)
+        bench.watch(KEY, None, 5)
         second = bench.ask(2, words(33), max_tokens=7, label="b")
         bench.run()
         found = {f.feature_idx: f for f in statistics(bench, list(range(48))).features}
@@ -544,7 +545,7 @@ def test_a_feature_that_is_not_there_is_refused_and_changes_nothing(
 ) -> None:
     with monitored(Bench(llama)) as bench:
         with pytest.raises(Refusal) as refused:
-            bench.steering.watch(KEY, features, 5)
+            bench.watch(KEY, features, 5)
         bench.ask(1, words(30), label="a")
         bench.run()
     assert refused.value.code == "INVALID_FEATURE_INDEX"
@@ -559,13 +560,13 @@ def test_monitoring_begins_and_ends_while_choices_run(llama: Checkpoint) -> None
     with bench.attached(KEY, SAE):
         answer = bench.ask(1, words(20), max_tokens=10, label="a")
         bench.step(3)
-        bench.steering.watch(KEY, None, 5)
+        bench.watch(KEY, None, 5)
         bench.step(4)
-        bench.steering.watch(None)
+        bench.watch(None)
         bench.run()
         check_statistics(statistics(bench), observed(llama, answer)[3:7])
         assert bench.records == []
-        bench.steering.watch(KEY, None, 5)
+        bench.watch(KEY, None, 5)
         assert statistics(bench).tokens == 4
 
 
@@ -573,10 +574,10 @@ def test_what_was_seen_before_monitoring_began_again_is_no_record(llama: Checkpo
     with monitored(Bench(llama)) as bench:
         bench.ask(1, words(20), max_tokens=10, label="a")
         bench.step(4)
-        (before,) = (seen.position for seen in bench.steering.monitor._latest.values())
-        bench.steering.watch(None)
-        bench.steering.watch(KEY, None, 5)
-        bench.steering.monitor._special = frozenset(range(320))
+        (before,) = (seen.position for seen in bench.monitor._latest.values())
+        bench.watch(None)
+        bench.watch(KEY, None, 5)
+        bench.monitor._special = frozenset(range(320))
         bench.run()
     assert [one.position for one in bench.records] == [before + 1]
 
@@ -609,9 +610,9 @@ def test_the_steered_sae_that_is_not_watched_may_go(llama: Checkpoint) -> None:
 def test_nothing_attached_is_nothing_to_watch(llama: Checkpoint) -> None:
     bench = Bench(llama)
     with pytest.raises(Refusal) as refused:
-        bench.steering.watch(KEY, None, 5)
+        bench.watch(KEY, None, 5)
     assert refused.value.code == "SAE_NOT_ATTACHED"
-    bench.steering.watch(None)
+    bench.watch(None)
     assert statistics(bench) == Statistics(9, [], 0, 0)
 
 
@@ -627,7 +628,7 @@ def logits_of(model: Checkpoint, *, is_monitored: bool, **request: Any) -> list[
     bench = Bench(model)
     try:
         with bench.attached(KEY, SAE):
-            bench.steering.watch(KEY if is_monitored else None, None, 5)
+            bench.watch(KEY if is_monitored else None, None, 5)
             bench.ask(1, words(30), max_tokens=20, label="a")
             bench.step(2)
             bench.ask(2, words(40), label="b", **request)
@@ -685,14 +686,14 @@ class Unreadable(Tensor):
 def test_what_cannot_be_caught_harms_nobody_and_is_logged(
     llama: Checkpoint, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    see, passes = Monitor.catch, []
+    see, passes = FeatureMonitor.catch, []
 
-    def unreadable(self: Monitor, value: Tensor) -> None:
+    def unreadable(self: FeatureMonitor, value: Tensor, *_: Any) -> None:
         passes.append(1)
         # the third pass of the first request and the last of it are unreadable
         see(self, value.as_subclass(Unreadable) if len(passes) in (3, 6) else value)
 
-    monkeypatch.setattr(Monitor, "catch", unreadable)
+    monkeypatch.setattr(FeatureMonitor, "catch", unreadable)
     with capture_logs() as logged, monitored(Bench(llama)) as bench:
         answer = bench.ask(1, words(20), max_tokens=6, label="a")
         bench.run()

@@ -49,6 +49,6 @@ def test_a_load_that_nobody_waits_for_ends_the_engine_without_a_word(
     log = CapturingLogger()
     monkeypatch.setattr(loop, "log", log)
     wire = Gone(folder(model), said)
-    loop.Engine(wire).run()
+    loop.Worker(wire).run()
     assert log.calls == []
     assert (wire.asked, wire.left) == (1, 0)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from steerserve.engine.wire.messages import Attach, Attached, Claims
-from steerserve.engine.worker.attached.hooks import CheckRoom, Steering
+from steerserve.engine.worker.attached.hooks import CheckRoom, HookedSaes
 from steerserve.engine.worker.model import budget
 from steerserve.engine.worker.model.checkpoint import Checkpoint
 from steerserve.engine.worker.sae import formats, selfcheck, sites
@@ -17,9 +17,7 @@ from steerserve.rules.units import MIB
 HOST = torch.device("cpu")
 
 
-def attach(
-    command: Attach, model: Checkpoint, steering: Steering, check_room: CheckRoom
-) -> Attached:
+def attach(command: Attach, model: Checkpoint, saes: HookedSaes, check_room: CheckRoom) -> Attached:
     """Put the SAE at its site and tell what it is there. Everything that can refuse it from its headers does so before
     its tensors are read.
 
@@ -47,7 +45,7 @@ def attach(
         examined = selfcheck.examine(model, sae, site, claims, said)
         sae, figures = examined.sae, examined.check
         warnings = [*warnings, *examined.warnings]
-    steering.attach(command.key, sae, site)
+    saes.attach(command.key, sae, site)
     return Attached(
         id=command.id,
         layer_module_path=site.path,

@@ -1,25 +1,22 @@
-"""Steering inside the forward pass: one hook per attached SAE, adding each row's own delta out of place.
+"""Steering inside the forward pass: one hook per attached SAE, which adds each row's own delta out of place.
 
-It owns the attached SAEs, the live steering and the count of passes each hook acted in. Weights stay on the host: what
-steers is a few decoder rows, summed there; an encoder goes to its site's device when something first reads activations.
-Compiled models skip hooks added later, so the model is never compiled.
+This module owns the attached SAEs, the live steering, and the count of passes in which each hook added something. The
+weights of an SAE stay on the host, where the few decoder rows that steer are summed; its encoder is copied to its site's
+device when activations are first read there. A compiled model skips hooks that are added later, so no model is compiled.
 """
 
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
-from functools import partial
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from steerserve.engine.wire.messages import Follow, Overlay, Plan
-from steerserve.engine.worker.observing.monitor import Monitor, Target
-from steerserve.engine.worker.rows.taps import TapReader
-from steerserve.engine.worker.sae.canonical import NEEDS_K, Sae
+from steerserve.engine.worker.sae.canonical import Sae
 from steerserve.engine.worker.sae.sites import Handle, Site
 from steerserve.errors import Refusal
 from steerserve.rules import steering
@@ -29,11 +26,20 @@ _REMEMBERED = 256
 CheckRoom = Callable[[torch.device, int], None]
 
 
+Catch = Callable[[Tensor, Tensor | None], None]
+"""Takes a site's value [rows, T, width] within a pass, before the SAE's own steering is added, and what that steering
+adds ([rows or 1, 1, width]; None where nothing is added). It copies the parts that it keeps. It raises nothing, because
+the pass belongs to other rows too."""
+
+
 @dataclass(slots=True)
-class Attachment:
-    """One SAE at one site. `delta` [rows or 1, 1, width] is what the coming pass adds; None adds nothing. `taps` are
-    the rows of the coming pass whose values are to be caught; `number` is never given twice. `reader` is the SAE on the
-    site's device, once something reads activations; `made` is the last delta, and what it was made of."""
+class HookedSae:
+    """One SAE at one site; no other attached SAE ever has the same `number`.
+
+    `delta` [rows or 1, 1, width] is added by the coming pass; None adds nothing. `catches` take the site's value in the
+    coming pass. `reader` is the SAE on the site's device, once activations are read there. `made` is the last delta,
+    behind the version and the plans that it was made of.
+    """
 
     sae: Sae
     site: Site
@@ -43,29 +49,29 @@ class Attachment:
     reader: Sae | None = None
     delta: Tensor | None = None
     made: tuple[int, Sequence[Plan], Tensor | None] = (-1, (), None)
-    taps: list[tuple[int, TapReader]] = field(default_factory=list)
-    monitor: Monitor | None = None
+    catches: Sequence[Catch] = ()
     applied: int = 0
 
 
-class Steering:
-    """The attached SAEs of the model, what they add to each row, and the one that is monitored.
+class HookedSaes:
+    """The attached SAEs of the model, and what they add to each row.
 
-    Tokens in `special` are never monitored. `check_room` refuses so many bytes more on a device that lacks them.
+    `check_room` refuses so many bytes more on a device that lacks them. `on_detach` is called with the number of each
+    SAE that is taken away.
     """
 
     def __init__(
         self,
         dtype: torch.dtype,
-        special: frozenset[int] = frozenset(),
         check_room: CheckRoom = lambda device, size: None,
+        on_detach: Callable[[int], None] = lambda number: None,
     ) -> None:
         self._dtype = dtype
         self._check_room = check_room
-        self._attachments: dict[str, Attachment] = {}
+        self._on_detach = on_detach
+        self._attachments: dict[str, HookedSae] = {}
         self._live = steering.Live()
         self.version = 0
-        self.monitor = Monitor(special)
         self._vectors: OrderedDict[tuple[str, frozenset[tuple[int, float]]], Tensor] = OrderedDict()
 
     @property
@@ -74,16 +80,16 @@ class Steering:
         return {key: attachment.applied for key, attachment in self._attachments.items()}
 
     def attach(self, key: str, sae: Sae, site: Site) -> None:
-        """Hook the SAE to its site, in the place of one that is at `key` already."""
+        """Hook the SAE to its site. An SAE that is at `key` already is detached first."""
         if key in self._attachments:
             self.detach(key)
         self.version += 1
-        attachment = Attachment(sae, site, site.device, self.version)
+        attachment = HookedSae(sae, site, site.device, self.version)
         attachment.handle = site.hook(lambda value: self._act(attachment, value))
         self._attachments[key] = attachment
 
     def detach(self, key: str) -> None:
-        """Take the hook and the weights away; what was monitored there is forgotten.
+        """Take the hook and the weights of the SAE at `key` away.
 
         Raises:
             Refusal: SAE_NOT_ATTACHED.
@@ -93,23 +99,11 @@ class Steering:
         del self._attachments[key]
         if attachment.handle:
             attachment.handle.remove()
-        self.monitor.drop(attachment.number)
+        self._on_detach(attachment.number)
         self._vectors.clear()
 
-    def watch(self, key: str | None, features: list[int] | None = None, top_k: int = 10) -> None:
-        """Monitor the SAE at `key` from the next pass on, all its features or those named; None monitors nothing.
-
-        Raises:
-            Refusal: SAE_NOT_ATTACHED; INVALID_FEATURE_INDEX; INSUFFICIENT_MEMORY as `sae`.
-        """
-        target = None if key is None else self._target(key, features, top_k)
-        for attachment in self._attachments.values():
-            is_watched = target is not None and attachment.number == target.number
-            attachment.monitor = self.monitor if is_watched else None
-        self.monitor.watch(target)
-
     def set_live(self, live: steering.Live) -> None:
-        """Steer every following row by these values from the next pass on."""
+        """Steer the rows that follow the live values by these values, from the next pass on."""
         self._live = live
         self.version += 1
 
@@ -121,6 +115,14 @@ class Steering:
         """
         return self._reader(self._at(key))
 
+    def find(self, key: str) -> HookedSae:
+        """What is attached at `key`.
+
+        Raises:
+            Refusal: SAE_NOT_ATTACHED.
+        """
+        return self._at(key)
+
     def held(self, key: str) -> Sae:
         """The SAE at `key` as the host holds it.
 
@@ -131,61 +133,43 @@ class Steering:
 
     def signature(self, plan: Plan) -> Hashable:
         """What a row of this plan is steered by now: equal exactly for equal steering by the same SAEs."""
-        found = []
+        acting = []
         for key, attachment in self._attachments.items():
             values = self._values(key, plan)
             if values:
-                found.append((attachment.number, frozenset(values.items())))
-        return tuple(found)
+                acting.append((attachment.number, frozenset(values.items())))
+        return tuple(acting)
 
     @contextmanager
-    def of(self, plans: Sequence[Plan], taps: Sequence[TapReader | None] = ()) -> Iterator[None]:
-        """While open, a forward pass over these rows is steered and tapped row by row."""
+    def of(
+        self, plans: Sequence[Plan], catches: Mapping[int, Sequence[Catch]] | None = None
+    ) -> Iterator[None]:
+        """While open, a forward pass over rows with these plans is steered row by row. `catches` has, by the number of
+        an attached SAE, what takes the value of its site."""
+        catches = catches or {}
         try:
             for key, attachment in self._attachments.items():
                 attachment.delta = self._delta(key, attachment, plans)
-                attachment.taps = [
-                    (i, tap)
-                    for i, tap in enumerate(taps)
-                    if tap is not None and tap.key == key and tap.sae is attachment.reader
-                ]
+                attachment.catches = catches.get(attachment.number, ())
             yield
         finally:
             for attachment in self._attachments.values():
                 attachment.delta = None
-                attachment.taps = []
+                attachment.catches = ()
 
-    def _at(self, key: str) -> Attachment:
+    def _at(self, key: str) -> HookedSae:
         if key not in self._attachments:
             raise Refusal("SAE_NOT_ATTACHED", "the SAE was detached")
         return self._attachments[key]
 
-    def _reader(self, attachment: Attachment) -> Sae:
+    def _reader(self, attachment: HookedSae) -> Sae:
         if attachment.reader is None:
             if attachment.sae.W_enc.device != attachment.device:
                 self._check_room(attachment.device, attachment.sae.encoder_bytes)
             attachment.reader = attachment.sae.encoder_to(attachment.device)
         return attachment.reader
 
-    def _target(self, key: str, features: list[int] | None, top_k: int) -> Target:
-        attachment = self._at(key)
-        sae, device = attachment.sae, attachment.device
-        for index in features or ():
-            steering.check_index(index, sae.d_sae)
-        chosen: Tensor | None = None
-        encode: Callable[[Tensor], Tensor]
-        if features is None:
-            encode = self._reader(attachment).encode
-        else:
-            there = torch.tensor(sorted(set(features)))
-            chosen = there.to(device)
-            if sae.activation in NEEDS_K:
-                encode = partial(self._reader(attachment).encode_columns, features=chosen)
-            else:
-                encode = sae.narrowed(there).encoder_to(device).encode
-        return Target(key, attachment.number, sae.d_sae, device, encode, chosen, top_k)
-
-    def _delta(self, key: str, attachment: Attachment, plans: Sequence[Plan]) -> Tensor | None:
+    def _delta(self, key: str, attachment: HookedSae, plans: Sequence[Plan]) -> Tensor | None:
         version, made_of, delta = attachment.made
         same = version == self.version and len(made_of) == len(plans)
         if same and all(a is b for a, b in zip(made_of, plans, strict=True)):
@@ -201,7 +185,7 @@ class Steering:
         zero = torch.zeros_like(next(vector for vector in vectors if vector is not None))
         return torch.stack([zero if vector is None else vector for vector in vectors])[:, None]
 
-    def _vector(self, key: str, attachment: Attachment, plan: Plan) -> Tensor | None:
+    def _vector(self, key: str, attachment: HookedSae, plan: Plan) -> Tensor | None:
         """One row's delta [d_in]: the sum of value x decoder row, summed in float32. None when it adds nothing."""
         values = self._values(key, plan)
         if not values:
@@ -222,16 +206,12 @@ class Steering:
             return steering.effective(self._live, plan.values, plan.epoch, key)
         return {}
 
-    def _act(self, attachment: Attachment, value: Tensor) -> Tensor | None:
-        """What to add to the site's value [rows, T, width]; what is read there is copied on the way."""
+    def _act(self, attachment: HookedSae, value: Tensor) -> Tensor | None:
+        """Called by the hook: show the site's value [rows, T, width] to those who observe it, and return what is added
+        to it."""
         delta = attachment.delta
-        if attachment.monitor is not None:
-            attachment.monitor.catch(value)
-        for row, tap in attachment.taps:
-            added = None
-            if delta is not None and not tap.is_before:
-                added = delta[row if len(delta) > 1 else 0]
-            tap.catch(value[row], added)
+        for catch in attachment.catches:
+            catch(value, delta)
         if delta is not None:
             attachment.applied += 1
         return delta

@@ -14,13 +14,9 @@ from steerserve.engine.worker.model.checkpoint import Checkpoint
 from steerserve.engine.worker.rows import sampling
 from steerserve.engine.worker.rows.constrain import Constraint
 from steerserve.engine.worker.rows.rows import Pooling, Row, Scoring, Writing
-from steerserve.engine.worker.rows.taps import TapReader
 from steerserve.engine.worker.rows.text import TextStream
 from steerserve.errors import Refusal
 from steerserve.rules import activations
-
-OpenTap = Callable[[m.Tap, int], TapReader]
-"""A tap and the number of prompt tokens -> its reader."""
 
 
 class Tokens(Protocol):
@@ -41,7 +37,6 @@ def rows_of(
     kv_tokens: int,
     *,
     constrain: Callable[[], Constraint] | None = None,
-    open_tap: OpenTap | None = None,
 ) -> list[Row]:
     """The rows of a request, `n` per prompt.
 
@@ -61,8 +56,8 @@ def rows_of(
                 row = Row(command.id, index * command.n + i, ids, plan, goal, limit)
                 row.where = where
                 row.label = command.label
-                row.tap = _tap(command.tap, row, open_tap, len(command.prompts))
-                row.may_reuse = command.sampling.seed is None and row.tap is None
+                _check_tap(command.tap, row, len(command.prompts))
+                row.may_reuse = command.sampling.seed is None and command.tap is None
                 rows.append(row)
     together = len(rows) * max(row.need for row in rows)
     if command.sampling.seed is not None and together > kv_tokens:
@@ -78,9 +73,7 @@ def rows_of(
     return rows
 
 
-def scoring_rows(
-    command: m.Score, model: Checkpoint, context: int, *, open_tap: OpenTap | None = None
-) -> list[Row]:
+def scoring_rows(command: m.Score, model: Checkpoint, context: int) -> list[Row]:
     """One unsteered row per prompt.
 
     Raises:
@@ -104,7 +97,7 @@ def scoring_rows(
             max_tokens(m.Sampling(max_tokens=1), len(ids), context)
             goal = Scoring(command.temperature, command.top, allowed, model.decode_token)
             row = Row(command.id, index, ids, m.Suppressed(), goal, where=where)
-            row.tap = _tap(command.tap, row, open_tap)
+            _check_tap(command.tap, row)
             rows.append(row)
     return rows
 
@@ -141,15 +134,16 @@ def _encoded(prompt: m.Text | m.Chat, model: Tokens, context: int, empty: str) -
     return ids
 
 
-def _tap(tap: m.Tap | None, row: Row, open_tap: OpenTap | None, rows: int = 1) -> TapReader | None:
-    """The reader of a row, one of `rows` alike."""
-    if tap is None:
-        return None
-    assert open_tap is not None
-    activations.check_entries(
-        tap.positions, rows * tap.top_k, len(row.prompt), row.max_tokens, tap.max_entries
-    )
-    return open_tap(tap, len(row.prompt))
+def _check_tap(tap: m.Tap | None, row: Row, rows: int = 1) -> None:
+    """Whether the answer has room for the activations of a row, one of `rows` alike.
+
+    Raises:
+        Refusal: SAE_ACTIVATIONS_REFUSED.
+    """
+    if tap is not None:
+        activations.check_entries(
+            tap.positions, rows * tap.top_k, len(row.prompt), row.max_tokens, tap.max_entries
+        )
 
 
 def _writing(

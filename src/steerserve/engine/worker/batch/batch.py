@@ -12,10 +12,11 @@ from collections import deque
 import structlog
 
 from steerserve.engine.worker import memory
-from steerserve.engine.worker.attached.hooks import Steering
+from steerserve.engine.worker.attached.hooks import HookedSaes
 from steerserve.engine.worker.batch.group import Group
 from steerserve.engine.worker.batch.prefix import Prefixes
 from steerserve.engine.worker.model.checkpoint import Checkpoint
+from steerserve.engine.worker.observing.observers import Observers
 from steerserve.engine.worker.rows.rows import Ending, Row, settled
 
 log = structlog.get_logger(__name__)
@@ -25,12 +26,18 @@ class Batch:
     """All groups, the rows that wait for room, and the bound on their KV memory."""
 
     def __init__(
-        self, model: Checkpoint, steering: Steering, kv_tokens: int, prefix_tokens: int = 0
+        self,
+        model: Checkpoint,
+        saes: HookedSaes,
+        observers: Observers,
+        kv_tokens: int,
+        prefix_tokens: int = 0,
     ) -> None:
         self._model = model
-        self._steering = steering
+        self._saes = saes
+        self._observers = observers
         self._kv_tokens = kv_tokens
-        self._shared = Group(model, steering, Prefixes(prefix_tokens) if prefix_tokens else None)
+        self._shared = self._group(Prefixes(prefix_tokens) if prefix_tokens else None)
         self._seeded: dict[int, Group] = {}
         self._waiting: deque[tuple[list[Row], bool]] = deque()
 
@@ -54,7 +61,7 @@ class Batch:
         self._waiting = deque(entry for entry in self._waiting if entry[0][0].request != request)
         self._shared.drop(request)
         self._seeded.pop(request, None)
-        self._steering.monitor.forget(request)
+        self._observers.forget(request)
 
     def step(self) -> list[Ending]:
         """Advance every group by one pass; a request that was refused has no row left anywhere."""
@@ -76,7 +83,7 @@ class Batch:
         outcomes: list[Ending] = []
         while self._waiting:
             rows, is_seeded = self._waiting[0]
-            group = Group(self._model, self._steering) if is_seeded else self._shared
+            group = self._group() if is_seeded else self._shared
             held_elsewhere = sum(g.reserved for g in self._groups() if g is not group)
             budget = self._kv_tokens - held_elsewhere
             if not group.may_join(rows, budget):
@@ -94,6 +101,9 @@ class Batch:
             if is_seeded:
                 self._seeded[rows[0].request] = group
         return outcomes
+
+    def _group(self, prefixes: Prefixes | None = None) -> Group:
+        return Group(self._model, self._saes, self._observers, prefixes)
 
     def _groups(self) -> list[Group]:
         return [self._shared, *self._seeded.values()]

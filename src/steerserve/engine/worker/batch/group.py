@@ -12,10 +12,11 @@ from torch import Tensor
 
 from steerserve.engine.wire.messages import Refused, is_last
 from steerserve.engine.worker import memory
-from steerserve.engine.worker.attached.hooks import Steering
+from steerserve.engine.worker.attached.hooks import HookedSaes
 from steerserve.engine.worker.batch.prefix import Entry, Prefixes
 from steerserve.engine.worker.model.checkpoint import Checkpoint
 from steerserve.engine.worker.model.kv import SlotCache
+from steerserve.engine.worker.observing.observers import Observers
 from steerserve.engine.worker.rows import constrain, sampling
 from steerserve.engine.worker.rows.rows import Ending, Pooling, Row, Writing
 from steerserve.errors import Refusal
@@ -35,10 +36,15 @@ class Group:
     """
 
     def __init__(
-        self, model: Checkpoint, steering: Steering, prefixes: Prefixes | None = None
+        self,
+        model: Checkpoint,
+        saes: HookedSaes,
+        observers: Observers,
+        prefixes: Prefixes | None = None,
     ) -> None:
         self._model = model
-        self._steering = steering
+        self._saes = saes
+        self._observers = observers
         self._prefixes = prefixes
         self.cache = SlotCache()
         self.rows: list[Row] = []
@@ -144,7 +150,7 @@ class Group:
 
     def _begin(self, row: Row) -> Row:
         """Note what steers the row, and fill in a kept prefix."""
-        row.version = self._steering.version
+        row.version = self._saes.version
         found = self._kept(row)
         if found is not None:
             entry, length = found
@@ -171,13 +177,13 @@ class Group:
     def _kept(self, row: Row) -> tuple[Entry, int] | None:
         if self._prefixes is None or not row.may_reuse:
             return None
-        return self._prefixes.find(self._steering.signature(row.plan), row.prompt)
+        return self._prefixes.find(self._saes.signature(row.plan), row.prompt)
 
     def _keep(self, index: int) -> None:
         """Keep the cache of a row that ended, if one steering produced all of it."""
         row = self.rows[index]
         tokens = row.cached
-        is_same = row.version == self._steering.version
+        is_same = row.version == self._saes.version
         if (
             self._prefixes is not None
             and row.may_reuse
@@ -186,7 +192,7 @@ class Group:
         ):
             with self._spare_memory():
                 held = self.cache.take(index, len(tokens))
-                self._prefixes.keep(self._steering.signature(row.plan), tokens, held)
+                self._prefixes.keep(self._saes.signature(row.plan), tokens, held)
 
     def _decode(self, count: int) -> list[Ending]:
         """Rows that were prefilled in this very step decode from the next one on."""
@@ -204,26 +210,15 @@ class Group:
     def _pass(
         self, rows: list[Row], spans: list[tuple[int, int]], forward: Callable[[], Tensor]
     ) -> Tensor | Exception:
-        """A forward pass with the rows' steering, taps and monitoring in place, or the error that ended it.
+        """A forward pass with the rows' steering and the observers in place, or the error that ended it.
 
         `spans` has the position of each row's first token in this pass, and how many there are.
         """
-        taps = [row.tap for row in rows]
-        for tap, span in zip(taps, spans, strict=True):
-            if tap is not None:
-                tap.expect(*span)
-        monitor = self._steering.monitor
-        monitor.expect(rows, spans)
+        plans = [row.plan for row in rows]
         try:
-            with self._steering.of([row.plan for row in rows], taps):
-                logits = forward()
-            for tap in taps:
-                if tap is not None:
-                    tap.settle()
-            monitor.settle()
-            return logits
+            with self._observers.watching(rows, spans) as catches, self._saes.of(plans, catches):
+                return forward()
         except Exception as error:
-            monitor.discard()
             # whatever a forward pass raises is these rows' failure, and nobody else's
             log.exception("forward_pass_failed", rows=len(rows))
             return error
@@ -244,7 +239,6 @@ class Group:
             if isinstance(new[-1], Refused):
                 ended.append(first + i)
             elif is_last(new[-1]):
-                self._steering.monitor.end(row)
                 self._keep(first + i)
                 ended.append(first + i)
         for index in reversed(ended):
@@ -252,13 +246,17 @@ class Group:
         return outcomes
 
     def _taken(self, row: Row, token: Refusal | int | None, logits: Tensor) -> list[Ending]:
-        """What a row makes of its token, or of its logits if it only reads."""
+        """What a row makes of its token, or of its logits if it only reads; before its end, what observers saw of it."""
         try:
-            if not isinstance(row.goal, Writing):
-                return row.end(logits)
             if isinstance(token, Refusal):
                 raise token
-            return row.accept(token, self._model.end_tokens)
+            new = (
+                row.accept(token, self._model.end_tokens)
+                if isinstance(row.goal, Writing)
+                else row.end(logits)
+            )
+            is_over = not isinstance(new[-1], Refused) and is_last(new[-1])
+            return [*self._observers.end(row), *new] if is_over else new
         except Refusal as refusal:
             return [row.refused(refusal.code, refusal.message, **refusal.details)]
         except Exception as error:

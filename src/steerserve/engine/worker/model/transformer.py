@@ -118,7 +118,7 @@ def first_line(error: Exception) -> str:
     return line[:LINE_CHARACTERS] or type(error).__name__
 
 
-def told(error: Exception) -> str:
-    """The same with the kind of the error before it."""
+def described_error(error: Exception) -> str:
+    """The first line of an error behind the name of its type."""
     line, kind = first_line(error), type(error).__name__
     return kind if line == kind else f"{kind}: {line}"

@@ -13,7 +13,6 @@ import torch
 from torch import Tensor
 
 from steerserve.engine.wire.messages import (
-    Activated,
     Embedded,
     Outcome,
     Piece,
@@ -26,10 +25,12 @@ from steerserve.engine.worker import memory
 from steerserve.engine.worker.model.kv import LENGTH_STEP
 from steerserve.engine.worker.rows import sampling
 from steerserve.engine.worker.rows.constrain import Constraint
-from steerserve.engine.worker.rows.taps import TapReader
 from steerserve.engine.worker.rows.text import TextStream
 
 Ending = Outcome | Refused
+
+RowName = tuple[int, int]
+"""A request and the number of its choice: what names one row."""
 
 
 @dataclass(slots=True)
@@ -116,13 +117,16 @@ class Row:
     plan: Plan
     goal: Writing | Scoring | Pooling
     max_tokens: int = 0
-    tap: TapReader | None = None
     may_reuse: bool = False
     where: str | None = None
     label: str | None = None
     out: list[int] = field(default_factory=list)
     filled: int = 0
     version: int | None = None
+
+    @property
+    def name(self) -> RowName:
+        return self.request, self.choice
 
     @property
     def need(self) -> int:
@@ -167,7 +171,7 @@ class Row:
         if isinstance(self.goal, Pooling):
             return [self.goal.read(self)]
         assert isinstance(self.goal, Scoring)
-        return self._with_activations(self.goal.read(self, logits))
+        return [self.goal.read(self, logits)]
 
     def accept(self, token: int | None, end_tokens: frozenset[int]) -> list[Ending]:
         """Take the sampled token; the piece of text it makes certain, and how the row ends if it does."""
@@ -181,8 +185,7 @@ class Row:
             ]
         self.out.append(token)
         text, finish = self._take(token, token in end_tokens)
-        piece = Piece(self.request, self.choice, text, len(self.out), finish)
-        return self._with_activations(piece) if finish else [piece]
+        return [Piece(self.request, self.choice, text, len(self.out), finish)]
 
     def _take(self, token: int, is_end: bool) -> tuple[str, str | None]:
         assert isinstance(self.goal, Writing)
@@ -202,17 +205,6 @@ class Row:
             return new, None
         new += text.finish()
         return new, "stop" if text.is_stopped else "length"
-
-    def _with_activations(self, end: Ending) -> list[Ending]:
-        """The end of the row, behind what its tap read.
-
-        Raises:
-            Refusal: as `TapReader.readings`.
-        """
-        if self.tap is None or isinstance(end, Refused):
-            return [end]
-        readings = self.tap.readings([*self.prompt, *self.out])
-        return [Activated(self.request, readings, self.choice), end]
 
 
 def settled(outcomes: list[Ending]) -> tuple[list[Ending], set[int]]:

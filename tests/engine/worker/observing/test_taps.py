@@ -31,8 +31,8 @@ from steerserve.engine.wire.messages import (
 from steerserve.engine.worker import memory
 from steerserve.engine.worker.batch import group as group_module
 from steerserve.engine.worker.model.checkpoint import Checkpoint
-from steerserve.engine.worker.rows import taps as taps_module
-from steerserve.engine.worker.rows.taps import TapReader
+from steerserve.engine.worker.observing import taps as taps_module
+from steerserve.engine.worker.observing.taps import TapReader
 from steerserve.engine.worker.sae.canonical import Sae
 from steerserve.engine.worker.sae.sites import RESID_POST, RESID_PRE
 from steerserve.errors import Refusal

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
+from functools import partial
+
 import structlog
 import torch
 from torch import Tensor
 
-from steerserve.engine.wire.messages import Reading, Tap
+from steerserve.engine.wire.messages import Activated, Embed, Generate, Outcome, Reading, Score, Tap
 from steerserve.engine.worker import memory
-from steerserve.engine.worker.rows.ranking import largest
+from steerserve.engine.worker.attached.hooks import Catch, HookedSaes
+from steerserve.engine.worker.observing.observers import Observer, Span
+from steerserve.engine.worker.observing.ranking import largest
+from steerserve.engine.worker.rows.rows import Row, RowName
 from steerserve.engine.worker.sae.canonical import NEEDS_K, Sae
 from steerserve.errors import Refusal
 from steerserve.rules import activations
@@ -25,7 +31,6 @@ class TapReader:
     """The readings of one row at one attached SAE."""
 
     def __init__(self, tap: Tap, sae: Sae, prompt_tokens: int) -> None:
-        self.key = tap.key
         self.is_before = tap.is_before
         self.sae = sae
         self._tap = tap
@@ -128,3 +133,69 @@ class TapReader:
         if self._features is not None:
             return [(self._features[place], value) for place, value in found]
         return [(index, value) for index, value in found if value != 0]
+
+
+class Taps(Observer):
+    """The readers of all rows whose request asked for activations. Their readings are sent before the end of the row."""
+
+    def __init__(self) -> None:
+        self._readers: dict[RowName, tuple[int, TapReader]] = {}
+        self._in_pass: list[TapReader] = []
+
+    def begin(
+        self, command: Generate | Score | Embed, rows: Sequence[Row], saes: HookedSaes
+    ) -> None:
+        """Raises:
+        Refusal: SAE_NOT_ATTACHED; INSUFFICIENT_MEMORY as `HookedSaes.sae`.
+        """
+        tap = None if isinstance(command, Embed) else command.tap
+        if tap is None:
+            return
+        number, sae = saes.find(tap.key).number, saes.sae(tap.key)
+        for row in rows:
+            self._readers[row.name] = number, TapReader(tap, sae, len(row.prompt))
+
+    def expect(self, rows: Sequence[Row], spans: Sequence[Span]) -> Iterable[tuple[int, Catch]]:
+        if not self._readers:
+            return ()
+        wanted: dict[int, list[tuple[int, TapReader]]] = {}
+        for place, (row, span) in enumerate(zip(rows, spans, strict=True)):
+            if (reading := self._readers.get(row.name)) is not None:
+                number, reader = reading
+                reader.expect(*span)
+                wanted.setdefault(number, []).append((place, reader))
+                self._in_pass.append(reader)
+        return [(number, partial(_catch_rows, readers)) for number, readers in wanted.items()]
+
+    def settle(self) -> None:
+        for reader in self._in_pass:
+            reader.settle()
+        self._in_pass.clear()
+
+    def discard(self) -> None:
+        self._in_pass.clear()
+
+    def end(self, row: Row) -> Sequence[Outcome]:
+        """Raises:
+        Refusal: as `TapReader.readings`.
+        """
+        if row.name not in self._readers:
+            return ()
+        _, reader = self._readers.pop(row.name)
+        readings = reader.readings([*row.prompt, *row.out])
+        return [Activated(row.request, readings, row.choice)]
+
+    def forget(self, request: int) -> None:
+        for name in [name for name in self._readers if name[0] == request]:
+            del self._readers[name]
+
+
+def _catch_rows(
+    readers: Sequence[tuple[int, TapReader]], value: Tensor, delta: Tensor | None
+) -> None:
+    """Give each reader the value of its row, with the row's delta added where the reader reads behind the steering."""
+    for place, reader in readers:
+        added = None
+        if delta is not None and not reader.is_before:
+            added = delta[place if len(delta) > 1 else 0]
+        reader.catch(value[place], added)

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from steerserve.engine.worker.rows.ranking import largest
+from steerserve.engine.worker.observing.ranking import largest
 
 MANY = 5000
 

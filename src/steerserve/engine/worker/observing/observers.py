@@ -1,0 +1,120 @@
+"""Who observes the attached SAEs: one list, asked at fixed points of a request and of a forward pass.
+
+The batch knows this list and none of its members, so a new member changes nothing there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+
+from steerserve.engine.wire.messages import Embed, Event, Generate, Outcome, Score
+from steerserve.engine.worker.attached.hooks import Catch, HookedSaes
+from steerserve.engine.worker.rows.rows import Row
+
+Span = tuple[int, int]
+"""The position of a row's first token in a pass, and how many of its tokens the pass reads."""
+
+
+class Observer:
+    """One observer. Each method is a point at which it is asked; the defaults do nothing."""
+
+    def begin(
+        self, command: Generate | Score | Embed, rows: Sequence[Row], saes: HookedSaes
+    ) -> None:
+        """The rows of a request are about to join the batch.
+
+        Raises:
+            Refusal: the request is refused, and `forget` follows.
+        """
+
+    def expect(self, rows: Sequence[Row], spans: Sequence[Span]) -> Iterable[tuple[int, Catch]]:
+        """The next pass reads these spans of these rows. Returns the numbers of the attached SAEs whose values are
+        wanted in this pass, each with what takes the value."""
+        return ()
+
+    def settle(self) -> None:
+        """The pass succeeded: what was caught in it counts."""
+
+    def discard(self) -> None:
+        """The pass failed: what was caught in it is dropped."""
+
+    def end(self, row: Row) -> Sequence[Outcome]:
+        """The row is complete. Returns what is sent before its end.
+
+        Raises:
+            Refusal: the row ends with this refusal instead.
+        """
+        return ()
+
+    def forget(self, request: int) -> None:
+        """The request was cancelled or refused: none of its rows is in the batch any more."""
+
+    def detached(self, number: int) -> None:
+        """The SAE with this number was taken away."""
+
+    def events(self) -> Sequence[Event]:
+        """What is sent of the rows that ended since the last call, before the ends of these rows are sent."""
+        return ()
+
+    def work(self) -> None:
+        """A turn is over and everything of it is sent: the time for work that nobody waits for."""
+
+
+class Observers:
+    """The observers of one model, asked in their order."""
+
+    def __init__(self, members: Sequence[Observer] = ()) -> None:
+        self._members = tuple(members)
+
+    def begin(
+        self, command: Generate | Score | Embed, rows: Sequence[Row], saes: HookedSaes
+    ) -> None:
+        """Raises:
+        Refusal: what a member refuses; the others have forgotten the request then.
+        """
+        try:
+            for member in self._members:
+                member.begin(command, rows, saes)
+        except Exception:
+            self.forget(command.id)
+            raise
+
+    @contextmanager
+    def watching(
+        self, rows: Sequence[Row], spans: Sequence[Span]
+    ) -> Iterator[Mapping[int, Sequence[Catch]]]:
+        """Around a forward pass over these rows: by the number of an attached SAE, what takes its site's value."""
+        try:
+            catches: dict[int, list[Catch]] = {}
+            for member in self._members:
+                for number, catch in member.expect(rows, spans):
+                    catches.setdefault(number, []).append(catch)
+            yield catches
+            for member in self._members:
+                member.settle()
+        except BaseException:
+            for member in self._members:
+                member.discard()
+            raise
+
+    def end(self, row: Row) -> list[Outcome]:
+        """Raises:
+        Refusal: the row ends with this refusal instead.
+        """
+        return [outcome for member in self._members for outcome in member.end(row)]
+
+    def forget(self, request: int) -> None:
+        for member in self._members:
+            member.forget(request)
+
+    def detached(self, number: int) -> None:
+        for member in self._members:
+            member.detached(number)
+
+    def events(self) -> list[Event]:
+        return [event for member in self._members for event in member.events()]
+
+    def work(self) -> None:
+        for member in self._members:
+            member.work()

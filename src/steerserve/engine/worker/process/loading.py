@@ -1,0 +1,130 @@
+"""A load: the model, and everything that an engine needs around it to serve."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from steerserve.engine.wire import messages as m
+from steerserve.engine.worker import memory
+from steerserve.engine.worker.attached.hooks import HookedSaes
+from steerserve.engine.worker.batch.batch import Batch
+from steerserve.engine.worker.batch.passes import Passes
+from steerserve.engine.worker.model import budget
+from steerserve.engine.worker.model.checkpoint import Checkpoint
+from steerserve.engine.worker.model.encoder import Encoder
+from steerserve.engine.worker.model.transformer import Report, configuration
+from steerserve.engine.worker.observing.monitor import FeatureMonitor, special_tokens
+from steerserve.engine.worker.observing.observers import Observers
+from steerserve.engine.worker.observing.taps import Taps
+from steerserve.engine.worker.rows.constrain import Grammars
+from steerserve.engine.worker.sae import sites
+from steerserve.rules.architecture import is_embedding_only
+from steerserve.rules.units import MIB
+
+
+class LoadedModel:
+    """A language model with its attached SAEs, its observers, its batch and its grammars.
+
+    A new observer is made here and added to the list of `observers`.
+    """
+
+    def __init__(self, model: Checkpoint, command: m.Load) -> None:
+        """Raises:
+        Refusal: INSUFFICIENT_MEMORY when the KV cache cannot hold the least context.
+        """
+        self.model = model
+        self._working = command.working_mb * MIB
+        least = min(command.min_context, model.model_max_context)
+        self.kv_tokens = budget.kv_tokens(model, command.kv_cache_mb * MIB, least, self._working)
+        self.context = min(model.model_max_context, self.kv_tokens)
+        self.monitor = FeatureMonitor(special_tokens(model.tokenizer, model.end_tokens))
+        self.observers = Observers([self.monitor, Taps()])
+        self.saes = HookedSaes(model.dtype, self.check_room, self.observers.detached)
+        prefixes = budget.prefix_tokens(model, self.kv_tokens, command.prefix_cache_mb)
+        self.batch = Batch(model, self.saes, self.observers, self.kv_tokens, prefixes)
+        self.grammars = Grammars(
+            model.tokenizer, model.vocabulary, model.end_tokens, command.grammar_cache
+        )
+
+    def check_room(self, device: torch.device, size: int) -> None:
+        """Raises:
+        Refusal: INSUFFICIENT_MEMORY where an SAE of `size` bytes does not fit on the device.
+        """
+        held = self.batch.kv_held
+        budget.check_attach(self.model, device, size, self.kv_tokens, self._working, held)
+
+    def facts(self, command: m.Load) -> m.Loaded:
+        """What is told of the model."""
+        model = self.model
+        return _facts(
+            command,
+            model,
+            context_length=self.context,
+            kv_tokens=self.kv_tokens,
+            kv_bytes_per_token=model.kv_bytes_per_token,
+            has_chat_template=model.has_chat_template,
+            site_widths=sites.widths(model.model, model.layers),
+        )
+
+
+class LoadedEncoder:
+    """An embedding-only model with its queue of texts. It has no SAEs and no observers."""
+
+    def __init__(self, model: Encoder) -> None:
+        self.model = model
+        self.context = model.model_max_context
+        self.batch = Passes(model)
+
+    def facts(self, command: m.Load) -> m.Loaded:
+        """What is told of the model."""
+        return _facts(
+            command,
+            self.model,
+            context_length=self.context,
+            kv_tokens=0,
+            kv_bytes_per_token=0,
+            has_chat_template=False,
+            is_embedding_only=True,
+        )
+
+
+def load(command: m.Load, report: Report) -> LoadedModel | LoadedEncoder:
+    """Load the checkpoint folder of the command; its configuration says which of the two kinds it is.
+
+    Raises:
+        Refusal: UNSUPPORTED_QUANTIZATION, MODEL_LOAD_FAILED, INSUFFICIENT_MEMORY.
+    """
+    path = Path(command.path)
+    config = configuration(path, command.trust_remote_code)
+    options: dict[str, Any] = {
+        "quantization": command.quantization,
+        "trust_remote_code": command.trust_remote_code,
+        "report": report,
+        "devices": command.devices,
+    }
+    if is_embedding_only((config.architectures or [None])[0]):
+        return LoadedEncoder(Encoder(path, **options))
+    return LoadedModel(Checkpoint(path, **options), command)
+
+
+def _facts(command: m.Load, model: Checkpoint | Encoder, **more: Any) -> m.Loaded:
+    memory.give_back()  # the memory that only loading needed does not count as the model's
+    by_device = {str(d): memory.held(d) // MIB for d in model.devices}
+    return m.Loaded(
+        id=command.id,
+        architecture=(model.config.architectures or [type(model.model).__name__])[0],
+        parameters=model.parameters,
+        dtype=str(model.dtype).removeprefix("torch."),
+        device=", ".join(by_device),
+        memory_mb=sum(by_device.values()),
+        memory_by_device_mb=by_device,
+        gpu_indices=[d.index or 0 for d in model.devices if d.type == "cuda"],
+        quantization=model.held.name,
+        layers=model.layers,
+        hidden_size=model.hidden_size,
+        vocabulary=model.vocabulary,
+        **more,
+    )

@@ -1,0 +1,41 @@
+"""Every command has its method."""
+
+from __future__ import annotations
+
+from typing import get_args
+
+import pytest
+
+from steerserve.engine.wire import messages as m
+from steerserve.engine.worker.process.commands import METHODS, Commands
+from steerserve.errors import Refusal
+
+
+def test_every_command_has_a_method_and_every_method_a_command() -> None:
+    assert set(METHODS) == set(get_args(m.Command))
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        m.Detach(1, "sae@0"),
+        m.Steer(1, 1, True, {}),
+        m.Monitor(1, "sae@0"),
+        m.ReadStatistics(1),
+        m.Generate(1, [m.Text("a")], 1, m.Sampling(), m.Follow()),
+        m.Score(1, [m.Text("a")], 1.0, 5),
+        m.Embed(1, [m.Text("a")]),
+    ],
+    ids=lambda command: type(command).__name__,
+)
+def test_a_command_that_needs_a_model_is_refused_without_one(command: m.Command) -> None:
+    with pytest.raises(Refusal) as refused:
+        Commands(lambda _: None, lambda: None).obey(command)
+    assert refused.value.code == "MODEL_NOT_LOADED"
+
+
+def test_an_engine_without_a_model_has_nothing_to_stop_monitoring_or_to_cancel() -> None:
+    commands = Commands(lambda _: None, lambda: None)
+    assert commands.obey(m.Monitor(1, None)) == m.Done(1)
+    assert commands.obey(m.Cancel(2)) is None
+    assert commands.obey(m.Measure(3)) == m.Measured(3, {})
