@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 
 from steerserve.composition import Owners, Surroundings
 from steerserve.control.bus import Event
+from steerserve.control.requests.generate import Run
 from steerserve.control.residency.resident import Resident
 from steerserve.control.vitals.cards import Cards
 from steerserve.engine.sandbox.schemas import Checker
@@ -23,7 +24,7 @@ from steerserve.engine.wire.engine import Engine, Report
 from steerserve.errors import Refusal
 from steerserve.hub import client as hub_client
 from steerserve.rules.cards import Card
-from steerserve.rules.intent import GenerateIntent, SamplingParameters
+from steerserve.rules.intent import GenerateIntent, Intent, SamplingParameters
 from steerserve.rules.residency import Phase
 from steerserve.settings import Settings
 from steerserve.store.catalog import Clock, ModelRow, SaeRow, utc_now
@@ -463,9 +464,15 @@ class World(Owners):
 
     async def ask(self, model: str = "a", *, n: int = 1, seed: int | None = None) -> str:
         """A request read to its end: the text of its choices."""
-        intent = GenerateIntent(model, ("hello",), SamplingParameters(seed=seed), n=n)
-        async with self.generation.open(intent) as run:
+        intent = GenerateIntent(("hello",), SamplingParameters(seed=seed), n=n)
+        async with self.opened(intent, model) as run:
             return "".join([e.text async for e in run.events if isinstance(e, m.Piece)])
+
+    @asynccontextmanager
+    async def opened(self, intent: Intent, model: str = "a") -> AsyncIterator[Run]:
+        """A request of the model of this name, running."""
+        async with self.generation.open(intent, await self.served.resolve(model)) as run:
+            yield run
 
     async def in_flight(self, model: str = "a") -> tuple[asyncio.Future[str], Stream]:
         """A request that holds the model and a slot, and its stream in the engine."""

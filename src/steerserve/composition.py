@@ -25,6 +25,7 @@ from steerserve.control.observing.monitoring import Monitoring
 from steerserve.control.requests.compare import Compare
 from steerserve.control.requests.generate import Generation
 from steerserve.control.requests.queue import Queue
+from steerserve.control.requests.served import ServedModels
 from steerserve.control.residency import free_memory
 from steerserve.control.residency.conductor import Conductor
 from steerserve.control.residency.engines import Engines
@@ -129,9 +130,9 @@ class Owners:
             settings.max_pending_requests,
             settings.queue_duration_window,
         )
+        self.served = ServedModels(self.catalog, self.conductor)
         self.generation = Generation(
             settings,
-            self.catalog,
             self.conductor,
             self.queue,
             self.profiles,
@@ -140,7 +141,9 @@ class Owners:
             self.metrics,
             self.monitoring,
         )
-        self.compare = Compare(self.generation, self.conductor, self.serving, self.features)
+        self.compare = Compare(
+            self.generation, self.served, self.conductor, self.serving, self.features
+        )
 
     def _make_vitals(self) -> None:
         around = self.around

@@ -20,16 +20,18 @@ from steerserve.v1 import completions as completion_routes
 from steerserve.v1 import embeddings as embedding_routes
 from steerserve.v1 import models as v1_model_routes
 from steerserve.v1 import render
+from steerserve.v1.intake import Intake
 
 
 def inference(owners: Owners) -> list[APIRouter]:
     """The routers of `/v1`."""
     door = render.Door(owners.generation, owners.settings, owners.metrics, owners.features.labels)
+    intake = Intake(owners.settings, owners.served)
     return [
-        chat_routes.router(owners.settings, door),
-        completion_routes.router(owners.settings, door),
-        embedding_routes.router(owners.settings, door),
-        v1_model_routes.router(owners.generation),
+        chat_routes.router(intake, door),
+        completion_routes.router(intake, door),
+        embedding_routes.router(intake, door),
+        v1_model_routes.router(owners.served),
     ]
 
 

@@ -43,7 +43,7 @@ async def _load(owners: Owners, name: str) -> None:
         Refusal: what a load refuses.
     """
     try:
-        async with owners.conductor.use(await owners.generation.resolve(name)):
+        async with owners.conductor.use((await owners.served.resolve(name)).row):
             pass
     except Exception as error:
         reason = error.message if isinstance(error, Refusal) else type(error).__name__

@@ -21,7 +21,7 @@ from steerserve.rules.intent import (
 
 FIXED = Fixed(temperature=0.7, top_p=0.95)
 SAMPLING = SamplingParameters(temperature=0.7, top_p=0.95)
-PLAIN = GenerateIntent("m", ("a",), SAMPLING)
+PLAIN = GenerateIntent(("a",), SAMPLING)
 CONVERSATION = ({"role": "user", "content": "hi"},)
 
 
@@ -104,12 +104,12 @@ def test_each_departure_alone_takes_a_slot(intent: GenerateIntent) -> None:
     assert batching.backend(intent, FIXED) == SERIAL
 
 
-@pytest.mark.parametrize("intent", [ScoreIntent("m", ("a",), 0.7), EmbedIntent("m", ("a",))])
+@pytest.mark.parametrize("intent", [ScoreIntent(("a",), 0.7), EmbedIntent(("a",))])
 def test_scoring_and_embeddings_take_a_slot(intent: Intent) -> None:
     assert batching.backend(intent, FIXED) == SERIAL
 
 
-@pytest.mark.parametrize("intent", [PLAIN, ScoreIntent("m", ("a",), 0.7), EmbedIntent("m", ("a",))])
+@pytest.mark.parametrize("intent", [PLAIN, ScoreIntent(("a",), 0.7), EmbedIntent(("a",))])
 def test_everything_takes_a_slot_where_continuous_batching_is_off(intent: Intent) -> None:
     assert batching.backend(intent, None) == SERIAL
 
@@ -117,10 +117,10 @@ def test_everything_takes_a_slot_where_continuous_batching_is_off(intent: Intent
 def test_the_fixed_parameters_are_the_servers_not_the_protocols() -> None:
     greedy = Fixed(temperature=0.0, top_p=1.0)
     assert (
-        batching.backend(GenerateIntent("m", ("a",), SamplingParameters(temperature=0)), greedy)
+        batching.backend(GenerateIntent(("a",), SamplingParameters(temperature=0)), greedy)
         == BATCHED
     )
-    assert batching.backend(GenerateIntent("m", ("a",), SamplingParameters()), greedy) == SERIAL
+    assert batching.backend(GenerateIntent(("a",), SamplingParameters()), greedy) == SERIAL
 
 
 def test_the_backends_are_called_as_the_header_says_them() -> None:

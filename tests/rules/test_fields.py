@@ -12,10 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from steerserve.errors import Refusal
-from steerserve.rules import fields
-from steerserve.rules.activations import Activations
+from steerserve.rules import activations, fields
 from steerserve.rules.fields import CHAT, CHECKPOINT, COMPLETIONS, EMBEDDINGS, GGUF
-from steerserve.rules.intent import EmbedIntent, GenerateIntent, SamplingParameters, ScoreIntent
 
 TABLE = """
 | Field | Chat (checkpoint engine) | Chat (GGUF) | Completions | Embeddings |
@@ -164,7 +162,8 @@ def test_a_field_is_honoured_or_refused_by_name_as_the_table_says(
     assert refused.param == name
     assert refused.details["fields"] == [name]
     assert name in refused.message
-    assert ("GGUF" in refused.message) == (engine == GGUF)
+    is_for_gguf = engine == GGUF and (name, route, CHECKPOINT, True) in EXPECTED
+    assert ("GGUF" in refused.message) == is_for_gguf
 
 
 def test_a_refusal_names_every_field_that_is_not_honoured_in_the_order_of_the_request() -> None:
@@ -608,49 +607,63 @@ def test_a_body_full_of_unused_fields_is_cut_in_one_pass() -> None:
 
 # ---------------------------------------------------------------------- the engine of the named model
 
-SAMPLING = SamplingParameters()
-
-
-def chat_intent(**fields_: Any) -> GenerateIntent:
-    body = {"seed": 7, "n": 2} if fields_.pop("changes", False) else {}
-    return GenerateIntent(
-        "m",
-        ("x",),
-        SAMPLING,
-        route=CHAT,
-        changing=fields.changing(body),
-        ignored=("user",),
-        **fields_,
-    )
-
-
-def test_a_checkpoint_takes_what_the_route_takes() -> None:
-    assert fields.check_engine(chat_intent(changes=True), CHECKPOINT) == ("user",)
-
 
 def test_what_only_checkpoints_honour_is_refused_for_gguf_before_it_is_loaded() -> None:
+    names = fields.changing({"seed": 7, "n": 2})
+    fields.check_honoured(CHAT, names, CHECKPOINT)
     with pytest.raises(Refusal) as refused:
-        fields.check_engine(chat_intent(changes=True), GGUF)
+        fields.check_honoured(CHAT, names, GGUF)
     assert refused.value.code == "FIELD_NOT_HONOURED"
     assert refused.value.details["fields"] == ["seed", "n"]
+    assert "a GGUF model on this route" in refused.value.message
 
 
-def test_scoring_is_refused_for_gguf() -> None:
-    scoring = ScoreIntent("m", ("x",), top=1, route=COMPLETIONS, changing=("logprobs",))
+def test_every_refused_field_of_a_gguf_model_is_named_at_once() -> None:
     with pytest.raises(Refusal) as refused:
-        fields.check_engine(scoring, GGUF)
-    assert refused.value.details["fields"] == ["logprobs"]
+        fields.check_honoured(CHAT, ("tools", "seed"), GGUF)
+    assert refused.value.details["fields"] == ["tools", "seed"]
+
+
+def test_a_field_that_no_engine_honours_is_not_blamed_on_gguf() -> None:
+    with pytest.raises(Refusal) as refused:
+        fields.check_honoured(CHAT, ("tools",), GGUF)
+    assert "GGUF" not in refused.value.message
 
 
 def test_activations_are_refused_for_gguf() -> None:
-    asked = Activations(top_k=5)
+    asked = activations.Activations(top_k=5)
+    activations.check_engine(asked, CHECKPOINT)
+    activations.check_engine(None, GGUF)
     with pytest.raises(Refusal) as refused:
-        fields.check_engine(chat_intent(activations=asked), GGUF)
+        activations.check_engine(asked, GGUF)
     assert refused.value.code == "SAE_ACTIVATIONS_REFUSED"
 
 
-def test_template_variables_are_reported_for_gguf_and_never_refused() -> None:
-    wanted = chat_intent(template={"thinking": True})
-    assert fields.check_engine(wanted, GGUF) == ("user", "chat_template_kwargs")
-    assert fields.check_engine(wanted, CHECKPOINT) == ("user",)
-    assert fields.check_engine(EmbedIntent("m", ("x",), route=EMBEDDINGS), GGUF) == ()
+def test_template_variables_are_reported_for_gguf() -> None:
+    body = {"chat_template_kwargs": {"thinking": True}}
+    assert fields.unused_by(GGUF, body) == ["chat_template_kwargs"]
+    assert fields.unused_by(CHECKPOINT, body) == []
+    assert fields.unused_by(GGUF, {"chat_template_kwargs": {}}) == []
+
+
+# ---------------------------------------------------------------------- the load policy
+
+
+@pytest.mark.parametrize(
+    ("header", "may_load"),
+    [(None, True), ("auto", True), (" Auto ", True), ("refuse", False), ("REFUSE", False)],
+)
+def test_the_load_policy_says_whether_a_request_may_load(
+    header: str | None, may_load: bool
+) -> None:
+    assert fields.may_load(header) is may_load
+
+
+@pytest.mark.parametrize("header", ["", "never", "auto, refuse"])
+def test_any_other_load_policy_is_refused_by_its_name(header: str) -> None:
+    with pytest.raises(Refusal) as refused:
+        fields.may_load(header)
+    assert (refused.value.code, refused.value.param) == (
+        "INVALID_PARAMETER",
+        "X-Service-Load-Policy",
+    )

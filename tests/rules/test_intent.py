@@ -19,9 +19,9 @@ from steerserve.rules.intent import (
 
 PENALTY = st.floats(-2, 2)
 EVERY_KIND: list[Intent] = [
-    GenerateIntent("m", ("a",), SamplingParameters(), lease="the-secret"),
-    ScoreIntent("m", ("a",), lease="the-secret"),
-    EmbedIntent("m", ("a",), lease="the-secret"),
+    GenerateIntent(("a",), SamplingParameters(), lease="the-secret"),
+    ScoreIntent(("a",), lease="the-secret"),
+    EmbedIntent(("a",), lease="the-secret"),
 ]
 
 
@@ -44,20 +44,20 @@ def test_a_larger_penalty_never_repeats_more(low: float, high: float, other: flo
 
 def test_each_prompt_yields_n_choices() -> None:
     conversation = ({"role": "user", "content": "hi"},)
-    assert GenerateIntent("m", ("a", "b", "c"), SamplingParameters(), n=2).choices == 6
-    assert GenerateIntent("m", (conversation, conversation), SamplingParameters()).choices == 2
+    assert GenerateIntent(("a", "b", "c"), SamplingParameters(), n=2).choices == 6
+    assert GenerateIntent((conversation, conversation), SamplingParameters()).choices == 2
 
 
 def test_each_prompt_is_scored_and_embedded_once() -> None:
-    assert ScoreIntent("m", ("a", "b", "c")).choices == 3
-    assert EmbedIntent("m", ("a", "b", "c")).choices == 3
+    assert ScoreIntent(("a", "b", "c")).choices == 3
+    assert EmbedIntent(("a", "b", "c")).choices == 3
 
 
 def test_generating_and_scoring_requests_tell_their_seed_alike() -> None:
-    assert GenerateIntent("m", ("a",), SamplingParameters(seed=0)).seed == 0
-    assert ScoreIntent("m", ("a",), seed=0).seed == 0
-    assert GenerateIntent("m", ("a",), SamplingParameters()).seed is None
-    assert ScoreIntent("m", ("a",)).seed is None
+    assert GenerateIntent(("a",), SamplingParameters(seed=0)).seed == 0
+    assert ScoreIntent(("a",), seed=0).seed == 0
+    assert GenerateIntent(("a",), SamplingParameters()).seed is None
+    assert ScoreIntent(("a",)).seed is None
 
 
 @pytest.mark.parametrize("intent", EVERY_KIND, ids=lambda intent: type(intent).__name__)
@@ -74,7 +74,7 @@ def test_an_intent_cannot_be_changed_behind_the_door(intent: Intent) -> None:
 
 
 def test_a_request_that_names_nothing_is_plain() -> None:
-    intent = GenerateIntent("m", ("a",), SamplingParameters())
+    intent = GenerateIntent(("a",), SamplingParameters())
     assert intent.may_load
     assert (intent.ignored, intent.lease) == ((), None)
     assert (intent.profile, intent.intensity, intent.constraint, intent.activations) == (None,) * 4

@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import httpx
+import psutil
 import pytest
 
 from tests.service import Running
@@ -226,6 +227,56 @@ def test_other_refusals_come_before_that_of_the_policy(tiny: Zoo) -> None:
         status, error = live.v1_error(ROUTES[0], chat | fields, **REFUSE)
         assert (status, error["code"]) == expected
     assert tiny.resident() == "tiny"
+
+
+@pytest.mark.parametrize("path", ROUTES)
+def test_an_unknown_model_is_named_before_an_invalid_policy(tiny: Zoo, path: str) -> None:
+    status, error = refused(tiny.live, path, "nobody", **{POLICY: "never"})
+    assert (status, error["code"], error["param"]) == (404, "model_not_found", "model")
+
+
+def test_an_embedding_model_is_named_before_an_invalid_policy(tiny: Zoo) -> None:
+    for path in ROUTES[:2]:
+        status, error = refused(tiny.live, path, "bert", **{POLICY: "never"})
+        assert (status, error["code"], error["param"]) == (400, "invalid_parameter", "model")
+
+
+@contextmanager
+def full(zoo: Zoo) -> Iterator[None]:
+    """While open, three requests of the resident model `tiny` fill the queue."""
+    engine = psutil.Process(zoo.live.service.owners.conductor.loaded().held().pid)
+    with ThreadPoolExecutor(3) as pool:
+        engine.suspend()
+        try:
+            answers = [pool.submit(ask, zoo.live, ROUTES[1], "tiny") for _ in range(3)]
+            while pending(zoo.live) < 3:
+                pass
+            yield
+        finally:
+            engine.resume()
+        assert [answer.result().status_code for answer in answers] == [200] * 3
+
+
+def test_a_full_queue_hides_no_refusal_that_waiting_does_not_change(tiny: Zoo) -> None:
+    with full(tiny):
+        for path in ROUTES:
+            status, error = refused(tiny.live, path, "plain", **REFUSE)
+            assert (status, error["code"]) == (409, "model_not_resident")
+            assert refused(tiny.live, path, "plain")[1]["code"] == "queue_full"
+            assert refused(tiny.live, path, "tiny", **REFUSE)[1]["code"] == "queue_full"
+    with leased(tiny, "tiny"), full(tiny):
+        for path in ROUTES:
+            status, error = refused(tiny.live, path, "plain")
+            assert (status, error["code"]) == (409, "model_leased")
+    lock = f"/api/models/{tiny.ids['tiny']}"
+    tiny.live.data("POST", f"{lock}/lock")
+    try:
+        with full(tiny):
+            for path in ROUTES:
+                status, error = refused(tiny.live, path, "plain")
+                assert (status, error["code"]) == (409, "model_locked")
+    finally:
+        tiny.live.data("POST", f"{lock}/unlock")
 
 
 # ---------------------------------------------------------------- an unload, a lock, a lease

@@ -57,10 +57,10 @@ def router(compare: Compare, settings: Settings) -> APIRouter:
     @routes.post("", response_model=Envelope)
     async def run(body: CompareBody, request: Request) -> Response:
         """A client that goes away ends the comparison."""
-        row = compare.model()
-        intent = _intent(body, row.name, settings)
+        model = await compare.model()
+        intent = _intent(body, settings)
         try:
-            found = await unless_disconnected(request, compare.run(intent, row))
+            found = await unless_disconnected(request, compare.run(intent, model))
         except Disconnected:
             return Response(status_code=499)
         return success(
@@ -111,7 +111,7 @@ def _feature(index: int, value: float, labels: Mapping[int, str]) -> dict[str, A
     return told | {"label": labels[index]} if index in labels else told
 
 
-def _intent(body: CompareBody, model: str, settings: Settings) -> GenerateIntent:
+def _intent(body: CompareBody, settings: Settings) -> GenerateIntent:
     """Raises:
     Refusal: VALIDATION_ERROR, SAE_ACTIVATIONS_REFUSED.
     """
@@ -129,7 +129,6 @@ def _intent(body: CompareBody, model: str, settings: Settings) -> GenerateIntent
     intensities = rules.check(body.intensities)
     asked = body.activations
     return GenerateIntent(
-        model=model,
         prompts=(prompt,) * len(intensities),
         sampling=SamplingParameters(
             temperature=body.temperature,

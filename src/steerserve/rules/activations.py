@@ -65,6 +65,18 @@ def parse(raw: Any, max_top_k: int) -> Activations:
     )
 
 
+def check_engine(asked: Activations | None, engine: str) -> None:
+    """Raises:
+    Refusal: SAE_ACTIVATIONS_REFUSED on a GGUF model, whose layers no SAE reads.
+    """
+    if asked is not None and engine == "gguf":
+        raise Refusal(
+            "SAE_ACTIVATIONS_REFUSED",
+            f"{FIELD}: a GGUF model has no layers that an SAE could read",
+            param=FIELD,
+        )
+
+
 def site(asked: Activations, attached: Sequence[AttachedSae]) -> AttachedSae:
     """The attached SAE that is meant.
 

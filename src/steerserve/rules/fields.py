@@ -12,7 +12,6 @@ from urllib.parse import quote
 
 from steerserve.errors import Refusal
 from steerserve.rules import activations
-from steerserve.rules.intent import EmbedIntent, Intent
 
 CHAT = "chat"
 COMPLETIONS = "completions"
@@ -111,41 +110,26 @@ def changing(body: Mapping[str, Any]) -> tuple[str, ...]:
     )
 
 
-def check_honoured(route: str, names: Sequence[str], engine: str = CHECKPOINT) -> None:
+def check_honoured(route: str, names: Sequence[str], engine: str) -> None:
     """Raises:
     Refusal: FIELD_NOT_HONOURED naming every field that would change the output and is not honoured.
     """
-    found = [name for name in names if (route, engine) not in CHANGING[name]]
-    if found:
-        what = "this route" if engine == CHECKPOINT else "a GGUF model on this route"
+    refused = [name for name in names if (route, engine) not in CHANGING[name]]
+    if refused:
+        is_for_gguf = any((route, CHECKPOINT) in CHANGING[name] for name in refused)
+        where = "a GGUF model on this route" if is_for_gguf else "this route"
         raise Refusal(
             "FIELD_NOT_HONOURED",
-            f"{', '.join(found)}: not honoured by {what}, and would change the output",
-            param=found[0],
-            fields=found,
+            f"{', '.join(refused)}: not honoured by {where}, and would change the output",
+            param=refused[0],
+            fields=refused,
         )
 
 
-def check_engine(wanted: Intent, engine: str) -> tuple[str, ...]:
-    """What the engine of the named model makes of a request: the fields that it does not use.
-
-    A GGUF model renders its template without variables of the client's; that is reported, and never refused.
-
-    Raises:
-        Refusal: FIELD_NOT_HONOURED for what only checkpoints honour, SAE_ACTIVATIONS_REFUSED.
-    """
-    if engine != GGUF:
-        return wanted.ignored
-    check_honoured(wanted.route, wanted.changing, engine)
-    if isinstance(wanted, EmbedIntent):
-        return wanted.ignored
-    if wanted.activations is not None:
-        raise Refusal(
-            "SAE_ACTIVATIONS_REFUSED",
-            f"{activations.FIELD}: a GGUF model has no layers that an SAE could read",
-            param=activations.FIELD,
-        )
-    return (*wanted.ignored, *(["chat_template_kwargs"] if wanted.template else []))
+def unused_by(engine: str, body: Mapping[str, Any]) -> list[str]:
+    """Fields that a route uses and this engine does not. They are reported, and never refused."""
+    is_idle = engine == GGUF and body.get("chat_template_kwargs")
+    return ["chat_template_kwargs"] if is_idle else []
 
 
 _AS_IDS = "return_tokens_as_token_ids"
@@ -221,6 +205,22 @@ def is_strict(header: str | None) -> bool:
             param="X-Service-Strict",
         )
     return value in ("true", "1")
+
+
+def may_load(header: str | None) -> bool:
+    """The X-Service-Load-Policy header: whether the request may load a model.
+
+    Raises:
+        Refusal: INVALID_PARAMETER naming the header for any value but auto and refuse.
+    """
+    policy = "auto" if header is None else header.strip().lower()
+    if policy not in ("auto", "refuse"):
+        raise Refusal(
+            "INVALID_PARAMETER",
+            "X-Service-Load-Policy must be auto or refuse",
+            param="X-Service-Load-Policy",
+        )
+    return policy == "auto"
 
 
 def check_strict(locations: list[str]) -> None:

@@ -42,13 +42,16 @@ class OutputConstraint:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BaseIntent:
-    """What every request carries. `request_id` is the id of its answer, empty where that has none; `route` and `changing`
-    (the fields that ask to change the output) are looked at again once the model's engine is known; `may_load` is the load
-    policy; the lease is a secret."""
+    """What every request carries.
 
-    request_id: str = ""
-    route: str = ""
-    changing: tuple[str, ...] = ()
+    Attributes:
+        answer_id: the id of its answer, empty where the answer has none.
+        ignored: locations of the fields that nothing reads.
+        may_load: whether a model may be loaded for it.
+        lease: the id of the lease that it claims to hold, a secret.
+    """
+
+    answer_id: str = ""
     ignored: tuple[str, ...] = ()
     may_load: bool = True
     lease: str | None = field(default=None, repr=False)
@@ -59,7 +62,6 @@ class GenerateIntent(BaseIntent):
     """Complete each prompt `n` times, or with a `sweep` once at each of its intensities; `has_special` adds the tokenizer's special tokens to texts, `template` has variables
     for the template of conversations."""
 
-    model: str
     prompts: tuple[Prompt, ...]
     sampling: SamplingParameters
     n: int = 1
@@ -88,7 +90,6 @@ class ScoreIntent(BaseIntent):
     `top` is how many alternatives are listed, None when no log-probabilities are; `allowed` restricts the token.
     """
 
-    model: str
     prompts: tuple[Prompt, ...]
     temperature: float = 1.0
     top: int | None = None
@@ -109,7 +110,6 @@ class ScoreIntent(BaseIntent):
 class EmbedIntent(BaseIntent):
     """One vector per text."""
 
-    model: str
     prompts: tuple[str, ...]
     is_base64: bool = False
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from steerserve.errors import Refusal
@@ -29,38 +29,52 @@ class NamedModel:
         return (self.name,) if self.alias is None else (self.name, self.alias)
 
 
-def resolve(name: str, models: Iterable[NamedModel]) -> NamedModel:
+def resolve(name: str, models: Sequence[NamedModel]) -> NamedModel:
     """The one model that a request's `model` names.
 
-    The first of these that any model has: (1) its name; (2) its repository's whole name; (3) either with
-    `:QUANTIZATION`; (4) either without the tag it ends in.
-
     Raises:
-        Refusal: MODEL_NOT_FOUND, or AMBIGUOUS_MODEL_NAME listing what the name could mean.
+        Refusal: MODEL_NOT_FOUND, or AMBIGUOUS_MODEL_NAME listing the models that the name could mean.
     """
-    serveable = [m for m in models if m.status in SERVEABLE]
-    found = (
-        [m for m in serveable if m.name == name]
-        or [m for m in serveable if m.alias == name]
-        or [m for m in serveable if name in [f"{n}:{m.quantization}" for n in m.names]]
-        or [m for m in serveable if name and name in [n.rpartition(":")[0] for n in m.names]]
-    )
-    if not found:
+    meant = _meant(name, models)
+    if not meant:
         raise Refusal(
             "MODEL_NOT_FOUND",
             f"no model is named {name[:NAME_MAXIMUM]!r}",
             param="model",
             requested=name[:NAME_MAXIMUM],
         )
-    if len(found) > 1:
-        tags = sorted({_tag(m, name) for m in found})
+    if len(meant) > 1:
+        tags = sorted({_tag(model, name) for model in meant})
         raise Refusal(
             "AMBIGUOUS_MODEL_NAME",
             f"{name!r} could be {', '.join(tags)}: name one of them",
             param="model",
             candidates=tags,
         )
-    return found[0]
+    return meant[0]
+
+
+def listed_name(model: NamedModel, models: Sequence[NamedModel]) -> str | None:
+    """The name under which `/v1` lists a model: the first of its names that means this model alone. None for a model that
+    no request can name, because it is not ready or because each of its names means another one."""
+    bare = model.names
+    tagged = [f"{name}:{model.quantization}" for name in bare]
+    return next((name for name in (*bare[:1], *tagged) if _meant(name, models) == [model]), None)
+
+
+def _meant(name: str, models: Sequence[NamedModel]) -> list[NamedModel]:
+    """The models that a name could mean.
+
+    The first of these that any model has: (1) its name; (2) its repository's whole name; (3) either with
+    `:QUANTIZATION`; (4) either without the tag it ends in.
+    """
+    serveable = [m for m in models if m.status in SERVEABLE]
+    return (
+        [m for m in serveable if m.name == name]
+        or [m for m in serveable if m.alias == name]
+        or [m for m in serveable if name in [f"{n}:{m.quantization}" for n in m.names]]
+        or [m for m in serveable if name and name in [n.rpartition(":")[0] for n in m.names]]
+    )
 
 
 def _tag(model: NamedModel, name: str) -> str:

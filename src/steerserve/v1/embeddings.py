@@ -5,18 +5,16 @@ from __future__ import annotations
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
-from steerserve.settings import Settings
-from steerserve.v1 import bodies, intake, render
+from steerserve.v1 import bodies, render
+from steerserve.v1.intake import Intake
 from steerserve.v1.render import Door
 
 
-def router(settings: Settings, door: Door) -> APIRouter:
+def router(intake: Intake, door: Door) -> APIRouter:
     routes = APIRouter(tags=["inference"])
 
     @routes.post("/v1/embeddings", openapi_extra=bodies.documented(bodies.EmbeddingBody))
     async def embeddings(request: Request) -> Response:
-        return await render.embed(
-            request, await intake.embedding(request, settings, door.generation.engine_of), door
-        )
+        return await render.embed(request, await intake.embedding(request), door)
 
     return routes

@@ -11,20 +11,20 @@ from steerserve.rules.intent import EmbedIntent, GenerateIntent, Intent, ScoreIn
 
 def of(intent: Intent, run: Run, *, limit: int, is_shared: bool) -> dict[str, str]:
     """The headers that are known once a request is admitted. `is_shared`: continuous batching runs here."""
-    found = {"X-Service-Backend": run.backend}
-    if run.ignored:
-        found["X-Service-Ignored-Fields"] = fields.header_value(run.ignored, limit)
+    headers = {"X-Service-Backend": run.backend}
+    if intent.ignored:
+        headers["X-Service-Ignored-Fields"] = fields.header_value(intent.ignored, limit)
     if not isinstance(intent, EmbedIntent) and intent.seed is not None:
-        found["X-Service-Seed"] = f"{intent.seed};scope={_scope(intent, is_shared)}"
+        headers["X-Service-Seed"] = f"{intent.seed};scope={_scope(intent, is_shared)}"
     if not isinstance(intent, GenerateIntent):
-        found["X-Service-Steering"] = "none"
+        headers["X-Service-Steering"] = "none"
     elif intent.constraint is not None:
         name = intent.constraint.name
         kind = "json_schema" if intent.constraint.is_schema else "json_object"
-        found["X-Service-Constrained"] = f"{kind};name={quote(name)}" if name else kind
+        headers["X-Service-Constrained"] = f"{kind};name={quote(name)}" if name else kind
     if run.admitted.echo is not None:
-        found["X-Service-Steering-Intensity"] = dial.echo(run.admitted.echo)
-    return found
+        headers["X-Service-Steering-Intensity"] = dial.echo(run.admitted.echo)
+    return headers
 
 
 def _scope(intent: GenerateIntent | ScoreIntent, is_shared: bool) -> str:

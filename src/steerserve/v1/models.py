@@ -1,4 +1,4 @@
-"""GET /v1/models and /v1/models/{id}: what requests may name."""
+"""GET /v1/models and /v1/models/{id}: the models that requests may name."""
 
 from __future__ import annotations
 
@@ -6,30 +6,30 @@ from typing import Any
 
 from fastapi import APIRouter
 
-from steerserve.control.requests.generate import Generation
+from steerserve.control.requests.served import ServedModel, ServedModels
 from steerserve.errors import Refusal
 
 
-def router(generation: Generation) -> APIRouter:
+def router(models: ServedModels) -> APIRouter:
     routes = APIRouter(tags=["inference"])
 
     @routes.get("/v1/models")
     async def list_models() -> dict[str, Any]:
-        return {"object": "list", "data": [entry(row) for row in await generation.models()]}
+        return {"object": "list", "data": [entry(model) for model in await models.listed()]}
 
     @routes.get("/v1/models/{name:path}")
     async def get_model(name: str) -> dict[str, Any]:
         if not name:
             raise Refusal("NOT_FOUND", "no route '/v1/models/'")
-        return entry(await generation.find(name))
+        return entry(await models.find(name))
 
     return routes
 
 
-def entry(row: Any) -> dict[str, Any]:
+def entry(model: ServedModel) -> dict[str, Any]:
     return {
-        "id": row.name,
+        "id": model.name,
         "object": "model",
-        "created": int(row.created_at.timestamp()),
-        "owned_by": row.repo_id or "local",
+        "created": int(model.created_at.timestamp()),
+        "owned_by": model.owner,
     }

@@ -30,9 +30,10 @@ from steerserve.control.requests.generate import (
 )
 from steerserve.disconnect import Disconnected, unless_disconnected
 from steerserve.errors import Refusal
-from steerserve.rules.intent import EmbedIntent, GenerateIntent, Intent, ScoreIntent
+from steerserve.rules.intent import EmbedIntent, GenerateIntent, ScoreIntent
 from steerserve.settings import Settings
 from steerserve.v1 import headers as service_headers
+from steerserve.v1.intake import Accepted, Kind
 from steerserve.v1.shape import UNSTEERED, AnswerChoice, AnswerShape, activations
 
 log = structlog.get_logger(__name__)
@@ -54,17 +55,21 @@ class Door:
 
 
 async def answer(
-    request: Request, intent: GenerateIntent | ScoreIntent, shape: AnswerShape, door: Door
+    request: Request,
+    accepted: Accepted[GenerateIntent | ScoreIntent],
+    shape: AnswerShape,
+    door: Door,
 ) -> Response:
     """The response to a generating or scoring request.
 
-    It waits for Started before any status is sent, so that every refusal has its own status. A client that goes away
+    No status is sent before the engine's Started, so that every refusal has its own status. A client that goes away
     cancels the request, whether it streams, waits for one body, or still queues.
     """
+    intent = accepted.intent
 
     async def respond(stack: AsyncExitStack, opened: _Opened) -> Response:
         base = {
-            "id": intent.request_id,
+            "id": intent.answer_id,
             "created": int(time.time()),
             "model": opened.run.model_name,
         }
@@ -74,17 +79,17 @@ async def answer(
         body = await unless_disconnected(request, _fold(base, shape, intent, opened))
         return await _closed(stack, body, opened)
 
-    return await _answer(request, intent, door, respond)
+    return await _answer(request, accepted, door, respond)
 
 
-async def embed(request: Request, intent: EmbedIntent, door: Door) -> Response:
+async def embed(request: Request, accepted: Accepted[EmbedIntent], door: Door) -> Response:
     """The response to an embeddings request."""
 
     async def respond(stack: AsyncExitStack, opened: _Opened) -> Response:
-        body = await unless_disconnected(request, _vectors(intent, opened))
+        body = await unless_disconnected(request, _vectors(accepted.intent, opened))
         return await _closed(stack, body, opened)
 
-    return await _answer(request, intent, door, respond)
+    return await _answer(request, accepted, door, respond)
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,13 +105,13 @@ class _Opened:
 
 async def _answer(
     request: Request,
-    intent: Intent,
+    accepted: Accepted[Kind],
     door: Door,
     respond: Callable[[AsyncExitStack, _Opened], Awaitable[Response]],
 ) -> Response:
     stack = AsyncExitStack()
     try:
-        opened = await unless_disconnected(request, _start(stack, intent, door))
+        opened = await unless_disconnected(request, _start(stack, accepted, door))
         return await respond(stack, opened)
     except Disconnected:
         await stack.aclose()
@@ -140,8 +145,9 @@ class _Stream(StreamingResponse):
 _LIVE = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
 
 
-async def _start(stack: AsyncExitStack, intent: Intent, door: Door) -> _Opened:
-    run = await stack.enter_async_context(door.generation.open(intent))
+async def _start(stack: AsyncExitStack, accepted: Accepted[Kind], door: Door) -> _Opened:
+    intent = accepted.intent
+    run = await stack.enter_async_context(door.generation.open(intent, accepted.model))
     events = aiter(run.events)
     started = await anext(events)
     assert isinstance(started, Started)

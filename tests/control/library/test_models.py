@@ -38,7 +38,7 @@ async def test_every_registered_model_can_be_named(world: World) -> None:
     with suppress(Refusal):  # a second model of the name may be refused, or named apart
         await register(world, str(write_checkpoint(world.home / "two" / "model")))
     for row in await world.models.list():
-        assert (await world.generation.resolve(row.name)).id == row.id
+        assert (await world.served.resolve(row.name)).row.id == row.id
 
 
 async def test_a_resident_model_is_not_deleted_and_an_idle_one_keeps_its_files(

@@ -172,8 +172,8 @@ async def test_a_smaller_ring_keeps_the_newest_records(world: World) -> None:
 async def test_a_request_is_named_to_the_engine_by_the_id_of_its_answer(world: World) -> None:
     await world.loaded()
     for wanted, label in (("chatcmpl-1", "chatcmpl-1"), ("", None)):
-        intent = GenerateIntent("a", ("hello",), SamplingParameters(), request_id=wanted)
-        async with world.generation.open(intent):
+        intent = GenerateIntent(("hello",), SamplingParameters(), answer_id=wanted)
+        async with world.opened(intent):
             assert (await world.launcher.stream()).label == label
 
 
@@ -401,9 +401,7 @@ async def test_monitored_requests_take_a_slot_where_that_is_set(make: Make, forc
         await attached(world)
 
         async def backend() -> str:
-            async with world.generation.open(
-                GenerateIntent("a", ("hello",), SamplingParameters())
-            ) as run:
+            async with world.opened(GenerateIntent(("hello",), SamplingParameters())) as run:
                 return run.backend
 
         assert await backend() == "cbm"

@@ -13,8 +13,8 @@ from tests.control.conftest import Make
 from tests.doubles import World, soon, until
 
 
-def intent(model: str = "a") -> GenerateIntent:
-    return GenerateIntent(model, ("hello",), SamplingParameters())
+def intent() -> GenerateIntent:
+    return GenerateIntent(("hello",), SamplingParameters())
 
 
 def is_idle(world: World) -> bool:
@@ -29,7 +29,7 @@ async def cancelled(task: asyncio.Future[str]) -> None:
 
 async def test_a_request_begins_with_started_and_ends_with_its_pieces(world: World) -> None:
     await world.loaded()
-    async with world.generation.open(intent()) as run:
+    async with world.opened(intent()) as run:
         stream = await world.launcher.stream()
         stream.start()
         stream.say("Once ")
@@ -43,7 +43,7 @@ async def test_a_request_begins_with_started_and_ends_with_its_pieces(world: Wor
 
 async def test_the_fingerprint_says_unrecorded_where_nothing_is_known(world: World) -> None:
     await world.loaded()
-    async with world.generation.open(intent()) as run:
+    async with world.opened(intent()) as run:
         assert run.fingerprint == "service:a@unrecorded:float32/FP16:transformers"
 
 
@@ -51,8 +51,8 @@ async def test_what_was_asked_for_reaches_the_engine(world: World) -> None:
     await world.loaded()
     conversation = ({"role": "user", "content": "hi"},)
     sampling = SamplingParameters(0.5, 0.9, 1.2, 7, ("END",), 42)
-    wanted = GenerateIntent("a", ("text", conversation), sampling, n=2)
-    async with world.generation.open(wanted):
+    wanted = GenerateIntent(("text", conversation), sampling, n=2)
+    async with world.opened(wanted):
         stream = await world.launcher.stream()
     assert stream.prompts == [m.Text("text"), m.Chat([{"role": "user", "content": "hi"}])]
     assert stream.choices == 4
@@ -65,7 +65,7 @@ async def test_the_slot_is_given_back_when_the_engine_is_done_though_the_client_
 ) -> None:
     async with make(max_concurrent_requests=1) as world:
         await world.loaded()
-        async with world.generation.open(intent()) as unread:
+        async with world.opened(intent()) as unread:
             (await world.launcher.stream()).complete("kept")
             follower, stream = await world.in_flight()
             stream.complete("served meanwhile")
@@ -77,7 +77,7 @@ async def test_the_slot_is_given_back_when_the_engine_is_done_though_the_client_
 
 async def test_leaving_early_cancels_in_the_engine(world: World) -> None:
     await world.loaded()
-    async with world.generation.open(intent()) as run:
+    async with world.opened(intent()) as run:
         stream = await world.launcher.stream()
         stream.start()
         assert isinstance(await anext(aiter(run.events)), m.Started)
@@ -156,7 +156,7 @@ async def test_a_full_queue_refuses_before_anything_is_loaded(make: Make) -> Non
 
 async def test_what_the_engine_refuses_is_raised_where_the_events_are_read(world: World) -> None:
     await world.loaded()
-    async with world.generation.open(intent()) as run:
+    async with world.opened(intent()) as run:
         stream = await world.launcher.stream()
         stream.refuse(Refusal("CONTEXT_LENGTH_EXCEEDED", "too long", prompt_tokens=99))
         with pytest.raises(Refusal) as refused:
@@ -168,7 +168,7 @@ async def test_what_the_engine_refuses_is_raised_where_the_events_are_read(world
 
 async def test_a_failure_after_some_text_comes_after_that_text(world: World) -> None:
     await world.loaded()
-    async with world.generation.open(intent()) as run:
+    async with world.opened(intent()) as run:
         stream = await world.launcher.stream()
         stream.start()
         stream.say("some")
@@ -225,6 +225,6 @@ async def test_a_locked_model_is_the_only_one_listed(world: World) -> None:
     row = await world.loaded("a")
     await world.model("b")
     await world.model("c", status="error")
-    assert [r.name for r in await world.generation.models()] == ["a", "b"]
+    assert [r.name for r in await world.served.listed()] == ["a", "b"]
     world.conductor.lock(row.id)
-    assert [r.name for r in await world.generation.models()] == ["a"]
+    assert [r.name for r in await world.served.listed()] == ["a"]

@@ -81,8 +81,8 @@ async def leased(world: World, name: str = "a") -> tuple[ModelRow, str]:
 
 
 async def ask(world: World, model: str, lease: str | None = None, *, may_load: bool = True) -> str:
-    intent = GenerateIntent(model, ("hello",), SamplingParameters(), lease=lease, may_load=may_load)
-    async with world.generation.open(intent) as run:
+    intent = GenerateIntent(("hello",), SamplingParameters(), lease=lease, may_load=may_load)
+    async with world.opened(intent, model) as run:
         return "".join([e.text async for e in run.events if isinstance(e, m.Piece)])
 
 

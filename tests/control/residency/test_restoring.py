@@ -454,7 +454,7 @@ async def test_a_lock_outlasts_the_engine(world: World, is_attached: bool) -> No
         world.conductor.lock(row.id)
     await crash(world)
     assert world.conductor.view().locked_id == row.id
-    assert [model.name for model in await world.generation.models()] == ["a"]
+    assert [model.name for model in await world.served.listed()] == ["a"]
     assert (await refused(world.ask("b"))).code == "MODEL_LOCKED"
     assert (await refused(world.models.remove(row.id))).code == "MODEL_LOCKED"
     await answered(world)

@@ -8,13 +8,14 @@ from dataclasses import dataclass, field
 from steerserve.control.interventions.serving import Serving
 from steerserve.control.observing.features import Features
 from steerserve.control.requests.generate import Activated, Generation, Piece, Started
+from steerserve.control.requests.served import ServedModel, ServedModels
 from steerserve.control.residency.conductor import Conductor
 from steerserve.control.residency.resident import Attachment
 from steerserve.engine.wire.messages import Reading
 from steerserve.errors import Refusal
+from steerserve.rules import architecture
 from steerserve.rules.compare import Overlay
 from steerserve.rules.intent import GenerateIntent
-from steerserve.store.catalog import ModelRow
 
 
 @dataclass(slots=True)
@@ -48,35 +49,38 @@ class Compare:
     def __init__(
         self,
         generation: Generation,
+        models: ServedModels,
         conductor: Conductor,
         serving: Serving,
         features: Features,
     ) -> None:
         self._generation = generation
+        self._models = models
         self._conductor = conductor
         self._serving = serving
         self._features = features
 
-    def model(self) -> ModelRow:
+    async def model(self) -> ServedModel:
         """The model that comparisons run on.
 
         Raises:
-            Refusal: MODEL_NOT_LOADED, SAE_NOT_ATTACHED.
+            Refusal: MODEL_NOT_LOADED, SAE_NOT_ATTACHED; INVALID_PARAMETER for a model that can only embed.
         """
         row = self._conductor.loaded().row
         self._conductor.first_attachment()
-        return row
+        architecture.check_generates(row.name, row.architecture, row.engine)
+        return await self._models.of(row)
 
-    async def run(self, intent: GenerateIntent, row: ModelRow) -> Compared:
-        """Complete the intent's sweep on this model, which other models may share their name with.
+    async def run(self, intent: GenerateIntent, model: ServedModel) -> Compared:
+        """Complete the intent's sweep on this model.
 
         Raises:
-            Refusal: what a request is refused with; SAE_NOT_ATTACHED, INVALID_FEATURE_INDEX, PROFILE_NOT_FOUND,
-                PROFILE_INCOMPATIBLE, VALIDATION_ERROR; STEERING_CHANGED when an operator changed the steering meanwhile,
-                because the operator's change wins over what was to be compared.
+            Refusal: every refusal of a request; SAE_NOT_ATTACHED, INVALID_FEATURE_INDEX, PROFILE_NOT_FOUND,
+                PROFILE_INCOMPATIBLE, VALIDATION_ERROR; STEERING_CHANGED when an operator changed the steering meanwhile.
+                The operator's change stands, and the comparison is void.
         """
         assert intent.sweep is not None
-        async with self._generation.open(intent, row) as run:
+        async with self._generation.open(intent, model) as run:
             admitted = run.admitted
             tapped = admitted.tapped
             labels = await self._features.labels(tapped.sae_id) if tapped else {}

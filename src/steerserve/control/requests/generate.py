@@ -13,15 +13,16 @@ from steerserve.control.metrics import Metrics
 from steerserve.control.observing.monitoring import Monitoring
 from steerserve.control.requests.planning import Admitted, Planner
 from steerserve.control.requests.queue import Queue
+from steerserve.control.requests.served import ServedModel
 from steerserve.control.residency.conductor import Conductor
 from steerserve.control.residency.resident import Resident
 from steerserve.engine.sandbox.schemas import Checker
 from steerserve.engine.wire import messages as m
 from steerserve.errors import Refusal
-from steerserve.rules import architecture, batching, dial, fields, naming
-from steerserve.rules.intent import EmbedIntent, GenerateIntent, Intent, OutputConstraint
+from steerserve.rules import batching, dial, fields, residency
+from steerserve.rules.intent import GenerateIntent, Intent, OutputConstraint
 from steerserve.settings import Settings
-from steerserve.store.catalog import Catalog, ModelRow
+from steerserve.store.catalog import ModelRow
 
 Activated = m.Activated
 Embedded = m.Embedded
@@ -36,13 +37,11 @@ OBJECT = {"type": "object"}
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """One request being answered. `events` begins with Started; every check has passed once that came. `ignored` has the
-    fields that nothing here reads."""
+    """One request being answered. `events` begins with Started; every check has passed once Started came."""
 
     model_name: str
     fingerprint: str
     backend: str
-    ignored: tuple[str, ...]
     admitted: Admitted
     events: AsyncIterator[Started | Outcome]
 
@@ -80,7 +79,6 @@ class Generation:
     def __init__(
         self,
         settings: Settings,
-        catalog: Catalog,
         conductor: Conductor,
         queue: Queue,
         profiles: Profiles,
@@ -90,7 +88,6 @@ class Generation:
         monitoring: Monitoring,
     ) -> None:
         self._settings = settings
-        self._catalog = catalog
         self._conductor = conductor
         self._queue = queue
         self._profiles = profiles
@@ -107,94 +104,31 @@ class Generation:
         """Whether some requests run without a slot."""
         return self._settings.enable_continuous_batching
 
-    async def models(self) -> list[ModelRow]:
-        """The models that `/v1` lists; only the locked one while one is locked."""
-        rows = await self.serveable()
-        view = self._conductor.view()
-        locked = view.locked_id
-        return rows if locked is None else [row for row in rows if row.id == locked]
-
-    async def serveable(self) -> list[ModelRow]:
-        """The models that a request may name."""
-        return [row for row in await self._catalog.models() if row.status in naming.SERVEABLE]
-
-    async def find(self, name: str) -> ModelRow:
-        """The model that a request would mean.
-
-        Raises:
-            Refusal: MODEL_NOT_FOUND, AMBIGUOUS_MODEL_NAME.
-        """
-        rows = await self.serveable()
-        named = naming.resolve(name, (_named(row) for row in rows))
-        return next(row for row in rows if row.id == named.id)
-
-    async def resolve(self, name: str) -> ModelRow:
-        """Raises:
-        Refusal: MODEL_NOT_FOUND, AMBIGUOUS_MODEL_NAME; MODEL_LOAD_FAILED when its last load failed.
-        """
-        rows = await self._catalog.models()
-        for row in rows:
-            if row.name == name and row.status == "error" and row.local_path is not None:
-                raise Refusal(
-                    "MODEL_LOAD_FAILED",
-                    f"the last load of {name!r} failed: {row.error_message}; load it again over /api/models",
-                )
-        try:
-            named = naming.resolve(name, (_named(row) for row in rows))
-        except Refusal as refusal:
-            known = next((row for row in rows if row.name == name), None)
-            if known is None or refusal.code != "MODEL_NOT_FOUND":
-                raise
-            raise Refusal(
-                "MODEL_NOT_FOUND",
-                f"model {name!r} is registered, but not on this machine: its status is {known.status}",
-                param="model",
-                requested=name,
-                status=known.status,
-            ) from None
-        return next(row for row in rows if row.id == named.id)
-
-    async def engine_of(self, name: object) -> str:
-        """Which engine a request's `model` needs; that of checkpoints for a name that means no one model."""
-        try:
-            return (await self.resolve(name)).engine if isinstance(name, str) else fields.CHECKPOINT
-        except Refusal:
-            return fields.CHECKPOINT
-
     @asynccontextmanager
-    async def open(self, intent: Intent, row: ModelRow | None = None) -> AsyncIterator[Run]:
-        """The request, running; leaving the block early cancels it, also while it waits.
+    async def open(self, intent: Intent, model: ServedModel) -> AsyncIterator[Run]:
+        """The request, running; leaving the block early cancels the request, also while it waits.
 
-        The slot is given back when the engine is done, however slowly the client reads. `row` is the model, where that is
-        known beside its name.
+        The slot is given back when the engine is done, however slowly the client reads.
 
         Raises:
-            Refusal: every reason not to serve it; the engine's own come with the first event.
+            Refusal: every reason not to serve it; the engine's own reasons come with the first event.
         """
         if self.is_closing:
             raise Refusal("SHUTTING_DOWN", "the service is shutting down")
-        row = row or await self.resolve(intent.model)
-        profile = None
-        ignored = fields.check_engine(intent, row.engine)
-        if not isinstance(intent, EmbedIntent):
-            architecture.check_generates(row.name, row.architecture, row.engine)
+        row, profile = model.row, None
         if isinstance(intent, GenerateIntent):
             profile = await self._named(intent)
             if intent.constraint is not None and intent.constraint.is_schema:
                 await self._checker.check(intent.constraint.schema)
+        # a full queue must not hide a refusal that waiting does not change
+        view = self._conductor.view(intent.lease)
+        residency.may_serve(view, row.id, row.name, may_load=intent.may_load)
         self.active += 1
         flow, backend = _Flow(), self._backend(intent, row)
         pump = asyncio.create_task(self._pump(intent, row, profile, backend, flow))
         try:
             admitted = await flow.admitted()
-            yield Run(
-                row.name,
-                fingerprint(admitted.resident),
-                backend,
-                ignored,
-                admitted,
-                flow.events(),
-            )
+            yield Run(model.name, fingerprint(admitted.resident), backend, admitted, flow.events())
         finally:
             self.active -= 1
             pump.cancel()
@@ -283,12 +217,6 @@ class Generation:
                 "CONSTRAINED_OUTPUT_INVALID",
                 f"choice {choice} is complete, but does not validate: {reason}",
             )
-
-
-def _named(row: ModelRow) -> naming.NamedModel:
-    label = f":{row.gguf_label}" if row.gguf_label else ""
-    alias = row.repo_id + label if row.repo_id else None
-    return naming.NamedModel(row.id, row.name, row.quantization, row.status, alias)
 
 
 def fingerprint(resident: Resident) -> str:

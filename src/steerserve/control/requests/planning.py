@@ -78,7 +78,7 @@ class Planner:
                     admitted.plan,
                     constraint=_constraint(intent.constraint),
                     tap=tap,
-                    label=intent.request_id or None,
+                    label=intent.answer_id or None,
                     plans=[self._overlay(overlay) for overlay in admitted.overlays],
                 )
 

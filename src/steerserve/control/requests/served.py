@@ -1,0 +1,109 @@
+"""The models that requests may name: what `/v1` lists, and what a name means."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import datetime
+
+from steerserve.control.residency.conductor import Conductor
+from steerserve.errors import Refusal
+from steerserve.rules import naming
+from steerserve.store.catalog import Catalog, ModelRow
+
+
+@dataclass(frozen=True, slots=True)
+class ServedModel:
+    """A model that requests may name. `name` means this model and no other one: `/v1` lists the model under it, and
+    answers carry it."""
+
+    row: ModelRow
+    name: str
+
+    @property
+    def engine(self) -> str:
+        return self.row.engine
+
+    @property
+    def created_at(self) -> datetime:
+        return self.row.created_at
+
+    @property
+    def owner(self) -> str:
+        return self.row.repo_id or "local"
+
+
+class ServedModels:
+    """Reads names of models against the catalog."""
+
+    def __init__(self, catalog: Catalog, conductor: Conductor) -> None:
+        self._catalog = catalog
+        self._conductor = conductor
+
+    async def listed(self) -> list[ServedModel]:
+        """The models that `/v1` lists; only the locked model while one is locked."""
+        rows = await self._catalog.models()
+        models = [_named(row) for row in rows]
+        locked = self._conductor.view().locked_id
+        return [
+            ServedModel(row, name)
+            for row, model in zip(rows, models, strict=True)
+            if locked in (None, row.id) and (name := naming.listed_name(model, models))
+        ]
+
+    async def find(self, name: str) -> ServedModel:
+        """The model that a name means.
+
+        Raises:
+            Refusal: MODEL_NOT_FOUND, AMBIGUOUS_MODEL_NAME.
+        """
+        return _resolved(name, await self._catalog.models())
+
+    async def resolve(self, name: str) -> ServedModel:
+        """The model that a request means; the refusal tells why a registered model cannot serve.
+
+        Raises:
+            Refusal: MODEL_NOT_FOUND, AMBIGUOUS_MODEL_NAME; MODEL_LOAD_FAILED when the model's last load failed.
+        """
+        rows = await self._catalog.models()
+        try:
+            return _resolved(name, rows)
+        except Refusal as refusal:
+            known = [row for row in rows if row.name == name]
+            if not known or refusal.code != "MODEL_NOT_FOUND":
+                raise
+            raise _unserved(name, known) from None
+
+    async def of(self, row: ModelRow) -> ServedModel:
+        """A registered model as requests name it."""
+        models = [_named(one) for one in await self._catalog.models()]
+        return ServedModel(row, naming.listed_name(_named(row), models) or row.name)
+
+
+def _resolved(name: str, rows: list[ModelRow]) -> ServedModel:
+    models = [_named(row) for row in rows]
+    model = naming.resolve(name, models)
+    row = next(row for row in rows if row.id == model.id)
+    return ServedModel(row, naming.listed_name(model, models) or row.name)
+
+
+def _unserved(name: str, rows: list[ModelRow]) -> Refusal:
+    """Why none of the registered models of this name serves."""
+    for row in rows:
+        if row.status == "error" and row.local_path is not None:
+            return Refusal(
+                "MODEL_LOAD_FAILED",
+                f"the last load of {name!r} failed: {row.error_message}; load it again over /api/models",
+            )
+    return Refusal(
+        "MODEL_NOT_FOUND",
+        f"model {name!r} is registered, but not on this machine: its status is {rows[0].status}",
+        param="model",
+        requested=name,
+        status=rows[0].status,
+    )
+
+
+def _named(row: ModelRow) -> naming.NamedModel:
+    label = f":{row.gguf_label}" if row.gguf_label else ""
+    alias = row.repo_id + label if row.repo_id else None
+    return naming.NamedModel(row.id, row.name, row.quantization, row.status, alias)

@@ -1,0 +1,250 @@
+"""The fields of a validated body as the values of an intent, and what cannot be asked together."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+
+from steerserve.errors import Refusal
+from steerserve.rules import activations, intent, schema_subset
+from steerserve.settings import Settings
+from steerserve.v1 import bodies
+
+COLDEST_SCORING = 0.001
+"""The least temperature above 0 that logits are divided by."""
+
+TOKEN_ID_MAXIMUM = 2**31 - 1
+
+
+def conversations(body: bodies.ChatBody, settings: Settings) -> tuple[intent.Prompt, ...]:
+    """The conversation of a chat request and its further ones, as templates expect them."""
+    extra = body.extra_messages or []
+    if len(extra) > settings.max_extra_messages:
+        raise invalid("extra_messages", f"at most {settings.max_extra_messages} conversations")
+    named = [("messages", body.messages)]
+    named += [(f"extra_messages[{i}]", conversation) for i, conversation in enumerate(extra)]
+    for where, conversation in named:
+        if len(conversation) > settings.max_messages:
+            raise invalid(where, f"at most {settings.max_messages} messages")
+    return tuple(
+        tuple(_message(f"{where}[{i}]", message) for i, message in enumerate(conversation))
+        for where, conversation in named
+    )
+
+
+def generate(
+    body: bodies.Sampled,
+    settings: Settings,
+    raw: dict[str, Any],
+    *,
+    prompts: tuple[intent.Prompt, ...],
+    base: dict[str, Any],
+    n: int = 1,
+    special: bool = True,
+    **more: Any,
+) -> intent.GenerateIntent:
+    """The intent to write text. `raw` is the body before its validation, `base` has the values of every intent, `more` those
+    of chats.
+
+    Raises:
+        Refusal: for counts over their limits, and fields that exclude each other.
+    """
+    if n > settings.max_choices:
+        raise invalid("n", f"at most {settings.max_choices} choices")
+    if n > 1 and body.stream:
+        raise invalid("n", "n above 1 cannot be streamed")
+    stops = (body.stop,) if isinstance(body.stop, str) else tuple(body.stop or ())
+    if len(stops) > settings.max_stop_strings:
+        raise invalid("stop", f"at most {settings.max_stop_strings} stop strings")
+    if "" in stops:
+        raise invalid("stop", "an empty stop string")
+    sampling = intent.SamplingParameters(
+        temperature=1.0 if body.temperature is None else body.temperature,
+        top_p=1.0 if body.top_p is None else body.top_p,
+        repetition_penalty=intent.repetition_penalty(
+            body.frequency_penalty or 0.0, body.presence_penalty or 0.0
+        ),
+        max_tokens=_max_tokens(body),
+        stops=stops,
+        seed=body.seed,
+        has_penalty=bool(body.frequency_penalty or body.presence_penalty),
+    )
+    return intent.GenerateIntent(
+        prompts=prompts,
+        sampling=sampling,
+        n=n,
+        is_stream=bool(body.stream),
+        has_special=special,
+        activations=_activations(raw, len(prompts), n, settings),
+        **more,
+        **base,
+    )
+
+
+def score(
+    body: bodies.Sampled,
+    settings: Settings,
+    raw: dict[str, Any],
+    *,
+    prompts: tuple[intent.Prompt, ...],
+    top: int | None,
+    base: dict[str, Any],
+    special: bool = True,
+    template: Mapping[str, Any] | None = None,
+) -> intent.ScoreIntent:
+    """The intent to score the next token; parameters as of `generate`.
+
+    Raises:
+        Refusal: for values that scoring does not take.
+    """
+    if _max_tokens(body) != 1:
+        raise invalid("max_tokens", "a scoring request needs max_tokens: 1")
+    temperature = 1.0 if body.temperature is None else body.temperature
+    if 0 < temperature < COLDEST_SCORING:
+        raise invalid("temperature", f"a scoring request needs 0 or at least {COLDEST_SCORING}")
+    allowed = body.allowed_token_ids
+    for token in allowed or ():
+        if not 0 <= token <= TOKEN_ID_MAXIMUM:
+            raise Refusal(
+                "INVALID_SCORING_REQUEST",
+                f"token id {token} is outside the vocabulary",
+                param="allowed_token_ids",
+            )
+    return intent.ScoreIntent(
+        prompts=prompts,
+        temperature=temperature,
+        top=top,
+        allowed=None if allowed is None else tuple(dict.fromkeys(allowed)),
+        is_keyed_by_id=bool(body.return_tokens_as_token_ids),
+        has_special=special,
+        seed=body.seed,
+        is_stream=bool(body.stream),
+        template=template,
+        activations=_activations(raw, len(prompts), 1, settings),
+        **base,
+    )
+
+
+def _activations(
+    raw: dict[str, Any], prompts: int, n: int, settings: Settings
+) -> activations.Activations | None:
+    asked = raw.get(activations.FIELD)
+    if asked is None:
+        return None
+    parsed = activations.parse(asked, settings.sae_activations_max_top_k)
+    if n > 1:
+        raise Refusal(
+            "SAE_ACTIVATIONS_REFUSED", f"{activations.FIELD} needs n: 1", param=activations.FIELD
+        )
+    if prompts > 1:
+        raise Refusal(
+            "SAE_ACTIVATIONS_REFUSED",
+            f"{activations.FIELD} needs one prompt, and no extra_messages",
+            param=activations.FIELD,
+        )
+    return parsed
+
+
+def constraint(body: bodies.ChatBody, settings: Settings) -> intent.OutputConstraint | None:
+    """The constraint that `response_format` asks for.
+
+    Raises:
+        Refusal: RESPONSE_FORMAT_UNSUPPORTED for what cannot be combined with it, and for a schema outside the subset.
+    """
+    wanted = body.response_format
+    if wanted is None or wanted.type == "text":
+        return None
+    if body.stream:
+        raise bad_format("a constrained answer cannot be streamed, because it is validated whole")
+    if body.stop:
+        raise bad_format("stop cannot be combined with it")
+    if settings.enable_continuous_batching:
+        raise bad_format("this server runs continuous batching, which does not constrain")
+    if wanted.type == "json_object":
+        return intent.OutputConstraint()
+    if wanted.json_schema is None:
+        raise bad_format("json_schema is missing")
+    schema_subset.check(wanted.json_schema.schema_)
+    return intent.OutputConstraint(
+        wanted.json_schema.name, wanted.json_schema.schema_, is_schema=True
+    )
+
+
+_RESERVED = frozenset(
+    "self messages conversation chat_template tools documents tokenize add_generation_prompt continue_final_message "
+    "padding truncation max_length return_tensors return_dict return_assistant_tokens_mask tokenizer_kwargs".split()
+)
+"""Variables that the service itself passes to a template. A client must not replace the template, which is code."""
+
+
+def template(body: bodies.ChatBody) -> Mapping[str, Any] | None:
+    """The client's own variables of the chat template.
+
+    Raises:
+        Refusal: INVALID_PARAMETER for a variable that a client may not set, and for numbers beyond 64 bits.
+    """
+    for name, value in (body.chat_template_kwargs or {}).items():
+        if name in _RESERVED or not name.isidentifier():
+            raise invalid(f"chat_template_kwargs.{name}", "not a variable of the template")
+        try:
+            msgspec.msgpack.encode(value)
+        except (OverflowError, RecursionError):
+            raise invalid(f"chat_template_kwargs.{name}", "a number too large") from None
+    return body.chat_template_kwargs or None
+
+
+def check_top(body: bodies.ChatBody) -> None:
+    """Raises:
+    Refusal: INVALID_PARAMETER for `top_logprobs` without `logprobs`.
+    """
+    if body.top_logprobs is not None and not body.logprobs:
+        raise invalid("top_logprobs", "needs logprobs: true")
+
+
+def _max_tokens(body: bodies.Sampled) -> int | None:
+    named = {body.max_tokens, body.max_completion_tokens} - {None}
+    if len(named) > 1:
+        raise Refusal(
+            "INVALID_PARAMETER",
+            f"max_tokens is {body.max_tokens} and max_completion_tokens is {body.max_completion_tokens}; "
+            "send one of them",
+            param="max_completion_tokens",
+        )
+    return named.pop() if named else None
+
+
+def texts(where: str, value: str | list[str], maximum: int) -> tuple[str, ...]:
+    """One text or several as several, at most `maximum`."""
+    listed = (value,) if isinstance(value, str) else tuple(value)
+    if len(listed) > maximum:
+        raise invalid(where, f"at most {maximum} of them")
+    return listed
+
+
+def _message(where: str, message: bodies.ChatMessage) -> dict[str, Any]:
+    """A message as templates expect it: role, text content, and a name if there is one."""
+    content = message.content
+    if content is None and message.role != "assistant":
+        raise invalid(f"{where}.content", "a message needs content")
+    if isinstance(content, list):
+        content = "".join(part.text for part in content)
+    # newer clients say developer where templates say system
+    role = "system" if message.role == "developer" else message.role
+    plain: dict[str, Any] = {"role": role, "content": content or ""}
+    if message.name is not None:
+        plain["name"] = message.name
+    return plain
+
+
+def invalid(param: str, why: str) -> Refusal:
+    """The refusal of a field's value."""
+    return Refusal("INVALID_PARAMETER", f"{param}: {why}", param=param)
+
+
+def bad_format(why: str) -> Refusal:
+    """The refusal of a `response_format`."""
+    return Refusal(
+        "RESPONSE_FORMAT_UNSUPPORTED", f"response_format: {why}", param="response_format"
+    )
