@@ -16,7 +16,7 @@ from starlette.types import ASGIApp as Application
 from starlette.types import Receive, Scope, Send
 
 from steerserve import __version__, log, routes, startup
-from steerserve.api import envelope
+from steerserve.api import envelope, reference
 from steerserve.composition import Owners, surroundings
 from steerserve.guards import Guards
 from steerserve.live import Live
@@ -88,7 +88,9 @@ class Service:
         for router in routes.management(self.owners):
             self.api.include_router(router, responses=envelope.RESPONSES)
             added += router.routes
-        return added
+        pages = reference.router(self.api.openapi)
+        self.api.include_router(pages)
+        return added + pages.routes
 
     def _guarded(self) -> Application:
         inner: Application = ASGIApp(self.live.server, other_asgi_app=self.api)

@@ -90,8 +90,9 @@ class Refusals:
     def _methods(self, scope: Scope) -> set[str]:
         """The methods that the path of a request answers to. The framework names those of its first route only."""
         path = next((r.path for r in self._routes if r.matches(scope)[0] is not Match.NONE), None)
-        same = [r for r in self._routes if r.path == path and r.include_in_schema]
-        return {method for r in same for method in r.methods or ()}
+        same = [r for r in self._routes if r.path == path]
+        shown = [r for r in same if r.include_in_schema] or same
+        return {method for r in shown for method in r.methods or ()}
 
     async def _on_bug(self, request: Request, _: Exception) -> Response:
         refusal = Refusal("INTERNAL_ERROR", "an error inside the service; its log says more")

@@ -76,3 +76,20 @@ def test_a_field_that_resembles_none_is_refused_with_all_that_are_known(shared: 
     body = {"steering": {"1": 1.0}, "zzz": 1}
     _, _, details = shared.error("POST", "/api/saes/steering/batch", body)
     assert "'steering'" in details["errors"][0]["msg"]
+
+
+@pytest.mark.parametrize("path", ["/api/profiles", "/api/profiles/import"])
+@pytest.mark.parametrize("kind", ["text/plain", "application/octet-stream", "", None])
+def test_json_under_another_name_is_refused(shared: Running, path: str, kind: str | None) -> None:
+    headers = {} if kind is None else {"content-type": kind}
+    body = b'{"name": "n", "version": "1.0", "steering": {}}'
+    refused = shared.http.post(path, content=body, headers=headers)
+    assert (refused.status_code, refused.json()["error"]["code"]) == (422, "VALIDATION_ERROR")
+
+
+@pytest.mark.parametrize("kind", ["application/json; charset=utf-8", "application/vnd.x+json"])
+def test_json_by_each_of_its_names_is_imported(shared: Running, kind: str) -> None:
+    body = json.dumps({"name": f"under {kind}", "version": "1.0", "steering": {}}).encode()
+    made = shared.http.post("/api/profiles/import", content=body, headers={"content-type": kind})
+    assert made.status_code == 201, made.text
+    shared.data("DELETE", f"/api/profiles/{made.json()['data']['id']}")

@@ -119,6 +119,19 @@ def failure(refusal: Refusal, status: int | None = None) -> Response:
     return Response(body, status or refusal.row.api, media_type="application/json")
 
 
+def require_json(request: Request) -> None:
+    """Routes that read their body themselves refuse the content types that the framework refuses on all others.
+
+    Raises:
+        Refusal: VALIDATION_ERROR.
+    """
+    kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    if kind != "application/json" and not (
+        kind.startswith("application/") and kind.endswith("+json")
+    ):
+        raise _malformed("the body must be sent with content-type: application/json")
+
+
 def read_json(body: bytes) -> Any:
     """A body in which no object has one key twice, because of two values neither is known to be the one meant.
 

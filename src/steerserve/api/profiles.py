@@ -23,6 +23,7 @@ from steerserve.api.envelope import (
     RequestBody,
     failure,
     read_json,
+    require_json,
     success,
     unambiguous,
 )
@@ -198,6 +199,7 @@ def router(profiles: Profiles, serving: Serving) -> APIRouter:
     )
     async def import_profile(request: Request) -> Response:
         """Save what an export answered. A document that is no profile is told with status 200 and `success: false`."""
+        require_json(request)
         body = await request.body()
         if len(body) > DOCUMENT_BYTES:
             raise Refusal(

@@ -1,0 +1,179 @@
+"""/docs and /: the API as a page that people read. The page is made from the description at /openapi.json, and needs
+neither scripts nor anything from another server."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping
+from html import escape
+from typing import Any
+
+from fastapi import APIRouter
+from starlette.responses import Response
+
+Schema = Mapping[str, Any]
+
+POLICY = {"Content-Security-Policy": "default-src 'none'; style-src 'unsafe-inline'"}
+_STYLE = """
+body { font: 16px/1.5 system-ui, sans-serif; max-width: 60rem; margin: 2rem auto; padding: 0 1rem; color: #1a1a1a; background: #fff }
+a { color: #0b57d0 } code { font-family: ui-monospace, monospace; font-size: .92em }
+details { border-top: 1px solid #ddd; padding: .4rem 0 } summary { cursor: pointer }
+summary b { display: inline-block; min-width: 4.5rem } table { border-collapse: collapse; margin: .5rem 0 }
+th, td { border: 1px solid #ddd; padding: .25rem .6rem; text-align: left; vertical-align: top }
+@media (prefers-color-scheme: dark) {
+  body { color: #e6e6e6; background: #161616 } a { color: #8ab4f8 } details, th, td { border-color: #444 }
+}
+"""
+_PLACES = (
+    ("docs", "the API: every route with its parameters and its body"),
+    ("openapi.json", "the same for programs (OpenAPI)"),
+    ("v1/models", "the models that <code>/v1</code>, the OpenAI-compatible API, serves"),
+    ("api/health/detailed", "the state of the service"),
+    ("api/health/metrics/prometheus", "metrics for Prometheus"),
+)
+_BOUNDS = (
+    ("minimum", "at least {}"),
+    ("exclusiveMinimum", "above {}"),
+    ("maximum", "at most {}"),
+    ("minLength", "at least {} characters"),
+    ("maxLength", "at most {} characters"),
+    ("minItems", "at least {} entries"),
+    ("maxItems", "at most {} entries"),
+    ("maxProperties", "at most {} entries"),
+)
+
+
+def router(description: Callable[[], Schema]) -> APIRouter:
+    """`description` makes the OpenAPI document."""
+    routes = APIRouter(include_in_schema=False)
+
+    @routes.get("/")
+    async def start_page() -> Response:
+        document = description()
+        links = "".join(
+            f'<li><a href="{path}"><code>/{path}</code></a>: {words}</li>'
+            for path, words in _PLACES
+        )
+        return _page(document, f"<p>A model server with sparse autoencoders.</p><ul>{links}</ul>")
+
+    @routes.get("/docs")
+    async def reference() -> Response:
+        document = description()
+        return _page(document, "".join(_sections(document)))
+
+    return routes
+
+
+def _page(document: Schema, body: str) -> Response:
+    title = escape(f"{document['info']['title']} {document['info']['version']}")
+    head = f'<meta charset="utf-8"><meta name="viewport" content="width=device-width"><title>{title}</title>'
+    content = (
+        f'<!doctype html><html lang="en"><head>{head}<style>{_STYLE}</style></head>'
+        f"<body><h1>{title}</h1>{body}</body></html>"
+    )
+    return Response(content, media_type="text/html", headers=POLICY)
+
+
+def _sections(document: Schema) -> Iterator[str]:
+    yield (
+        '<p>The same for programs: <a href="openapi.json">openapi.json</a>. Routes under <code>/v1</code> are those of the '
+        "OpenAI API. Routes under <code>/api</code> answer <code>{success, data, error}</code>.</p>"
+    )
+    tagged: defaultdict[str, list[str]] = defaultdict(list)
+    for path, operations in document["paths"].items():
+        for method, operation in operations.items():
+            tag = (operation.get("tags") or ["other"])[0]
+            tagged[tag].append(_operation(method, path, operation))
+    for tag, parts in tagged.items():
+        yield f"<h2>{escape(tag)}</h2>{''.join(parts)}"
+    schemas = document.get("components", {}).get("schemas", {})
+    parts = [_schema(name, schema) for name, schema in schemas.items()]
+    yield f"<h2>Bodies</h2>{''.join(parts)}"
+
+
+def _operation(method: str, path: str, operation: Schema) -> str:
+    summary = (
+        f"<summary><b>{method.upper()}</b> <code>{escape(path)}</code> "
+        f"{escape(operation.get('summary', ''))}</summary>"
+    )
+    rows = [
+        (
+            parameter["name"],
+            f"{parameter['in']}, {_type(parameter['schema'])}",
+            parameter.get("required", False),
+            parameter.get("description", ""),
+        )
+        for parameter in operation.get("parameters", ())
+    ]
+    about = _paragraph(operation.get("description", ""))
+    body = "".join(
+        f"<p>Body, <code>{escape(kind)}</code>: {_type(media.get('schema', {}))}</p>"
+        f"{_fields(media.get('schema', {}))}"
+        for kind, media in operation.get("requestBody", {}).get("content", {}).items()
+    )
+    statuses = ", ".join(sorted(operation.get("responses", {})))
+    answers = f"<p>Answers: {escape(statuses)}</p>"
+    return f"<details>{summary}{about}{_table(rows)}{body}{answers}</details>"
+
+
+def _schema(name: str, schema: Schema) -> str:
+    about = _paragraph(schema.get("description", ""))
+    fields = _fields(schema) or f"<p>{_type(schema)}</p>"
+    return f'<h3 id="{escape(name)}">{escape(name)}</h3>{about}{fields}'
+
+
+def _fields(schema: Schema) -> str:
+    """The table of an object's fields; nothing for other schemas."""
+    required = schema.get("required", ())
+    return _table(
+        [
+            (name, _type(field), name in required, field.get("description", ""))
+            for name, field in schema.get("properties", {}).items()
+        ]
+    )
+
+
+def _table(rows: list[tuple[str, str, bool, str]]) -> str:
+    if not rows:
+        return ""
+    lines = "".join(
+        f"<tr><td><code>{escape(name)}</code></td><td>{kind}</td><td>{'required' if needed else ''}</td>"
+        f"<td>{escape(words)}</td></tr>"
+        for name, kind, needed, words in rows
+    )
+    return f"<table><tr><th>name</th><th>type</th><th></th><th>meaning</th></tr>{lines}</table>"
+
+
+def _type(schema: Schema) -> str:
+    """A schema in words, as HTML."""
+    if "$ref" in schema:
+        name = escape(str(schema["$ref"]).rpartition("/")[2])
+        return f'<a href="#{name}">{name}</a>'
+    if "enum" in schema or "const" in schema:
+        values = schema.get("enum", [schema.get("const")])
+        return " or ".join(f"<code>{escape(str(value))}</code>" for value in values)
+    for key in ("anyOf", "oneOf", "allOf"):
+        if key in schema:
+            kinds = dict.fromkeys(_type(part) for part in schema[key])
+            return " or ".join(kinds) + _default(schema)
+    kind = schema.get("type", "any")
+    words = escape(" or ".join(kind) if isinstance(kind, list) else str(kind))
+    if "items" in schema:
+        words = f"list of {_type(schema['items'])}"
+    elif isinstance(schema.get("additionalProperties"), Mapping):
+        words = f"object of {_type(schema['additionalProperties'])}"
+    bounds = [form.format(_number(schema[key])) for key, form in _BOUNDS if key in schema]
+    return ", ".join([words, *bounds]) + _default(schema)
+
+
+def _default(schema: Schema) -> str:
+    default = schema.get("default")
+    return "" if default is None else f", by default <code>{escape(str(default))}</code>"
+
+
+def _number(value: float) -> str:
+    return f"{value:g}" if value < 10_000 else f"{value:,.0f}"
+
+
+def _paragraph(words: str) -> str:
+    return f"<p>{escape(words)}</p>" if words else ""

@@ -1,0 +1,84 @@
+"""The pages for people: /docs has the whole API, and loads nothing from elsewhere."""
+
+from __future__ import annotations
+
+from html.parser import HTMLParser
+
+from tests.service import Running
+
+VOID = {"meta"}
+
+
+class Page(HTMLParser):
+    """The tags of a page, which must be balanced, its links, its anchors and its text."""
+
+    def __init__(self, html: str) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.tags: set[str] = set()
+        self.links: list[str] = []
+        self.anchors: list[str] = []
+        self.text = ""
+        self.feed(html)
+        assert self.open == []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.add(tag)
+        if tag not in VOID:
+            self.open.append(tag)
+        for name, value in attrs:
+            if name == "href":
+                self.links.append(str(value))
+            if name == "id":
+                self.anchors.append(str(value))
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        self.text += data
+
+
+def page(live: Running, path: str) -> Page:
+    answer = live.http.get(path)
+    assert answer.status_code == 200
+    assert answer.headers["content-type"] == "text/html; charset=utf-8"
+    assert "default-src 'none'" in answer.headers["content-security-policy"]
+    return Page(answer.text)
+
+
+def test_the_page_of_the_api_has_every_route_and_field(shared: Running) -> None:
+    seen = page(shared, "/docs")
+    described = shared.http.get("/openapi.json").json()
+    for path, operations in described["paths"].items():
+        for method in operations:
+            assert f"{method.upper()} {path} " in seen.text
+    for schema in described["components"]["schemas"].values():
+        for field in schema.get("properties", {}):
+            assert field in seen.text
+
+
+def test_the_pages_load_nothing_and_their_links_lead_somewhere(shared: Running) -> None:
+    for path in ("/", "/docs"):
+        seen = page(shared, path)
+        assert not seen.tags & {"script", "link", "img", "iframe", "object"}
+        assert seen.links
+        for link in seen.links:
+            if link.startswith("#"):
+                assert link[1:] in seen.anchors
+            else:
+                assert "//" not in link
+                assert shared.http.get(f"/{link}").status_code == 200
+
+
+def test_the_first_page_names_both_doors_and_health(shared: Running) -> None:
+    text = page(shared, "/").text
+    for word in ("/docs", "/openapi.json", "/v1", "/api/health"):
+        assert word in text
+
+
+def test_the_pages_are_read_and_nothing_else(shared: Running) -> None:
+    for path in ("/", "/docs"):
+        refused = shared.http.post(path)
+        assert refused.status_code == 405
+        assert refused.headers["allow"] == "GET"
