@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 WORKERS ?= 2
 STAMP := $(VENV)/.installed
 
-.PHONY: run serve test test-all test-gpu soak contract check format bench demo-model docs clean
+.PHONY: run serve test test-cpus test-all test-gpu soak contract check format bench demo-model docs clean
 
 $(STAMP): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
@@ -21,6 +21,19 @@ serve: $(STAMP) ## serve with the settings of the environment
 
 test: $(STAMP) ## the test suite
 	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile -m 'not slow and not gpu and not soak'
+
+# what a processor may do differently: vector instructions of torch and oneDNN, and the number of threads
+CPU_MODES := \
+	ATEN_CPU_CAPABILITY=default \
+	ATEN_CPU_CAPABILITY=avx2,ONEDNN_MAX_CPU_ISA=AVX2 \
+	TORCH_THREADS=1,OMP_NUM_THREADS=1 \
+	TORCH_THREADS=2,OMP_NUM_THREADS=2
+
+test-cpus: $(STAMP) ## the test suite as other processors run it, once in each mode
+	@for mode in $(CPU_MODES); do \
+		echo "== $$mode"; \
+		env $$(echo $$mode | tr , ' ') $(MAKE) --no-print-directory test || exit 1; \
+	done
 
 test-all: $(STAMP) ## the test suite with its slow part
 	$(BIN)/python -m pytest -m 'not gpu and not soak'
