@@ -94,7 +94,7 @@ async def _usage(
 
 async def _read(folder: Path, precision: str, settings: Settings, launcher: Launcher) -> _Reading:
     """Load, ask, and end an engine."""
-    found = await asyncio.to_thread(weights.read, folder)
+    found = await asyncio.to_thread(weights.read_weights, folder)
     fit = await fitting.plan(found, precision, Wanted(), {}, settings, read_cards=cards.read)
     indices = fit.plan.gpu_indices
     engine = await launcher.launch()

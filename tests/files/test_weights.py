@@ -34,12 +34,12 @@ def folder(path: Path, config: dict[str, Any], *names: str) -> Path:
 
 
 def shape_of(path: Path, **config: Any) -> weights.ModelShape:
-    return weights.read(folder(path, config, "wte.weight")).shape
+    return weights.read_weights(folder(path, config, "wte.weight")).shape
 
 
 def test_a_folder_tells_its_tensors_and_figures(tmp_path: Path) -> None:
     names = ("model.embed_tokens.weight", "model.layers.1.mlp.up_proj.weight", "lm_head.weight")
-    found = weights.read(folder(tmp_path / "m", LLAMA, *names))
+    found = weights.read_weights(folder(tmp_path / "m", LLAMA, *names))
     assert (found.architecture, found.dtype, found.quantized) == (
         "LlamaForCausalLM",
         "bfloat16",
@@ -57,7 +57,7 @@ def test_a_folder_tells_its_tensors_and_figures(tmp_path: Path) -> None:
 def test_shared_weights_count_once(tmp_path: Path, has_copy: bool) -> None:
     names = ["model.embed_tokens.weight", *(["lm_head.weight"] if has_copy else [])]
     config = {**LLAMA, "tie_word_embeddings": True}
-    found = weights.read(folder(tmp_path / "m", config, *names))
+    found = weights.read_weights(folder(tmp_path / "m", config, *names))
     assert [t.name for t in found.tensors] == ["model.embed_tokens.weight"]
     assert found.is_tied
     assert found.head is None
@@ -103,7 +103,7 @@ def test_keys_and_values_are_counted_as_families_name_them(
 
 def test_layers_and_vocabulary_are_counted_where_nothing_names_them(tmp_path: Path) -> None:
     path = folder(tmp_path / "m", {}, "h.0.mlp.weight", "h.4.mlp.weight", "wte.weight")
-    found = weights.read(path).shape
+    found = weights.read_weights(path).shape
     assert (found.layers, found.vocabulary, found.max_context) == (5, 4, 2048)
 
 
@@ -115,7 +115,7 @@ def test_a_token_goes_through_several_experts(tmp_path: Path) -> None:
 def test_pickles_tell_their_size_and_nothing_else(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps({**LLAMA, "torch_dtype": "float16"}))
     (tmp_path / "pytorch_model.bin").write_bytes(b"x" * 1000)
-    found = weights.read(tmp_path)
+    found = weights.read_weights(tmp_path)
     assert (found.tensors, found.pickled_bytes) == ((), 1000)
 
 
@@ -123,13 +123,13 @@ def test_a_damaged_header_is_refused(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text("{}")
     (tmp_path / "model.safetensors").write_bytes(b"\x10\x00\x00\x00\x00\x00\x00\x00{}")
     with pytest.raises(Refusal) as refused:
-        weights.read(tmp_path)
+        weights.read_weights(tmp_path)
     assert refused.value.code == "INVALID_LOCAL_PATH"
 
 
 def refused(path: Path) -> Refusal:
     with pytest.raises(Refusal) as error:
-        weights.read(path)
+        weights.read_weights(path)
     assert error.value.code == "INVALID_LOCAL_PATH"
     return error.value
 
@@ -157,7 +157,7 @@ def test_no_more_layers_are_counted_than_models_have(tmp_path: Path) -> None:
     # a number that no layer has counts as a name
     for digits in (11, 5000):
         path = folder(tmp_path / str(digits), {}, f"layers.{'9' * digits}.mlp.weight")
-        assert weights.read(path).shape.layers == 0
+        assert weights.read_weights(path).shape.layers == 0
 
 
 @pytest.mark.parametrize("shape", [(), (4,), (2, 2, 2)])
@@ -177,7 +177,7 @@ def test_an_empty_embedding_with_endless_rows_is_refused(tmp_path: Path) -> None
 
 def test_names_in_a_configuration_are_cut_and_cleaned(tmp_path: Path) -> None:
     config = {"architectures": ["A\n\x1b[31m" + "x" * 10_000], "dtype": "torch." + "y" * 10_000}
-    found = weights.read(folder(tmp_path / "m", config, "wte.weight"))
+    found = weights.read_weights(folder(tmp_path / "m", config, "wte.weight"))
     assert found.architecture is not None
     assert found.dtype is not None
     assert (len(found.architecture), found.architecture[:5]) == (255, "A[31m")
@@ -187,6 +187,6 @@ def test_names_in_a_configuration_are_cut_and_cleaned(tmp_path: Path) -> None:
 def test_a_configuration_with_more_layers_than_the_weights_have_is_refused(tmp_path: Path) -> None:
     name = "model.layers.1.mlp.up_proj.weight"
     kept = folder(tmp_path / "kept", {"num_hidden_layers": 2}, name)
-    assert weights.read(kept).shape.layers == 2
+    assert weights.read_weights(kept).shape.layers == 2
     holed = folder(tmp_path / "holed", {"num_hidden_layers": 99}, name)
     assert "99 layers, the weights have 2" in refused(holed).message

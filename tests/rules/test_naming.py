@@ -20,10 +20,25 @@ HUB_GGUF = [
     NamedModel(11, "wide:Q4_0", "Q4", "ready", "acme/wide:Q4_0"),
     NamedModel(12, "wide:Q8_0", "Q8", "ready", "acme/wide:Q8_0"),
 ]
+SECOND_COMMIT = [
+    NamedModel(20, "deep:Q4_0", "Q4", "ready", "acme/deep:Q4_0"),
+    NamedModel(21, "deep:Q4_0@0123abcd", "Q4", "ready", "acme/deep:Q4_0@0123abcd"),
+]
 LOADING = NamedModel(7, "org/coming", "FP16", "loading")
 BROKEN = NamedModel(8, "org/broken", "FP16", "error")
 DOWNLOADING = NamedModel(9, "org/partial", "FP16", "downloading")
-ALL = [FP16, *TWICE, GGUF_ONE, *GGUF_TWO, HUB, *HUB_GGUF, LOADING, BROKEN, DOWNLOADING]
+ALL = [
+    FP16,
+    *TWICE,
+    GGUF_ONE,
+    *GGUF_TWO,
+    HUB,
+    *HUB_GGUF,
+    *SECOND_COMMIT,
+    LOADING,
+    BROKEN,
+    DOWNLOADING,
+]
 
 
 @pytest.mark.parametrize(
@@ -42,6 +57,9 @@ ALL = [FP16, *TWICE, GGUF_ONE, *GGUF_TWO, HUB, *HUB_GGUF, LOADING, BROKEN, DOWNL
         ("acme/far:FP16", 10),
         ("acme/wide:Q8_0", 12),
         ("wide:Q4_0", 11),
+        ("deep", 20),
+        ("acme/deep", 20),
+        ("acme/deep:Q4_0@0123abcd", 21),
     ],
 )
 def test_a_name_resolves_to_its_model(name: str, model_id: int) -> None:

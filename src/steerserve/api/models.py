@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from dataclasses import replace
+from dataclasses import asdict, replace
 from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, HTTPException, Query
@@ -12,15 +12,16 @@ from starlette.responses import Response
 
 from steerserve.api.envelope import Envelope, RequestBody, RowId, success
 from steerserve.api.leases import LeaseHeader
-from steerserve.control.library import model_previews as preview
 from steerserve.control.library.model_downloads import ModelDownloads
 from steerserve.control.library.model_plan import ModelRequest
-from steerserve.control.library.models import Models
+from steerserve.control.library.model_previews import ModelPreview, ModelQuery, preview_model
+from steerserve.control.library.models import ModelRow, Models
 from steerserve.control.library.recorded_downloads import FetchProgress
 from steerserve.control.residency.conductor import Conductor
 from steerserve.control.residency.resident import Resident
 from steerserve.errors import Refusal
 from steerserve.rules import placement
+from steerserve.rules.gguf import GgufFile, GgufVariant
 from steerserve.rules.instant import iso
 from steerserve.rules.naming import parameters_label
 
@@ -63,7 +64,7 @@ class LoadBody(RequestBody):
 
 
 def record(
-    row: Any,
+    row: ModelRow,
     resident: Resident | None,
     lease: dict[str, Any] | None,
     progress: FetchProgress | None,
@@ -110,7 +111,7 @@ def record(
 def router(models: Models, downloads: ModelDownloads, conductor: Conductor) -> APIRouter:
     routes = APIRouter(prefix="/api/models", tags=["models"])
 
-    def told(row: Any) -> dict[str, Any]:
+    def told(row: ModelRow) -> dict[str, Any]:
         lease = conductor.leases.status(row.id)
         locked = {"locked": conductor.view().locked_id == row.id}
         return record(row, conductor.resident, lease, downloads.progress(row.id)) | locked
@@ -147,10 +148,9 @@ def router(models: Models, downloads: ModelDownloads, conductor: Conductor) -> A
         return success(told(row), 202)
 
     @routes.post("/preview", response_model=Envelope)
-    async def preview_model(body: ModelPreviewBody) -> Response:
-        return success(
-            preview.of(await downloads.describe(body.repo_id, body.revision, body.token))
-        )
+    async def preview_repository(body: ModelPreviewBody) -> Response:
+        query = ModelQuery(body.repo_id, body.revision, body.token)
+        return success(preview(await preview_model(downloads, query)))
 
     @routes.api_route("/preview", methods=["GET", "DELETE"], include_in_schema=False)
     async def preview_is_posted() -> Response:
@@ -205,6 +205,49 @@ def router(models: Models, downloads: ModelDownloads, conductor: Conductor) -> A
         return success(told(row))
 
     return routes
+
+
+def preview(shown: ModelPreview) -> dict[str, Any]:
+    """What a repository offers as models."""
+    listed, sizes, offers = shown.repository, shown.sizes, shown.offers
+    return {
+        "name": listed.repo_id.rpartition("/")[2],
+        "repo_id": listed.repo_id,
+        "revision": listed.sha,
+        "params": parameters_label(listed.parameters),
+        "num_parameters": listed.parameters,
+        "architecture": next(iter(listed.architectures), None),
+        "architectures": list(listed.architectures) or None,
+        "model_type": listed.model_type,
+        "requires_trust_remote_code": listed.requires_trust_remote_code,
+        "is_gated": listed.is_gated,
+        "estimated_sizes": None if sizes is None else {p: asdict(s) for p, s in sizes.items()},
+        "downloads": listed.downloads,
+        "likes": listed.likes,
+        "tags": list(listed.tags),
+        "pipeline_tag": listed.pipeline_tag,
+        "license": listed.license,
+        "language": listed.language,
+        "gguf_quants": [_gguf_variant(variant) for variant in offers.variants] or None,
+        "gguf_companions": [_gguf_file(file) for file in offers.companions] or None,
+        "gguf_architecture": listed.gguf_architecture,
+        "gguf_context_length": listed.gguf_context_length,
+        "gguf_total_params": listed.gguf_parameters,
+    }
+
+
+def _gguf_variant(variant: GgufVariant) -> dict[str, Any]:
+    return {
+        "label": variant.name,
+        "files": [_gguf_file(file) for file in variant.files],
+        "total_size_bytes": variant.total_bytes,
+        "is_split": variant.is_split,
+        "quant_parsed": variant.quant_parsed,
+    }
+
+
+def _gguf_file(file: GgufFile) -> dict[str, Any]:
+    return {"path": file.path, "size_bytes": file.size_bytes}
 
 
 def _given(param: str, value: str | None, source: str) -> str:

@@ -11,19 +11,28 @@ from starlette.responses import Response
 
 from steerserve.api.attachments import Status
 from steerserve.api.envelope import Envelope, RequestBody, success
-from steerserve.control.library import sae_previews as sae_preview
 from steerserve.control.library.recorded_downloads import FetchProgress
 from steerserve.control.library.sae_downloads import SaeDownloads
 from steerserve.control.library.sae_plan import SaeRequest
+from steerserve.control.library.sae_previews import (
+    SaePreview,
+    SaeQuery,
+    UnitHeader,
+    preview_saes,
+)
 from steerserve.control.library.sae_records import REPOSITORY, claims_of
-from steerserve.control.library.saes import Saes
+from steerserve.control.library.saes import SaeRow, Saes
 from steerserve.errors import Refusal
 from steerserve.rules.instant import iso
 from steerserve.rules.sae_names import width_label
+from steerserve.rules.sae_units import Unit
 from steerserve.rules.units import MIB
 
-PREVIEWED = 200
-PREVIEWED_MAXIMUM = 1000
+LIMIT_MAXIMUM = 20_000
+"""As many entries as a repository can have files."""
+
+OTHER_FILES = 200
+"""Files named that belong to no SAE; their number is always told."""
 
 _MESSAGES = {
     "downloading": "the download has begun",
@@ -55,7 +64,7 @@ class SaePreviewBody(SaeHubBody):
     width: Annotated[str, Field(min_length=1, max_length=20)] | None = None
     site: Annotated[str, Field(min_length=1, max_length=50)] | None = None
     query: Annotated[str, Field(max_length=200)] | None = None
-    limit: Annotated[int, Field(ge=1, le=PREVIEWED_MAXIMUM)] = PREVIEWED
+    limit: Annotated[int, Field(ge=1, le=LIMIT_MAXIMUM)] | None = None
     offset: Annotated[int, Field(ge=0)] = 0
 
 
@@ -67,7 +76,7 @@ class NewSae(SaeHubBody):
     local_path: Annotated[str, Field(min_length=1, max_length=500)] | None = None
 
 
-def record(row: Any, progress: FetchProgress | None = None) -> dict[str, Any]:
+def record(row: SaeRow, progress: FetchProgress | None = None) -> dict[str, Any]:
     """An SAE's metadata; `reason` is why it cannot be attached as it is."""
     claims = claims_of(row)
     is_loadable = row.d_in is not None and row.status in ("cached", "attached")
@@ -116,10 +125,11 @@ def router(saes: Saes, downloads: SaeDownloads, attached: Status) -> APIRouter:
         return success({"saes": records, "total": len(records), "attachment": attached.first()})
 
     @routes.post("/preview", response_model=Envelope)
-    async def preview_saes(body: SaePreviewBody) -> Response:
+    async def preview_repository(body: SaePreviewBody) -> Response:
         chosen = body.model_dump(exclude={"repository_id", "hub_token"})
-        asked = sae_preview.SaeQuery(repo_id=body.repository_id, token=body.token, **chosen)
-        return success(await sae_preview.of(downloads, asked))
+        query = SaeQuery(repo_id=body.repository_id, token=body.token, **chosen)
+        shown = await preview_saes(downloads, query)
+        return success(preview(shown) | {"limit": body.limit, "offset": body.offset})
 
     @routes.post("/download", response_model=Envelope, status_code=202)
     async def download_sae(body: NewSae) -> Response:
@@ -180,7 +190,56 @@ def _check_local(body: NewSae) -> None:
         raise Refusal("VALIDATION_ERROR", message, param=names[0], errors=errors)
 
 
-def _units(rows: Sequence[Any]) -> dict[str, Any]:
+def preview(shown: SaePreview) -> dict[str, Any]:
+    """What a repository offers as SAEs."""
+    listed = shown.repository
+    header = {} if shown.header is None else _unit_header(shown.header)
+    return {
+        "repository_id": listed.repo_id,
+        "revision": listed.sha,
+        "model_id": shown.model_name,
+        "files": [_unit(unit) | header for unit in shown.page],
+        "total_files": len(listed.files),
+        "total_units": shown.total_units,
+        "matched": shown.matched,
+        "total_bytes": sum(file.size or 0 for file in listed.files),
+        "other_files": [
+            {"path": file.path, "size_bytes": file.size} for file in shown.others[:OTHER_FILES]
+        ],
+        "total_other_files": len(shown.others),
+    }
+
+
+def _unit(unit: Unit) -> dict[str, Any]:
+    hints = unit.hints
+    return {
+        "path": unit.path,
+        "size_bytes": unit.size_bytes,
+        "file_count": len(unit.files),
+        "layer": hints.layer,
+        "width": hints.width,
+        "l0": hints.l0,
+        "site": hints.site,
+        "format": unit.format,
+        "is_loadable": unit.reason is None,
+        "reason": unit.reason,
+    }
+
+
+def _unit_header(header: UnitHeader) -> dict[str, Any]:
+    tensors, width = header.tensors, header.width
+    return {
+        "d_in": width.d_in if width else None,
+        "d_sae": width.d_sae if width else None,
+        "dtype": width.dtype if width else None,
+        "tensors": None
+        if tensors is None
+        else [{"name": t.name, "dtype": t.dtype, "shape": list(t.shape)} for t in tensors],
+        "note": header.note,
+    }
+
+
+def _units(rows: Sequence[SaeRow]) -> dict[str, Any]:
     """The SAEs that the record of a repository stands for."""
     return {
         "units": [

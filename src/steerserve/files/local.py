@@ -21,7 +21,7 @@ _DIMENSIONS_MAXIMUM = 16
 _LENGTH_MAXIMUM = 1 << 40
 _ARCHITECTURE_CHARACTERS = 255
 _DTYPE_CHARACTERS = 20
-_BITS = {
+STORED_BITS = {
     "BOOL": 8,
     "U8": 8,
     "I8": 8,
@@ -32,8 +32,8 @@ _BITS = {
     "F6_E2M3": 6,
     "F6_E3M2": 6,
 }
-_BITS |= {"I16": 16, "U16": 16, "F16": 16, "BF16": 16, "I32": 32, "U32": 32, "F32": 32}
-_BITS |= {"F64": 64, "I64": 64, "U64": 64, "C64": 64}
+STORED_BITS |= {"I16": 16, "U16": 16, "F16": 16, "BF16": 16, "I32": 32, "U32": 32, "F32": 32}
+STORED_BITS |= {"F64": 64, "I64": 64, "U64": 64, "C64": 64}
 """Bits of an element by safetensors dtype."""
 _INDEX = "model.safetensors.index.json"
 
@@ -224,7 +224,7 @@ def _tensor(name: str, entry: dict[str, Any], available: int) -> StoredTensor:
         ValueError: they do not.
     """
     begin, end = entry["data_offsets"]
-    shape, bits = entry["shape"], _BITS[entry["dtype"]]
+    shape, bits = entry["shape"], STORED_BITS[entry["dtype"]]
     numbers = [begin, end, *shape]
     if not all(type(number) is int and number >= 0 for number in numbers):
         raise ValueError("not a count")

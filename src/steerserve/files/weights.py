@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -36,10 +36,9 @@ class ModelShape:
 
 @dataclass(frozen=True, slots=True)
 class Weights:
-    """A checkpoint folder. `tensors` is empty where the weights are pickles, whose `pickled_bytes` is all that can be
+    """The weights of a checkpoint. `tensors` is empty where the weights are pickles, whose `pickled_bytes` is all that can be
     told without running them; `dtype` is what the configuration names."""
 
-    path: Path
     architecture: str | None
     dtype: str | None
     quantized: dict[str, Any] | None
@@ -55,46 +54,50 @@ class Weights:
         return found[0] if found and not self.is_tied else None
 
 
-def read(path: Path) -> Weights:
-    """What lies in a model folder; blocks for as long as it takes to read the headers.
+class UnlikelyFigure(ValueError):
+    """A figure that no model has."""
+
+
+def read_weights(path: Path) -> Weights:
+    """The weights of a model folder; blocks for as long as it takes to read the headers.
 
     Raises:
         Refusal: INVALID_LOCAL_PATH.
     """
     config = local.configuration(path)
+    files = local.weight_files(path)
+    stored = [t for f in files if f.suffix == ".safetensors" for t in local.tensors(f)]
+    with local.reading(path):
+        pickled = sum(f.stat().st_size for f in files if f.suffix != ".safetensors")
     try:
-        return _read(path, config)
-    except _Unlikely as error:
+        return weights_of(config, stored, pickled)
+    except UnlikelyFigure as error:
         raise local.bad_path(str(error), str(path)) from None
 
 
-class _Unlikely(ValueError):
-    """A figure that no model has."""
-
-
-def _read(path: Path, config: Mapping[str, Any]) -> Weights:
-    """The same, given the configuration.
+def weights_of(
+    config: Mapping[str, Any], tensors: Sequence[StoredTensor], pickled_bytes: int = 0
+) -> Weights:
+    """The weights that a configuration and the headers of its files describe.
 
     Raises:
-        _Unlikely, Refusal.
+        UnlikelyFigure: a figure of the configuration is impossible.
     """
     text = _text(config)
-    files = local.weight_files(path)
-    stored = [t for f in files if f.suffix == ".safetensors" for t in local.tensors(f)]
-    is_tied = _is_tied(config, stored)
-    if is_tied:
-        stored = [t for t in stored if t.layer is not None or not _OUTPUT_HEAD.search(t.name)]
+    is_tied = _is_tied(config, tensors)
+    stored = tuple(
+        tensor
+        for tensor in tensors
+        if not is_tied or tensor.layer is not None or not _OUTPUT_HEAD.search(tensor.name)
+    )
     dtype = text.get("dtype") or text.get("torch_dtype")
     dtype = dtype or config.get("dtype") or config.get("torch_dtype")
-    with local.reading(path):
-        pickled = sum(f.stat().st_size for f in files if f.suffix != ".safetensors")
     return Weights(
-        path=path,
         architecture=local.architecture(config),
         dtype=(local.dtype(dtype) or "").removeprefix("torch.") or None,
         quantized=quantization_config(config),
-        tensors=tuple(stored),
-        pickled_bytes=pickled,
+        tensors=stored,
+        pickled_bytes=pickled_bytes,
         shape=_shape(text, stored),
         is_tied=is_tied,
     )
@@ -109,24 +112,24 @@ def _text(config: Mapping[str, Any]) -> Mapping[str, Any]:
     return config
 
 
-def _is_tied(config: Mapping[str, Any], stored: list[StoredTensor]) -> bool:
+def _is_tied(config: Mapping[str, Any], stored: Sequence[StoredTensor]) -> bool:
     """Whether the output head is the input embedding: the configuration says so, or there is no head of its own."""
     if any(_OUTPUT_HEAD.search(t.name) for t in stored if t.layer is None):
         return config.get("tie_word_embeddings") is True
     return True
 
 
-def _shape(text: Mapping[str, Any], stored: list[StoredTensor]) -> ModelShape:
+def _shape(text: Mapping[str, Any], stored: Sequence[StoredTensor]) -> ModelShape:
     hidden = _count(text, "hidden_size", "n_embd", "d_model")
     heads = _count(text, "num_attention_heads", "n_head", "n_heads", "num_heads")
     layers = _count(text, "num_hidden_layers", "n_layer", "n_layers", "num_layers")
     held = 1 + max((t.layer for t in stored if t.layer is not None), default=-1)
     if 0 < held < layers:
-        raise _Unlikely(f"the configuration names {layers} layers, the weights have {held}")
+        raise UnlikelyFigure(f"the configuration names {layers} layers, the weights have {held}")
     layers = layers or held
     embeddings = [t for t in stored if _INPUT_EMBEDDING.search(t.name)]
     if any(len(t.shape) != 2 for t in embeddings):
-        raise _Unlikely(f"{embeddings[0].name[:200]} is no matrix")
+        raise UnlikelyFigure(f"{embeddings[0].name[:200]} is no matrix")
     rows = embeddings[0].shape[0] if embeddings else 0
     return ModelShape(
         layers=_bounded("layers", layers, LAYERS_MAXIMUM),
@@ -163,7 +166,7 @@ def _count(text: Mapping[str, Any], *names: str) -> int:
     """The first of the fields that holds a positive whole number; 0 where none does.
 
     Raises:
-        _Unlikely: it is more than COUNT_MAXIMUM.
+        UnlikelyFigure: it is more than COUNT_MAXIMUM.
     """
     for name in names:
         value = text.get(name)
@@ -174,5 +177,5 @@ def _count(text: Mapping[str, Any], *names: str) -> int:
 
 def _bounded(what: str, value: int, most: int) -> int:
     if value > most:
-        raise _Unlikely(f"the folder claims more than {most} for its {what}")
+        raise UnlikelyFigure(f"the folder claims more than {most} for its {what}")
     return value

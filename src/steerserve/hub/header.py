@@ -18,7 +18,9 @@ FIRST_BYTES = 64 << 10
 """Asked for at once: the headers of nearly all SAEs are shorter."""
 
 HEADER_BYTES = 4 << 20
-TENSORS = 2000
+TENSORS = 10_000
+"""More than the files of most checkpoints have."""
+
 UNKNOWN_SIZE = 1 << 62
 PATH_SHOWN = 500
 """Most characters of a file's path in a message."""

@@ -53,7 +53,7 @@ class GgufName:
 
 
 @dataclass(frozen=True, slots=True)
-class Variant:
+class GgufVariant:
     """One complete model: its files in the order of their shards. `label` is None where only the header tells it."""
 
     label: str | None
@@ -91,7 +91,7 @@ class Problem:
 class GgufListing:
     """What a repository or folder offers, the smallest first. `companions` are projectors, which are no weights."""
 
-    variants: tuple[Variant, ...] = ()
+    variants: tuple[GgufVariant, ...] = ()
     problems: tuple[Problem, ...] = ()
     companions: tuple[GgufFile, ...] = field(default=())
 
@@ -132,14 +132,16 @@ def variants(files: Iterable[tuple[str, int]]) -> GgufListing:
     for members in sets.values():
         if _is_whole(members):
             first = members[0][0]
-            complete.append(Variant(first.label, first.base, tuple(file for _, file in members)))
+            complete.append(
+                GgufVariant(first.label, first.base, tuple(file for _, file in members))
+            )
         else:
             problems.append(_problem("incomplete", members[0][0], [f for _, f in members]))
     offered, ambiguous = _told_apart(complete)
     return GgufListing(tuple(offered), (*problems, *ambiguous), tuple(companions))
 
 
-def choose(listing: GgufListing, label: str) -> Variant:
+def choose(listing: GgufListing, label: str) -> GgufVariant:
     """The variant of a label, whatever its case.
 
     Raises:
@@ -151,7 +153,7 @@ def choose(listing: GgufListing, label: str) -> Variant:
     raise _not_chosen(listing, f"there is no complete GGUF quantization {label[:64]!r} here")
 
 
-def only(listing: GgufListing) -> Variant:
+def only(listing: GgufListing) -> GgufVariant:
     """The variant of a listing that has no other.
 
     Raises:
@@ -242,9 +244,9 @@ def _is_whole(members: Sequence[tuple[GgufName, GgufFile]]) -> bool:
     return shards == [(number, count) for number in range(1, count + 1)]
 
 
-def _told_apart(found: list[Variant]) -> tuple[list[Variant], list[Problem]]:
+def _told_apart(found: list[GgufVariant]) -> tuple[list[GgufVariant], list[Problem]]:
     """The variants whose name no other has, the smallest first, and the rest."""
-    named: dict[str, list[Variant]] = defaultdict(list)
+    named: dict[str, list[GgufVariant]] = defaultdict(list)
     for variant in sorted(found, key=lambda v: (v.total_bytes, v.files[0].path)):
         named[variant.name.casefold()].append(variant)
     offered = [same[0] for same in named.values() if len(same) == 1]

@@ -12,6 +12,7 @@ SERVEABLE = frozenset({"ready", "loaded", "loading"})
 
 _NAME = re.compile(r"[\w][\w.\-/: +()@]*(?<! )", re.UNICODE)
 NAME_MAXIMUM = 100
+_PINNED = re.compile(r"@[0-9a-f]{8}$")
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +28,11 @@ class NamedModel:
     @property
     def names(self) -> tuple[str, ...]:
         return (self.name,) if self.alias is None else (self.name, self.alias)
+
+    @property
+    def untagged(self) -> tuple[str, ...]:
+        """The names without the tag they end in. A name that ends in a commit has no shorter form."""
+        return tuple(n.rpartition(":")[0] for n in self.names if not _PINNED.search(n))
 
 
 def resolve(name: str, models: Sequence[NamedModel]) -> NamedModel:
@@ -73,13 +79,24 @@ def _meant(name: str, models: Sequence[NamedModel]) -> list[NamedModel]:
         [m for m in serveable if m.name == name]
         or [m for m in serveable if m.alias == name]
         or [m for m in serveable if name in [f"{n}:{m.quantization}" for n in m.names]]
-        or [m for m in serveable if name and name in [n.rpartition(":")[0] for n in m.names]]
+        or [m for m in serveable if name and name in m.untagged]
     )
 
 
 def _tag(model: NamedModel, name: str) -> str:
     """A name that means this model and no other one that `name` could mean."""
     return f"{name}:{model.quantization}" if name in model.names else model.name
+
+
+def pin(name: str, commit: str) -> str:
+    """The name of a second record of one repository and quantization, which is of another commit."""
+    return f"{name}@{commit[:8]}"
+
+
+def pin_of(name: str, commit: str | None) -> str:
+    """The ending that `pin` gave a name; empty for a name without it."""
+    ending = f"@{commit[:8]}" if commit else ""
+    return ending if ending and name.endswith(ending) else ""
 
 
 def check_name(name: str) -> str:

@@ -64,6 +64,19 @@ def not_ready(status: str, error_message: str | None) -> str | None:
     return None
 
 
+def check_files(sae_id: str, status: str, error_message: str | None, action: str) -> None:
+    """Whether the weights of a registered SAE are here; `action` is what a client wanted to do with them.
+
+    Raises:
+        Refusal: MODEL_BUSY while the SAE is downloaded, as for a model; SAE_LOAD_FAILED when its download failed.
+    """
+    reason = not_ready(status, error_message)
+    if reason is not None:
+        code = "MODEL_BUSY" if status == "downloading" else "SAE_LOAD_FAILED"
+        message = f"the SAE cannot be {action}: {reason}"
+        raise Refusal(code, message, sae_id=sae_id, status=status)
+
+
 def check_complete(offenders: Sequence[Offender]) -> None:
     """Raises:
     Refusal: SAE_SET_INCOMPLETE naming every member that is not there.

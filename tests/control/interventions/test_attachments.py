@@ -217,11 +217,14 @@ async def test_what_is_asked_of_an_attach_reaches_the_engine(world: World) -> No
 
 
 @pytest.mark.parametrize(
-    ("status", "said"),
-    [("downloading", "still being downloaded"), ("error", "the disk was full")],
+    ("status", "said", "code"),
+    [
+        ("downloading", "still being downloaded", "MODEL_BUSY"),
+        ("error", "the disk was full", "SAE_LOAD_FAILED"),
+    ],
 )
 async def test_an_sae_whose_files_are_not_here_is_not_attached(
-    world: World, status: str, said: str
+    world: World, status: str, said: str, code: str
 ) -> None:
     await world.loaded()
     sae = await world.sae()
@@ -230,7 +233,7 @@ async def test_an_sae_whose_files_are_not_here_is_not_attached(
     assert not verdict.is_compatible
     assert said in verdict.errors[0]
     refusal = await refused(world.attachments.attach(row, 1))
-    assert (refusal.code, refusal.details["status"]) == ("SAE_LOAD_FAILED", status)
+    assert (refusal.code, refusal.details["status"]) == (code, status)
     assert said in refusal.message
     refusal = await refused(world.attachments.attach_set([("sae_a", 1)]))
     assert refusal.code == "SAE_SET_INCOMPLETE"

@@ -41,8 +41,12 @@ async def test_a_reader_that_ends_is_a_failed_read(world: World) -> None:
     assert "model" not in refused.value.message
 
 
-@pytest.mark.parametrize("status", ["downloading", "error"])
-async def test_an_sae_whose_files_are_not_here_is_not_read(world: World, status: str) -> None:
+@pytest.mark.parametrize(
+    ("status", "code"), [("downloading", "MODEL_BUSY"), ("error", "SAE_LOAD_FAILED")]
+)
+async def test_an_sae_whose_files_are_not_here_is_not_read(
+    world: World, status: str, code: str
+) -> None:
     await world.sae()
     await world.catalog.change_sae("sae_a", status=status, local_path=None, error_message="full")
     for asked in (
@@ -51,7 +55,7 @@ async def test_an_sae_whose_files_are_not_here_is_not_read(world: World, status:
     ):
         with pytest.raises(Refusal) as refused:
             await soon(asked)
-        assert refused.value.code == "SAE_LOAD_FAILED"
+        assert refused.value.code == code
         assert refused.value.details == {"sae_id": "sae_a", "status": status}
     assert world.launcher.log == []
 

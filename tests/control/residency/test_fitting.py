@@ -17,7 +17,7 @@ from safetensors.torch import save_file
 
 from steerserve.control.residency import fitting
 from steerserve.errors import Refusal
-from steerserve.files.weights import Weights, read
+from steerserve.files.weights import Weights, read_weights
 from steerserve.rules.cards import Card, CardProcess
 from steerserve.rules.placement import Wanted, parse
 from steerserve.rules.units import MIB
@@ -49,7 +49,7 @@ def checkpoint(path: Path, **config: Any) -> Weights:
     for name in ("model.embed_tokens.weight", "lm_head.weight"):
         tensors[name] = torch.zeros(1024, 1024, dtype=torch.bfloat16)
     save_file(tensors, path / "model.safetensors")
-    return read(path)
+    return read_weights(path)
 
 
 @pytest.fixture
@@ -185,7 +185,7 @@ async def test_counting_is_done_beside_the_loop(
 async def test_pickled_weights_are_placed_by_their_size(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps(CONFIG))
     (tmp_path / "pytorch_model.bin").write_bytes(b"x" * (12 * MIB))
-    (share,) = (await planned(read(tmp_path), 5000)).plan.shares
+    (share,) = (await planned(read_weights(tmp_path), 5000)).plan.shares
     assert share.weights_mb == 12
 
 

@@ -76,16 +76,10 @@ def claim(wanted: Wanted) -> rules.Claim:
 
 async def check_ready(catalog: Catalog, row: SaeRow) -> None:
     """Raises:
-    Refusal: SAE_LOAD_FAILED while its files are not here, SAE_INCOMPATIBLE when it is several SAEs.
+    Refusal: MODEL_BUSY while the SAE is downloaded, SAE_LOAD_FAILED when its download failed, SAE_INCOMPATIBLE for the
+        record of several SAEs.
     """
-    reason = sae_set.not_ready(row.status, row.error_message)
-    if reason is not None:
-        raise Refusal(
-            "SAE_LOAD_FAILED",
-            f"the SAE cannot be attached: {reason}",
-            sae_id=row.id,
-            status=row.status,
-        )
+    sae_set.check_files(row.id, row.status, row.error_message, "attached")
     units = await _units(catalog, row)
     if units:
         raise Refusal("SAE_INCOMPATIBLE", _several(units), sae_id=row.id, units=units)

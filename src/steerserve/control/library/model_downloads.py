@@ -15,8 +15,13 @@ from steerserve.control.bus import Bus, DownloadComplete, DownloadError, Downloa
 from steerserve.control.library.model_plan import (
     ModelPlan,
     ModelRequest,
+    already_exists,
+    is_empty,
     make_plan,
     name_of,
+    pinned_name,
+    same_model,
+    standing_at_other_commit,
     values_of,
 )
 from steerserve.control.library.model_records import checkpoint_values, gguf_values
@@ -29,6 +34,7 @@ from steerserve.hub.downloads import Downloads, FetchProgress
 from steerserve.rules import gguf, model_status, naming
 from steerserve.rules.fields import GGUF
 from steerserve.rules.model_status import AFTER, Event
+from steerserve.rules.precision import StoredTensor
 from steerserve.rules.repository import RepoFile
 from steerserve.settings import Settings
 from steerserve.store.catalog import Catalog, ModelRow
@@ -57,6 +63,16 @@ class ModelDownloads(RecordedDownloads[int, ModelPlan, dict[str, Any]]):
         """
         return await self._hub.describe(repo_id, revision, token)
 
+    async def header(
+        self, listed: Repository, file: RepoFile, token: str | None
+    ) -> list[StoredTensor]:
+        """The tensors of a safetensors file, read from the hub without the rest of the file.
+
+        Raises:
+            Refusal: what `describe` raises.
+        """
+        return await self._hub.header(listed.repo_id, listed.sha, file, token)
+
     async def begin(self, request: ModelRequest) -> ModelRow:
         """Register a model and begin its download, or go on with a download that had failed.
 
@@ -69,17 +85,22 @@ class ModelDownloads(RecordedDownloads[int, ModelPlan, dict[str, Any]]):
         listed = await self.describe(request.repo_id, request.revision, request.token)
         plan = make_plan(listed, request, self._settings.model_cache_dir)
         async with self._deciding:
-            standing = await self._standing(plan, request)
+            rows = await self._catalog.models()
+            same = same_model(plan, rows)
+            standing = await self._standing(plan, request, same)
             await self._downloads.check_disk(plan.job)
             values = values_of(plan, request)
-            if standing is None:
-                name = name_of(plan, request, await self._catalog.models())
-                row = await self._catalog.add_model(name=name, source="huggingface", **values)
+            if standing is not None:
+                row = await self._renew(standing, request, values)
             else:
-                if standing.revision != listed.sha:
-                    await self.remove_files(standing)
-                name = request.custom_name or standing.name
-                row = await self._catalog.change_model(standing.id, name=name, **values)
+                # a request without a revision meets no other record of the model here
+                is_second = bool(same) and request.revision is not None
+                name = (
+                    pinned_name(request, same[0], listed.sha)
+                    if is_second
+                    else name_of(plan, request, rows)
+                )
+                row = await self._catalog.add_model(name=name, source="huggingface", **values)
             await self._start(row.id, plan, plan.job)
         return row
 
@@ -114,31 +135,41 @@ class ModelDownloads(RecordedDownloads[int, ModelPlan, dict[str, Any]]):
 
     # ------------------------------------------------------------- before a download
 
-    async def _standing(self, plan: ModelPlan, request: ModelRequest) -> ModelRow | None:
-        """The record of the same download that had failed, or whose files are gone, if there is one. Where the branch has
-        moved on since a download failed, its record moves with the branch.
+    async def _standing(
+        self, plan: ModelPlan, request: ModelRequest, same: Sequence[ModelRow]
+    ) -> ModelRow | None:
+        """The record whose download this request goes on with, because the download failed or its files are gone.
+
+        (1) A record of the very commit comes first. (2) A request that names a revision concerns that commit only. (3)
+        Where a branch has moved on since a download failed, the record moves with the branch. (4) Any other record of the
+        same repository and quantization is that model already.
 
         Raises:
             Refusal: MODEL_ALREADY_EXISTS.
         """
-        listed = plan.repository
-        same = [
-            row
-            for row in await self._catalog.models()
-            if (row.repo_id, row.quantization, row.gguf_label)
-            == (listed.repo_id, plan.precision, plan.label)
-        ]
-        failed = [row for row in same if row.local_path is None and row.status == "error"]
-        for row in [row for row in same if row.revision == listed.sha]:
-            if model_status.may_go_on(row.status, await self._is_whole(row, plan)):
-                return row
-            raise Refusal(
-                "MODEL_ALREADY_EXISTS",
-                f"{listed.repo_id} is registered at this precision as {row.name!r}",
-                model_id=row.id,
-                quantization=row.quantization,
-            )
-        return failed[0] if failed and request.revision is None else None
+        commit = plan.repository.sha
+        exact = next((row for row in same if row.revision == commit), None)  # (1)
+        if exact is not None:
+            if model_status.may_go_on(exact.status, await self._is_whole(exact, plan)):
+                return exact
+            raise already_exists(exact)
+        if request.revision is not None:  # (2)
+            return None
+        other = standing_at_other_commit(same)
+        if other is None or is_empty(other):  # (3)
+            return other
+        raise already_exists(other)  # (4)
+
+    async def _renew(
+        self, row: ModelRow, request: ModelRequest, values: dict[str, Any]
+    ) -> ModelRow:
+        """Begin anew with a record whose download had failed."""
+        if row.revision != values["revision"]:
+            await self.remove_files(row)
+        name = row.name
+        if request.custom_name is not None:
+            name = request.custom_name + naming.pin_of(row.name, row.revision)
+        return await self._catalog.change_model(row.id, name=name, **values)
 
     async def _is_whole(self, row: ModelRow, plan: ModelPlan) -> bool:
         """Whether the files that a registered model is loaded from are all there."""

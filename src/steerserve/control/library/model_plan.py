@@ -7,10 +7,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from steerserve.errors import Refusal
 from steerserve.files.folder import folder_of
 from steerserve.hub.client import Repository
 from steerserve.hub.downloads import Job
-from steerserve.rules import gguf, repository
+from steerserve.rules import gguf, naming, repository
 from steerserve.rules.fields import CHECKPOINT, GGUF
 from steerserve.rules.model_status import AFTER, Event
 from steerserve.rules.repository import RepoFile
@@ -83,9 +84,50 @@ def gguf_offers(files: Sequence[RepoFile]) -> gguf.GgufListing:
     return gguf.variants((file.path, file.size or 0) for file in files)
 
 
+def same_model(plan: ModelPlan, rows: Sequence[ModelRow]) -> list[ModelRow]:
+    """The records of the plan's repository and quantization at any commit; records whose name ends in a commit last."""
+    wanted = (plan.repository.repo_id, plan.precision, plan.label)
+    same = [row for row in rows if (row.repo_id, row.quantization, row.gguf_label) == wanted]
+    return sorted(same, key=lambda row: (is_pinned(row), row.id))
+
+
+def is_pinned(row: ModelRow) -> bool:
+    """Whether a record is a second one of its repository and quantization, and its name ends in its commit."""
+    return naming.pin_of(row.name, row.revision) != ""
+
+
+def is_empty(row: ModelRow) -> bool:
+    """Whether a record has only a failed download."""
+    return row.local_path is None and row.status == "error"
+
+
+def standing_at_other_commit(same: Sequence[ModelRow]) -> ModelRow | None:
+    """The record that stands for a request without a revision, where no record has the commit that the hub names now. A
+    failed download of a named revision stands for nothing else."""
+    return next((row for row in same if not (is_empty(row) and is_pinned(row))), None)
+
+
+def already_exists(row: ModelRow) -> Refusal:
+    """The refusal of a second record of one repository and quantization."""
+    return Refusal(
+        "MODEL_ALREADY_EXISTS",
+        f"{row.repo_id} is registered at this quantization as {row.name!r}, commit {row.revision}; "
+        "a request that names another revision registers that commit beside it",
+        model_id=row.id,
+        quantization=row.quantization,
+        revision=row.revision,
+    )
+
+
+def pinned_name(request: ModelRequest, first: ModelRow, commit: str) -> str:
+    """What `/v1` calls a second record of one repository and quantization, of another commit."""
+    bare = first.name.removesuffix(naming.pin_of(first.name, first.revision))
+    return naming.pin(request.custom_name or bare, commit)
+
+
 def name_of(plan: ModelPlan, request: ModelRequest, rows: Sequence[ModelRow]) -> str:
-    """What `/v1` calls a new model: the last part of the repository's name, or the whole name when another model has
-    the last part."""
+    """What `/v1` calls the first record of one repository and quantization: the last part of the repository's name, or
+    the whole name when another model has the last part."""
     if request.custom_name is not None:
         return request.custom_name
     repo_id = plan.repository.repo_id

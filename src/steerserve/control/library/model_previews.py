@@ -1,77 +1,118 @@
-"""What a repository of the hub offers, before anything is downloaded."""
+"""What a repository of the hub offers as models, before anything is downloaded."""
 
 from __future__ import annotations
 
-from typing import Any
+import asyncio
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
 
+from steerserve.control.library.model_downloads import ModelDownloads
 from steerserve.control.library.model_plan import gguf_offers
 from steerserve.control.residency import fitting
+from steerserve.errors import Refusal
+from steerserve.files.local import STORED_BITS
+from steerserve.files.weights import weights_of
 from steerserve.hub.client import Repository
-from steerserve.rules import gguf, repository
-from steerserve.rules.naming import parameters_label
+from steerserve.rules import precision, repository
+from steerserve.rules.gguf import GgufListing
+from steerserve.rules.precision import StoredTensor
+from steerserve.rules.repository import RepoFile
 from steerserve.rules.units import MIB
 
 PRECISIONS = ("FP16", "Q8", "Q4", "Q2")
 
-
-def of(found: Repository) -> dict[str, Any]:
-    """The preview of a repository; what the hub does not tell is None."""
-    quants = gguf_offers(found.files)
-    has_checkpoint = repository.has_weights(found.files)
-    return {
-        "name": found.repo_id.rpartition("/")[2],
-        "repo_id": found.repo_id,
-        "revision": found.sha,
-        "params": parameters_label(found.parameters),
-        "num_parameters": found.parameters,
-        "architecture": next(iter(found.architectures), None),
-        "architectures": list(found.architectures) or None,
-        "model_type": found.model_type,
-        "requires_trust_remote_code": found.requires_trust_remote_code,
-        "is_gated": found.is_gated,
-        "estimated_sizes": _sizes(found) if has_checkpoint else None,
-        "downloads": found.downloads,
-        "likes": found.likes,
-        "tags": list(found.tags),
-        "pipeline_tag": found.pipeline_tag,
-        "license": found.license,
-        "language": found.language,
-        "gguf_quants": [_variant(variant) for variant in quants.variants] or None,
-        "gguf_companions": [_file(file) for file in quants.companions] or None,
-        "gguf_architecture": found.gguf_architecture,
-        "gguf_context_length": found.gguf_context_length,
-        "gguf_total_params": found.gguf_parameters,
-    }
+HEADERS_READ = 8
+"""Most files whose headers are read for one preview. Weights in more files are estimated from the hub's counts."""
 
 
-def _sizes(found: Repository) -> dict[str, dict[str, int]]:
-    """By precision: what the download takes on the disk, which is always the checkpoint as published, and what the
-    loaded model takes in memory."""
+@dataclass(frozen=True, slots=True)
+class ModelQuery:
+    """A repository to look at. The token is used and dropped."""
+
+    repo_id: str
+    revision: str | None = None
+    token: str | None = field(default=None, repr=False)
+
+
+@dataclass(frozen=True, slots=True)
+class EstimatedSize:
+    """What the download takes on the disk, and what the loaded model takes in memory."""
+
+    disk_mb: int
+    memory_mb: int
+
+
+@dataclass(frozen=True, slots=True)
+class ModelPreview:
+    """`sizes` by precision, None for a repository without a checkpoint; `offers` are its GGUF models."""
+
+    repository: Repository
+    sizes: Mapping[str, EstimatedSize] | None
+    offers: GgufListing
+
+
+async def preview_model(downloads: ModelDownloads, query: ModelQuery) -> ModelPreview:
+    """The preview of a repository; facts that the hub does not tell are None.
+
+    Raises:
+        Refusal: what `ModelDownloads.describe` raises.
+    """
+    listed = await downloads.describe(query.repo_id, query.revision, query.token)
+    sizes = None
+    if repository.has_weights(listed.files):
+        sizes = await _sizes(downloads, listed, query.token)
+    return ModelPreview(listed, sizes, gguf_offers(listed.files))
+
+
+async def _sizes(
+    downloads: ModelDownloads, listed: Repository, token: str | None
+) -> dict[str, EstimatedSize]:
+    """By precision. The download is the checkpoint as published, whatever the precision."""
     files = repository.checkpoint_files(
-        found.files, trust_remote_code=found.requires_trust_remote_code
+        listed.files, trust_remote_code=listed.requires_trust_remote_code
     )
-    weights = sum(f.size or 0 for f in files if f.path.endswith((".safetensors", ".bin")))
-    # a hub that does not count them: most checkpoints hold two bytes a parameter
-    parameters = found.parameters or weights // 2
+    weights = [file for file in files if file.path.endswith((".safetensors", ".bin"))]
+    weight_bytes = sum(file.size or 0 for file in weights)
+    config = listed.config or {}
+    if precision.quantization_config(config):
+        # an already quantized checkpoint is sized by the weights it stores, as the record after the download is
+        stored = await _headers(downloads, listed, weights, token)
+        stored = stored or _counted(listed.parameters_by_dtype) or [_bytes(weight_bytes)]
+        model = weights_of(config, stored)
+        memory = {asked: fitting.estimated_memory_mb(model, asked) for asked in PRECISIONS}
+    else:
+        # where the hub counts no parameters: most checkpoints hold two bytes a parameter
+        parameters = listed.parameters or weight_bytes // 2
+        memory = {asked: fitting.estimate(parameters, asked) for asked in PRECISIONS}
     disk_mb = -(-sum(file.size or 0 for file in files) // MIB)
-    return {
-        precision: {
-            "disk_mb": disk_mb,
-            "memory_mb": fitting.estimate(parameters, precision),
-        }
-        for precision in PRECISIONS
-    }
+    return {asked: EstimatedSize(disk_mb, memory_mb) for asked, memory_mb in memory.items()}
 
 
-def _variant(variant: gguf.Variant) -> dict[str, Any]:
-    return {
-        "label": variant.name,
-        "files": [_file(file) for file in variant.files],
-        "total_size_bytes": variant.total_bytes,
-        "is_split": variant.is_split,
-        "quant_parsed": variant.quant_parsed,
-    }
+async def _headers(
+    downloads: ModelDownloads, listed: Repository, weights: Sequence[RepoFile], token: str | None
+) -> list[StoredTensor]:
+    """The tensors that the headers of all weights list; none where the headers are too many, or cannot be read."""
+    if len(weights) > HEADERS_READ or not all(f.path.endswith(".safetensors") for f in weights):
+        return []
+    with suppress(Refusal):
+        headers = await asyncio.gather(*(downloads.header(listed, file, token) for file in weights))
+        return [tensor for header in headers for tensor in header]
+    return []
 
 
-def _file(file: gguf.GgufFile) -> dict[str, Any]:
-    return {"path": file.path, "size_bytes": file.size_bytes}
+def _counted(parameters_by_dtype: Mapping[str, int]) -> list[StoredTensor]:
+    """The hub's counts of elements by dtype, as one tensor for each dtype. The names say what such tensors hold."""
+    names = {"I32": "counted.weight_packed", "U8": "counted_blocks"}
+    return [
+        StoredTensor(
+            names.get(dtype, "counted.weight"), dtype, (count,), count * STORED_BITS[dtype] // 8
+        )
+        for dtype, count in parameters_by_dtype.items()
+        if dtype in STORED_BITS
+    ]
+
+
+def _bytes(count: int) -> StoredTensor:
+    """Weights of which only the size is known."""
+    return StoredTensor("counted", "U8", (count,), count)

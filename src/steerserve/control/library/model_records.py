@@ -45,7 +45,9 @@ def checkpoint_values(path: Path, quantization: str) -> dict[str, Any]:
         "num_parameters": folder.parameters,
         "dtype": folder.dtype,
         "disk_size_mb": -(-folder.size_bytes // MIB),
-        "estimated_memory_mb": fitting.estimated_memory_mb(weights.read(path), quantization),
+        "estimated_memory_mb": fitting.estimated_memory_mb(
+            weights.read_weights(path), quantization
+        ),
     }
 
 

@@ -12,6 +12,8 @@ from steerserve.rules import model_status, naming
 from steerserve.rules.model_status import AFTER, Event
 from steerserve.store.catalog import Catalog, ModelRow
 
+__all__ = ["ModelRow", "Models"]
+
 
 class Models:
     """Brings models of this machine into the catalog, and takes models out."""

@@ -16,6 +16,8 @@ from steerserve.files import local
 from steerserve.store.catalog import Catalog, SaeRow
 from steerserve.store.labels import Labels
 
+__all__ = ["SaeRow", "Saes"]
+
 
 class Saes:
     """Brings SAEs of this machine into the catalog, and takes SAEs out."""

@@ -17,7 +17,7 @@ from steerserve.errors import Refusal
 from steerserve.files import local
 from steerserve.rules import labels as rules
 from steerserve.rules import monitoring
-from steerserve.rules.sae_set import not_ready
+from steerserve.rules.sae_set import check_files
 from steerserve.rules.steering import check_index
 from steerserve.store.catalog import SaeRow
 from steerserve.store.labels import Labels
@@ -217,16 +217,9 @@ class Features:
 
 def _check_here(row: SaeRow) -> None:
     """Raises:
-    Refusal: SAE_LOAD_FAILED while its files are not here.
+    Refusal: MODEL_BUSY while the SAE is downloaded, SAE_LOAD_FAILED when its download failed.
     """
-    reason = not_ready(row.status, row.error_message)
-    if reason is not None:
-        raise Refusal(
-            "SAE_LOAD_FAILED",
-            f"the SAE cannot be read: {reason}",
-            sae_id=row.id,
-            status=row.status,
-        )
+    check_files(row.id, row.status, row.error_message, "read")
 
 
 def _matching(labels: Mapping[int, str], query: str | None) -> list[tuple[int, str]]:

@@ -105,5 +105,6 @@ def _unserved(name: str, rows: list[ModelRow]) -> Refusal:
 
 def _named(row: ModelRow) -> naming.NamedModel:
     label = f":{row.gguf_label}" if row.gguf_label else ""
-    alias = row.repo_id + label if row.repo_id else None
+    pinned = naming.pin_of(row.name, row.revision)
+    alias = row.repo_id + label + pinned if row.repo_id else None
     return naming.NamedModel(row.id, row.name, row.quantization, row.status, alias)

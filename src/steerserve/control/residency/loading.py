@@ -148,7 +148,7 @@ def _returns(
 def _weights(path: str) -> weights.Weights:
     folder = local.resolve(path)
     local.read_model(folder)
-    return weights.read(folder)
+    return weights.read_weights(folder)
 
 
 def _header(path: str) -> Header:
