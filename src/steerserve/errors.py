@@ -108,7 +108,12 @@ _ROWS = (
     Row("SAE_INCOMPATIBLE", 400, 400, "the SAE does not fit the loaded model"),
     Row("SAE_LOAD_FAILED", 500, 500, "the SAE's weights could not be loaded"),
     Row("INVALID_FEATURE_INDEX", 400, 400, "a feature index is outside [0, d_sae)"),
-    Row("SAE_SET_INCOMPLETE", 422, 422, "a member layer has no unique attached SAE"),
+    Row(
+        "SAE_SET_INCOMPLETE",
+        422,
+        422,
+        "a member of the set has no SAE that is here: not registered, not downloaded, or not attached",
+    ),
     Row(
         "VALIDATION_ERROR",
         422,
@@ -142,6 +147,13 @@ _ROWS = (
     Row("RESPONSE_FORMAT_UNSUPPORTED", 400, 400, "the response_format cannot be honoured"),
     Row("NO_CHAT_TEMPLATE", 400, 400, "the model has no chat template"),
     Row("CONSTRAINED_OUTPUT_INVALID", 500, 500, "the constrained output is invalid", final=True),
+    Row(
+        "CONSTRAINED_OUTPUT_UNCHECKED",
+        500,
+        500,
+        "the constrained output is complete, but its validation met a limit of time, memory or depth",
+        v1_type="server_error",
+    ),
     Row("INVALID_SCORING_REQUEST", 400, 400, "the scoring request is invalid"),
     Row("NON_FINITE_LOGITS", 500, 500, "the model produced NaN or infinite logits", final=True),
     Row("INVALID_PARAMETER", 400, 400, "a parameter is invalid"),

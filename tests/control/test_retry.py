@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from steerserve.control import retry
-from steerserve.errors import TABLE, Refusal
+from steerserve.errors import TABLE, Refusal, Retry
 from steerserve.settings import Settings
 
 SETTINGS = Settings(_env_file=None)  # type: ignore[call-arg]
@@ -45,3 +45,24 @@ def test_every_503_and_only_a_503_has_a_time_of_at_least_one_second(code: str) -
         seconds = retry.seconds(SETTINGS, refusal, status)
         assert (seconds is None) == (status != 503)
         assert seconds is None or seconds >= 1
+
+
+class Log:
+    """Keeps what is logged."""
+
+    def __init__(self) -> None:
+        self.warnings: list[tuple[str, str]] = []
+
+    def warning(self, event: str, *, code: str) -> None:
+        self.warnings.append((event, code))
+
+
+@pytest.mark.parametrize("code", sorted(code for code, row in TABLE.items() if row.v1 == 503))
+def test_the_fallback_is_logged_for_every_code_that_uses_it(
+    code: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log = Log()
+    monkeypatch.setattr(retry, "log", log)
+    retry.seconds(SETTINGS, Refusal(code, "later"), 503)
+    is_fallback = TABLE[code].retry in (Retry.FALLBACK, Retry.NONE)
+    assert log.warnings == ([("retry_after_defaulted", code)] if is_fallback else [])

@@ -213,6 +213,31 @@ def test_a_trailing_assistant_message_is_continued(shared: Running) -> None:
     assert rest["usage"]["prompt_tokens"] > whole["usage"]["prompt_tokens"]
 
 
+def test_an_assistant_message_alone_is_continued(shared: Running) -> None:
+    partial = [{"role": "assistant", "content": "Once upon a time"}]
+    ask = {"model": MODEL, "messages": partial, "max_tokens": 8, "temperature": 0}
+    answer = shared.post("/v1/chat/completions", ask).json()
+    # the demo's template writes nothing before the text but the beginning and the assistant's mark
+    rendered = "<s><|assistant|>Once upon a time"
+    raw = {"model": MODEL, "prompt": rendered, "add_special_tokens": False}
+    same = shared.post("/v1/completions", raw | {"max_tokens": 8, "temperature": 0}).json()
+    assert answer["choices"][0]["message"]["content"] == same["choices"][0]["text"]
+    assert answer["usage"] == same["usage"]
+
+
+def test_a_very_long_prompt_is_refused_with_the_max_tokens_that_was_sent(shared: Running) -> None:
+    text = "word " * 200_000
+    for path, body in (
+        ("/v1/completions", {"prompt": text}),
+        ("/v1/chat/completions", {"messages": [{"role": "user", "content": text}]}),
+    ):
+        status, error = shared.v1_error(path, {"model": MODEL, "max_tokens": 7} | body)
+        assert (status, error["code"]) == (400, "context_length_exceeded")
+        details = error["details"]
+        assert details["max_tokens"] == 7
+        assert details["requested_tokens"] == details["prompt_tokens"] + 7
+
+
 def test_content_parts_are_read_as_one_text(shared: Running) -> None:
     parts = [{"type": "text", "text": "Tell me "}, {"type": "text", "text": "a story."}]
     whole = shared.chat("Tell me a story.", max_tokens=12, temperature=0)

@@ -96,8 +96,10 @@ def test_the_header_of_ignored_fields_is_capped_and_counts_the_rest(shared: Runn
 
 @pytest.mark.parametrize("role", ["user", "tool", "function", "system", "developer", "assistant"])
 def test_every_role_of_the_protocol_is_read(shared: Running, role: str) -> None:
-    (found,) = texts(shared, messages=[{"role": role, "content": "Tell me a story."}])
-    assert found
+    # the text of an assistant is continued, so it has to stop in the middle
+    content = "Once upon a" if role == "assistant" else "Tell me a story."
+    (text,) = texts(shared, messages=[{"role": role, "content": content}])
+    assert text
 
 
 def test_a_developer_is_read_as_the_system(shared: Running) -> None:

@@ -210,6 +210,25 @@ def test_a_document_that_does_not_validate_is_an_error_and_never_an_answer(
     assert len(asked) == 1
 
 
+def test_a_document_whose_validation_runs_out_of_time_is_not_called_invalid(
+    shared: Running, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    checker = shared.service.owners.around.checker
+    validate = checker.validate
+
+    async def hostile(_: Any, __: str) -> str | None:
+        pattern = {"type": "string", "pattern": "^(a|aa)*b$"}
+        return await validate(pattern, json.dumps("a" * 5000))
+
+    monkeypatch.setattr(checker, "validate", hostile)
+    answer = shared.http.post(CHAT, json=chat(schema_format(PET)))
+    assert answer.status_code == 500
+    error = answer.json()["error"]
+    assert (error["code"], error["type"]) == ("constrained_output_unchecked", "server_error")
+    assert "takes longer than" in error["message"]
+    assert "x-should-retry" not in answer.headers
+
+
 # ---------------------------------------------------------------- refusals
 
 REFUSALS: list[tuple[str, dict[str, Any], tuple[int, str]]] = [

@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import math
 
+import structlog
+
 from steerserve.errors import Refusal, Retry
 from steerserve.settings import Settings
 
+log = structlog.get_logger(__name__)
+
 
 def seconds(settings: Settings, refusal: Refusal, status: int) -> int | None:
-    """Whole seconds, at least 1, for a refusal answered 503; None for any other status."""
+    """Whole seconds, at least 1, for a refusal answered 503; None for any other status. A code without a time of its own gets
+    the fallback, and that is logged."""
     if status != 503:
         return None
     match refusal.row.retry:
@@ -30,4 +35,5 @@ def seconds(settings: Settings, refusal: Refusal, status: int) -> int | None:
         case Retry.READINESS:
             return settings.retry_after_readiness_s
         case _:
+            log.warning("retry_after_defaulted", code=refusal.code)
             return settings.retry_after_fallback_s

@@ -70,8 +70,25 @@ async def test_a_trailing_assistant_message_is_continued(renderer: Templates) ->
     start = [{"role": "user", "content": "a"}]
     text, _ = await renderer.render(CHATML, [*start, {"role": "assistant", "content": "one two"}])
     assert text == (await renderer.render(CHATML, start))[0] + "one two"
-    alone, _ = await renderer.render(CHATML, [{"role": "assistant", "content": "one"}])
-    assert alone.endswith("<|im_end|>\n<|im_start|>assistant\n")
+
+
+HEADED = "{% if messages[0].role == 'system' %}{{ messages[0].content }}{% endif %}"
+"""A template that looks at its first message, as those of many models do: it cannot render no messages."""
+
+
+@pytest.mark.parametrize("template", [CHATML, HEADED + CHATML])
+async def test_an_assistant_message_alone_is_continued(renderer: Templates, template: str) -> None:
+    for content in ("one two", " one ", ""):
+        message = {"role": "assistant", "content": content}
+        text, _ = await renderer.render(template, [message])
+        assert text.endswith("<|im_start|>assistant\n" + content)
+        assert text.count("<|im_start|>") == 1
+
+
+async def test_a_template_that_drops_an_assistant_message_is_named(renderer: Templates) -> None:
+    with pytest.raises(Refusal) as caught:
+        await renderer.render("{{ messages[0].role }}", [{"role": "assistant", "content": "one"}])
+    assert (caught.value.code, caught.value.param) == ("INVALID_PARAMETER", "messages")
 
 
 async def test_a_model_without_a_template_is_named(renderer: Templates) -> None:

@@ -235,7 +235,7 @@ class GgufEngine(Engine):
         try:
             for index, prompt in enumerate(prompts):
                 with Place(prompts, index, field):
-                    check_length(prompt, found.header.longest_token, context)
+                    check_length(prompt, found.header.longest_token, context, sampling.max_tokens)
                     tokens = await self._tokens(found.server, found.header, prompt)
                     if not tokens:
                         why = "the prompt has no tokens"

@@ -23,6 +23,7 @@ from jsonschema.exceptions import ValidationError
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 
 from steerserve.engine.sandbox.lane import Died, Lane, limit, serve
+from steerserve.errors import Refusal
 from steerserve.rules.schema_dialect import LEXER_STATES, dialect
 from steerserve.rules.schema_parts import Schema, is_endless, parts
 from steerserve.rules.schema_subset import Fault, compact, fault, refusal
@@ -54,10 +55,12 @@ class Ask(msgspec.Struct):
 
 
 class Answer(msgspec.Struct):
-    """Nothing when all is well; else the reason, and the keywords it can be traced to."""
+    """Nothing when all is well; else the reason, and the keywords that cause it. `is_unfinished`: the question met a limit of
+    time, memory or depth, so nothing is known of what was asked."""
 
     reason: str | None = None
     faults: list[dict[str, str]] = []
+    is_unfinished: bool = False
 
 
 # ------------------------------------------------------------------ in the control plane
@@ -99,8 +102,18 @@ class Checker:
             self._passed.popitem(last=False)
 
     async def validate(self, schema: Schema, text: str) -> str | None:
-        """None when `text` is a JSON document that satisfies the schema, else why not, in one line."""
-        return (await self._ask(Ask(compact(schema), text))).reason
+        """None when `text` is a JSON document that satisfies the schema, else why not, in one line.
+
+        Raises:
+            Refusal: CONSTRAINED_OUTPUT_UNCHECKED when validation does not end within its limits.
+        """
+        answer = await self._ask(Ask(compact(schema), text))
+        if answer.is_unfinished:
+            raise Refusal(
+                "CONSTRAINED_OUTPUT_UNCHECKED",
+                f"the constrained output is complete, but could not be validated: it {answer.reason}",
+            )
+        return answer.reason
 
     async def close(self) -> None:
         """End the processes. Whoever waits for one is refused."""
@@ -114,9 +127,9 @@ class Checker:
             found = await lane.ask(msgspec.json.encode(ask), CHECK_SECONDS)
             return msgspec.json.decode(found, type=Answer)
         except TimeoutError:
-            return Answer(f"takes longer than {CHECK_SECONDS:g} s to check")
+            return Answer(f"takes longer than {CHECK_SECONDS:g} s to check", is_unfinished=True)
         except Died:
-            return Answer("needs more memory or depth than a check has")
+            return Answer("needs more memory or depth than a check has", is_unfinished=True)
         finally:
             self._free.put_nowait(lane)
 
@@ -138,7 +151,11 @@ def check(schema: Schema, tokenizer: LLTokenizer) -> Answer:
 
 
 def validate(schema: Schema, text: str) -> str | None:
-    """Why `text` is no document of the schema, in one line; None when it is."""
+    """Why `text` is no document of the schema, in one line; None when it is.
+
+    Raises:
+        RecursionError: for a document that is nested too deep.
+    """
     try:
         document = json.loads(text, parse_constant=_refuse_constant)
         error: ValidationError | None = next(
@@ -146,8 +163,6 @@ def validate(schema: Schema, text: str) -> str | None:
         )
     except ValueError as wrong:
         return _line(f"not JSON: {wrong}")
-    except RecursionError:
-        return "nested too deep to validate"
     return _line(f"{error.json_path}: {error.message}") if error else None
 
 
@@ -234,7 +249,10 @@ def main() -> None:
 def _answer(ask: Ask, tokenizer: LLTokenizer) -> Answer:
     schema = json.loads(ask.schema)
     if ask.text is not None:
-        return Answer(validate(schema, ask.text))
+        try:
+            return Answer(validate(schema, ask.text))
+        except RecursionError:
+            return Answer("is nested too deep to be validated", is_unfinished=True)
     try:
         return check(schema, tokenizer)
     except ValueError as error:

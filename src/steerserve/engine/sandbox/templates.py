@@ -24,6 +24,7 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.utils import Namespace
 
 from steerserve.engine.sandbox.lane import Died, Lane, limit, serve
+from steerserve.engine.wire.prompts import Continuation
 from steerserve.errors import Refusal
 
 RENDER_SECONDS = 2.0
@@ -89,18 +90,16 @@ class Templates:
         """
         if not template:
             raise Refusal("NO_CHAT_TEMPLATE", "the model has no chat template; use /v1/completions")
-        messages = list(messages)
-        partial = ""
-        if len(messages) > 1 and messages[-1]["role"] == "assistant":
-            partial = messages.pop()["content"] or ""
-        answer = await self._ask(Ask(template, messages, bos_token, eos_token))
+        conversation = Continuation(messages)
+        answer = await self._ask(Ask(template, conversation.messages, bos_token, eos_token))
         if answer.reason is not None:
             raise Refusal(
                 "INVALID_PARAMETER",
                 f"the model's chat template refuses these messages: {answer.reason}",
                 param="messages",
             )
-        return answer.text + partial, bool(bos_token) and answer.text.startswith(bos_token or "")
+        has_bos = bool(bos_token) and answer.text.startswith(bos_token or "")
+        return conversation.text(answer.text), has_bos
 
     async def close(self) -> None:
         """End the process. Whoever waits for it is refused."""

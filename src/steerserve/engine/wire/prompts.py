@@ -1,14 +1,18 @@
-"""What a prompt is refused for once its tokens are counted, whichever engine counts them."""
+"""What both engines do with prompts: last messages that are continued, and refusals of lengths."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 from steerserve.engine.wire import messages as m
 from steerserve.errors import Refusal
 
 LENGTH_MARGIN = 4
 """How many times its longest token's length a token may stand for after a tokenizer's own normalisation."""
+
+MARK = "[the text that is continued]"
+"""Stands for the text of an assistant message while a template renders that message."""
 
 Prompt = m.Text | m.Chat
 
@@ -35,11 +39,49 @@ class Place:
         raise Refusal(error.code, message, param=param, **error.details) from error
 
 
-def check_length(prompt: Prompt, longest_token: int, context: int) -> None:
-    """A text that cannot possibly fit is refused before it is tokenized, which would hold up others.
+class Continuation:
+    """A conversation for a chat template, apart from the text of a last assistant message, which is continued: that text
+    follows raw on what stands before it, rendered with the generation prompt.
+
+    Many templates refuse a conversation of no messages. Where the assistant message is the only one, the template renders a
+    marked message instead, and the rendering up to the mark is what stands before the text.
+    """
+
+    def __init__(self, messages: Sequence[dict[str, Any]]) -> None:
+        self.messages = list(messages)
+        self._partial = ""
+        if self.messages and self.messages[-1]["role"] == "assistant":
+            self._partial = self.messages.pop()["content"] or ""
+        self._is_marked = not self.messages
+        if self._is_marked:
+            self.messages.append({"role": "assistant", "content": MARK})
+
+    def text(self, rendered: str) -> str:
+        """The whole prompt, from the rendering of `messages`.
+
+        Raises:
+            Refusal: INVALID_PARAMETER for a template that drops the message.
+        """
+        if self._is_marked:
+            before, mark, _ = rendered.partition(MARK)
+            if not mark:
+                raise Refusal(
+                    "INVALID_PARAMETER",
+                    "the model's chat template cannot begin with an assistant message",
+                    param="messages",
+                )
+            rendered = before
+        return rendered + self._partial
+
+
+def check_length(
+    prompt: Prompt, longest_token: int, context: int, max_tokens: int | None = None
+) -> None:
+    """A text that cannot possibly fit is refused before it is tokenized, which would hold up others. `max_tokens` is the
+    number that the request names.
 
     Raises:
-        Refusal: CONTEXT_LENGTH_EXCEEDED, with the least number of tokens it can have.
+        Refusal: CONTEXT_LENGTH_EXCEEDED, with the least number of tokens that the prompt can have.
     """
     texts = [prompt.text] if isinstance(prompt, m.Text) else [c["content"] for c in prompt.messages]
     least = sum(len(text or "") for text in texts) // (LENGTH_MARGIN * max(1, longest_token))
@@ -49,9 +91,9 @@ def check_length(prompt: Prompt, longest_token: int, context: int) -> None:
             f"This model's maximum context length is {context} tokens. However, your prompt has at "
             f"least {least} tokens.",
             max_context_tokens=context,
-            requested_tokens=least,
+            requested_tokens=least + (max_tokens or 0),
             prompt_tokens=least,
-            max_tokens=None,
+            max_tokens=max_tokens,
         )
 
 

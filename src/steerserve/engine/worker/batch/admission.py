@@ -49,7 +49,8 @@ def rows_of(
     for index, prompt in enumerate(command.prompts):
         plan = command.plans[index] if command.plans else command.plan
         with Place(command.prompts, index) as where:
-            ids = _encoded(prompt, model, context, "INVALID_PARAMETER")
+            named = command.sampling.max_tokens
+            ids = _encoded(prompt, model, context, named, "INVALID_PARAMETER")
             limit = max_tokens(command.sampling, len(ids), context)
             for i in range(command.n):
                 goal = _writing(command.sampling, model, i, ids, constrain)
@@ -93,7 +94,7 @@ def scoring_rows(command: m.Score, model: Checkpoint, context: int) -> list[Row]
     rows = []
     for index, prompt in enumerate(command.prompts):
         with Place(command.prompts, index) as where:
-            ids = _encoded(prompt, model, context, "INVALID_SCORING_REQUEST")
+            ids = _encoded(prompt, model, context, 1, "INVALID_SCORING_REQUEST")
             max_tokens(m.Sampling(max_tokens=1), len(ids), context)
             goal = Scoring(command.temperature, command.top, allowed, model.decode_token)
             row = Row(command.id, index, ids, m.Suppressed(), goal, where=where)
@@ -111,7 +112,7 @@ def pooling_rows(command: m.Embed, model: Tokens, context: int) -> list[Row]:
     rows = []
     for index, prompt in enumerate(command.prompts):
         with Place(command.prompts, index, "input") as where:
-            ids = _encoded(prompt, model, context, "INVALID_PARAMETER")
+            ids = _encoded(prompt, model, context, 0, "INVALID_PARAMETER")
             max_tokens(m.Sampling(max_tokens=0), len(ids), context)
             rows.append(Row(command.id, index, ids, m.Suppressed(), Pooling(), where=where))
     return rows
@@ -122,9 +123,12 @@ def shortest_first(rows: list[Row]) -> list[Row]:
     return sorted(rows, key=lambda row: len(row.prompt))
 
 
-def _encoded(prompt: m.Text | m.Chat, model: Tokens, context: int, empty: str) -> list[int]:
-    """The tokens of a prompt; `empty` is the code that refuses one without any."""
-    check_length(prompt, model.longest_token, context)
+def _encoded(
+    prompt: m.Text | m.Chat, model: Tokens, context: int, named: int | None, empty: str
+) -> list[int]:
+    """The tokens of a prompt. `named` is the number of completion tokens that the request names; `empty` is the code that
+    refuses a prompt without tokens."""
+    check_length(prompt, model.longest_token, context, named)
     if isinstance(prompt, m.Chat):
         ids = model.encode_chat(prompt.messages, prompt.variables)
     else:

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 from transformers import AutoModelForCausalLM
 
+from steerserve.engine.wire.prompts import Continuation
 from steerserve.engine.worker import memory
 from steerserve.engine.worker.model.kv import LENGTH_STEP, SlotCache
 from steerserve.engine.worker.model.transformer import (
@@ -105,13 +106,13 @@ class Checkpoint(Transformer):
         """
         if not self.has_chat_template:
             raise Refusal("NO_CHAT_TEMPLATE", "the model has no chat template; use /v1/completions")
-        messages = list(messages)
-        partial = ""
-        if len(messages) > 1 and messages[-1]["role"] == "assistant":
-            partial = messages.pop()["content"] or ""
+        conversation = Continuation(messages)
         try:
             text = self.tokenizer.apply_chat_template(
-                messages, tokenize=False, add_generation_prompt=True, **(variables or {})
+                conversation.messages,
+                tokenize=False,
+                add_generation_prompt=True,
+                **(variables or {}),
             )
         except Exception as error:
             # templates raise whatever their author chose; the messages are what the client can change
@@ -121,7 +122,7 @@ class Checkpoint(Transformer):
                 param="messages",
             ) from error
         bos = self.tokenizer.bos_token
-        return self.encode(text + partial, special=not (bos and text.startswith(bos)))
+        return self.encode(conversation.text(text), special=not (bos and text.startswith(bos)))
 
     def decode(self, ids: list[int]) -> str:
         """Text of tokens, special ones left out."""
