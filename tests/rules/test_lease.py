@@ -10,13 +10,13 @@ import pytest
 
 from steerserve.errors import Refusal
 from steerserve.rules import lease as leases
-from steerserve.rules.lease import Book, End, Lease, Limits, Terms
+from steerserve.rules.lease import Book, End, Lease, LeaseLimits, Terms
 
 ID, OTHER_ID = "lease_right", "lease_wrong"
 MODEL, OTHER = 1, 2
 T0 = datetime(2026, 3, 1, 12, 0, tzinfo=UTC)
 TERMS = Terms("nightly", "evaluation", 60)
-LIMITS = Limits()
+LIMITS = LeaseLimits()
 
 
 def after(seconds: float) -> datetime:
@@ -109,7 +109,7 @@ def test_a_renewal_takes_nothing_but_a_time() -> None:
 
 
 def test_the_limits_are_the_ones_given() -> None:
-    limits = Limits(
+    limits = LeaseLimits(
         default_ttl_seconds=7200, max_ttl_seconds=10, holder_max_chars=2, reason_max_chars=3
     )
     assert leases.terms({"holder": "hh", "reason": "rrr"}, limits) == Terms("hh", "rrr", 10)

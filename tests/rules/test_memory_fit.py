@@ -7,11 +7,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from steerserve.errors import Refusal
-from steerserve.rules.memory_fit import Device, Needs, Plan, plan, working_bytes
-from steerserve.rules.placement import Choice, Wanted
+from steerserve.rules.memory_fit import Device, Needs, PlacementPlan, plan, working_bytes
+from steerserve.rules.placement import GpuChoice, GpuRequest
 from steerserve.rules.units import MIB
 
-AUTO, ALL = Wanted(), Wanted(Choice.ALL)
+AUTO, ALL = GpuRequest(), GpuRequest(GpuChoice.ALL)
 NEEDS = Needs(
     layers=(100 * MIB,) * 10,
     first=50 * MIB,
@@ -31,7 +31,7 @@ def card(index: int, free: int, context: int = 500) -> Device:
     return Device(f"cuda:{index}", f"card {index}", free, context, index)
 
 
-def refusal_of(needs: Needs, devices: list[Device], wanted: Wanted = AUTO) -> Refusal:
+def refusal_of(needs: Needs, devices: list[Device], wanted: GpuRequest = AUTO) -> Refusal:
     with pytest.raises(Refusal) as refused:
         plan(needs, devices, wanted)
     return refused.value
@@ -80,7 +80,7 @@ def test_a_host_is_one_card_without_a_context() -> None:
 
 
 def test_a_named_card_is_not_exchanged_for_another() -> None:
-    wanted = Wanted(Choice.CARD, index=1)
+    wanted = GpuRequest(GpuChoice.CARD, index=1)
     assert plan(NEEDS, [card(1, 2000)], wanted).reason == "requested_card"
     assert refusal_of(NEEDS, [card(1, 100)], wanted).details["short_devices"] == ["cuda:1"]
 
@@ -151,7 +151,7 @@ def test_working_memory_grows_with_every_dimension() -> None:
     assert working_bytes(64, 128, 1000, 2, 256, is_int8=True) == base + 256 * 128 * 16
 
 
-def outcome(needs: Needs, devices: list[Device], wanted: Wanted) -> Plan | Refusal:
+def outcome(needs: Needs, devices: list[Device], wanted: GpuRequest) -> PlacementPlan | Refusal:
     try:
         return plan(needs, devices, wanted)
     except Refusal as refusal:
@@ -177,7 +177,7 @@ some_wish = st.sampled_from([AUTO, ALL])
 
 @given(some_needs, some_cards, some_wish)
 def test_a_plan_holds_every_layer_once_and_never_more_than_is_free(
-    needs: Needs, cards: list[Device], wanted: Wanted
+    needs: Needs, cards: list[Device], wanted: GpuRequest
 ) -> None:
     found = outcome(needs, cards, wanted)
     if isinstance(found, Refusal):
@@ -202,7 +202,7 @@ def test_more_memory_on_every_card_never_refuses_what_one_card_held(
 ) -> None:
     found = outcome(needs, cards, AUTO)
     more = [replace(device, free_mb=device.free_mb + 500) for device in cards]
-    if isinstance(found, Plan) and found.mode == "single":
+    if isinstance(found, PlacementPlan) and found.mode == "single":
         again = outcome(needs, more, AUTO)
-        assert isinstance(again, Plan)
+        assert isinstance(again, PlacementPlan)
         assert again.mode == "single"

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from steerserve.errors import Refusal
 from steerserve.rules.cards import Card
-from steerserve.rules.placement import Choice, Wanted, parse, select
+from steerserve.rules.placement import GpuChoice, GpuRequest, parse, select
 
 UUID = "11111111-2222-3333-4444-55555555abcd"
 FIRST = Card(0, f"GPU-{UUID}", "one", 1000, 0, 1000, torch_index=0)
@@ -20,19 +20,19 @@ CARDS = [FIRST, SECOND, HIDDEN]
 @pytest.mark.parametrize(
     ("gpu", "wanted"),
     [
-        (None, Wanted()),
-        ("auto", Wanted()),
-        (" AUTO ", Wanted()),
-        ("All", Wanted(Choice.ALL)),
-        (" all ", Wanted(Choice.ALL)),
-        (0, Wanted(Choice.CARD, index=0)),
-        (7, Wanted(Choice.CARD, index=7)),
-        ("1", Wanted(Choice.CARD, index=1)),
-        (UUID, Wanted(Choice.CARD, uuid=f"gpu-{UUID}")),
-        (f"GPU-{UUID.upper()}", Wanted(Choice.CARD, uuid=f"gpu-{UUID}")),
+        (None, GpuRequest()),
+        ("auto", GpuRequest()),
+        (" AUTO ", GpuRequest()),
+        ("All", GpuRequest(GpuChoice.ALL)),
+        (" all ", GpuRequest(GpuChoice.ALL)),
+        (0, GpuRequest(GpuChoice.CARD, index=0)),
+        (7, GpuRequest(GpuChoice.CARD, index=7)),
+        ("1", GpuRequest(GpuChoice.CARD, index=1)),
+        (UUID, GpuRequest(GpuChoice.CARD, uuid=f"gpu-{UUID}")),
+        (f"GPU-{UUID.upper()}", GpuRequest(GpuChoice.CARD, uuid=f"gpu-{UUID}")),
     ],
 )
-def test_what_the_gpu_field_may_say(gpu: Any, wanted: Wanted) -> None:
+def test_what_the_gpu_field_may_say(gpu: Any, wanted: GpuRequest) -> None:
     assert parse(gpu) == wanted
 
 
@@ -51,7 +51,7 @@ def test_every_value_is_read_or_refused(gpu: Any) -> None:
         found: object = parse(gpu)
     except Refusal as refusal:
         found = refusal.code
-    assert isinstance(found, Wanted) or found == "VALIDATION_ERROR"
+    assert isinstance(found, GpuRequest) or found == "VALIDATION_ERROR"
 
 
 def test_a_card_is_found_by_index_and_by_uuid() -> None:

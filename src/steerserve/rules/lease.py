@@ -32,7 +32,7 @@ class End(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class LeaseLimits:
     """Bounds of what a holder may ask for."""
 
     default_ttl_seconds: int = 7200
@@ -221,7 +221,7 @@ def _named(book: Book, model_id: int, lease_id: str) -> Lease:
 # ---------------------------------------------------------------------- what is asked for
 
 
-def terms(body: Any, limits: Limits) -> Terms:
+def terms(body: Any, limits: LeaseLimits) -> Terms:
     """The terms of a grant's body. Nothing is clamped or converted.
 
     Raises:
@@ -235,7 +235,7 @@ def terms(body: Any, limits: Limits) -> Terms:
     )
 
 
-def renewal(body: Any, limits: Limits) -> int:
+def renewal(body: Any, limits: LeaseLimits) -> int:
     """The seconds that the body of a renewal asks for; by default what a grant gets by default.
 
     Raises:
@@ -273,7 +273,7 @@ def _text(asked: dict[str, Any], name: str, maximum: int) -> str:
     return value
 
 
-def _ttl(asked: dict[str, Any], limits: Limits) -> int:
+def _ttl(asked: dict[str, Any], limits: LeaseLimits) -> int:
     value = asked.get("ttl_seconds")
     maximum = limits.max_ttl_seconds
     if value is None:

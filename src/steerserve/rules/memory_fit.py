@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from steerserve.errors import Refusal
-from steerserve.rules.placement import Choice, Wanted
+from steerserve.rules.placement import GpuChoice, GpuRequest
 from steerserve.rules.units import MIB
 
 PASSES_MAXIMUM = 4
@@ -98,7 +98,7 @@ class Share:
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class PlacementPlan:
     """Where a model goes. `layer_devices` has the device of each layer, or one entry where there is one device."""
 
     mode: str
@@ -166,7 +166,7 @@ def working_bytes(
     return layer + LOGIT_ROWS * vocabulary * (width + 4 * _LOGIT_COPIES)
 
 
-def plan(needs: Needs, devices: Sequence[Device], wanted: Wanted) -> Plan:
+def plan(needs: Needs, devices: Sequence[Device], wanted: GpuRequest) -> PlacementPlan:
     """Place a model on the devices it may use.
 
     (1) One device: it fits there or is refused. (2) "all": every card gets a part or the load is refused. (3) Else the
@@ -178,7 +178,7 @@ def plan(needs: Needs, devices: Sequence[Device], wanted: Wanted) -> Plan:
     ranked = sorted(devices, key=lambda d: -(d.free_mb - d.context_mb))
     if len(devices) == 1 or not needs.layers:
         return _single(needs, ranked[0], wanted)
-    if wanted.choice is Choice.ALL:
+    if wanted.choice is GpuChoice.ALL:
         return _shard(needs, devices, wanted, "all_cards_requested")
     if _whole(needs, ranked[0]).fits:
         return _single(needs, ranked[0], wanted)
@@ -191,8 +191,8 @@ def plan(needs: Needs, devices: Sequence[Device], wanted: Wanted) -> Plan:
 
 
 def plan_in(
-    needs: Needs, devices: Sequence[Device], wanted: Wanted, proportions: Sequence[float]
-) -> Plan:
+    needs: Needs, devices: Sequence[Device], wanted: GpuRequest, proportions: Sequence[float]
+) -> PlacementPlan:
     """Place a model on the devices in the operator's own proportions.
 
     Raises:
@@ -204,27 +204,29 @@ def plan_in(
     used = tuple(share for share in shares if share.layers)
     labels = tuple(share.device.label for share in used for _ in range(share.layers))
     mode = "shard" if len(used) > 1 else "single"
-    return Plan(mode, "configured_proportions", wanted.named, used, labels)
+    return PlacementPlan(mode, "configured_proportions", wanted.named, used, labels)
 
 
-def _single(needs: Needs, device: Device, wanted: Wanted) -> Plan:
+def _single(needs: Needs, device: Device, wanted: GpuRequest) -> PlacementPlan:
     share = _whole(needs, device)
     if not share.fits:
         raise insufficient(needs, [share])
     reason = "most_free_card_fits"
     if device.index is None:
         reason = "host_memory"
-    elif wanted.choice is Choice.CARD:
+    elif wanted.choice is GpuChoice.CARD:
         reason = "requested_card"
-    return Plan("single", reason, wanted.named, (share,), (device.label,))
+    return PlacementPlan("single", reason, wanted.named, (share,), (device.label,))
 
 
-def _shard(needs: Needs, devices: Sequence[Device], wanted: Wanted, reason: str) -> Plan:
+def _shard(
+    needs: Needs, devices: Sequence[Device], wanted: GpuRequest, reason: str
+) -> PlacementPlan:
     shares, passes, lowered = _split(needs, devices)
     if not all(share.fits for share in shares):
         raise insufficient(needs, shares, passes=passes, lowered=lowered)
     unused = [share.device.label for share in shares if not share.layers]
-    if unused and wanted.choice is Choice.ALL:
+    if unused and wanted.choice is GpuChoice.ALL:
         raise Refusal(
             "SPLIT_NOT_HONOURED",
             f"{', '.join(unused)} would get nothing of the model; name one card, or leave the choice open",
@@ -234,8 +236,8 @@ def _shard(needs: Needs, devices: Sequence[Device], wanted: Wanted, reason: str)
     used = tuple(share for share in shares if share.layers)
     labels = tuple(share.device.label for share in used for _ in range(share.layers))
     if len(used) == 1:
-        return Plan("single", reason, wanted.named, used, (used[0].device.label,), passes)
-    return Plan("shard", reason, wanted.named, used, labels, passes)
+        return PlacementPlan("single", reason, wanted.named, used, (used[0].device.label,), passes)
+    return PlacementPlan("shard", reason, wanted.named, used, labels, passes)
 
 
 def insufficient(

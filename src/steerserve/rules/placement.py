@@ -15,47 +15,47 @@ _UUID = re.compile(r"(?:gpu-)?([0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12})")
 _INDEX = re.compile(r"[0-9]{1,9}")
 
 
-class Choice(StrEnum):
+class GpuChoice(StrEnum):
     AUTO = "auto"
     ALL = "all"
     CARD = "card"
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
+class GpuRequest:
     """A card by its index or by its UUID (`gpu-` and lower case), every card, or whatever fits."""
 
-    choice: Choice = Choice.AUTO
+    choice: GpuChoice = GpuChoice.AUTO
     index: int | None = None
     uuid: str | None = None
 
     @property
     def named(self) -> str | int | None:
         """What the client asked for; None where it left the choice open."""
-        if self.choice is Choice.ALL:
+        if self.choice is GpuChoice.ALL:
             return "all"
         return self.uuid if self.uuid is not None else self.index
 
 
-def parse(gpu: Any) -> Wanted:
+def parse(gpu: Any) -> GpuRequest:
     """Read the `gpu` of a load.
 
     Raises:
         Refusal: VALIDATION_ERROR.
     """
     if gpu is None:
-        return Wanted()
+        return GpuRequest()
     if isinstance(gpu, int) and not isinstance(gpu, bool) and gpu >= 0:
-        return Wanted(Choice.CARD, index=gpu)
+        return GpuRequest(GpuChoice.CARD, index=gpu)
     if isinstance(gpu, str):
         text = gpu.strip().lower()
         if text in ("auto", "all"):
-            return Wanted(Choice(text))
+            return GpuRequest(GpuChoice(text))
         if _INDEX.fullmatch(text):
-            return Wanted(Choice.CARD, index=int(text))
+            return GpuRequest(GpuChoice.CARD, index=int(text))
         uuid = _UUID.fullmatch(text)
         if uuid:
-            return Wanted(Choice.CARD, uuid=f"gpu-{uuid[1]}")
+            return GpuRequest(GpuChoice.CARD, uuid=f"gpu-{uuid[1]}")
     raise Refusal(
         "VALIDATION_ERROR",
         'gpu must be "auto", "all", the index of a card (0 or more), or its UUID',
@@ -64,7 +64,7 @@ def parse(gpu: Any) -> Wanted:
     )
 
 
-def select(wanted: Wanted, cards: Sequence[Card]) -> list[Card]:
+def select(wanted: GpuRequest, cards: Sequence[Card]) -> list[Card]:
     """The cards a load may use; none on a host without any, where the host's memory is used.
 
     A card that the tensor library does not see counts as not there.
@@ -73,7 +73,7 @@ def select(wanted: Wanted, cards: Sequence[Card]) -> list[Card]:
         Refusal: GPU_NOT_FOUND.
     """
     visible = [card for card in cards if card.torch_index is not None]
-    if wanted.choice is not Choice.CARD:
+    if wanted.choice is not GpuChoice.CARD:
         return visible
     for card in visible:
         if card.smi_index == wanted.index or _normal(card.uuid) == wanted.uuid:

@@ -19,7 +19,7 @@ from steerserve.control.residency import fitting
 from steerserve.errors import Refusal
 from steerserve.files.weights import Weights, read_weights
 from steerserve.rules.cards import Card, CardProcess
-from steerserve.rules.placement import Wanted, parse
+from steerserve.rules.placement import GpuRequest, parse
 from steerserve.rules.units import MIB
 from steerserve.settings import Settings
 
@@ -72,14 +72,14 @@ async def planned(
     weights: Weights,
     *free: int,
     quantization: str = "FP16",
-    wanted: Wanted | None = None,
+    wanted: GpuRequest | None = None,
     returns: dict[str, int] | None = None,
     host: int = 10_000,
 ) -> fitting.Fit:
     return await fitting.plan(
         weights,
         quantization,
-        wanted or Wanted(),
+        wanted or GpuRequest(),
         returns or {},
         settings(),
         read_cards=lambda: (cards(*free), None),
@@ -193,7 +193,7 @@ async def test_cards_are_not_asked_for_by_a_build_that_cannot_use_them(weights: 
     found = await fitting.plan(
         weights,
         "FP16",
-        Wanted(),
+        GpuRequest(),
         {},
         settings(),
         read_cards=lambda: pytest.fail("cards were read"),

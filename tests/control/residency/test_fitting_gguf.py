@@ -12,8 +12,8 @@ from steerserve.engine.gguf.messages import Card as Seen
 from steerserve.errors import Refusal
 from steerserve.rules.cards import Card
 from steerserve.rules.gguf_header import Header
-from steerserve.rules.memory_fit import Plan
-from steerserve.rules.placement import Wanted
+from steerserve.rules.memory_fit import PlacementPlan
+from steerserve.rules.placement import GpuRequest
 from steerserve.rules.units import MIB
 from steerserve.settings import Settings
 
@@ -32,11 +32,11 @@ def settings(**fields: Any) -> Settings:
 
 async def planned(
     *free: int, known: list[Card] | None = None, returns: dict[str, int] | None = None
-) -> Plan:
+) -> PlacementPlan:
     return await fitting_gguf.plan(
         HEADER,
         [Seen(f"CUDA{i}", mb * MIB) for i, mb in enumerate(free)],
-        Wanted(),
+        GpuRequest(),
         returns or {},
         settings(),
         read_cards=lambda: (known or [], None),
@@ -62,7 +62,7 @@ async def test_without_cards_the_driver_is_not_asked() -> None:
     found = await fitting_gguf.plan(
         HEADER,
         [],
-        Wanted(),
+        GpuRequest(),
         {},
         settings(),
         read_cards=lambda: pytest.fail("cards were read"),

@@ -24,7 +24,7 @@ NAMED = 10
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
+class AttachRequest:
     """An SAE to attach at a layer. `dtype` is one of `rules.sae_set.DTYPES`, None what its file has."""
 
     sae: SaeRow
@@ -38,7 +38,7 @@ class Wanted:
         return key_of(self.sae.id, self.layer)
 
 
-def verdict(resident: Resident, wanted: Wanted) -> rules.Verdict:
+def verdict(resident: Resident, wanted: AttachRequest) -> rules.Verdict:
     """Whether an SAE is here and fits the loaded model, as it says of itself and as is said in its place."""
     _, facts = resident.running()
     reason = sae_set.not_ready(wanted.sae.status, wanted.sae.error_message)
@@ -58,7 +58,7 @@ def verdict(resident: Resident, wanted: Wanted) -> rules.Verdict:
     )
 
 
-def claim(wanted: Wanted) -> rules.Claim:
+def claim(wanted: AttachRequest) -> rules.Claim:
     """What the SAE says of itself, and what is said in its place."""
     sae, said, claims = wanted.sae, wanted.overrides, claims_of(wanted.sae)
     site, _ = sae_sites.locate(said.site, sae.trained_on)

@@ -12,7 +12,7 @@ from typing import Any
 
 from steerserve.control.bus import Bus, SaeAttached, SaeDetached
 from steerserve.control.interventions import attachable
-from steerserve.control.interventions.attachable import Wanted
+from steerserve.control.interventions.attachable import AttachRequest
 from steerserve.control.library.sae_records import source_of
 from steerserve.control.residency import free_memory
 from steerserve.control.residency.conductor import Conductor
@@ -59,7 +59,7 @@ class Attachments:
         Raises:
             Refusal: MODEL_NOT_LOADED.
         """
-        return attachable.verdict(self._conductor.loaded(), Wanted(sae, layer, None))
+        return attachable.verdict(self._conductor.loaded(), AttachRequest(sae, layer, None))
 
     async def attach(
         self,
@@ -81,7 +81,7 @@ class Attachments:
             # it may have been deleted, or may have come, while this edit waited
             row = await self._catalog.sae(sae.id)
             resident = self._conductor.loaded()
-            wanted = Wanted(row, layer, dtype, m.Overrides(**overrides or {}), is_checked)
+            wanted = AttachRequest(row, layer, dtype, m.Overrides(**overrides or {}), is_checked)
             if wanted.key in resident.attachments:
                 raise Refusal(
                     "SAE_ALREADY_ATTACHED",
@@ -114,7 +114,7 @@ class Attachments:
             rows = await attachable.complete(self._catalog, members)
             resident = self._conductor.loaded()
             kept_in = dtype or self._settings.multisae_attach_dtype
-            asked = [Wanted(rows[sae_id], layer, kept_in) for sae_id, layer in members]
+            asked = [AttachRequest(rows[sae_id], layer, kept_in) for sae_id, layer in members]
             missing = {w.key: w for w in asked if w.key not in resident.attachments}
             verdicts = {
                 key: attachable.verdict(resident, wanted) for key, wanted in missing.items()
@@ -161,7 +161,7 @@ class Attachments:
 
     # ------------------------------------------------------------- what refuses
 
-    async def _check_memory(self, resident: Resident, wanted: Sequence[Wanted]) -> None:
+    async def _check_memory(self, resident: Resident, wanted: Sequence[AttachRequest]) -> None:
         """Raises:
         Refusal: INSUFFICIENT_MEMORY.
         """
@@ -181,7 +181,9 @@ class Attachments:
 
     # ------------------------------------------------------------- what is done
 
-    async def _hook(self, resident: Resident, wanted: Wanted, verdict: rules.Verdict) -> Attachment:
+    async def _hook(
+        self, resident: Resident, wanted: AttachRequest, verdict: rules.Verdict
+    ) -> Attachment:
         engine, facts = resident.running()
         order = Order(
             resident.row.id,
@@ -263,7 +265,7 @@ def _replacing(attached: Attachment, before: Sequence[Attachment]) -> Attachment
 
 
 @contextmanager
-def _naming(wanted: Wanted) -> Iterator[None]:
+def _naming(wanted: AttachRequest) -> Iterator[None]:
     """A refusal says of which member of a set it is."""
     try:
         yield

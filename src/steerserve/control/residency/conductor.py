@@ -26,7 +26,7 @@ from steerserve.control.residency.turnover import Turnover, shutting_down
 from steerserve.errors import Refusal
 from steerserve.rules import residency
 from steerserve.rules.lease import Terms
-from steerserve.rules.placement import Wanted
+from steerserve.rules.placement import GpuRequest
 from steerserve.rules.residency import Phase, Step, View
 from steerserve.settings import Settings
 from steerserve.store.catalog import Catalog, Clock, ModelRow, utc_now
@@ -166,7 +166,7 @@ class Conductor:
             resident.let_go()
 
     async def load(
-        self, row: ModelRow, lease: str | None = None, gpu: Wanted = ANYWHERE
+        self, row: ModelRow, lease: str | None = None, gpu: GpuRequest = ANYWHERE
     ) -> Resident:
         """Accept a load of the management surface; `ready` of the answer is done when it is over.
 
@@ -249,7 +249,7 @@ class Conductor:
 
     # ------------------------------------------------------------- inside
 
-    async def _prepared(self, row: ModelRow, gpu: Wanted = ANYWHERE) -> Prepared:
+    async def _prepared(self, row: ModelRow, gpu: GpuRequest = ANYWHERE) -> Prepared:
         """The load, checked against the memory there is and what the resident model gives back."""
         if self.is_closing:
             raise shutting_down()

@@ -18,8 +18,8 @@ from steerserve.files.weights import Weights
 from steerserve.rules import memory_fit, precision
 from steerserve.rules.architecture import is_embedding_only
 from steerserve.rules.cards import Card
-from steerserve.rules.memory_fit import PREFILL_TOKENS, Device, Needs, Plan
-from steerserve.rules.placement import Wanted, select
+from steerserve.rules.memory_fit import PREFILL_TOKENS, Device, Needs, PlacementPlan
+from steerserve.rules.placement import GpuRequest, select
 from steerserve.rules.precision import Held, Machine, Scheme
 from steerserve.rules.units import MIB
 from steerserve.settings import Settings
@@ -38,14 +38,14 @@ ReadCards = Callable[[], tuple[list[Card], str | None]]
 class Fit:
     """A plan, and what the checkpoint will be held as."""
 
-    plan: Plan
+    plan: PlacementPlan
     held: Held
 
 
 async def plan(
     weights: Weights,
     quantization: str,
-    wanted: Wanted,
+    wanted: GpuRequest,
     returns_mb: Mapping[str, int],
     settings: Settings,
     *,
@@ -73,7 +73,7 @@ async def plan(
         free = free_host_mb() if free_host_mb else psutil.virtual_memory().available // MIB
         devices = [Device(HOST, "host memory", free + returns_mb.get(HOST, 0))]
 
-    def work() -> Plan:
+    def work() -> PlacementPlan:
         needed = needs(weights, held, settings.transformers_min_context)
         return memory_fit.plan(needed, devices, wanted)
 

@@ -13,8 +13,8 @@ from steerserve.engine.gguf.messages import Card as Seen
 from steerserve.rules import gguf, gguf_header, memory_fit
 from steerserve.rules.cards import Card
 from steerserve.rules.gguf_header import CELLS, Header, kv_bytes_per_token
-from steerserve.rules.memory_fit import Device, Needs, Plan
-from steerserve.rules.placement import Wanted, select
+from steerserve.rules.memory_fit import Device, Needs, PlacementPlan
+from steerserve.rules.placement import GpuRequest, select
 from steerserve.rules.units import MIB
 from steerserve.settings import Settings
 
@@ -26,13 +26,13 @@ _MLP = 4
 async def plan(
     header: Header,
     seen: Sequence[Seen],
-    wanted: Wanted,
+    wanted: GpuRequest,
     returns_mb: Mapping[str, int],
     settings: Settings,
     *,
     read_cards: ReadCards = read,
     free_host_mb: Callable[[], int] | None = None,
-) -> Plan:
+) -> PlacementPlan:
     """Place a model on the cards that its engine sees, or on the host where it sees none.
 
     Raises:
@@ -53,7 +53,7 @@ async def plan(
     return memory_fit.plan(needed, devices, wanted)
 
 
-def split(plan: Plan, cards: int) -> list[float] | None:
+def split(plan: PlacementPlan, cards: int) -> list[float] | None:
     """The plan as the engine's proportions over all the cards it sees; None where it sees at most one."""
     if cards < 2:
         return None

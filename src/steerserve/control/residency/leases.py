@@ -14,7 +14,7 @@ import structlog
 
 from steerserve.log import lease_ref
 from steerserve.rules import lease as rules
-from steerserve.rules.lease import Book, Ended, Lease, Limits, Terms
+from steerserve.rules.lease import Book, Ended, Lease, LeaseLimits, Terms
 from steerserve.settings import Settings
 from steerserve.store.catalog import Clock, utc_now
 
@@ -40,7 +40,7 @@ class Leases:
         self, settings: Settings, now: Clock = utc_now, new_id: Callable[[], str] = new_id
     ) -> None:
         self.now = now
-        self.limits = Limits(
+        self.limits = LeaseLimits(
             settings.lease_default_ttl_seconds,
             settings.lease_max_ttl_seconds,
             settings.lease_holder_max_chars,

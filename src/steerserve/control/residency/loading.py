@@ -21,12 +21,12 @@ from steerserve.rules import model_status
 from steerserve.rules.cards import Card
 from steerserve.rules.fields import GGUF
 from steerserve.rules.gguf_header import Header
-from steerserve.rules.memory_fit import Plan
-from steerserve.rules.placement import Wanted
+from steerserve.rules.memory_fit import PlacementPlan
+from steerserve.rules.placement import GpuRequest
 from steerserve.settings import Settings
 from steerserve.store.catalog import ModelRow, utc_now
 
-ANYWHERE = Wanted()
+ANYWHERE = GpuRequest()
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,14 +34,14 @@ class Prepared:
     """A load that may begin, and where its weights go."""
 
     row: ModelRow
-    plan: Plan
+    plan: PlacementPlan
     header: Header | None = None
     cards: int = 0
 
 
 async def prepare(
     row: ModelRow,
-    wanted: Wanted,
+    wanted: GpuRequest,
     resident: Resident | None,
     launcher: Engines,
     settings: Settings,
