@@ -103,6 +103,9 @@ def test_a_locked_model_is_not_swapped_out_but_can_be_unloaded(
         answer = live.http.post("/v1/completions", json={"model": "other", "prompt": "x"})
         assert (answer.status_code, answer.json()["error"]["code"]) == (409, "model_locked")
         assert answer.headers["x-should-retry"] == "false"
+        error = answer.json()["error"]
+        assert "because an operator locked it" in error["message"]
+        assert error["details"]["ways_out"] == [f"POST /api/models/{model_id}/unlock"]
         assert [m["id"] for m in live.http.get("/v1/models").json()["data"]] == [demo.MODEL_NAME]
         assert live.data("POST", f"/api/models/{model_id}/unload")["status"] == "ready"
         assert len(live.http.get("/v1/models").json()["data"]) == 2

@@ -6,6 +6,7 @@ import pytest
 
 from steerserve.errors import Refusal
 from steerserve.rules import model_status
+from steerserve.rules.lock import Lock, LockedBy
 from steerserve.rules.model_status import Event
 
 STATUSES = ("downloading", "ready", "loading", "loaded", "error")
@@ -91,6 +92,9 @@ def test_after_a_restart_nothing_is_resident_and_no_download_runs() -> None:
     assert model_status.SAE_AFTER_RESTART == {"attached": "cached", "downloading": "error"}
 
 
+LOCK = Lock(1, "m", LockedBy.OPERATOR)
+
+
 @pytest.mark.parametrize(
     ("status", "is_locked", "code"),
     [
@@ -102,11 +106,11 @@ def test_after_a_restart_nothing_is_resident_and_no_download_runs() -> None:
 )
 def test_a_model_in_use_or_locked_is_not_deleted(status: str, is_locked: bool, code: str) -> None:
     with pytest.raises(Refusal) as refused:
-        model_status.check_delete(status, is_locked)
+        model_status.check_delete(status, LOCK if is_locked else None)
     assert refused.value.code == code
     assert refused.value.row.api == 409
 
 
 @pytest.mark.parametrize("status", ["ready", "error"])
 def test_an_idle_model_may_be_deleted(status: str) -> None:
-    model_status.check_delete(status, False)
+    model_status.check_delete(status, None)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable
+from dataclasses import replace
 from datetime import UTC, datetime
 
 import pytest
@@ -11,6 +12,7 @@ import pytest
 from steerserve.errors import Refusal
 from steerserve.rules import residency
 from steerserve.rules.lease import Lease
+from steerserve.rules.lock import Lock, LockedBy
 from steerserve.rules.residency import Phase, Step, View
 
 SAME, ANOTHER = 1, 2
@@ -29,6 +31,8 @@ ASK: dict[str, Callable[[View, int], object]] = {
     "may_lease": lambda view, model_id: residency.may_lease(view, model_id, "asked for"),
 }
 
+LOCK = Lock(SAME, "resident", LockedBy.OPERATOR)
+
 # phase, asked for, locked: may_serve, may_load, may_unload, may_lock
 TABLE = [
     (E, SAME, False, "load", "ok", "MODEL_NOT_LOADED", "MODEL_NOT_LOADED"),
@@ -38,9 +42,9 @@ TABLE = [
     (LD, ANOTHER, False, "load", "ok", "MODEL_NOT_LOADED", "MODEL_NOT_LOADED"),
     (LD, SAME, True, "serve", "MODEL_ALREADY_LOADED", "ok", "ok"),
     (LD, ANOTHER, True, "MODEL_LOCKED", "ok", "MODEL_NOT_LOADED", "MODEL_LOCKED"),
-    (U, SAME, False, "MODEL_BUSY", "MODEL_BUSY", "MODEL_BUSY", "MODEL_NOT_LOADED"),
+    (U, SAME, False, "MODEL_BUSY", "MODEL_BUSY", "MODEL_BUSY", "MODEL_BUSY"),
     (U, ANOTHER, False, "MODEL_BUSY", "MODEL_BUSY", "MODEL_BUSY", "MODEL_NOT_LOADED"),
-    (U, SAME, True, "MODEL_BUSY", "MODEL_BUSY", "MODEL_BUSY", "MODEL_NOT_LOADED"),
+    (U, SAME, True, "MODEL_BUSY", "MODEL_BUSY", "MODEL_BUSY", "MODEL_BUSY"),
     (U, ANOTHER, True, "MODEL_BUSY", "MODEL_BUSY", "MODEL_BUSY", "MODEL_LOCKED"),
 ]
 ASKS: list[tuple[str, int]] = [
@@ -56,7 +60,7 @@ CASES = [
 
 
 def view(phase: Phase, is_locked: bool = False) -> View:
-    return View() if phase is E else View(phase, SAME, "resident", is_locked)
+    return View() if phase is E else View(phase, SAME, "resident", LOCK if is_locked else None)
 
 
 @pytest.mark.parametrize(("ask", "phase", "asked", "is_locked", "expected"), CASES)
@@ -110,7 +114,9 @@ LEASED = [
 
 
 def leased(phase: Phase, is_locked: bool = False, *, is_holder: bool = False) -> View:
-    return View(phase, SAME, "resident", is_locked, lease=LEASE, is_holder=is_holder)
+    return View(
+        phase, SAME, "resident", LOCK if is_locked else None, lease=LEASE, is_holder=is_holder
+    )
 
 
 @pytest.mark.parametrize(("ask", "column"), [("may_serve", 3), ("may_load", 4), ("may_unload", 5)])
@@ -139,7 +145,14 @@ def test_a_leased_refusal_names_the_lease_and_what_it_stands_against(
         "leased_model_name": "resident",
         "operation": operation,
         "target_model_id": asked,
+        "ways_out": [
+            "wait until 2026-03-01T12:00:00Z",
+            f"DELETE /api/models/{SAME}/lease with the id of the lease in X-Service-Lease",
+            "the id of the lease in X-Service-Lease of this request",
+        ],
     }
+    assert "'nightly'" in refusal.message
+    assert f"DELETE /api/models/{SAME}/lease" in refusal.message
     assert refusal.row.final
     assert (refusal.row.api, refusal.row.v1, refusal.row.v1_code) == (409, 409, "model_leased")
 
@@ -161,7 +174,7 @@ def test_only_the_resident_loaded_model_can_be_leased(
 ) -> None:
     check("may_lease", view(phase), asked, expected)
     if phase is LD:
-        check("may_lease", view(phase, is_locked=True), asked, expected)
+        check("may_lease", view(phase, True), asked, expected)
 
 
 @pytest.mark.parametrize(("phase", "resident"), [(E, "none"), (LD, "resident")])
@@ -215,11 +228,18 @@ def test_a_request_that_may_not_load_is_told_the_resident_models_lease(is_holder
 
 
 def test_a_locked_model_whose_engine_ended_keeps_its_place() -> None:
-    view = View(kept_for=(SAME, "resident"))
+    view = View(lock=replace(LOCK, is_waiting=True))
     assert view.locked_id == SAME
     assert residency.may_serve(view, SAME, "resident") is Step.LOAD
     with pytest.raises(Refusal) as refused:
         residency.may_serve(view, ANOTHER, "other")
     assert refused.value.code == "MODEL_LOCKED"
-    assert refused.value.details["resident_model_id"] == SAME
+    assert refused.value.details["locked_model_id"] == SAME
+    assert refused.value.details["resident_model_id"] is None
+    assert "its engine ended" in refused.value.message
+    with pytest.raises(Refusal) as refused:
+        residency.may_lock(view, ANOTHER)
+    assert refused.value.code == "MODEL_LOCKED"
+    assert refused.value.details["locked_model_name"] == "resident"
+    assert refused.value.details["resident_model_name"] is None
     residency.may_load(view, ANOTHER)  # the management does not read the lock

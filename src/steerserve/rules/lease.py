@@ -333,14 +333,21 @@ def ended_status(ended: Ended) -> dict[str, Any]:
 
 
 def leased(lease: Lease, operation: str, target_model_id: int) -> Refusal:
-    """The refusal of an operation that somebody else's lease stands against."""
-    told = summary(lease)
+    """The refusal of an operation that somebody else's lease stands against, with the ways out."""
+    shown = summary(lease)
+    release = f"DELETE /api/models/{lease.model_id}/lease"
     return Refusal(
         "MODEL_LEASED",
-        f"model {lease.model_name!r} is leased by {lease.holder!r} until {told['expires_at']}",
-        **told,
+        f"model {lease.model_name!r} is leased by {lease.holder!r} until {shown['expires_at']}. The lease ends then, or "
+        f"when its holder sends {release}; a request that carries the id of the lease in {HEADER} is not refused",
+        **shown,
         leased_model_id=lease.model_id,
         leased_model_name=lease.model_name,
         operation=operation,
         target_model_id=target_model_id,
+        ways_out=[
+            f"wait until {shown['expires_at']}",
+            f"{release} with the id of the lease in {HEADER}",
+            f"the id of the lease in {HEADER} of this request",
+        ],
     )

@@ -5,6 +5,7 @@ from __future__ import annotations
 from enum import StrEnum
 
 from steerserve.errors import Refusal
+from steerserve.rules.lock import Lock
 
 
 class Event(StrEnum):
@@ -83,8 +84,8 @@ def check_load(status: str, is_on_disk: bool, reason: str | None) -> None:
         )
 
 
-def check_delete(status: str, is_locked: bool) -> None:
-    """A model that is loaded, loading or locked is not deleted; a download is cancelled by it.
+def check_delete(status: str, lock: Lock | None) -> None:
+    """A model that is loaded, loading or locked is not deleted; `lock` is the lock of this model. A download is cancelled.
 
     Raises:
         Refusal: MODEL_BUSY or MODEL_LOCKED.
@@ -92,8 +93,8 @@ def check_delete(status: str, is_locked: bool) -> None:
     if status in ("loaded", "loading", "unloading"):
         then = "unload it first" if status == "loaded" else "try again later"
         raise Refusal("MODEL_BUSY", f"the model is {status}; {then}", status=status)
-    if is_locked:
-        raise Refusal("MODEL_LOCKED", "the model is locked; unlock it first")
+    if lock is not None:
+        raise lock.refusal("the model is locked")
 
 
 def may_go_on(status: str, is_on_disk: bool) -> bool:

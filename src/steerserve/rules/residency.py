@@ -12,6 +12,7 @@ from typing import Any
 from steerserve.errors import Refusal
 from steerserve.rules import lease as leases
 from steerserve.rules.lease import Lease
+from steerserve.rules.lock import Lock
 
 
 class Phase(StrEnum):
@@ -35,25 +36,23 @@ class Step(StrEnum):
 class View:
     """The resident slot as the rules see it. `model_id` is None exactly while the phase is EMPTY.
 
-    `lease` is the live one, which is always of the resident model; `is_holder` says whether who asks holds it. `kept_for` is
-    the locked model, by id and name, whose engine ended by itself and that waits to be loaded again.
+    `next_id` is the model that is loaded once the resident one is unloaded. `lease` is the live lease, which is always of
+    the resident model; `is_holder` says whether the request that asks carries its id. `lock` is the lock of the resident
+    model, or of a model whose engine ended by itself and that waits to be loaded again.
     """
 
     phase: Phase = Phase.EMPTY
     model_id: int | None = None
     model_name: str | None = None
-    is_locked: bool = False
+    lock: Lock | None = None
     next_id: int | None = None
     lease: Lease | None = None
     is_holder: bool = False
-    kept_for: tuple[int, str] | None = None
 
     @property
     def locked_id(self) -> int | None:
-        """The locked model."""
-        if self.is_locked:
-            return self.model_id
-        return self.kept_for[0] if self.kept_for else None
+        """The id of the locked model."""
+        return self.lock.model_id if self.lock is not None else None
 
 
 def may_serve(view: View, model_id: int, name: str, *, may_load: bool = True) -> Step:
@@ -61,9 +60,10 @@ def may_serve(view: View, model_id: int, name: str, *, may_load: bool = True) ->
 
     (1) The resident model serves. (2) A request for the model being loaded waits for it. (3) A load or an unload
     in progress refuses everyone else. (4) A resident that another holder leases is not replaced, locked or not.
-    (5) A locked resident is not replaced, by its holder neither, and no other takes its place after its engine ended. (6) Otherwise the model is loaded, after the resident
-    one, if any, is unloaded. (7) A request that may not load is refused where it would wait for a load, begin one, or
-    be refused for another model's sake; an unload (3) comes first.
+    (5) A locked resident is not replaced, not even by the holder of its lease, and no other model takes its place after
+    its engine ended. (6) Otherwise the model is loaded, after the resident model, if there is one, is unloaded. (7) A
+    request that may not load is refused where it would wait for a load, begin a load, or be refused for another model's
+    sake; an unload (3) comes first.
 
     Raises:
         Refusal: MODEL_BUSY (3), MODEL_LEASED (4), MODEL_LOCKED (5), MODEL_LOADING or MODEL_NOT_RESIDENT (7).
@@ -78,19 +78,9 @@ def may_serve(view: View, model_id: int, name: str, *, may_load: bool = True) ->
     if view.phase in (Phase.LOADING, Phase.UNLOADING):
         raise busy(view)  # (3)
     _check_lease(view, "swap", model_id)  # (4)
-    if view.phase is Phase.LOADED and view.is_locked:
-        raise Refusal(
-            "MODEL_LOCKED",
-            f"model {view.model_name!r} is locked against replacement",
-            **_resident(view),
-        )  # (5)
-    if view.kept_for is not None and view.kept_for[0] != model_id:
-        locked_id, locked_name = view.kept_for
-        raise Refusal(
-            "MODEL_LOCKED",
-            f"model {locked_name!r} is locked against replacement; its engine ended, and it is loaded again when it is asked for",
-            resident_model_id=locked_id,
-            resident_model_name=locked_name,
+    if view.lock is not None and view.lock.model_id != model_id:
+        raise view.lock.refusal(
+            f"model {view.lock.model_name!r} is locked against replacement", **_resident(view)
         )  # (5)
     return Step.LOAD  # (6)
 
@@ -159,16 +149,18 @@ def may_lease(view: View, model_id: int, name: str) -> None:
 
 
 def may_lock(view: View, model_id: int) -> None:
-    """A loaded model may be locked; only one is resident, so at most one is locked.
+    """Only a loaded model may be locked, and only one model is locked at a time.
 
     Raises:
-        Refusal: MODEL_LOCKED when another model is locked, MODEL_NOT_LOADED.
+        Refusal: MODEL_BUSY while the model is unloaded, MODEL_LOCKED when another model is locked, MODEL_NOT_LOADED.
     """
     if view.model_id == model_id and view.phase is Phase.LOADED:
         return
-    if view.is_locked and view.model_id != model_id:
-        raise Refusal(
-            "MODEL_LOCKED", f"model {view.model_name!r} is locked already", **_resident(view)
+    if view.model_id == model_id and view.phase is Phase.UNLOADING:
+        raise busy(view)
+    if view.lock is not None and view.lock.model_id != model_id:
+        raise view.lock.refusal(
+            f"model {view.lock.model_name!r} is locked already,", **_resident(view)
         )
     raise Refusal("MODEL_NOT_LOADED", "only a loaded model can be locked", **_resident(view))
 

@@ -381,7 +381,9 @@ async def test_an_engine_that_dies_takes_its_attachments_steering_and_lock_along
     assert world.conductor.attachments() == []
     assert await world.sae_status(sae) == "cached"
     assert not resident.is_locked
-    assert not world.conductor.view().is_locked
+    lock = world.conductor.view().lock
+    assert lock is not None
+    assert lock.is_waiting
     assert (world.steering.live.enabled, world.steering.live.values) == (False, {})
 
 

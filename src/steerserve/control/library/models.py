@@ -86,4 +86,5 @@ class Models:
         view = self._conductor.view()
         phase = view.phase.value if view.model_id == row.id else "loading"
         status = phase if self._conductor.has(row.id) else "ready"
-        model_status.check_delete(status, view.locked_id == row.id)
+        lock = view.lock if view.locked_id == row.id else None
+        model_status.check_delete(status, lock)

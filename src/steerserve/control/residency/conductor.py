@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
+from dataclasses import replace
 
 from steerserve.control.bus import Bus
 from steerserve.control.residency import loading
@@ -26,6 +27,7 @@ from steerserve.control.residency.turnover import Turnover, shutting_down
 from steerserve.errors import Refusal
 from steerserve.rules import residency
 from steerserve.rules.lease import Terms
+from steerserve.rules.lock import Lock
 from steerserve.rules.placement import GpuRequest
 from steerserve.rules.residency import Phase, Step, View
 from steerserve.settings import Settings
@@ -80,9 +82,11 @@ class Conductor:
         """The resident model once it serves.
 
         Raises:
-            Refusal: MODEL_NOT_LOADED.
+            Refusal: MODEL_NOT_LOADED, MODEL_BUSY while the model is unloaded.
         """
         resident = self.resident
+        if resident is not None and resident.phase is Phase.UNLOADING:
+            raise residency.busy(self.view())
         if resident is None or resident.phase is not Phase.LOADED:
             raise Refusal("MODEL_NOT_LOADED", "no model is loaded")
         return resident
@@ -102,20 +106,19 @@ class Conductor:
         return list(self.resident.attachments.values()) if self.resident else []
 
     def view(self, lease_id: str | None = None) -> View:
-        """The slot as one sees it who sent this lease id, if any."""
-        resident, coming = self.resident, self._slot.next
-        kept_for = self.restoring.locked()
-        if resident is None:
-            return View(kept_for=kept_for)
+        """The slot, as the rules see it for a request that carries this lease id."""
+        occupant, coming = self._slot.resident, self._slot.next
+        lock = self._waiting_lock()
+        if occupant is None:
+            return View(lock=lock)
         return View(
-            resident.phase,
-            resident.row.id,
-            resident.row.name,
-            resident.is_locked,
+            occupant.phase,
+            occupant.row.id,
+            occupant.row.name,
+            occupant.lock_state or lock,
             coming.row.id if coming is not None else None,
             self.leases.live(),
             self.leases.is_held_by(lease_id),
-            kept_for,
         )
 
     def has(self, model_id: int) -> bool:
@@ -168,7 +171,8 @@ class Conductor:
     async def load(
         self, row: ModelRow, lease: str | None = None, gpu: GpuRequest = ANYWHERE
     ) -> Resident:
-        """Accept a load of the management surface; `ready` of the answer is done when it is over.
+        """Accept a load of the management surface, and note it in the record; `ready` of the answer is done when the load
+        is over.
 
         Raises:
             Refusal: before anything is touched.
@@ -178,7 +182,9 @@ class Conductor:
         residency.may_load(self.view(lease), row.id)
         self.leases.note_ignored(lease)
         self.restoring.keep_only(row.id)
-        return self._turnover.begin_load(prepared)
+        coming = self._turnover.begin_load(prepared)
+        await coming.recorded.wait()
+        return coming
 
     async def unload(self, model_id: int, lease: str | None = None) -> None:
         """Unload the resident model; returns when its memory is back.
@@ -201,8 +207,10 @@ class Conductor:
         return self.leases.grant(row.id, row.name, terms)
 
     def lock(self, model_id: int) -> None:
-        """Raises:
-        Refusal: MODEL_LOCKED, MODEL_NOT_LOADED.
+        """Lock the loaded model on an operator's word.
+
+        Raises:
+            Refusal: MODEL_BUSY, MODEL_LOCKED, MODEL_NOT_LOADED.
         """
         residency.may_lock(self.view(), model_id)
         self._occupant(self.loaded()).lock()
@@ -258,6 +266,14 @@ class Conductor:
         if row.id in self._kept_out:
             raise Refusal("MODEL_NOT_FOUND", "the model is being deleted", model_id=row.id)
         return found
+
+    def _waiting_lock(self) -> Lock | None:
+        """The lock of a model whose engine ended by itself, with the SAEs that it gets back."""
+        lock = self.restoring.lock()
+        if lock is None:
+            return None
+        attached = (a for a in self.reattaching.pending() if a.order.model_id == lock.model_id)
+        return replace(lock, sae_ids=tuple(dict.fromkeys(a.sae_id for a in attached)))
 
     def _occupant(self, resident: Resident) -> Occupant:
         """The model that is in the slot, as this room writes it.

@@ -15,6 +15,7 @@ from steerserve.control.residency.resident import Attachment
 from steerserve.engine.wire.engine import Engine
 from steerserve.engine.wire.messages import Loaded
 from steerserve.errors import Refusal
+from steerserve.rules.lock import Lock, LockedBy
 from steerserve.rules.residency import Phase
 from steerserve.store.catalog import ModelRow
 
@@ -23,8 +24,11 @@ log = structlog.get_logger(__name__)
 
 @dataclass(slots=True, eq=False)
 class Occupant:
-    """A model in the slot: it is loading, then loaded, then unloading, and never goes back, except that a model whose
-    successor failed to load before this one was touched is loaded again."""
+    """A model in the slot: it is loading, then loaded, then unloading. It goes back to loaded only where the load of its
+    successor failed before this model was touched.
+
+    `recorded` is set once the record says that the model is loading, or the load ended before that.
+    """
 
     row: ModelRow
     phase: Phase = Phase.LOADING
@@ -32,11 +36,12 @@ class Occupant:
     facts: Loaded | None = None
     loaded_at: datetime | None = None
     placement: dict[str, Any] | None = None
-    is_locked: bool = False
+    locked_by: LockedBy | None = None
     attachments: dict[str, Attachment] = field(default_factory=dict)
     ready: asyncio.Future[None] = field(
         default_factory=lambda: asyncio.get_running_loop().create_future()
     )
+    recorded: asyncio.Event = field(default_factory=asyncio.Event)
     users: int = 0
     unused: asyncio.Event = field(default_factory=asyncio.Event)
 
@@ -57,6 +62,18 @@ class Occupant:
             raise Refusal("MODEL_NOT_LOADED", "no model is loaded")
         return self.engine, self.facts
 
+    @property
+    def is_locked(self) -> bool:
+        return self.locked_by is not None
+
+    @property
+    def lock_state(self) -> Lock | None:
+        """The lock as the rules see it; None while the model is not locked."""
+        if self.locked_by is None:
+            return None
+        sae_ids = tuple(dict.fromkeys(a.sae_id for a in self.attachments.values()))
+        return Lock(self.row.id, self.row.name, self.locked_by, sae_ids)
+
     # ------------------------------------------------------------- its life
 
     def start(self, engine: Engine) -> None:
@@ -67,10 +84,10 @@ class Occupant:
         """The engine has loaded the model."""
         self.facts, self.placement, self.loaded_at = facts, placement, at
 
-    def serve(self, attached: Sequence[Attachment] = (), *, is_locked: bool = False) -> None:
+    def serve(self, attached: Sequence[Attachment], locked_by: LockedBy | None) -> None:
         """The model is loaded, with the SAEs and the lock that it comes back with."""
         self.attachments.update({attachment.key: attachment for attachment in attached})
-        self.is_locked = is_locked
+        self.locked_by = locked_by
         self.phase = Phase.LOADED
 
     def leave(self) -> None:
@@ -85,7 +102,7 @@ class Occupant:
         """The engine is gone, and with it the SAEs and the lock; the SAEs that were attached."""
         gone = list(self.attachments.values())
         self.attachments.clear()
-        self.is_locked = False
+        self.locked_by = None
         return gone
 
     def note(self, row: ModelRow) -> None:
@@ -95,17 +112,22 @@ class Occupant:
     # ------------------------------------------------------------- SAEs and the lock
 
     def exchange(self, old: Sequence[Attachment], new: Sequence[Attachment]) -> None:
-        """Put `new` in the place of `old`. The model is locked while any SAE is attached."""
+        """Put `new` in the place of `old`. Attaching an SAE locks the model, and detaching the last one unlocks it; any
+        other detach leaves the lock as an operator has set it since."""
         for attachment in old:
             self.attachments.pop(attachment.key, None)
         self.attachments.update({attachment.key: attachment for attachment in new})
-        self.is_locked = bool(self.attachments)
+        if not self.attachments:
+            self.locked_by = None
+        elif new and self.locked_by is None:
+            self.locked_by = LockedBy.ATTACHED_SAE
 
     def lock(self) -> None:
-        self.is_locked = True
+        """An operator locks the model."""
+        self.locked_by = LockedBy.OPERATOR
 
     def unlock(self) -> None:
-        self.is_locked = False
+        self.locked_by = None
 
     # ------------------------------------------------------------- who uses it
 

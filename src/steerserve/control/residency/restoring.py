@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -21,6 +22,7 @@ from steerserve.control.residency.occupant import Occupant
 from steerserve.control.residency.resident import Switch
 from steerserve.engine.wire.engine import Engine
 from steerserve.errors import Refusal
+from steerserve.rules.lock import Lock
 
 log = structlog.get_logger(__name__)
 
@@ -30,8 +32,8 @@ class Restoring:
 
     def __init__(self) -> None:
         self._states: list[tuple[EngineState[Any], Losses[Any]]] = []
-        # names of the locked models that wait to be loaded again
-        self._locked: dict[int, str] = {}
+        # the locks of models that wait to be loaded again
+        self._locked: dict[int, Lock] = {}
 
     def register(self, state: EngineState[Loss]) -> Losses[Loss]:
         """From now on this state outlasts an engine. States are put back in the order in which they were registered."""
@@ -46,12 +48,13 @@ class Restoring:
             loss = state.lost(occupant)
             if loss is not None:
                 losses.replace(model_id, loss)
-        if occupant.is_locked:
-            self._locked[model_id] = occupant.row.name
+        lock = occupant.lock_state
+        if lock is not None:
+            self._locked[model_id] = replace(lock, is_waiting=True)
 
-    def locked(self) -> tuple[int, str] | None:
-        """Id and name of a model that is locked and waits to be loaded again."""
-        return next(iter(self._locked.items()), None)
+    def lock(self) -> Lock | None:
+        """The lock of a model that waits to be loaded again."""
+        return next(iter(self._locked.values()), None)
 
     def unlock(self, model_id: int) -> None:
         """The model comes back unlocked."""
@@ -90,13 +93,13 @@ class Restoring:
             def switch() -> None:
                 if engine.ended.done():
                     raise Refusal("MODEL_LOAD_FAILED", engine.ended.result())
-                was_locked = model_id in self._locked
+                lock = self._locked.get(model_id)
                 # nobody is served before the load is told to be over; values can be set from here on
-                occupant.serve(back.attached, is_locked=was_locked)
+                occupant.serve(back.attached, lock.by if lock is not None else None)
                 for step in switches:
                     step()
                 self.forget_model(model_id)
-                if switches or was_locked:
+                if switches or lock is not None:
                     log.info("restored", model=occupant.row.name, saes=len(back.attached))
 
             yield switch

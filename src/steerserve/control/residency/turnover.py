@@ -66,7 +66,8 @@ class Turnover:
         leaving = self._slot.enter(coming)
         if leaving is not None:
             leaving.leave()
-        self._spawn(self._swap(leaving, coming, prepared))
+        task = self._spawn(self._swap(leaving, coming, prepared))
+        task.add_done_callback(lambda _: coming.recorded.set())
         return coming
 
     def begin_unload(self, leaving: Occupant) -> asyncio.Task[None]:
@@ -94,6 +95,7 @@ class Turnover:
     async def _swap(self, leaving: Occupant | None, coming: Occupant, prepared: Prepared) -> None:
         try:
             await self._records.model(coming, Event.LOAD_BEGAN, error_message=None)
+            coming.recorded.set()
             if leaving is not None:
                 await self._unload(leaving)
             await self._load(coming, prepared, has_unloaded=leaving is not None)
