@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import socket
 import subprocess
 import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -91,6 +93,32 @@ def test_the_python_example_streams_a_story(port: int) -> None:
     )
     assert ran.returncode == 0, ran.stderr
     assert len(ran.stdout.split()) > 5
+
+
+def test_a_model_of_ones_own_is_registered_loaded_and_served(port: int, tmp_path: Path) -> None:
+    folder = tmp_path / "my-model"
+    shutil.copytree(demo.MODEL_DIR, folder)
+    (block,) = [block for block in blocks("sh") if "/data/my-model" in block]
+    commands = re.split(r"\n(?=curl )", block.strip())
+    register = next(command for command in commands if "/data/my-model" in command)
+    load = next(command for command in commands if "MODEL_ID" in command)
+
+    def run(command: str) -> Any:
+        ran = subprocess.run(
+            ["bash", "-c", command.replace(":8000", f":{port}")],
+            capture_output=True,
+            text=True,
+            timeout=60,
+        )
+        assert ran.returncode == 0, ran.stderr
+        return json.loads(ran.stdout)
+
+    added = run(register.replace("/data/my-model", str(folder)))["data"]
+    ask = "curl -s http://127.0.0.1:8000/v1/completions -H 'content-type: application/json' -d "
+    ask += """'{"model": "my-model", "prompt": "One day", "max_tokens": 1}'"""
+    assert run(ask)["error"]["code"] == "model_locked"  # the SAE of the demo is attached
+    assert run(load.replace("MODEL_ID", str(added["id"])))["data"]["status"] == "loaded"
+    assert run(ask)["model"] == "my-model"
 
 
 def test_the_make_targets_it_names_exist() -> None:
