@@ -23,7 +23,7 @@ from steerserve.engine import cards
 from steerserve.engine.checkpoint.client import CheckpointEngine, Launcher
 from steerserve.engine.wire import messages as m
 from steerserve.files import weights
-from steerserve.rules.placement import Wanted
+from steerserve.rules.placement import GpuRequest
 from steerserve.settings import Settings
 
 RESULTS = Path(__file__).parent / "results"
@@ -95,7 +95,7 @@ async def _usage(
 async def _read(folder: Path, precision: str, settings: Settings, launcher: Launcher) -> _Reading:
     """Load, ask, and end an engine."""
     found = await asyncio.to_thread(weights.read_weights, folder)
-    fit = await fitting.plan(found, precision, Wanted(), {}, settings, read_cards=cards.read)
+    fit = await fitting.plan(found, precision, GpuRequest(), {}, settings, read_cards=cards.read)
     indices = fit.plan.gpu_indices
     engine = await launcher.launch()
     await engine.measure()  # it has come up
