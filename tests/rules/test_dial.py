@@ -354,13 +354,28 @@ def test_off_turns_an_active_profile_off_for_the_request() -> None:
     assert planned(0.0, live=CALMED) == Plan({}, 0.0)
 
 
-def test_an_active_profile_that_applied_nothing_leaves_the_base_to_the_live_values() -> None:
-    for live in (
-        adopt(LIVE, "prof_1"),
-        steering.set_values(activate(LIVE, "prof_1", EMPTY, (FIRST,)), A, 10, dict(LIVE.of(A))),
-    ):
-        assert live.active is not None
-        assert planned(0.5, live=live) == Plan({A: {1: 2.5, 2: -1.5}}, 0.5)
+@pytest.mark.parametrize("live", [FRESH, LIVE])
+def test_a_profile_that_is_active_without_being_applied_is_the_base(live: Live) -> None:
+    adopted = adopt(live, "prof_1", CALM)
+    assert planned(0.5, live=adopted) == Plan({A: {4: 1.0, 9: -0.5}}, 0.5)
+    assert planned(None, live=adopted) == Plan(None, None)
+    assert planned(0.0, live=adopted) == Plan({}, 0.0)
+    off = steering.disable(adopted)
+    assert planned(0.5, live=off) == Plan(None, None)
+    assert planned(0.0, live=off) == Plan({}, None)
+
+
+def test_values_set_after_an_empty_profile_was_activated_are_the_base() -> None:
+    live = steering.set_values(activate(LIVE, "prof_1", EMPTY, (FIRST,)), A, 10, dict(LIVE.of(A)))
+    assert live.active is not None
+    assert planned(0.5, live=live) == Plan({A: {1: 2.5, 2: -1.5}}, 0.5)
+
+
+def test_a_value_beyond_the_bounds_is_clamped_after_it_was_scaled() -> None:
+    wide = Profile("wide", {4: 300.0}, 0.5)
+    assert planned(None, wide) == Plan({A: {4: 150.0}}, None)
+    assert planned(1.0, wide) == Plan({A: {4: 200.0}}, 1.0)
+    assert planned(0.5, live=activate(FRESH, "prof_1", wide, (FIRST,))).overlay == {A: {4: 150.0}}
 
 
 def test_values_of_other_owners_are_in_the_base_that_the_operator_made() -> None:

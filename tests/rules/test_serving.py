@@ -139,9 +139,76 @@ def test_values_of_other_owners_stay_through_activation_and_deactivation() -> No
 
 
 def test_adopting_a_profile_changes_no_steering() -> None:
-    after = serving.adopt(STEERED, ID)
+    after = serving.adopt(STEERED, ID, CALM)
     assert (after.values, after.enabled, after.epoch) == (STEERED.values, True, 4)
     assert after.active is not None
+
+
+def test_a_changed_profile_changes_what_is_dialed_and_is_no_step() -> None:
+    active = serving.activate(FRESH, ID, CALM, BOTH)
+    new = Profile("calm", {3: 7.0}, 0.5, "sae_b")
+    after = serving.amend(active, ID, new)
+    assert (after.values, after.enabled, after.epoch) == (active.values, True, active.epoch)
+    assert serving.dialed(active, BOTH) == {A: {4: 2.0, 9: -1.0}}
+    assert serving.dialed(after, BOTH) == {B: {3: 7.0}}
+    assert serving.deactivate(after, ID, clears=True).values == {}
+    assert serving.amend(after, ID, new) is after
+    assert serving.amend(active, "prof_2", new) is active
+    assert serving.amend(STEERED, ID, new) is STEERED
+
+
+def test_values_set_by_hand_at_other_saes_are_told_as_cleared() -> None:
+    after = serving.activate(STEERED, ID, CALM, BOTH)
+    assert serving.cleared(STEERED, after) == {B: [15]}
+    second = Profile("second", {15: 2.0}, sae_id="sae_b")
+    moved = serving.activate(after, "prof_2", second, BOTH)
+    assert serving.cleared(after, moved) == {}
+    edited = steering.set_values(after, A, 10, {0: 1.0})
+    moved = serving.activate(edited, "prof_2", second, BOTH)
+    assert serving.cleared(edited, moved) == {A: [0, 4, 9]}
+
+
+# ------------------------------------------------------------------ what the dial scales
+
+
+ADOPTED = serving.adopt(FRESH, ID, CALM)
+DIALED = [
+    ("nothing was ever switched on", ADOPTED, True),
+    ("other values steer", serving.adopt(STEERED, ID, CALM), True),
+    ("an operator had switched off before", serving.adopt(OFF, ID, CALM), False),
+    ("an operator switches off", steering.disable(ADOPTED), False),
+    ("an operator clears", steering.clear(ADOPTED), False),
+    ("an operator switches on again", steering.enable(steering.disable(ADOPTED)), True),
+    ("a value is set", steering.set_values(steering.disable(ADOPTED), A, 10, {1: 1.0}), True),
+    ("the last SAE is detached", steering.switch_off(ADOPTED), True),
+    ("all values of an SAE leave", steering.leave(serving.adopt(STEERED, ID, CALM), A), True),
+]
+
+
+@pytest.mark.parametrize(("live", "is_dialed"), [c[1:] for c in DIALED], ids=[c[0] for c in DIALED])
+def test_a_profile_that_was_not_applied_is_dialed_unless_an_operator_switched_off(
+    live: Live, is_dialed: bool
+) -> None:
+    assert serving.dialed(live, BOTH) == ({A: {4: 2.0, 9: -1.0}} if is_dialed else {})
+
+
+@pytest.mark.parametrize(
+    "unfit",
+    [
+        Profile("p", {4: 1.0}, sae_id="sae_z"),
+        Profile("p", {10: 1.0}),
+        Profile("p", {}),
+    ],
+)
+def test_an_active_profile_that_fits_no_attached_sae_is_not_dialed(unfit: Profile) -> None:
+    assert not any(serving.dialed(serving.adopt(STEERED, ID, unfit), BOTH).values())
+    applied = serving.activate(STEERED, ID, CALM, BOTH)
+    assert not any(serving.dialed(serving.amend(applied, ID, unfit), BOTH).values())
+
+
+def test_the_dial_stays_at_the_sae_that_got_the_values() -> None:
+    active = serving.activate(FRESH, ID, CALM, (SECOND,))
+    assert serving.dialed(active, BOTH) == {B: {4: 2.0, 9: -1.0}}
 
 
 # ------------------------------------------------------------------ deactivating

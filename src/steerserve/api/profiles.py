@@ -13,6 +13,7 @@ from pydantic import (
     ConfigDict,
     Field,
     ValidationError,
+    WithJsonSchema,
     field_validator,
 )
 from starlette.requests import Request
@@ -72,6 +73,16 @@ Description = Annotated[str, Field(max_length=500), AfterValidator(lines)]
 Reference = Annotated[str, Field(max_length=100), AfterValidator(one_line)]
 SaeId = Annotated[Reference, Field(min_length=1)]
 ModelId = Annotated[Reference, BeforeValidator(as_text, json_schema_input_type=int | str)]
+FeatureMap = Annotated[
+    dict[str, Any],
+    WithJsonSchema(
+        {
+            "type": "object",
+            "additionalProperties": {"anyOf": [{"type": "number"}, {"type": "string"}]},
+        }
+    ),
+]
+"""Feature index -> value, as numbers or as texts that are numbers; `rules/profile` converts both."""
 Layer = Annotated[int, Field(ge=0, le=LARGEST_INTEGER)]
 
 
@@ -94,7 +105,7 @@ class ProfileFields(Snapshot):
 class NewProfile(ProfileFields):
     """A profile to save: feature index -> value, and what the values were made for."""
 
-    steering: Annotated[dict[str, float], Field(default_factory=dict)]
+    steering: Annotated[FeatureMap, Field(default_factory=dict)]
 
 
 class ProfileChanges(RequestBody):
@@ -104,7 +115,7 @@ class ProfileChanges(RequestBody):
 
     name: Name | None = None
     description: Description | None = None
-    steering: dict[str, float] | None = None
+    steering: FeatureMap | None = None
     model_id: ModelId | None = None
     sae_id: SaeId | None = None
     layer: Layer | None = None

@@ -82,18 +82,15 @@ def plan(
     if not attached or (intensity is None and not is_profile_named):
         return Plan()  # (1)
     if intensity == 0.0:
-        return Plan({}, 0.0 if _has_base(is_profile_named, profile, live) else None)  # (2)
-    if profile is not None:
-        base: Mapping[str, Values] = {_site(profile, attached): profile.values}
-        strength = _resolved(intensity, limits, profile.intensity)
-    else:
-        base = dialed(live) if live.enabled else {}
-        strength = _resolved(intensity, limits, 1.0)
-        if not any(base.values()):
-            return Plan()  # an operator's "off" is never dialed back on
+        is_off = _has_base(is_profile_named, profile, live, attached)
+        return Plan({}, 0.0 if is_off else None)  # (2)
+    values = base(profile, live, attached)
+    strength = _resolved(intensity, limits, 1.0 if profile is None else profile.intensity)
+    if profile is None and not any(values.values()):
+        return Plan()  # the dial alone does not turn on what an operator switched off
     overlay = {
         key: {index: clamped(value * strength) for index, value in values.items()}
-        for key, values in base.items()
+        for key, values in values.items()
     }
     is_dialed = intensity is not None and any(overlay.values())
     return Plan(overlay, strength if is_dialed else None)
@@ -105,10 +102,30 @@ def echo(value: float) -> str:
     return f"{value:.3g}" if text == "0" and value else text
 
 
-def _has_base(is_profile_named: bool, profile: Profile | None, live: Live) -> bool:
+def base(
+    profile: Profile | None, live: Live, attached: Sequence[AttachedSae]
+) -> Mapping[str, Values]:
+    """What the dial scales, before any intensity and any clamp: the named profile, else what `rules/serving` says.
+
+    Raises:
+        Refusal: PROFILE_INCOMPATIBLE.
+    """
+    if profile is None or not attached:
+        return dialed(live, attached)
+    return {_site(profile, attached): profile.values}
+
+
+def _has_base(
+    is_profile_named: bool,
+    profile: Profile | None,
+    live: Live,
+    attached: Sequence[AttachedSae],
+) -> bool:
+    """Whether a request at intensity 0 is steered otherwise than the same request without its dial."""
     if is_profile_named:
         return profile is not None and bool(profile.values)
-    return live.enabled and any(live.values.values())
+    is_steered = live.enabled and any(live.values.values())
+    return is_steered or any(dialed(live, attached).values())
 
 
 def _site(profile: Profile, attached: Sequence[AttachedSae]) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -9,8 +10,8 @@ from itertools import islice
 from typing import Any
 
 from steerserve.errors import Refusal
-from steerserve.rules.attachment import AttachedSae
-from steerserve.rules.steering import BATCH_MAXIMUM, MAXIMUM, MINIMUM, Values
+from steerserve.rules.attachment import Sae, SaeChoice
+from steerserve.rules.steering import BATCH_MAXIMUM, Values
 
 INTENSITY_MAXIMUM = 2.0
 FEATURES_MAXIMUM = BATCH_MAXIMUM
@@ -20,7 +21,8 @@ VERSION = "1.0"
 CLUSTER_KINDS = ("mistudio.cluster-definition", "mistudio.cluster-bundle")
 CLUSTER_IMPORT = "/api/clusters/import"
 
-_INDEX = re.compile(r"0|[1-9][0-9]{0,17}")
+_INDEX = re.compile(r"[ \t\r\n]*\+?[0-9]{1,18}[ \t\r\n]*")
+_ENTRY = "an entry is a feature index, a whole number from 0 on, and a number"
 _NAMED = 20
 """How many offenders a refusal names."""
 
@@ -28,21 +30,44 @@ _NAMED = 20
 # ------------------------------------------------------------- saving
 
 
-def feature_values(values: Mapping[str, float]) -> dict[int, float]:
-    """The map with integer keys: at most 1,000 features, each index written one way only, values in [-200, 200].
+def feature_values(values: Mapping[str, Any], *, is_import: bool = False) -> dict[int, float]:
+    """The map with indices and values converted: at most 1,000 features, each once. Values may lie outside of what an SAE
+    is steered by; they are clamped when the profile is applied.
 
     Raises:
-        Refusal: VALIDATION_ERROR naming the offending keys.
+        Refusal: VALIDATION_ERROR naming the keys whose entries do not convert.
     """
     if len(values) > FEATURES_MAXIMUM:
         raise invalid("steering", f"more than {FEATURES_MAXIMUM} features")
-    bad = [key for key in values if not _INDEX.fullmatch(key)]
+    entries = {key: (_index(key), _number(value)) for key, value in values.items()}
+    bad = [key for key, (index, number) in entries.items() if index is None or number is None]
     if bad:
-        raise invalid("steering", "a feature index is a plain whole number from 0 on", bad)
-    bad = [key for key, value in values.items() if not MINIMUM <= value <= MAXIMUM]
-    if bad:
-        raise invalid("steering", f"a value lies in [{MINIMUM:g}, {MAXIMUM:g}]", bad)
-    return {int(key): float(value) for key, value in values.items()}
+        raise invalid("steering", _ENTRY, bad, is_import=is_import)
+    converted: dict[int, float] = {}
+    for key, (index, number) in entries.items():
+        assert index is not None
+        assert number is not None
+        if index in converted:
+            raise invalid("steering", f"feature {index} twice", [key], is_import=is_import)
+        converted[index] = number
+    return converted
+
+
+def _index(key: str) -> int | None:
+    return int(key) if _INDEX.fullmatch(key) else None
+
+
+def _number(value: Any) -> float | None:
+    """A number, or a text that is one; None for all else, infinities included."""
+    if isinstance(value, bool) or not isinstance(value, int | float | str):
+        return None
+    if isinstance(value, str) and "_" in value:
+        return None
+    try:
+        number = float(value)
+    except (ValueError, OverflowError):
+        return None
+    return number if math.isfinite(number) else None
 
 
 def check_intensity(intensity: float) -> None:
@@ -66,22 +91,24 @@ class Profile:
     sae_id: str | None = None
     layer: int | None = None
 
+    @property
+    def choice(self) -> SaeChoice:
+        """The SAE that the values were made for."""
+        return SaeChoice(self.sae_id, self.layer)
 
-def site(
-    profile: Profile, attached: Sequence[AttachedSae], param: str | None = None
-) -> AttachedSae:
+
+def site(profile: Profile, attached: Sequence[Sae], param: str | None = None) -> Sae:
     """The attached SAE that a profile was made for, the first where several fit.
 
     Raises:
         Refusal: PROFILE_INCOMPATIBLE when none is.
     """
-    for candidate in attached:
-        if profile.sae_id in (None, candidate.sae_id) and profile.layer in (None, candidate.layer):
-            return candidate
+    fitting = profile.choice.among(attached)
+    if fitting:
+        return fitting[0]
     raise Refusal(
         "PROFILE_INCOMPATIBLE",
-        f"profile {profile.name!r} is made for SAE {profile.sae_id or 'any'} at layer "
-        f"{'any' if profile.layer is None else profile.layer}, which is not attached",
+        f"profile {profile.name!r} is made for {profile.choice}, which is not attached",
         param=param,
         sae_id=profile.sae_id,
         layer=profile.layer,
@@ -168,15 +195,7 @@ def _entries(body: dict[str, Any]) -> dict[int, float]:
         values = _of_list(body["features"])
     if not isinstance(values, dict):
         raise invalid("steering", "not a map from feature index to value")
-    bad = [key for key, value in values.items() if not _is_entry(key, value)]
-    if bad:
-        raise invalid(
-            "steering",
-            f"an entry is a plain feature index and a number in [{MINIMUM:g}, {MAXIMUM:g}]",
-            bad,
-            is_import=True,
-        )
-    return feature_values(values)
+    return feature_values(values, is_import=True)
 
 
 def _of_list(features: Any) -> dict[str, Any]:
@@ -190,11 +209,6 @@ def _of_list(features: Any) -> dict[str, Any]:
         key = str(index) if is_index else f"features[{place}]"
         values[key] = None if key in values or not is_index else entry.get("strength")
     return values
-
-
-def _is_entry(key: str, value: Any) -> bool:
-    is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    return bool(_INDEX.fullmatch(key)) and is_number and MINIMUM <= value <= MAXIMUM
 
 
 def invalid(field: str, why: str, keys: Iterable[str] = (), *, is_import: bool = False) -> Refusal:

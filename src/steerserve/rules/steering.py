@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from steerserve.errors import Refusal
+from steerserve.rules.attachment import FIRST_SAE, SaeChoice
 
 MINIMUM = -200.0
 MAXIMUM = 200.0
@@ -31,13 +32,23 @@ Owned = Mapping[str, Mapping[str, Values]]
 
 @dataclass(frozen=True, slots=True)
 class Active:
-    """The profile activated last, as it was then. `key` names the attachment that got its values, None where nothing
-    was applied; `authored` are those values before any intensity, and `left` is all that MANUAL held right after."""
+    """The profile that was activated last.
+
+    Attributes:
+        authored: its values as they are saved now, before any intensity.
+        choice: the SAE that it is made for.
+        is_applied: whether its values became live values when it was activated. `key` names the SAE that got them, None
+            where it has no values, and `left` is all that MANUAL held right after.
+        is_muted: of a profile that was not applied: an operator had switched steering off, and the dial does not turn it on.
+    """
 
     profile_id: str
-    key: str | None = None
     authored: Values = field(default_factory=dict)
+    choice: SaeChoice = FIRST_SAE
+    is_applied: bool = False
+    key: str | None = None
     left: Mapping[str, Values] = field(default_factory=dict)
+    is_muted: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,6 +146,11 @@ def enable(live: Live) -> Live:
 
 def disable(live: Live) -> Live:
     """Stop applying; the values are kept."""
+    return _step(live, live.owned, enabled=False, mutes=True)
+
+
+def switch_off(live: Live) -> Live:
+    """Stop applying because no SAE is left: unlike `disable`, no word of an operator."""
     return _step(live, live.owned, enabled=False)
 
 
@@ -148,7 +164,7 @@ def remove(live: Live, key: str, d_sae: int, index: int) -> Live:
 
 def clear(live: Live) -> Live:
     """Forget every feature of every SAE, whoever set it, and disable."""
-    return _step(live, {}, enabled=False)
+    return _step(live, {}, enabled=False, mutes=True)
 
 
 def clear_one(live: Live, key: str) -> Live:
@@ -222,14 +238,25 @@ def _without(live: Live, key: str, index: int | None = None) -> Owned:
     }
 
 
-def _step(live: Live, owned: Owned, *, enabled: bool, is_kept: bool = False) -> Live:
-    """The values after an edit, or `live` itself when it changed nothing. Without any value nothing is enabled unless
-    `is_kept`; a profile is active no longer once all the values at its SAE are gone."""
+def _step(
+    live: Live, owned: Owned, *, enabled: bool, is_kept: bool = False, mutes: bool = False
+) -> Live:
+    """The values after an edit, or `live` itself when the edit changed nothing. Without any value nothing is enabled unless
+    `is_kept`. `mutes` says that an operator switches steering off."""
     full = {o: {k: v for k, v in held.items() if v} for o, held in owned.items()}
     full = {owner: held for owner, held in full.items() if held}
     enabled = enabled and (is_kept or bool(full))
-    active = live.active
-    if active is not None and active.key is not None and active.key not in full.get(MANUAL, {}):
-        active = None
+    active = _still_active(live.active, full, enabled=enabled, mutes=mutes)
     after = Live(live.epoch + 1, enabled, owned=full, active=active)
     return live if (enabled, full, active) == (live.enabled, live.owned, live.active) else after
+
+
+def _still_active(
+    active: Active | None, owned: Owned, *, enabled: bool, mutes: bool
+) -> Active | None:
+    """The active profile after an edit. A profile whose values were applied ends once all values at its SAE are gone."""
+    if active is None or (active.key is not None and active.key not in owned.get(MANUAL, {})):
+        return None
+    if active.is_applied:
+        return active
+    return replace(active, is_muted=(active.is_muted or mutes) and not enabled)

@@ -172,14 +172,18 @@ async def test_a_snapshot_brings_the_active_profile_back(world: World) -> None:
     assert state(world) == (True, {4: 2.0}, row.id)
 
 
-async def test_a_change_of_the_active_profile_is_a_change_of_the_record_only(world: World) -> None:
+async def test_a_change_of_the_active_profile_leaves_the_live_values_and_the_engine(
+    world: World,
+) -> None:
     await attached(world)
     row = await saved(world)
     await world.serving.activate(row.id)
-    before = world.steering.live
+    before, pushed = world.steering.live, world.launcher.log.count("steer")
     changed = await world.profiles.change(row.id, {"steering": {"5": 1.0}, "name": "new"})
     assert (changed.steering, changed.name) == ({5: 1.0}, "new")
-    assert world.steering.live is before
+    after = world.steering.live
+    assert (after.epoch, after.values) == (before.epoch, before.values)
+    assert world.launcher.log.count("steer") == pushed
     assert await world.serving.active() == changed
     await world.serving.activate(row.id)
     assert state(world) == (True, {5: 1.0}, row.id)

@@ -336,6 +336,21 @@ async def test_another_profile_deleted_meanwhile_changes_nothing(world: World) -
     assert world.serving.profile_id == row.id
 
 
+async def test_a_profile_changed_meanwhile_comes_back_with_the_new_values_for_the_dial(
+    world: World,
+) -> None:
+    await steered(world)
+    row = await world.profiles.create("p", steering={"2": 4.0})
+    await world.serving.activate(row.id)
+    await crash(world)
+    await world.profiles.change(row.id, {"steering": {"3": 1.0}})
+    await answered(world)
+    assert world.steering.state() == (True, {2: 4.0})
+    active = world.serving.live.active
+    assert active is not None
+    assert active.authored == {3: 1.0}
+
+
 async def test_a_model_unlocked_meanwhile_comes_back_unlocked(world: World) -> None:
     await steered(world)
     await crash(world)

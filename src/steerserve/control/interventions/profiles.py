@@ -44,7 +44,7 @@ class Profiles:
         name: str,
         *,
         description: str | None = None,
-        steering: Mapping[str, float],
+        steering: Mapping[str, Any],
         model_id: str | None = None,
         sae_id: str | None = None,
         layer: int | None = None,
@@ -86,7 +86,8 @@ class Profiles:
         )
 
     async def change(self, profile_id: str, changes: Mapping[str, Any]) -> ProfileRow:
-        """Replace some fields of what is saved; what steers now stays as it is until the next activation.
+        """Replace some fields of a saved profile. The live values stay as they are until the next activation; the dial
+        of an active profile scales the new values at once.
 
         Raises:
             Refusal: PROFILE_NOT_FOUND, PROFILE_ALREADY_EXISTS, VALIDATION_ERROR.
@@ -96,7 +97,10 @@ class Profiles:
             rules.check_intensity(changed["intensity"])
         if "steering" in changed:
             changed["steering"] = rules.feature_values(changed["steering"])
-        return await self._documents.change_profile(profile_id, changed)
+        async with self._serving.editing:
+            row = await self._documents.change_profile(profile_id, changed)
+            await self._serving.amend(row)
+        return row
 
     async def remove(self, profile_id: str) -> bool:
         """Delete a profile. An active one is ended first and its values are cleared; the answer says whether it was active.

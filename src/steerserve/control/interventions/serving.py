@@ -7,16 +7,20 @@ change in one step of the epoch and come back together after a crash; nothing el
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from steerserve.control.interventions.steering import Steering
 from steerserve.control.residency.conductor import Conductor
-from steerserve.control.residency.resident import Resident
+from steerserve.control.residency.resident import Attachment, Resident
 from steerserve.errors import Refusal
 from steerserve.rules import serving as rules
 from steerserve.rules.profile import Profile
 from steerserve.rules.steering import Live
 from steerserve.store.documents import Documents, ProfileRow
+
+LISTED = 20
+"""How many features a warning lists."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,19 +99,17 @@ class Serving:
         """
         async with self.editing:
             row = await self._documents.profile(profile_id)
-            profile = Profile(row.name, row.steering, row.intensity, row.sae_id, row.layer)
+            profile, warnings = _applicable(row), self._warnings(row)
             applied = applies and bool(row.steering)
             if applied:
-                await self._steering.act(
-                    lambda live, attached: rules.activate(live, profile_id, profile, attached)
-                )
+                warnings += await self._apply(profile_id, profile)
             elif applies:
                 await self._steering.everywhere(
                     lambda live: rules.activate(live, profile_id, profile, ())
                 )
             else:
-                await self._steering.everywhere(lambda live: rules.adopt(live, profile_id))
-        return ActivationReport(applied, len(row.steering) if applied else 0, self._warnings(row))
+                await self._steering.everywhere(lambda live: rules.adopt(live, profile_id, profile))
+        return ActivationReport(applied, len(row.steering) if applied else 0, warnings)
 
     async def deactivate(self, profile_id: str, *, clears: bool = True) -> bool:
         """End the profile; the answer says whether its values were cleared. One that is not active changes nothing.
@@ -131,7 +133,27 @@ class Serving:
             lambda live: rules.deactivate(live, profile_id, clears=clears)
         )
 
+    async def amend(self, row: ProfileRow) -> None:
+        """The saved profile was changed: where it is active, the dial scales its new values from now on. The live values
+        stay. The caller holds `editing`."""
+        await self._steering.everywhere(lambda live: rules.amend(live, row.id, _applicable(row)))
+
     # ------------------------------------------------------------- inside
+
+    async def _apply(self, profile_id: str, profile: Profile) -> tuple[str, ...]:
+        """Steer by a profile, and warn of the values set by hand that this cleared at other SAEs."""
+        lost: dict[str, list[int]] = {}
+
+        def step(live: Live, attached: Sequence[Attachment]) -> Live:
+            after = rules.activate(live, profile_id, profile, attached)
+            lost.update(rules.cleared(live, after))
+            return after
+
+        await self._steering.act(step)
+        return tuple(
+            f"the values that were set by hand at {key} were cleared: {_listed(features)}"
+            for key, features in lost.items()
+        )
 
     def _warnings(self, row: ProfileRow) -> tuple[str, ...]:
         resident = self._conductor.resident
@@ -140,6 +162,16 @@ class Serving:
         return (
             f"the profile was made for model {row.model_id!r}; {resident.row.name!r} is loaded",
         )
+
+
+def _applicable(row: ProfileRow) -> Profile:
+    """The saved profile as it is applied."""
+    return Profile(row.name, row.steering, row.intensity, row.sae_id, row.layer)
+
+
+def _listed(features: Sequence[int]) -> str:
+    more = f" and {len(features) - LISTED} more" if len(features) > LISTED else ""
+    return f"features {', '.join(map(str, features[:LISTED]))}{more}"
 
 
 def _names(resident: Resident) -> tuple[str | None, ...]:

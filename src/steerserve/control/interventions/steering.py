@@ -166,7 +166,7 @@ class Steering(EngineState[Live]):
             for key in gone:
                 live = rules.leave(live, key)
             if gone and all(sae.key in gone for sae in self._conductor.attachments()):
-                live = rules.disable(live)  # with the last SAE, or where another takes its place
+                live = rules.switch_off(live)  # with the last SAE, or where another takes its place
             live = replace(live, epoch=self._live.epoch + 1)
             with suppress(Refusal):  # when the engine is gone too, the next starts without values
                 await _push(self._conductor.loaded().running()[0], live)
@@ -179,8 +179,9 @@ class Steering(EngineState[Live]):
     async def _apply(self, after: Live) -> None:
         if after is self._live:
             return
+        is_step = after.epoch != self._live.epoch
         # without an SAE no engine steers, and the next attach tells the engine the values
-        if self._conductor.attachments():
+        if is_step and self._conductor.attachments():
             await _push(self._conductor.loaded().running()[0], after)
         self._take(after)
 

@@ -87,7 +87,12 @@ class Planner:
     def _plan(self, intent: Intent, profile: dial.Profile | None, resident: Resident) -> dial.Plan:
         if not isinstance(intent, GenerateIntent) or intent.sweep is not None:
             return dial.Plan()
-        return self._dialed(intent, intent.intensity, profile, resident)
+        limits = dial.Range(
+            self._settings.cluster_intensity_min, self._settings.cluster_intensity_max
+        )
+        attached = list(resident.attachments.values())
+        is_named, live = intent.profile is not None, self._serving.live
+        return dial.plan(intent.intensity, is_named, profile, live, attached, limits)
 
     def _swept(
         self, intent: Intent, profile: dial.Profile | None, resident: Resident
@@ -96,23 +101,9 @@ class Planner:
         if not isinstance(intent, GenerateIntent) or intent.sweep is None:
             return ()
         attached = list(resident.attachments.values())
-        otherwise = self._dialed(intent, 1.0, profile, resident).overlay or {}
+        otherwise = dial.base(profile, self._serving.live, attached)
         base = compare.base(intent.sweep, otherwise, attached)
         return compare.overlays(base, intent.sweep.intensities)
-
-    def _dialed(
-        self,
-        intent: GenerateIntent,
-        intensity: dial.Intensity | None,
-        profile: dial.Profile | None,
-        resident: Resident,
-    ) -> dial.Plan:
-        limits = dial.Range(
-            self._settings.cluster_intensity_min, self._settings.cluster_intensity_max
-        )
-        attached = list(resident.attachments.values())
-        is_named = intent.profile is not None
-        return dial.plan(intensity, is_named, profile, self._serving.live, attached, limits)
 
     def _overlay(self, overlay: compare.Overlay | None) -> m.Plan:
         if overlay is None:
