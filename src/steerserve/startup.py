@@ -24,6 +24,7 @@ async def begin(owners: Owners) -> None:
     """Do what the settings ask for at the start. A failure is logged, and the service serves on."""
     settings = owners.settings
     try:
+        await owners.saes.renew_ids()
         if settings.demo:
             _announce(await start_demo(owners), settings)
         elif settings.auto_load_model:

@@ -47,8 +47,11 @@ def attach_set(live: Running, *saes: demo.DemoSae, **fields: Any) -> Any:
 
 
 def copied(live: Running, folder: Path) -> tuple[str, Path]:
-    """A registered copy of a demo SAE, and where its weights lie."""
+    """A registered SAE like a demo SAE, and where its weights lie."""
     shutil.copytree(FIRST.path, folder)
+    # equal content would be the demo SAE itself
+    config = folder / "cfg.json"
+    config.write_text(config.read_text() + "\n")
     body = {"local_path": str(folder)}
     sae_id = live.data("POST", "/api/saes/download", body, 202)["sae_id"]
     return sae_id, folder / "sae_weights.safetensors"

@@ -345,6 +345,22 @@ def test_an_sae_that_says_too_little_is_registered_with_what_it_needs(
     assert (tmp_path / "sae.pt").exists()
 
 
+def test_equal_content_of_this_machine_is_one_sae(live: Running, tmp_path: Path) -> None:
+    made = []
+    for name in ("one", "two"):
+        folder = tmp_path / name
+        folder.mkdir()
+        for file, content in SAE.items():
+            (folder / file).write_bytes(content)
+        body = {"local_path": str(folder)}
+        made.append(live.data("POST", "/api/saes/download", body, 202))
+    first, second = made
+    assert second["sae_id"] == first["sae_id"]
+    assert (first["message"], second["message"]) == ("registered", "already registered")
+    assert live.data("GET", f"/api/saes/{first['sae_id']}")["local_path"] == str(tmp_path / "one")
+    live.data("DELETE", f"/api/saes/{first['sae_id']}")
+
+
 # ------------------------------------------------------------------ refused
 
 

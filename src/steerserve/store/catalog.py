@@ -16,7 +16,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from steerserve.errors import Refusal
 from steerserve.store.db import Database
-from steerserve.store.tables import UNSTORABLE, feature_labels, models, saes
+from steerserve.store.tables import UNSTORABLE, feature_labels, models, profiles, saes
 
 Clock = Callable[[], datetime]
 LARGEST_ID = 2**31 - 1
@@ -55,7 +55,7 @@ class ModelRow:
 @dataclass(frozen=True, slots=True)
 class SaeRow:
     """One registered SAE; `local_path` is its folder or file, None until it is downloaded, and `file_path` where that lies
-    in its repository, None for the whole of it. `claims` is what the checkpoint says of itself (`engine.messages.Claims`);
+    in its repository, None for the whole of it. `content_digest` is the SHA-256 of an SAE of this machine. `claims` is what the checkpoint says of itself (`engine.messages.Claims`);
     what is not known before it is read is None or empty."""
 
     id: str
@@ -63,6 +63,7 @@ class SaeRow:
     revision: str | None
     file_path: str | None
     local_path: str | None
+    content_digest: str | None
     name: str
     format: str
     architecture: str
@@ -219,6 +220,17 @@ class Catalog:
                 whole = _held(values) | {"id": sae_id, "created_at": now, "updated_at": now}
                 await connection.execute(insert(saes).values(**whole))
         return await self.sae(sae_id)
+
+    async def rename_sae(self, sae_id: str, new_id: str, **values: Any) -> SaeRow:
+        """Give an SAE another id, which no other SAE has. Its labels and the profiles that name it follow."""
+        async with self._database.write() as connection:
+            await connection.execute(
+                update(saes).where(saes.c.id == sae_id).values(id=new_id, **values)
+            )
+            for table in (feature_labels, profiles):
+                follow = update(table).where(table.c.sae_id == sae_id)
+                await connection.execute(follow.values(sae_id=new_id))
+        return await self.sae(new_id)
 
     async def remove_saes(self, *sae_ids: str) -> None:
         """All of them or none; the labels of their features go with them."""

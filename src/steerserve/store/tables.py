@@ -106,6 +106,7 @@ saes = Table(
     Column("revision", String(100)),
     Column("file_path", String(500)),
     Column("local_path", String(4096), unique=True),
+    Column("content_digest", String(64)),
     Column("name", String(255), nullable=False),
     Column("format", String(50), nullable=False, default=""),
     Column("architecture", String(50), nullable=False, default=""),

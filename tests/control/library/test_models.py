@@ -65,27 +65,3 @@ async def test_a_model_that_waits_for_its_place_is_not_deleted(world: World) -> 
     stream.complete()
     await soon(holder)
     await soon(resident.ready)
-
-
-async def test_an_sae_folder_is_registered_once_and_its_engine_is_gone(world: World) -> None:
-    folder = world.home / "sae"
-    folder.mkdir()
-    first, was_there = await world.saes.add(str(folder))
-    again, is_there = await world.saes.add(str(folder) + "/")
-    assert (was_there, is_there) == (False, True)
-    assert first == again
-    assert first.id.startswith("sae_")
-    assert world.launcher.log.count("inspect") == 1
-    assert world.launcher.alive == []
-
-
-async def test_an_sae_that_cannot_be_read_is_not_registered_and_its_engine_is_gone(
-    world: World,
-) -> None:
-    folder = world.home / "sae"
-    folder.mkdir()
-    world.launcher.fail("inspect", Refusal("SAE_LOAD_FAILED", "damaged"))
-    with pytest.raises(Refusal):
-        await world.saes.add(str(folder))
-    assert await world.saes.list() == []
-    assert world.launcher.alive == []

@@ -20,6 +20,11 @@ def sae_id_of(source: str) -> str:
     return "sae_" + hashlib.blake2b(source.encode(), digest_size=6).hexdigest()
 
 
+def content_id_of(digest: str) -> str:
+    """The id of an SAE of this machine: equal content has the same id in every folder and every home."""
+    return f"sae_{digest[:12]}"
+
+
 def hub_name(repository_id: str, file_path: str | None) -> str:
     """`owner/name/path/in/it`."""
     return "/".join(part for part in (repository_id, file_path) if part and part != TOP)

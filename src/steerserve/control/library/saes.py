@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 import asyncio
+from pathlib import Path
 
+import structlog
 from sqlalchemy.exc import IntegrityError
 
 from steerserve.control.library.sae_downloads import SaeDownloads
 from steerserve.control.library.sae_reading import SaeReader
-from steerserve.control.library.sae_records import claimed, sae_id_of
+from steerserve.control.library.sae_records import claimed, content_id_of
 from steerserve.control.residency.conductor import Conductor
 from steerserve.engine.wire import messages as m
 from steerserve.errors import Refusal
-from steerserve.files import local
+from steerserve.files import local, sae_files
 from steerserve.store.catalog import Catalog, SaeRow
 from steerserve.store.labels import Labels
 
 __all__ = ["SaeRow", "Saes"]
+
+log = structlog.get_logger(__name__)
 
 
 class Saes:
@@ -50,28 +54,87 @@ class Saes:
         """Register a folder or file as an SAE, in place; the record, and whether it was there before.
 
         An SAE whose files do not say all that is needed is registered too: the missing facts are given when it is
-        attached.
+        attached. Content that is registered already, at this path or at another one, is not registered twice.
 
         Raises:
-            Refusal: INVALID_LOCAL_PATH, SAE_LOAD_FAILED, SAE_INCOMPATIBLE (an SAE that can never be attached).
+            Refusal: INVALID_LOCAL_PATH, SAE_LOAD_FAILED, SAE_INCOMPATIBLE (an SAE that can never be attached),
+                SAE_ALREADY_ATTACHED where the path is that of an attached SAE, but its content has changed.
         """
         place = await asyncio.to_thread(local.resolve_either, local_path)
         async with self._registering:
-            for row in await self._catalog.saes():
-                if row.local_path == str(place):
-                    return row, True
-            claims = await self._reader.read(m.SaeSource(str(place), str(place)))
-            try:
-                row = await self._catalog.add_sae(
-                    id=sae_id_of(str(place)),
-                    local_path=str(place),
-                    name=place.name[:255],
-                    status="cached",
-                    **claimed(claims),
-                )
-            except IntegrityError as error:
-                raise Refusal("SAE_LOAD_FAILED", "another SAE has this path") from error
-            return row, False
+            rows = await self._catalog.saes()
+            here = next((row for row in rows if row.local_path == str(place)), None)
+            if here is not None and here.repository_id is not None:
+                return here, True
+            claims = await self._read(place) if here is None else None
+            # after reading, so that nothing large is digested that is no SAE
+            digest = await asyncio.to_thread(sae_files.content_digest, place)
+            if here is not None and here.content_digest is None:
+                return await self._renew_id(here, digest), True
+            if here is not None and here.content_digest == digest:
+                return here, True
+            claims = claims or await self._read(place)
+            if here is not None:  # other content lies at the path now
+                await self.remove(here.id)
+            same = next((row for row in rows if row.content_digest == digest), None)
+            if same is not None:
+                return await self._moved(same, place), True
+            return await self._add(place, digest, claims), False
+
+    async def renew_ids(self) -> None:
+        """Give SAEs that an earlier version registered on this machine the id of their content, once. An SAE whose files
+        cannot be read now keeps its id until it is registered again."""
+        for row in await self._catalog.saes():
+            if row.content_digest is None and row.repository_id is None and row.local_path:
+                try:
+                    place = await asyncio.to_thread(local.resolve_either, row.local_path)
+                    digest = await asyncio.to_thread(sae_files.content_digest, place)
+                except Refusal as refusal:
+                    log.warning("sae_id_not_renewed", sae_id=row.id, reason=refusal.message)
+                    continue
+                async with self._registering:
+                    await self._renew_id(row, digest)
+
+    async def _read(self, place: Path) -> m.Claims:
+        """Raises:
+        Refusal: what `SaeReader.read` raises.
+        """
+        return await self._reader.read(m.SaeSource(str(place), str(place)))
+
+    async def _renew_id(self, row: SaeRow, digest: str) -> SaeRow:
+        """Give an SAE of an earlier version the id of its content, unless it is attached or another SAE has the id."""
+        new_id = content_id_of(digest)
+        async with self._conductor.editing:
+            rows = await self._catalog.saes()
+            is_attached = any(a.sae_id == row.id for a in self._conductor.attachments())
+            if is_attached or any(other.id == new_id for other in rows):
+                return row
+            renamed = await self._catalog.rename_sae(row.id, new_id, content_digest=digest)
+            log.info("sae_id_renewed", sae_id=new_id, former_id=row.id)
+            return renamed
+
+    async def _moved(self, row: SaeRow, place: Path) -> SaeRow:
+        """The record of content that was registered at another path. Where that path is gone, the record gets this one."""
+        former = Path(row.local_path or "")
+        if await asyncio.to_thread(former.exists):
+            return row
+        return await self._catalog.change_sae(row.id, local_path=str(place), name=place.name[:255])
+
+    async def _add(self, place: Path, digest: str, claims: m.Claims) -> SaeRow:
+        """Raises:
+        Refusal: SAE_LOAD_FAILED where another record took the id or the path meanwhile.
+        """
+        try:
+            return await self._catalog.add_sae(
+                id=content_id_of(digest),
+                local_path=str(place),
+                content_digest=digest,
+                name=place.name[:255],
+                status="cached",
+                **claimed(claims),
+            )
+        except IntegrityError as error:
+            raise Refusal("SAE_LOAD_FAILED", "another SAE has this path") from error
 
     async def remove(self, sae_id: str) -> tuple[SaeRow, int]:
         """Forget an SAE; its record, and the bytes that its files gave back. Its download is cancelled, and its files are
