@@ -48,10 +48,11 @@ def refusal_of(raw: Any, maximum: int = MAXIMUM) -> Refusal:
     [
         ({}, Activations(None, None, 10, "last", "post_steering")),
         (
-            dict.fromkeys(["sae_id", "features", "top_k", "positions", "read_point"]),
+            dict.fromkeys(["sae_id", "layer", "features", "top_k", "positions", "read_point"]),
             Activations(None, None, 10, "last", "post_steering"),
         ),
         ({"sae_id": "sae_a"}, Activations("sae_a")),
+        ({"sae_id": "sae_a", "layer": 7}, Activations("sae_a", layer=7)),
         ({"features": [5, 1, 5]}, Activations(features=(5, 1), top_k=2)),
         ({"features": [5, 1], "top_k": 1}, Activations(features=(5, 1), top_k=1)),
         ({"features": [0], "top_k": 9}, Activations(features=(0,), top_k=9)),
@@ -80,6 +81,7 @@ def test_the_default_of_top_k_is_never_over_a_lower_maximum() -> None:
     ("raw", "part"),
     [
         *((raw, "") for raw in ("all", True, [], 1, "")),
+        *(({"layer": value}, "layer") for value in (-1, "3", 3.0, True, 2**31)),
         *(({"sae_id": value}, "sae_id") for value in ("", 5, ["sae_a"], True)),
         *(
             ({"features": value}, "features")
@@ -138,6 +140,8 @@ def test_top_k_over_the_servers_maximum_is_refused_with_the_maximum() -> None:
         (Activations("sae_a"), [TWO, ONE], ONE),
         (Activations(features=(0, 99)), [ONE], ONE),
         (Activations("sae_b", features=(9,)), [ONE, TWO], TWO),
+        (Activations("sae_a", layer=7), [ONE, TWICE], TWICE),
+        (Activations(layer=3), [ONE, TWICE, TWO], ONE),
     ],
 )
 def test_the_sae_meant_is_the_one_named_or_the_only_one(
@@ -154,7 +158,9 @@ def test_the_sae_meant_is_the_one_named_or_the_only_one(
         (Activations("sae_z"), [ONE, TWO], "sae_id", "'sae_z' is not attached"),
         (Activations("SAE_A"), [ONE], "sae_id", "'SAE_A' is not attached"),
         (Activations(), [ONE, TWO], "sae_id", "several"),
-        (Activations("sae_a"), [ONE, TWICE], "sae_id", "several"),
+        (Activations("sae_a"), [ONE, TWICE], "layer", "several"),
+        (Activations("sae_a", layer=5), [ONE, TWICE, TWO], "layer", "'sae_a' at layer 5"),
+        (Activations(layer=9), [ONE, TWO], "layer", "layer 9"),
         (Activations(features=(100,)), [ONE], "features", "100 is not"),
         (Activations(features=(0, 5, 2**31 - 1)), [ONE], "features", "[0, 100)"),
         (Activations("sae_b", features=(10,)), [ONE, TWO], "features", "[0, 10)"),

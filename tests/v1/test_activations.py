@@ -371,6 +371,23 @@ def test_without_an_attached_sae_they_are_refused(shared: Running, is_stream: bo
         assert (status, error["code"], error["param"]) == (*REFUSED, f"{FIELD}.sae_id")
 
 
+def test_one_sae_at_two_layers_is_read_at_the_layer_that_is_named(steered: Running) -> None:
+    own = steered.data("GET", "/api/saes/attachment")["sae_id"]
+    other = SAE.layer + 1
+    steered.data("POST", "/api/saes/attach-set", {"saes": [{"sae_id": own, "layer": other}]})
+    _, error = steered.v1_error(TEXT, text({"sae_id": own}))
+    assert (error["code"], error["param"]) == (REFUSED[1], f"{FIELD}.layer")
+    both = [{"sae_id": own, "layer": layer} for layer in (SAE.layer, other)]
+    assert error["details"]["attached"] == both
+    here, there = (
+        read(steered, TEXT, text({"sae_id": own, "layer": layer})) for layer in (SAE.layer, other)
+    )
+    assert (here["layer"], there["layer"]) == (SAE.layer, other)
+    assert here["positions"][0]["features"] != there["positions"][0]["features"]
+    _, error = steered.v1_error(TEXT, text({"layer": 99}))
+    assert (error["code"], error["param"]) == (REFUSED[1], f"{FIELD}.layer")
+
+
 def test_another_sae_than_the_attached_one_is_refused_and_the_attached_is_named(
     steered: Running,
 ) -> None:

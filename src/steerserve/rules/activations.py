@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from steerserve.errors import Refusal
-from steerserve.rules.attachment import AttachedSae
+from steerserve.rules.attachment import Sae, SaeChoice
 
 FIELD = "return_sae_activations"
-FIELDS = frozenset({"sae_id", "features", "top_k", "positions", "read_point"})
+FIELDS = frozenset({"sae_id", "layer", "features", "top_k", "positions", "read_point"})
 NAMED_POSITIONS = ("last", "prompt", "completion", "all")
 READ_POINTS = ("post_steering", "pre_steering")
 DEFAULT_TOP_K = 10
@@ -25,6 +25,7 @@ class Activations:
 
     Attributes:
         sae_id: the attached SAE; None means the only one.
+        layer: where it is attached; None means the only layer.
         features: candidates; None means all.
         top_k: how many features per position, the largest first.
         positions: a named set, or half-open [start, end) over prompt and completion.
@@ -36,6 +37,7 @@ class Activations:
     top_k: int = DEFAULT_TOP_K
     positions: Positions = "last"
     read_point: str = "post_steering"
+    layer: int | None = None
 
 
 def parse(raw: Any, max_top_k: int) -> Activations:
@@ -49,6 +51,9 @@ def parse(raw: Any, max_top_k: int) -> Activations:
     sae_id = raw.get("sae_id")
     if sae_id is not None and not (isinstance(sae_id, str) and sae_id):
         raise _refused("sae_id", "the id of an attached SAE")
+    layer = raw.get("layer")
+    if layer is not None and not (_is_int(layer) and 0 <= layer <= _LARGEST):
+        raise _refused("layer", "a layer of the model, counted from 0")
     features = _features(raw.get("features"))
     top_k = raw.get("top_k")
     if top_k is None:
@@ -60,9 +65,8 @@ def parse(raw: Any, max_top_k: int) -> Activations:
     read_point = raw.get("read_point")
     if read_point is not None and read_point not in READ_POINTS:
         raise _refused("read_point", f"one of {', '.join(READ_POINTS)}")
-    return Activations(
-        sae_id, features, top_k, _positions(raw.get("positions")), read_point or READ_POINTS[0]
-    )
+    positions = _positions(raw.get("positions"))
+    return Activations(sae_id, features, top_k, positions, read_point or READ_POINTS[0], layer)
 
 
 def check_engine(asked: Activations | None, engine: str) -> None:
@@ -77,33 +81,34 @@ def check_engine(asked: Activations | None, engine: str) -> None:
         )
 
 
-def site(asked: Activations, attached: Sequence[AttachedSae]) -> AttachedSae:
+def site(asked: Activations, attached: Sequence[Sae]) -> Sae:
     """The attached SAE that is meant.
 
     Raises:
         Refusal: SAE_ACTIVATIONS_REFUSED when none or several could be meant, or a feature is past its width.
     """
-    found = [a for a in attached if asked.sae_id in (None, a.sae_id)]
-    if not found:
+    choice = SaeChoice(asked.sae_id, asked.layer)
+    fitting = choice.among(attached)
+    listed = [{"sae_id": sae.sae_id, "layer": sae.layer} for sae in attached]
+    if not SaeChoice(asked.sae_id).among(attached):
         named = f"; SAE {asked.sae_id!r} is not attached" if asked.sae_id else "; none is attached"
-        raise _refused(
-            "sae_id", f"the id of an attached SAE{named}", attached=[a.sae_id for a in attached]
-        )
-    if len(found) > 1:
-        raise _refused(
-            "sae_id",
-            "one SAE at one layer; several could be meant",
-            attached=[{"sae_id": a.sae_id, "layer": a.layer} for a in found],
-        )
+        raise _refused("sae_id", f"the id of an attached SAE{named}", attached=listed)
+    if not fitting:
+        raise _refused("layer", f"a layer of an attached SAE; {choice} is not", attached=listed)
+    if len(fitting) > 1:
+        # one SAE at two layers is told apart by the layer, several SAEs by their ids
+        part = "layer" if len({sae.sae_id for sae in fitting}) == 1 else "sae_id"
+        raise _refused(part, "one SAE at one layer; several could be meant", attached=listed)
+    sae = fitting[0]
     for index in asked.features or ():
-        if index >= found[0].d_sae:
+        if index >= sae.d_sae:
             raise _refused(
                 "features",
-                f"indices in [0, {found[0].d_sae}); {index} is not",
+                f"indices in [0, {sae.d_sae}); {index} is not",
                 feature_idx=index,
-                d_sae=found[0].d_sae,
+                d_sae=sae.d_sae,
             )
-    return found[0]
+    return sae
 
 
 def most_positions(positions: Positions, prompt_tokens: int, max_tokens: int) -> int:

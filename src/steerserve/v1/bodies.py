@@ -72,6 +72,7 @@ class ReturnActivations(Body):
     """SAE activations to send along."""
 
     sae_id: str | None = None
+    layer: Annotated[int, Field(ge=0)] | None = None
     features: list[int] | None = None
     top_k: int | None = None
     positions: Literal["last", "prompt", "completion", "all"] | Positions | None = None
