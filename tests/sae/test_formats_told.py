@@ -72,7 +72,9 @@ def test_a_finetuned_scaling_factor_is_in_the_decoder_rows(tmp_path: Path) -> No
 
 def test_a_batch_top_k_without_a_threshold_is_told(tmp_path: Path) -> None:
     written = disk.dictionary_learning(tmp_path, "BatchTopKSAE", threshold=-1.0)
-    assert any("top-k of every token" in w for w in formats.inspect(written.source()).warnings)
+    assert any(
+        "largest features of every token" in w for w in formats.inspect(written.source()).warnings
+    )
 
 
 UNLABELLED: dict[str, tuple[dict[str, torch.Tensor], dict[str, Any], How]] = {}

@@ -1,4 +1,4 @@
-"""Zip archives that others made, checked before anything is taken out of them."""
+"""Zip archives of strangers, checked before any entry is read."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from pathlib import Path
 from steerserve.engine.worker.sae.stored import check_count, failed
 
 DIRECTORY_MAXIMUM = 4 << 20
-"""Most bytes read to learn what an archive holds; an entry takes about a hundred."""
+"""The most bytes that are read to list an archive. An entry takes about a hundred."""
 
 _LOCAL_HEADER = 30
 
 
 class Bounded(io.BufferedReader):
-    """A file of which no more than so many bytes are read; `allow` lifts that.
+    """A file of which at most `maximum` bytes are read, until `allow` lifts the limit.
 
-    It has no file number, so that readers take its bytes from here.
+    It has no file number, so that a reader cannot pass the limit by opening the file itself.
     """
 
     def __init__(self, path: Path, maximum: int) -> None:
@@ -28,6 +28,7 @@ class Bounded(io.BufferedReader):
         self._name = path
 
     def allow(self) -> None:
+        """Lift the limit."""
         self._left = None
 
     def fileno(self) -> int:
@@ -45,19 +46,19 @@ class Bounded(io.BufferedReader):
         if self._left is not None and size is not None and size > self._left:
             raise failed(self._name, "declares an index too large to be read")
 
-    def _counted(self, found: bytes) -> bytes:
-        self._check(len(found))
+    def _counted(self, part: bytes) -> bytes:
+        self._check(len(part))
         if self._left is not None:
-            self._left -= len(found)
-        return found
+            self._left -= len(part)
+        return part
 
 
 @contextmanager
 def opened(path: Path) -> Iterator[zipfile.ZipFile]:
-    """A zip archive whose entries lie one after the other, are stored or deflated, and have one name each.
+    """A zip archive whose entries follow one another, are stored or deflated, and have different names.
 
     Raises:
-        Refusal: SAE_LOAD_FAILED for what is no zip archive, or one that is built to deceive.
+        Refusal: SAE_LOAD_FAILED for a file that is not a zip archive, and for an archive that contradicts itself.
     """
     with Bounded(path, DIRECTORY_MAXIMUM) as file:
         try:

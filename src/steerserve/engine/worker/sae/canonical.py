@@ -1,7 +1,8 @@
 """One sparse autoencoder in its canonical form: encode, decode, and the direction that steering adds.
 
-Order of encoding everywhere: cast -> centre -> normalise and scale the input -> subtract b_dec if flagged ->
-x @ W_enc + b_enc -> activation. Decoding: f @ W_dec + b_dec -> undo the scale, the normalisation and the centring. (Conventions as in SAELens, 6.x.)
+Encoding, in this order: cast -> centre -> normalise and scale the input -> subtract b_dec if flagged -> x @ W_enc +
+b_enc -> activation. Decoding: f @ W_dec + b_dec -> undo the scale, the normalisation and the centring. The conventions
+are those of SAELens 6.
 """
 
 from __future__ import annotations
@@ -17,11 +18,11 @@ from steerserve.errors import Refusal
 
 ACTIVATIONS = ("relu", "topk", "abstopk", "groupmax", "jumprelu", "gated")
 NEEDS_K = ("topk", "abstopk", "groupmax")
-"""Activations that choose k features of all: they are known only when every feature is computed."""
+"""Activations that choose k features among all, so that every feature must be computed first."""
 
 NORMALISATIONS = ("none", "layer_norm", "constant_norm_rescale")
 CHUNK = 1024
-"""Features whose half-precision weights are widened to float32 at once: few enough to stay in the cache."""
+"""How many features' half-precision weights are widened to float32 at a time. These stay in the processor's cache."""
 ROWS_CHUNK = 16_384
 LAYER_NORM_EPS = 1e-5
 SMALLEST = 1e-12
@@ -39,7 +40,7 @@ class GateWeights:
         return GateWeights(self.b_gate.to(device), self.b_mag.to(device), self.r_mag.to(device))
 
     def of(self, features: Tensor) -> GateWeights:
-        """Those of the features with these indices."""
+        """The parameters of the features with these indices."""
         return GateWeights(self.b_gate[features], self.b_mag[features], self.r_mag[features])
 
 
@@ -47,21 +48,24 @@ class GateWeights:
 class Sae:
     """A sparse autoencoder.
 
-    Shapes: W_enc [d_in, d_sae], b_enc [d_sae], W_dec [d_sae, d_in] whose row i is the direction of feature i,
-    b_dec [d_in], threshold [d_sae] for jumprelu. The matrices may be float32, bfloat16 or float16 and may be transposed
-    views; biases and thresholds are float32 where they came from a file. Maths is in float32, accumulated in float32.
+    Shapes: W_enc [d_in, d_sae], b_enc [d_sae], W_dec [d_sae, d_in] (row i is the direction of feature i), b_dec [d_in],
+    threshold [d_sae] for jumprelu. The matrices may be float32, bfloat16 or float16 and may be transposed views. Biases
+    and thresholds from a file are float32. All computation is in float32.
 
     Attributes:
-        activation: one of ACTIVATIONS. topk and abstopk keep the k largest pre-activations of a row, by value and then
-            rectified (Gao et al. 2024, arXiv:2406.04093), or by magnitude with their sign (arXiv:2510.00404);
-            groupmax keeps the largest of each of k equal, contiguous groups, rectified.
-        normalisation: of each row, undone on the output: one of NORMALISATIONS.
-        input_scale: the scalar norm c: rows are multiplied by it and what is decoded is divided by it. The matrices stay as
-            they were stored, because half precision would round the products.
-        scale_by_decoder_norm: pre-activations are multiplied, and what is decoded is divided, by ||W_dec row||.
-        select_by_decoder_norm: only the choice of the k features goes by pre-activation x ||W_dec row||.
-        is_centred: the SAE knows the stream without its mean over d_in, as TransformerLens centres writing weights.
-        is_calibrated: False where the scalar norm it was trained with is not known.
+        activation: one of ACTIVATIONS. topk keeps the k largest pre-activations of a row, rectified (Gao et al. 2024,
+            arXiv:2406.04093). abstopk keeps the k largest by magnitude, with their sign (arXiv:2510.00404). groupmax
+            splits the features into k equal, contiguous groups and keeps the largest of each, rectified.
+        normalisation: one of NORMALISATIONS. It is applied to each row and undone on the output.
+        input_scale: the scalar norm c. Rows are multiplied by c, and the decoded output is divided by c. c is not
+            multiplied into the matrices, because half precision would round the products.
+        scale_by_decoder_norm: pre-activations are multiplied by ||W_dec row||, and activations are divided by it before
+            decoding.
+        select_by_decoder_norm: the k features are chosen by pre-activation x ||W_dec row||; their values are not
+            scaled.
+        is_centred: the SAE was trained on activations with their mean over d_in subtracted. TransformerLens centres
+            writing weights in this way.
+        is_calibrated: False where the scalar norm of the training is not known.
     """
 
     W_enc: Tensor
@@ -91,25 +95,25 @@ class Sae:
 
     @property
     def dtype(self) -> torch.dtype:
-        """What the matrices are kept in."""
+        """The dtype of the matrices."""
         return self.W_dec.dtype
 
     @property
     def size_bytes(self) -> int:
-        """Bytes of every parameter."""
+        """The bytes of all parameters."""
         return self.encoder_bytes + _bytes(self.W_dec)
 
     @property
     def encoder_bytes(self) -> int:
-        """Bytes of what encoding reads: all but W_dec."""
+        """The bytes of the parameters that encoding reads: all except W_dec."""
         gate = [self.gate.b_gate, self.gate.b_mag, self.gate.r_mag] if self.gate else []
         held = [self.W_enc, self.b_enc, self.b_dec, self.threshold, *gate]
         return sum(_bytes(t) for t in held if t is not None)
 
-    # ------------------------------------------------------------ where it lies
+    # ------------------------------------------------------------ devices
 
     def encoder_to(self, device: torch.device) -> Sae:
-        """The same with all that encoding reads on `device`; W_dec, and with it `direction`, stays where it is."""
+        """This SAE with the parameters of encoding on `device`. W_dec, which `direction` reads, stays where it is."""
         if self.W_enc.device == device:
             return self
         if self.scale_by_decoder_norm or self.select_by_decoder_norm:
@@ -122,15 +126,15 @@ class Sae:
         return replace(self, **moved)._with_norms(norms.to(device) for norms in self._norms)
 
     def _with_norms(self, norms: Iterable[Tensor]) -> Sae:
-        """Itself, told the decoder norms that are known."""
+        """This SAE, with decoder norms that are already computed."""
         self._norms.extend(norms)
         return self
 
     # ------------------------------------------------------------ geometry of the decoder
 
     def direction(self, values: Mapping[int, float]) -> Tensor:
-        """The sum of value x decoder row in the unit of the stream, in float32 [d_in]: the row as stored, divided by the
-        scalar norm; without its mean where the SAE is centred."""
+        """The sum of value x decoder row, in float32 [d_in] and in the unit of the stream: each stored row is divided
+        by the scalar norm, and the mean of the sum is subtracted where the SAE is centred."""
         device = self.W_dec.device
         index = torch.tensor(sorted(values), dtype=torch.long, device=device)
         weights = torch.tensor(
@@ -146,9 +150,10 @@ class Sae:
         return self._norms[0]
 
     def nearest(self, feature: int, n: int) -> tuple[Tensor, Tensor]:
-        """The `n` features whose decoder rows have the largest cosine with that of `feature`, which is left out.
+        """The `n` other features whose decoder rows have the largest cosine with the row of `feature`.
 
-        Indices (int64) and cosines (float32), the largest first; a row of zeros has cosine 0 with every other.
+        Returns indices (int64) and cosines (float32), the largest first. A row of zeros has cosine 0 with every other
+        row.
         """
         row = self.W_dec[feature].float()
         row = row / row.norm().clamp_min(SMALLEST)
@@ -165,16 +170,16 @@ class Sae:
         return self._encode(self._normalise(x.float())[0])
 
     def encode_columns(self, x: Tensor, features: Sequence[int] | Tensor) -> Tensor:
-        """Activations [..., len(features)] of the named features: those that `encode` gives them.
+        """Activations [..., len(features)] of the given features, equal to those of `encode`.
 
-        Only their columns are multiplied, except where the activation chooses among all features.
+        Only their columns are computed, except where the activation chooses among all features.
         """
         if self.activation in NEEDS_K:
             return self.encode(x)[..., torch.as_tensor(features, device=self.W_enc.device)]
         return self.narrowed(features).encode(x)
 
     def narrowed(self, features: Sequence[int] | Tensor) -> Sae:
-        """An SAE of the named features only, its matrices in float32. Feature i of it is `features[i]`.
+        """An SAE of only the given features, its matrices in float32. Its feature i is `features[i]` of this SAE.
 
         Raises:
             ValueError: where the activation chooses among all features.
@@ -193,13 +198,13 @@ class Sae:
         return part._with_norms(norms[index.to(norms.device)] for norms in self._norms)
 
     def reconstruct(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """Activations [..., d_sae] of x and what they decode to [..., d_in]."""
+        """Activations [..., d_sae] of x, and the reconstruction [..., d_in] that they decode to."""
         normalised, shift, scale = self._normalise(x.float())
         features = self._encode(normalised)
         return features, self.decode(features) * scale + shift
 
     def decode(self, features: Tensor) -> Tensor:
-        """What activations [..., d_sae] decode to, [..., d_in] in float32, the normalisation of its row not undone."""
+        """The output [..., d_in] in float32 of activations [..., d_sae]. The normalisation of the row is not undone."""
         if self.scale_by_decoder_norm:
             features = features / self.decoder_norms().clamp_min(SMALLEST)
         if self.W_dec.dtype == torch.float32:
@@ -211,7 +216,7 @@ class Sae:
         return decoded / self.input_scale
 
     def _normalise(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """The row that is encoded, and the shift and scale that bring what it decodes to back."""
+        """The normalised row, and the shift and the scale that undo the normalisation on the decoded output."""
         shift, scale = x.new_zeros(()), x.new_ones(())
         if self.is_centred:
             shift = x.mean(-1, keepdim=True)
@@ -257,7 +262,7 @@ class Sae:
         return out
 
     def _chosen(self, pre: Tensor) -> Tensor:
-        """The k pre-activations of each row that the activation keeps, zero elsewhere."""
+        """The k pre-activations of each row that the activation keeps; the others are zero."""
         assert self.k is not None
         if self.activation == "groupmax":
             grouped = pre.unflatten(-1, (self.k, -1))
@@ -281,10 +286,10 @@ def fits(matrix: Tensor, dtype: torch.dtype) -> bool:
 
 
 def kept(matrix: Tensor, dtype: torch.dtype | None) -> Tensor:
-    """A copy in `dtype`, or as it is: a file that is mapped may change under us.
+    """A copy of a matrix in `dtype` (None: its own). A mapped file may change while it is used; the copy does not.
 
     Raises:
-        Refusal: SAE_LOAD_FAILED when a weight would become infinite.
+        Refusal: SAE_LOAD_FAILED when a weight is beyond the range of `dtype`.
     """
     if dtype is None or dtype == matrix.dtype:
         return matrix.clone()
@@ -299,12 +304,12 @@ def kept(matrix: Tensor, dtype: torch.dtype | None) -> Tensor:
 
 
 def row_norms(matrix: Tensor) -> Tensor:
-    """||row|| of a matrix [n, m] of any float dtype, in float32 [n]."""
+    """The norm ||row|| of every row of a matrix [n, m] of any float dtype, in float32 [n]."""
     return torch.cat([part.norm(dim=-1) for part in _rows(matrix)])
 
 
 def _rows(matrix: Tensor) -> Iterator[Tensor]:
-    """The rows in float32, ROWS_CHUNK at a time."""
+    """The rows of a matrix in float32, ROWS_CHUNK at a time."""
     for first in range(0, matrix.shape[0], ROWS_CHUNK):
         yield matrix[first : first + ROWS_CHUNK].float()
 

@@ -1,7 +1,7 @@
-"""What a decoder layer of each architecture is made of, and which sites it therefore has.
+"""The modules of a decoder layer in each architecture, and the sites that follow from them.
 
-`FAMILIES` is the one table: an architecture that is not in it offers the residual stream before and after a layer only. What
-a layer does not have is refused, never guessed.
+`FAMILIES` is the one table. An architecture outside it has only the residual stream before and after a layer. A site
+that a layer does not have is refused and never guessed.
 """
 
 from __future__ import annotations
@@ -25,11 +25,17 @@ from steerserve.rules.sae_sites import (
 
 @dataclass(frozen=True, slots=True)
 class Family:
-    """Paths within a decoder layer. `projection` and `down` end attention and MLP; `attn_out` and `mlp_out` are the modules
-    whose outputs enter the residual stream, where those are not attention and MLP themselves.
+    """Paths of modules within a decoder layer.
 
-    `is_flat`: the layer calls its MLP with [rows * T, width]. `post_norms`: the flag, with the value, that makes it normalise
-    the stream itself, so that nothing is simply added to it.
+    Attributes:
+        projection, down: the last projections of attention and MLP.
+        attn_out, mlp_out: the modules whose outputs are added to the residual stream; empty where these are attention
+            and MLP.
+        mlp_in: the module whose input the MLP reads; empty where this is the MLP.
+        is_parallel: attention and MLP read the same stream.
+        is_flat: the layer calls its MLP with [rows * T, width].
+        post_norms: name and value of the flag with which the layer normalises the stream itself. Then no output is
+            simply added to the stream.
     """
 
     attention: str = "self_attn"
@@ -52,9 +58,9 @@ _FALCON = Family("self_attention", "self_attention.dense", "mlp", "mlp.dense_4h_
 
 FAMILIES: dict[str, Family] = {
     **dict.fromkeys(
-        "llama mistral ministral ministral3 qwen2 qwen2_moe qwen3 qwen3_moe qwen3_next qwen3_5_text qwen3_5_moe_text gemma "
-        "vaultgemma phi3 phimoe olmo olmoe granite mixtral gpt_oss stablelm smollm3 seed_oss arcee helium glm ernie4_5 "
-        "hunyuan_v1_dense apertus nemotron".split(),
+        "llama mistral ministral ministral3 qwen2 qwen2_moe qwen3 qwen3_moe qwen3_next qwen3_5_text qwen3_5_moe_text "
+        "gemma vaultgemma phi3 phimoe olmo olmoe granite mixtral gpt_oss stablelm smollm3 seed_oss arcee "
+        "helium glm ernie4_5 hunyuan_v1_dense apertus nemotron".split(),
         _LLAMA,
     ),
     **dict.fromkeys("gemma2 gemma3_text olmo2 olmo3 exaone4".split(), _SANDWICH),
@@ -81,7 +87,7 @@ FAMILIES: dict[str, Family] = {
         post_norms=("do_layer_norm_before", False),
     ),
     "falcon": _FALCON,
-    # these two add the residual within the module, behind its last projection
+    # Bloom and MPT add the residual within the module, after its last projection
     "bloom": replace(
         _FALCON,
         attn_out=_FALCON.projection,
@@ -93,7 +99,7 @@ FAMILIES: dict[str, Family] = {
 
 
 def place(family: Family, site: str) -> tuple[str, bool]:
-    """The module of a site within the layer, and whether the site is its input."""
+    """The path of a site's module within the layer, and whether the site is the input of the module."""
     return {
         RESID_MID: (family.attn_out or family.attention, False),
         ATTN_OUT: (family.attn_out or family.attention, False),
@@ -107,7 +113,7 @@ def place(family: Family, site: str) -> tuple[str, bool]:
 
 
 def objection(block: nn.Module, family: Family, site: str) -> str | None:
-    """Why this layer does not have the site; None when it has it."""
+    """Why this layer does not have the site; None where it does."""
     if site == RESID_MID and _is_parallel(block, family):
         return "attention and MLP read the same stream"
     if site in (RESID_MID, ATTN_OUT, MLP_OUT) and _is_post_norm(block, family):
@@ -138,7 +144,8 @@ def _is_post_norm(block: Any, family: Family) -> bool:
 
 
 def _is_sliced(module: Any) -> bool:
-    """Whether Bloom multiplies by the weights of its projection itself, so that the projection's hooks never run."""
+    """Whether Bloom reads the weights of its projection without calling the module, so that hooks on the module never
+    run."""
     return getattr(module, "pretraining_tp", 1) > 1 and bool(
         getattr(module, "slow_but_exact", False)
     )
@@ -153,5 +160,5 @@ def _has(block: nn.Module, name: str) -> bool:
 
 
 def inputs(module: Any) -> int:
-    """The width of a projection's input; 0 when it is not told. GPT-2's projections have another name for it."""
+    """The width of a projection's input; 0 where the module does not say. GPT-2's projections call it `nx`."""
     return int(getattr(module, "in_features", 0) or getattr(module, "nx", 0) or 0)

@@ -1,6 +1,6 @@
-"""Weights files and configurations as they lie on disk, seen by their headers first and read with nothing executed.
+"""Reads weights files and configurations from disk: headers first, and without executing anything in them.
 
-Knows containers (safetensors, NumPy's npz, PyTorch's zip and older pickles, JSON), and nothing of SAEs.
+It knows containers (safetensors, NumPy's npz, PyTorch's zip and older pickles, JSON) and nothing about SAEs.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from steerserve.rules.sae_shapes import plain_names
 __all__ = ["SUFFIXES", "Info", "Tensors", "open_tensors", "read_json"]
 
 JSON_MAXIMUM = 1_000_000
-"""Largest configuration in bytes."""
+"""The largest configuration in bytes."""
 
 _SAFETENSORS = {
     "BOOL": "bool",
@@ -42,16 +42,18 @@ _SAFETENSORS = {
 
 
 def open_tensors(path: Path) -> Tensors:
-    """The tensors of a `.safetensors`, `.npz`, `.pt`, `.pth` or `.bin` file by their headers. Nothing is executed, and no
-    tensor is read (the older of PyTorch's two layouts has no headers: there all are, at the first `read`).
+    """The tensors of a `.safetensors`, `.npz`, `.pt`, `.pth` or `.bin` file, by their headers.
+
+    Nothing is executed, and no tensor is read. The older layout of PyTorch has no headers: the first `read` of such a
+    file reads all its tensors.
 
     Raises:
-        Refusal: SAE_LOAD_FAILED for a file that is missing, empty, damaged, that would execute code, that declares more
-            than it stores, or of another suffix.
+        Refusal: SAE_LOAD_FAILED for a file that is missing, empty or damaged, that would execute code, that declares
+            more than it stores, or that has another suffix.
     """
     opening = _OPENING.get(path.suffix.lower())
     if opening is None:
-        raise failed(path, f"is none of the weights files that are read: {', '.join(SUFFIXES)}")
+        raise failed(path, f"is not a weights file of a known kind: {', '.join(SUFFIXES)}")
     _check_is_file(path)
     with faults(path):
         return _unwrapped(opening(path))
@@ -69,18 +71,19 @@ def _unwrapped(tensors: Tensors) -> Tensors:
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """
+    """The JSON object in a file.
+
     Raises:
         Refusal: SAE_LOAD_FAILED when the file is missing, too large or not a JSON object.
     """
     text = _text(path, JSON_MAXIMUM)
     try:
-        found = json.loads(text)
+        value = json.loads(text)
     except (ValueError, RecursionError) as error:
         raise failed(path, "is not valid JSON") from error
-    if not isinstance(found, dict):
+    if not isinstance(value, dict):
         raise failed(path, "is not a JSON object")
-    return found
+    return value
 
 
 def _text(path: Path, maximum: int) -> bytes:
@@ -92,7 +95,7 @@ def _text(path: Path, maximum: int) -> bytes:
 
 
 def _check_is_file(path: Path) -> None:
-    """A pipe would wait for ever, a device would never end."""
+    """Refuse pipes and devices: reading a pipe could wait forever, and a device may never end."""
     try:
         is_file, is_empty = path.is_file(), path.stat().st_size == 0
     except (OSError, ValueError) as error:
@@ -104,9 +107,9 @@ def _check_is_file(path: Path) -> None:
 
 
 def _open_safetensors(path: Path) -> Tensors:
-    """The library checks what the header says against the file: sizes, offsets, gaps and overlaps."""
+    """The tensors of a safetensors file. The library checks sizes, offsets, gaps and overlaps of the header."""
     infos: dict[str, Info] = {}
-    # for PyTorch the whole file is mapped as if it were to be changed, which fails for one larger than the memory
+    # with framework="pt" the whole file is mapped as writable, which fails for a file larger than the memory
     with safe_open(path, framework="np") as file:
         names = list(file.keys())
         check_count(path, len(names))
@@ -118,8 +121,8 @@ def _open_safetensors(path: Path) -> Tensors:
 
     def read(name: str) -> torch.Tensor:
         with safe_open(path, framework="pt") as file:
-            found: torch.Tensor = file.get_tensor(name)
-            return found
+            tensor: torch.Tensor = file.get_tensor(name)
+            return tensor
 
     return Tensors(path, infos, read)
 

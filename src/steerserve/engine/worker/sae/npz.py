@@ -1,4 +1,4 @@
-"""NumPy's archives: each array is an entry with a header of its own, read without any pickle.
+"""NumPy's archives. Each array is an entry with its own header, and is read without any pickle.
 
 Source: NumPy's description of the npy format, versions 1.0 and 2.0 (numpy.lib.format).
 """
@@ -19,10 +19,10 @@ from steerserve.engine.worker.sae import archives
 from steerserve.engine.worker.sae.stored import Info, Scalar, Tensors, failed, info_of
 
 HARMLESS = 64 << 20
-"""A compressed archive may unpack to so many bytes whatever its own size: biases of zeros shrink a thousandfold."""
+"""A compressed archive of any size may unpack to this many bytes, because biases of zeros compress a thousandfold."""
 
 RATIO_MAXIMUM = 50
-"""Beyond that, weights do not compress so well: the archive is a bomb."""
+"""Above HARMLESS, an archive may unpack to this many times its size. Weights do not compress better; a bomb does."""
 
 TEXT_MAXIMUM = 1000
 _CHUNK = 16 << 20
@@ -42,7 +42,8 @@ def open_npz(path: Path) -> Tensors:
     """The arrays of a `.npz` by their headers.
 
     Raises:
-        Refusal: SAE_LOAD_FAILED for objects, structures, headers that disagree with the archive, and bombs.
+        Refusal: SAE_LOAD_FAILED for objects and structures, for headers that contradict the archive, and for archives
+            that would unpack to far more than their size.
     """
     infos: dict[str, Info] = {}
     arrays: dict[str, _Array] = {}
@@ -51,7 +52,7 @@ def open_npz(path: Path) -> Tensors:
         for entry in archive.infolist():
             name = entry.filename.removesuffix(".npy")
             if name == entry.filename:
-                raise failed(path, f"holds {name[:80]!r}, which is no array")
+                raise failed(path, f"holds {name[:80]!r}, which is not an array")
             with archive.open(entry) as file:
                 array, header = _header(path, name, entry, file)
                 if array.dtype.kind == "U" and array.shape == ():
@@ -60,7 +61,7 @@ def open_npz(path: Path) -> Tensors:
             infos[name] = info = info_of(path, name, array.shape, array.dtype.name)
             if header + info.size_bytes != entry.file_size:
                 raise failed(
-                    path, f"declares {info.size_bytes} bytes of {name!r} and stores others"
+                    path, f"declares {info.size_bytes} bytes of {name!r} and stores another number"
                 )
             arrays[name] = array
         _check_unpacked(path, archive.infolist())
@@ -73,7 +74,7 @@ def open_npz(path: Path) -> Tensors:
 
 
 def _header(path: Path, name: str, entry: zipfile.ZipInfo, file: IO[bytes]) -> tuple[_Array, int]:
-    """An array's description, and the bytes that it takes."""
+    """The description of an array, and the length of its header in bytes."""
     version = npy.read_magic(file)
     reader = {(1, 0): npy.read_array_header_1_0, (2, 0): npy.read_array_header_2_0}.get(version)
     if reader is None:
@@ -85,7 +86,8 @@ def _header(path: Path, name: str, entry: zipfile.ZipInfo, file: IO[bytes]) -> t
 
 
 def _check_unpacked(path: Path, entries: list[zipfile.ZipInfo]) -> None:
-    """Stored entries are as large as they say; of deflated ones only the directory says how large they get."""
+    """Check the sizes of deflated entries, which only the directory states. Stored entries have the size of their
+    data."""
     unpacked = sum(e.file_size for e in entries if not archives.is_stored(e))
     if unpacked > max(HARMLESS, RATIO_MAXIMUM * path.stat().st_size):
         raise failed(path, f"would unpack to {unpacked} bytes, out of proportion to its size")
@@ -103,7 +105,7 @@ def _text(path: Path, name: str, array: _Array, file: IO[bytes]) -> str:
 def _tensor(path: Path, name: str, array: _Array, file: IO[bytes]) -> torch.Tensor:
     _header(path, name, zipfile.ZipInfo(array.entry), file)
     flat = np.empty(int(np.prod(array.shape, dtype=object)), array.dtype)
-    target = flat.view(np.uint8).data  # the archive's own read would hold each array twice
+    target = flat.view(np.uint8).data  # reading whole entries would hold each array in memory twice
     at = 0
     while at < len(target):
         part = file.read(min(_CHUNK, len(target) - at))

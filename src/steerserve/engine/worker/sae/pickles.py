@@ -1,7 +1,8 @@
-"""What `torch.save` wrote: a zip archive of storages (since PyTorch 1.6), or one stream of pickles before them.
+"""Files of `torch.save`: a zip archive of storages (since PyTorch 1.6), or a stream of pickles followed by storages.
 
-Unpickling can call whatever a file names. So the names are read first, without calling any, and compared with a list
-that is shorter than PyTorch's own; then PyTorch's restricted reader reads it. There is no second, laxer attempt.
+Unpickling can call any function that a file names. Therefore the names are read first, without calling anything, and
+compared with a list that is shorter than PyTorch's own. Then PyTorch's restricted reader reads the file. Nothing else
+ever reads it.
 """
 
 from __future__ import annotations
@@ -27,10 +28,10 @@ from steerserve.engine.worker.sae.stored import (
 )
 
 PICKLE_MAXIMUM = 4 << 20
-"""Largest index of tensors in bytes; one tensor takes about two hundred."""
+"""The largest index of tensors in bytes. One tensor takes about two hundred."""
 
 DECLARED_MAXIMUM = 4
-"""Tensors may share storage (tied weights): so many times the file's size may be declared."""
+"""Tensors may share storage (tied weights), so that a file may declare this many times its size."""
 
 DEPTH_MAXIMUM = 8
 VALUES_MAXIMUM = 20_000
@@ -45,24 +46,27 @@ _ALLOWED = re.compile(
     r"|torch\.storage\.(UntypedStorage|TypedStorage)"
     r"|torch\.(bool|bfloat16|u?int(8|16|32|64)|float(16|32|64|8_e4m3fn|8_e5m2))"
 )
-"""Everything that the pickle of a dict of tensors needs."""
+"""All names that the pickle of a dict of tensors needs."""
 
 _ZIP = b"PK\x03\x04"
 _PICKLES_BEFORE_STORAGES = 5  # magic number, protocol, system, the object, keys of the storages
 
 
 def open_pickle(path: Path) -> Tensors:
-    """The tensors of a dict that `torch.save` wrote, by name; names of nested dicts are joined with dots. The one wrapper
-    of a level without tensors (`WRAPPERS`) lends its tensors no prefix, and the configuration beside it is kept.
+    """The tensors of a dict that `torch.save` wrote, by name. The names of nested dicts are joined with dots.
+
+    If a level has no tensors and exactly one of `WRAPPERS`, the wrapper adds no prefix to the names, and a
+    configuration beside it becomes `config`.
 
     Raises:
-        Refusal: SAE_LOAD_FAILED for a pickle that names anything but tensors, and for tensors larger than their storage.
+        Refusal: SAE_LOAD_FAILED for a pickle that names something other than tensors, and for tensors larger than their
+            storage.
     """
     with path.open("rb") as file:
         is_zip = file.read(len(_ZIP)) == _ZIP
-    found = _mapped(path) if is_zip else _stream(path)
-    _check_object(path, found)
-    leaves, config = _flat(path, found)
+    value = _mapped(path) if is_zip else _stream(path)
+    _check_object(path, value)
+    leaves, config = _flat(path, value)
     tensors = {n: v for n, v in leaves.items() if isinstance(v, torch.Tensor)}
     infos = {name: _info(path, name, tensor) for name, tensor in tensors.items()}
     _check_sizes(path, infos, tensors)
@@ -80,7 +84,7 @@ def open_pickle(path: Path) -> Tensors:
 
 
 def _mapped(path: Path) -> Any:
-    """The object of a zip archive; its tensors are views of the mapped file."""
+    """The object in a zip archive. Its tensors are views of the mapped file."""
     with archives.opened(path) as archive:
         for entry in archive.infolist():
             if not archives.is_stored(entry):
@@ -93,7 +97,7 @@ def _mapped(path: Path) -> Any:
 
 
 def _stream(path: Path) -> Any:
-    """The object of the older layout, with tensors that are shaped and not filled."""
+    """The object in the older layout. Its tensors have their shapes and no values."""
     with archives.Bounded(path, PICKLE_MAXIMUM) as file:
         for _ in range(_PICKLES_BEFORE_STORAGES):
             _check_names(path, file)
@@ -102,9 +106,10 @@ def _stream(path: Path) -> Any:
 
 
 def _check_names(path: Path, file: IO[bytes]) -> None:
-    """
+    """Check every name in a pickle, without executing the pickle.
+
     Raises:
-        Refusal: SAE_LOAD_FAILED for a pickle that names what is not in `_ALLOWED`.
+        Refusal: SAE_LOAD_FAILED for a name that is not in `_ALLOWED`.
     """
     for code, argument, _ in pickletools.genops(file):
         if code.name == "GLOBAL":
@@ -117,21 +122,22 @@ def _check_names(path: Path, file: IO[bytes]) -> None:
             raise failed(path, "is a pickle that calls more than tensors; nothing was executed")
 
 
-def _check_object(path: Path, found: Any) -> None:
-    """Before anything walks it: a few bytes of pickle can name the same dict a thousand times, or a dict that holds itself.
+def _check_object(path: Path, value: Any) -> None:
+    """Check depth and size before other code walks the object: a few bytes of pickle can repeat one dict a thousand
+    times, or make a dict that contains itself.
 
     Raises:
         Refusal: SAE_LOAD_FAILED.
     """
-    if not isinstance(found, dict):
-        raise failed(path, f"holds a {type(found).__name__}, not a dict of tensors")
-    pending: list[tuple[Any, int]] = [(found, 0)]
+    if not isinstance(value, dict):
+        raise failed(path, f"holds a {type(value).__name__}, not a dict of tensors")
+    pending: list[tuple[Any, int]] = [(value, 0)]
     seen = 0
     while pending:
-        value, depth = pending.pop()
-        if isinstance(value, dict) and not all(isinstance(key, str | int) for key in value):
+        part, depth = pending.pop()
+        if isinstance(part, dict) and not all(isinstance(key, str | int) for key in part):
             raise failed(path, "has a key that is neither a text nor a number")
-        inner = list(value.values()) if isinstance(value, dict) else value
+        inner = list(part.values()) if isinstance(part, dict) else part
         if not isinstance(inner, list | tuple | set):
             continue
         seen += len(inner)
@@ -139,17 +145,17 @@ def _check_object(path: Path, found: Any) -> None:
             raise failed(
                 path, f"nests more than {DEPTH_MAXIMUM} deep, or over {VALUES_MAXIMUM} values"
             )
-        pending += [(part, depth + 1) for part in inner]
+        pending += [(each, depth + 1) for each in inner]
 
 
 def _flat(
-    path: Path, found: dict[Any, Any], prefix: str = "", *, is_outer: bool = True
+    path: Path, values: dict[Any, Any], prefix: str = "", *, is_outer: bool = True
 ) -> tuple[dict[str, Any], dict[str, Any]]:
     """Every value by its dotted name, and the configuration."""
     leaves: dict[str, Any] = {}
     config: dict[str, Any] = {}
-    wrapper = _wrapper(found) if is_outer else None
-    for key, value in found.items():
+    wrapper = _wrapper(values) if is_outer else None
+    for key, value in values.items():
         inner = dict(enumerate(value)) if isinstance(value, list | tuple) else value
         more = {f"{prefix}{key}": value}
         if is_outer and key in CONFIGS and isinstance(value, dict):
@@ -158,22 +164,22 @@ def _flat(
         if isinstance(inner, dict):
             is_wrapper = key == wrapper
             below = prefix if is_wrapper else f"{prefix}{key}."
-            more, told = _flat(path, inner, below, is_outer=is_wrapper)
-            config |= told
+            more, inner_config = _flat(path, inner, below, is_outer=is_wrapper)
+            config |= inner_config
         if leaves.keys() & more.keys():
             raise failed(path, f"has two values named {min(leaves.keys() & more.keys())[:80]!r}")
         leaves |= more
     return leaves, config
 
 
-def _wrapper(found: dict[Any, Any]) -> str | None:
-    wrappers = [name for name in WRAPPERS if isinstance(found.get(name), dict)]
-    has_tensors = any(isinstance(value, torch.Tensor) for value in found.values())
+def _wrapper(values: dict[Any, Any]) -> str | None:
+    wrappers = [name for name in WRAPPERS if isinstance(values.get(name), dict)]
+    has_tensors = any(isinstance(value, torch.Tensor) for value in values.values())
     return wrappers[0] if len(wrappers) == 1 and not has_tensors else None
 
 
 def _plain(value: Any) -> Any:
-    """A value as JSON would hold it; what JSON does not know, as text."""
+    """A value as JSON holds it. Values of types that JSON lacks become text."""
     if isinstance(value, dict):
         return {str(key): _plain(inner) for key, inner in value.items()}
     if isinstance(value, list | tuple | set):
@@ -182,9 +188,10 @@ def _plain(value: Any) -> Any:
 
 
 def _info(path: Path, name: str, tensor: torch.Tensor) -> Info:
-    """
+    """The header of a tensor.
+
     Raises:
-        Refusal: SAE_LOAD_FAILED for a tensor that declares more than is stored of it.
+        Refusal: SAE_LOAD_FAILED for a tensor that declares more bytes than its storage has.
     """
     if tensor.layout != torch.strided or tensor.device.type != "cpu" or tensor.is_quantized:
         raise failed(path, f"holds {name!r} in a layout that is not read", tensor=name)

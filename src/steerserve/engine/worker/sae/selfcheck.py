@@ -1,7 +1,8 @@
-"""The self-check of an attached SAE: does it reconstruct this model's activations the way its claims say?
+"""The self-check of an attached SAE: does it reconstruct this model's activations as well as its claims say?
 
-A short text is run once, without steering; the first position and special tokens are left out, because SAEs are not
-trained on them. It warns; it refuses only a place that gives no rows of the site's width.
+The model runs a short text once, without steering. The first position and special tokens do not count, because SAEs are
+not trained on them. Bad figures become warnings. The check refuses an SAE only if the site does not give rows of its
+width.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ TEXT = (
 L0_FACTOR = 3.0
 FVU_MAXIMUM = 0.7
 CENTRED_SHARE = 0.8
-"""Taken as centred when centring leaves at most this share of what is unexplained without it."""
+"""An SAE counts as centred if centring leaves at most this share of the variance that is unexplained without it."""
 CENTRED_GAIN = 0.02
 SMALLEST = 1e-12
 
@@ -41,12 +42,12 @@ _CENTRED_SITES = frozenset(
         sae_sites.MLP_OUT,
     }
 )
-"""What centred writing weights leave without a mean: the stream, and what is added to it."""
+"""Sites whose values have no mean when writing weights are centred: the stream, and the outputs added to it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Examined:
-    """The SAE as it is to be attached, and what the check found."""
+    """The SAE to attach, with the figures and the warnings of its check."""
 
     sae: Sae
     check: dict[str, float]
@@ -56,40 +57,43 @@ class Examined:
 def examine(
     model: Checkpoint, sae: Sae, site: Site, claims: Claims, said: Overrides | None = None
 ) -> Examined:
-    """Check the SAE at its site, and decide whether it reads a centred stream where its files leave that open.
+    """Check the SAE at its site. If its files leave open whether it reads a centred stream, decide that here.
 
-    TransformerLens centres the weights that write into the stream of LayerNorm models unless told not to, and older
-    checkpoints do not say. What the operator `said` stands.
+    TransformerLens by default centres the weights that write into the stream of LayerNorm models, and older checkpoints
+    do not say whether it did. An override in `said` decides instead.
 
     Raises:
-        Refusal: SAE_INCOMPATIBLE when the place gives no rows of the site's width.
+        Refusal: SAE_INCOMPATIBLE when the site does not give rows of its width.
     """
     x = _values(model, sae, site)
-    found: list[str] = []
+    warned: list[str] = []
     check = figures(sae, x)
     is_open = claims.is_centred is None and (said is None or said.is_centred is None)
     if is_open and sae_sites.is_lens_name(claims.hook_name) and _may_be_centred(model, site):
         sae, check, why = _centring(sae, x, check)
-        found += why
-    found += warnings(check, claims.l0)
+        warned += why
+    warned += warnings(check, claims.l0)
     if not sae.is_calibrated:
-        found.append(_uncalibrated(sae, x, check["fvu"]))
+        warned.append(_uncalibrated(sae, x, check["fvu"]))
     if check["decoder_norm_min"] == 0 and check["decoder_norm_max"] > 0:
-        found.append("some decoder rows are zero: steering those features does nothing")
-    return Examined(sae, _finite(check), found)
+        warned.append("some decoder rows are zero: steering those features does nothing")
+    return Examined(sae, _finite(check), warned)
 
 
 def suited(
     model: Checkpoint, sae: Sae, site: Site, said: Overrides | None = None
 ) -> tuple[Sae, list[str]]:
-    """The SAE, not centred where nothing is centred, whatever its files say: a stream that RMSNorm reads, and sites that
-    centred writing weights do not reach. What the operator `said` stands."""
-    is_told = said is not None and said.is_centred is not None
-    if not sae.is_centred or is_told or _may_be_centred(model, site):
+    """The SAE without centring where the site's values cannot be centred, whatever its files say; and a warning of it.
+
+    Values cannot be centred in models with RMSNorm, and at sites that centred writing weights do not reach. An override
+    in `said` decides instead.
+    """
+    is_overridden = said is not None and said.is_centred is not None
+    if not sae.is_centred or is_overridden or _may_be_centred(model, site):
         return sae, []
     why = (
-        f"the checkpoint asks for a centred stream, which {site.name} of this model never is; not centred "
-        "(the override is_centred decides otherwise)"
+        f"the checkpoint asks for a centred stream, and {site.name} of this model is never centred: "
+        "the SAE is used without centring (the override is_centred changes this)"
     )
     return replace(sae, is_centred=False), [why]
 
@@ -99,16 +103,17 @@ def _may_be_centred(model: Checkpoint, site: Site) -> bool:
 
 
 def run(model: Checkpoint, sae: Sae, site: Site) -> dict[str, float]:
-    """The figures of the SAE as it is, at its site, on the check's text."""
+    """The figures of an SAE at its site, on the text of the check."""
     return figures(sae, _values(model, sae, site))
 
 
 @torch.inference_mode()
 def figures(sae: Sae, x: Tensor) -> dict[str, float]:
-    """What the SAE makes of rows x [n, d_in]: L0, fraction of variance unexplained, the fraction of features that fire in no
-    row, the rows' median norm, and the norms of the decoder's rows.
+    """The figures of an SAE on rows x [n, d_in]: L0, the fraction of variance unexplained (FVU), the fraction of
+    features that are active in no row, the median norm of the rows, and the smallest and largest norm of the decoder
+    rows.
 
-    FVU = ||x - x_hat||^2 / ||x - mean(x)||^2, both without each row's mean where the SAE is centred.
+    FVU = ||x - x_hat||^2 / ||x - mean(x)||^2. Where the SAE is centred, the mean of each row of x is subtracted first.
     """
     if sae.is_centred:
         x = x - x.mean(-1, keepdim=True)
@@ -127,29 +132,29 @@ def figures(sae: Sae, x: Tensor) -> dict[str, float]:
 
 
 def warnings(check: dict[str, float], claimed_l0: float | None) -> list[str]:
-    """What the figures say against the checkpoint's claims."""
-    found: list[str] = []
+    """Warnings where the figures contradict the checkpoint's claims."""
+    warned: list[str] = []
     l0, fvu = check["l0"], check["fvu"]
     if not fvu <= FVU_MAXIMUM:
-        found.append(
+        warned.append(
             f"the SAE leaves {fvu:.2f} of the variance unexplained here: "
-            "probably another model, layer, site or normalisation than it was trained for"
+            "it was probably trained on another model, layer, site or normalisation"
         )
     if l0 == 0:
-        found.append(
+        warned.append(
             "no feature fires on a plain text: the SAE does not read this model's activations"
         )
     elif claimed_l0 and not claimed_l0 / L0_FACTOR <= l0 <= claimed_l0 * L0_FACTOR:
-        found.append(
+        warned.append(
             f"{l0:.0f} features fire per token, the checkpoint claims {claimed_l0:.0f}: "
-            "its activation or normalisation is probably misread, or the layer is another"
+            "its activation or normalisation is probably misread, or it was trained on another layer"
         )
-    return found
+    return warned
 
 
 @torch.inference_mode()
 def _values(model: Checkpoint, sae: Sae, site: Site) -> Tensor:
-    """The site's values [n, width] over the text, in float32 and where the SAE lies."""
+    """The site's values [n, width] over the text, in float32 and on the device of the SAE."""
     kept: list[Tensor] = []
     handle = site.hook(lambda value: kept.append(value.clone()))
     ids = model.encode(TEXT, special=True)
@@ -176,32 +181,32 @@ def _values(model: Checkpoint, sae: Sae, site: Site) -> Tensor:
 def _centring(
     sae: Sae, x: Tensor, check: dict[str, float]
 ) -> tuple[Sae, dict[str, float], list[str]]:
-    """The SAE centred or not, its figures, and what to say about it."""
+    """The SAE, centred or not, its figures, and the warning of the choice."""
     centred = replace(sae, is_centred=True)
     other = figures(centred, x)
     plain, fvu = check["fvu"], other["fvu"]
     if not (fvu <= CENTRED_SHARE * plain and plain - fvu >= CENTRED_GAIN):
         return sae, check, []
     why = (
-        f"taken as an SAE of the centred residual stream: it leaves {fvu:.2f} of the variance unexplained with each "
-        f"token's mean taken away, {plain:.2f} without; the override is_centred decides otherwise"
+        f"the SAE is used as one of the centred residual stream: it leaves {fvu:.2f} of the variance "
+        f"unexplained with each token's mean subtracted, and {plain:.2f} without; the override is_centred changes this"
     )
     return centred, other, [why]
 
 
 def _uncalibrated(sae: Sae, x: Tensor, fvu: float) -> str:
-    """What an unknown norm factor c = sqrt(d_in) / E||x|| would be on this text, and what it would do."""
+    """A warning with the norm factor c = sqrt(d_in) / E||x|| measured on this text, and the FVU that c gives."""
     if sae.is_centred:
         x = x - x.mean(-1, keepdim=True)
     c = sae.d_in**0.5 / float(x.norm(dim=-1).mean().clamp_min(SMALLEST))
     scaled = figures(sae, x * c)["fvu"]
     return (
-        f"the norm factor that the SAE was trained with is not known, so its activations are uncalibrated; on a short text "
-        f"it comes to {c:.4g}, with which {scaled:.2f} of the variance is left unexplained ({fvu:.2f} without): "
-        "set it with the override norm_factor"
+        f"the norm factor of the SAE's training is not known, so its activations are uncalibrated; measured "
+        f"on a short text the factor is {c:.4g}, which leaves {scaled:.2f} of the variance unexplained "
+        f"({fvu:.2f} without it): set the factor with the override norm_factor"
     )
 
 
 def _finite(check: dict[str, float]) -> dict[str, float]:
-    """The figures that are numbers; the warnings tell of the others."""
+    """The figures that are finite; warnings report the others."""
     return {name: value for name, value in check.items() if abs(value) < float("inf")}

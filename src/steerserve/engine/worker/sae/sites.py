@@ -1,4 +1,5 @@
-"""Where an SAE reads and writes: a site and a model become a module, its side, and the algebra between them."""
+"""The places where an SAE reads and writes: the module of a site in a model, which side of it, and how values
+convert."""
 
 from __future__ import annotations
 
@@ -30,16 +31,17 @@ Edit = Callable[[Tensor], Tensor | None]
 
 
 class Handle(Protocol):
-    """What takes a hook away again."""
+    """A registered hook, which `remove` takes away."""
 
     def remove(self) -> None: ...
 
 
 @dataclass(frozen=True, slots=True)
 class Site:
-    """One side of one module, and how its tensor relates to the site's value [rows, T, width].
+    """The input or the output of one module, and how its tensor relates to the site's value [rows, T, width].
 
-    The value is `scale` x tensor, plus the layer's input where `has_residual`. `path` names the module as the model does.
+    The value is `scale` x tensor, plus the input of the layer where `has_residual`. `path` is the module's name in the
+    model. `is_flat`: the tensor has the shape [rows * T, width].
     """
 
     name: str
@@ -54,26 +56,27 @@ class Site:
 
     @property
     def device(self) -> torch.device:
-        """Where the module lies."""
+        """The device of the module."""
         return next((self.layer or self.module).parameters()).device
 
     def hook(self, edit: Edit) -> Handle:
-        """Hook the site: `edit` gets its value [rows, T, width] and returns what to add to it, of a shape that broadcasts
-        to the value's, or None. What it wants to keep of the value it must clone: layers go on writing into some."""
+        """Hook the site. `edit` gets the value [rows, T, width] and returns a tensor to add to it, whose shape
+        broadcasts to the value's, or None. `edit` must clone a value that it keeps, because some layers write into the
+        tensor later."""
         residual: list[Tensor] = []
 
         def change(tensor: Tensor) -> Tensor | None:
             return self._changed(tensor, edit, residual.pop() if residual else None)
 
         if self.is_input:
-            # before the hook of a site within the layer that keeps its input
+            # this hook must run before the hook of an inner site that keeps the layer's input
             first: Handle = self.module.register_forward_pre_hook(
                 lambda _, args, kwargs: _with_input(change, args, kwargs),
                 with_kwargs=True,
                 prepend=self.name == RESID_PRE,
             )
         else:
-            # what attention adds is there before the stream that it is added to
+            # the hook of an added output must run before the hook of the stream that it is added to
             first = self.module.register_forward_hook(
                 lambda _, __, output: _with_output(change, output),
                 prepend=self.name not in (RESID_MID, RESID_POST),
@@ -113,10 +116,10 @@ class _Both:
 
 
 def find(model: nn.Module, layers: int, site: str, layer: int) -> Site:
-    """The site `site` of decoder layer `layer`, out of `layers`.
+    """The site `site` of decoder layer `layer`; the model has `layers` layers.
 
     Raises:
-        Refusal: SAE_INCOMPATIBLE when the architecture does not offer it there, naming architecture and site.
+        Refusal: SAE_INCOMPATIBLE, with architecture and site, when this layer does not have the site.
     """
     path, stack = decoder_layers(model, layers)
     if site not in SITES:
@@ -132,7 +135,10 @@ def find(model: nn.Module, layers: int, site: str, layer: int) -> Site:
     family = FAMILIES.get(_kind(model))
     if family is None:
         raise _lacks(
-            model, site, layer, "only its residual stream before and after a layer is known"
+            model,
+            site,
+            layer,
+            "for this architecture only the residual stream before and after a layer is known",
         )
     if why := objection(block, family, site):
         raise _lacks(model, site, layer, why)
@@ -154,20 +160,20 @@ def find(model: nn.Module, layers: int, site: str, layer: int) -> Site:
 
 
 def widths(model: nn.Module, layers: int) -> dict[str, int]:
-    """The sites that some layer of this model offers, each with its width."""
-    found: dict[str, int] = {}
+    """The sites that at least one layer of this model has, each with its width."""
+    offered: dict[str, int] = {}
     for site in SITES:
         for layer in range(layers):
             try:
-                found[site] = find(model, layers, site, layer).width
+                offered[site] = find(model, layers, site, layer).width
                 break
             except Refusal:
                 continue
-    return found
+    return offered
 
 
 def has_layer_norm(model: nn.Module, layers: int) -> bool:
-    """Whether layers normalise with LayerNorm, which takes the mean away, and not with RMSNorm, which does not."""
+    """Whether the layers use LayerNorm, which subtracts the mean. RMSNorm does not."""
     _, stack = decoder_layers(model, layers)
     return any(
         isinstance(child, nn.LayerNorm) or type(child).__name__.endswith("LayerNorm")
@@ -176,7 +182,8 @@ def has_layer_norm(model: nn.Module, layers: int) -> bool:
 
 
 def _embedding(model: Any, layer: int) -> Site:
-    """The token embedding, as it enters the residual stream: with the norm or the factor that some models put behind it."""
+    """The token embedding as it enters the residual stream, after the norm or the factor that some models apply to
+    it."""
     if layer != 0:
         raise _lacks(model, EMBED, layer, "the token embedding is at layer 0")
     embedding = model.get_input_embeddings()
@@ -185,7 +192,7 @@ def _embedding(model: Any, layer: int) -> Site:
     parent = model.get_submodule(above)
     width = int(getattr(embedding, "embedding_dim", 0))
     if width != int(_text_config(model).hidden_size):
-        raise _lacks(model, EMBED, layer, "its embedding is projected to the stream's width")
+        raise _lacks(model, EMBED, layer, "its embedding is projected to the width of the stream")
     behind = getattr(parent, f"{name}_layernorm", None)
     if isinstance(behind, nn.Module):
         return Site(EMBED, behind, f"{path}_layernorm", width)

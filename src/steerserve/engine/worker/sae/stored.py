@@ -1,6 +1,7 @@
-"""Tensors as a weights file stores them: what is known of them before any is read, and how one is read.
+"""Tensors as a weights file stores them: the headers, which are known first, and reading one tensor.
 
-Owns nothing. What a damaged or hostile file raises becomes a refusal here; the readers of each container use it.
+The readers of all containers use this module. It turns the exceptions that damaged and hostile files cause into
+refusals.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from steerserve.engine.worker import memory
 from steerserve.errors import Refusal
 
 TENSORS_MAXIMUM = 10_000
-"""Most tensors in one file; the largest published SAE files hold some dozens."""
+"""The most tensors in one file. The largest published SAE files have some dozens."""
 
 AXES_MAXIMUM = 8
 
@@ -33,7 +34,7 @@ BYTES = {
     **dict.fromkeys(("int32", "uint32", "float32"), 4),
     **dict.fromkeys(("int64", "uint64", "float64"), 8),
 }
-"""Bytes of one element, by dtype: the dtypes that are read. The names are PyTorch's."""
+"""The bytes of one element for each dtype that is read, by PyTorch's names."""
 
 Scalar = float | int | str | bool
 
@@ -55,14 +56,14 @@ _FAULTS = (
     zipfile.BadZipFile,
     zlib.error,
 )
-"""What readers of foreign formats raise on damaged input."""
+"""The exceptions that readers raise on damaged files."""
 
 _UNMAPPED = "Cannot allocate memory"
 
 
 @dataclass(frozen=True, slots=True)
 class Info:
-    """One tensor by its header. `dtype` is PyTorch's name of it: "float32", "bfloat16", "int64"."""
+    """The header of one tensor. `dtype` is PyTorch's name: "float32", "bfloat16", "int64"."""
 
     shape: tuple[int, ...]
     dtype: str
@@ -71,7 +72,8 @@ class Info:
 
 @dataclass(frozen=True, slots=True)
 class Tensors:
-    """The tensors of one file. `scalars` are plain numbers and texts stored beside them, `config` a configuration in it."""
+    """The tensors of one file. `scalars` are plain numbers and texts beside them; `config` is a configuration in the
+    file."""
 
     path: Path
     infos: dict[str, Info]
@@ -84,14 +86,14 @@ class Tensors:
         return sum(info.size_bytes for info in self.infos.values())
 
     def read(self, name: str) -> torch.Tensor:
-        """One tensor on the processor, shaped and typed as its `Info` says. It may be a view of the mapped file.
+        """One tensor in main memory, with the shape and dtype of its `Info`. It may be a view of the mapped file.
 
         Raises:
-            Refusal: SAE_LOAD_FAILED when there is no such tensor, or what is stored is not what the header says.
+            Refusal: SAE_LOAD_FAILED when there is no such tensor, or when its data contradict the header.
         """
         if name not in self.infos:
             raise failed(
-                self.path, f"has no tensor {name!r}, found {shown(self.infos)}", tensor=name
+                self.path, f"has no tensor {name!r}; it has {shown(self.infos)}", tensor=name
             )
         with faults(self.path, is_reading=True):
             tensor = self.reading(name)
@@ -102,10 +104,10 @@ class Tensors:
 
 
 def info_of(path: Path, name: str, shape: tuple[int, ...], dtype: str) -> Info:
-    """What a header says of a tensor.
+    """The checked header of a tensor.
 
     Raises:
-        Refusal: SAE_LOAD_FAILED for a dtype that is not read, too many axes, or an axis of negative length.
+        Refusal: SAE_LOAD_FAILED for a dtype that cannot be read, too many axes, or an axis of negative length.
     """
     if dtype not in BYTES:
         raise failed(path, f"holds {name!r} as {dtype}, which cannot be read", tensor=name)
@@ -119,7 +121,8 @@ def name_of(dtype: torch.dtype) -> str:
 
 
 def check_count(path: Path, count: int) -> None:
-    """
+    """Check the number of entries in a file.
+
     Raises:
         Refusal: SAE_LOAD_FAILED for more than `TENSORS_MAXIMUM`.
     """
@@ -129,8 +132,10 @@ def check_count(path: Path, count: int) -> None:
 
 @contextmanager
 def faults(path: Path, *, is_reading: bool = False) -> Iterator[None]:
-    """What a damaged file makes its reader raise becomes a refusal that names the file and the fault. Memory that runs out
-    while a tensor is read is no fault of the file; while headers are read it is.
+    """Turns the exceptions of a file's reader into a refusal with the name of the file and the fault.
+
+    If memory runs out while a tensor is read, the file is not at fault, and MemoryError is raised. If it runs out while
+    headers are read, the file is at fault.
 
     Raises:
         Refusal: SAE_LOAD_FAILED.
@@ -143,16 +148,16 @@ def faults(path: Path, *, is_reading: bool = False) -> Iterator[None]:
         raise failed(path, f"cannot be read: {_fault(error, path)}") from error
 
 
-def failed(path: Path, what: str, **details: Any) -> Refusal:
-    """The refusal of a file, which is named without its folder."""
-    return Refusal("SAE_LOAD_FAILED", f"{path.name} {what}", file=path.name, **details)
+def failed(path: Path, fault: str, **details: Any) -> Refusal:
+    """The refusal of a file, with its name and without its folder."""
+    return Refusal("SAE_LOAD_FAILED", f"{path.name} {fault}", file=path.name, **details)
 
 
 def shown(infos: Mapping[str, Info], most: int = 20) -> str:
-    """The names and shapes found, for a refusal."""
-    found = [f"{name[:80]} {list(info.shape)}" for name, info in list(infos.items())[:most]]
+    """Names and shapes of tensors, for the message of a refusal."""
+    texts = [f"{name[:80]} {list(info.shape)}" for name, info in list(infos.items())[:most]]
     return (
-        ", ".join(found) + (f" and {len(infos) - most} more" if len(infos) > most else "")
+        ", ".join(texts) + (f" and {len(infos) - most} more" if len(infos) > most else "")
         or "(none)"
     )
 
@@ -162,5 +167,5 @@ def _fault(error: BaseException, path: Path) -> str:
         return "there is no such file"
     if isinstance(error, OSError) and error.strerror:
         return error.strerror
-    told = str(error).replace(f"{path.parent}/", "").strip().split("\n", 1)[0][:200]
-    return f"{type(error).__name__}: {told}" if told else type(error).__name__
+    text = str(error).replace(f"{path.parent}/", "").strip().split("\n", 1)[0][:200]
+    return f"{type(error).__name__}: {text}" if text else type(error).__name__

@@ -1,7 +1,7 @@
-"""SAE checkpoints as people publish them: sniff the files, read what they claim, load them into the canonical form.
+"""SAE checkpoints as people publish them: recognise the format, read what the files claim, load the canonical form.
 
-`FORMATS` is the one table, asked in its order; the first format whose files are there describes the checkpoint in a
-`Description`. Adding a format is adding a row.
+`FORMATS` is asked in its order. The first format that recognises the files describes the checkpoint in a `Description`.
+A new format is a new row.
 """
 
 from __future__ import annotations
@@ -45,35 +45,39 @@ FORMATS: tuple[tuple[str, Callable[[SourceFiles], Description | None]], ...] = (
 
 
 def inspect(source: SaeSource) -> Claims:
-    """What the checkpoint at `source` claims, from its headers and configurations; overrides stand in their place.
+    """What the checkpoint at `source` claims. The claims come from headers and configurations; overrides replace them.
 
     Raises:
-        Refusal: SAE_LOAD_FAILED when no format fits, naming the files found; when a file is damaged or a tensor is
-            missing or misshapen. VALIDATION_ERROR for an override that means nothing.
+        Refusal: SAE_LOAD_FAILED when no format recognises the files, when a file is damaged, or when a tensor is
+            missing or has the wrong shape. VALIDATION_ERROR for an override without a meaning here.
     """
-    return claims(_read(source))
+    return claims(_describe(source))
 
 
 def load(source: SaeSource, dtype: torch.dtype | None = None, *, is_asked: bool = True) -> Sae:
-    """The checkpoint at `source` in canonical form, its matrices in `dtype` (None for that of the file), cast one by one; where
-    it was not asked for, in bfloat16 if a weight has no room in it.
+    """The checkpoint at `source` in canonical form.
+
+    Args:
+        dtype: the dtype of the matrices; None keeps the dtype of the file. Each matrix is cast on its own.
+        is_asked: the operator asked for `dtype`. Otherwise the matrices are kept in bfloat16 if a weight is beyond the
+            range of `dtype`.
 
     Raises:
-        Refusal: SAE_INCOMPATIBLE for what can never be attached, with the reason; SAE_LOAD_FAILED as `inspect`, for
-            numbers that are not finite, and when an override is needed.
+        Refusal: SAE_INCOMPATIBLE, with the reason, for a checkpoint that can never be attached; SAE_LOAD_FAILED as
+            `inspect` does, for numbers that are not finite, and when an override is needed.
     """
-    return build(_read(source), dtype, is_asked=is_asked)
+    return build(_describe(source), dtype, is_asked=is_asked)
 
 
-def _read(source: SaeSource) -> Description:
-    found = look(source)
-    for _, read in FORMATS:
-        description = read(found)
+def _describe(source: SaeSource) -> Description:
+    files = look(source)
+    for _, describe in FORMATS:
+        description = describe(files)
         if description is not None:
             return with_overrides(description, source.overrides)
-    files = found.listing()[:20]
+    names = files.listing()[:20]
     raise Refusal(
         "SAE_LOAD_FAILED",
-        f"no SAE format fits the files {files or '(none)'}; known: {', '.join(name for name, _ in FORMATS)}",
-        files=files,
+        f"no SAE format fits the files {names or '(none)'}; known: {', '.join(name for name, _ in FORMATS)}",
+        files=names,
     )

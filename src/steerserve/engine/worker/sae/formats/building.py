@@ -1,4 +1,4 @@
-"""From a description to what is claimed and to the SAE itself."""
+"""Makes the claims of a checkpoint, and the SAE itself, from its description."""
 
 from __future__ import annotations
 
@@ -24,29 +24,29 @@ from steerserve.errors import Refusal
 from steerserve.rules import sae_sites
 
 SCALE_MINIMUM = 1e-9
-"""Scalar norms as small as this, or as large as its inverse, leave no numbers in float32."""
+"""Scalar norms below this, or above its inverse, overflow or vanish in float32."""
 
 UNCALIBRATED = (
-    "the SAE was trained on activations scaled by a factor that the checkpoint does not hold: its values are "
-    "uncalibrated, and so are steering strengths; the override norm_factor gives it"
+    "the SAE was trained on activations scaled by a factor that the checkpoint does not hold: feature values and "
+    "steering strengths are uncalibrated; give the factor as the override norm_factor"
 )
 
 
 def claims(description: Description) -> Claims:
-    """What the checkpoint claims, every shape checked.
+    """The claims of the checkpoint. All shapes are checked.
 
     Raises:
-        Refusal: SAE_LOAD_FAILED when a tensor is missing or of a shape that does not fit the others.
+        Refusal: SAE_LOAD_FAILED when a tensor is missing or its shape does not fit the others.
     """
     tensors = description.tensors
-    warned = list(description.warnings)
+    warnings = list(description.warnings)
     missing = needs(description)
     if description.site is None and description.hook_name:
         missing.append("site")
         why = sae_sites.objection(description.hook_name)
-        warned.append(f"the SAE reads at {description.hook_name!r}, {why}")
+        warnings.append(f"the SAE reads at {description.hook_name!r}, {why}")
     if description.normalisation == SCALED and description.norm_factor is None:
-        warned.append(UNCALIBRATED)
+        warnings.append(UNCALIBRATED)
     d_in, d_sae = _sizes(description)
     weights = tensors.infos.get(description.parts.get("W_dec", ""))
     return Claims(
@@ -60,19 +60,19 @@ def claims(description: Description) -> Claims:
         layer=description.layer,
         model_name=description.model_name,
         l0=description.l0,
-        # compressed tensors are larger than their file
+        # compressed tensors take more bytes than their file
         size_bytes=max(tensors.path.stat().st_size, tensors.size_bytes),
         normalisation=description.normalisation,
         is_centred=description.is_centred,
         reason=description.reason,
         needs=[] if description.reason else missing,
-        warnings=warned,
+        warnings=warnings,
         tensors=shapes_of(tensors),
     )
 
 
 def _sizes(description: Description) -> tuple[int, int]:
-    """d_in and d_sae. Of what can never be attached they are told as far as they can be: 0 for unknown."""
+    """d_in and d_sae. They are 0 where a checkpoint that can never be attached does not show them."""
     if description.reason is None:
         shape = dimensions_of(description)
         return shape.d_in, shape.d_sae
@@ -88,23 +88,23 @@ def _sizes(description: Description) -> tuple[int, int]:
 def build(
     description: Description, dtype: torch.dtype | None = None, *, is_asked: bool = True
 ) -> Sae:
-    """The SAE in canonical form, its matrices in `dtype`, None for that of the file. Where the operator has not asked for it
-    and it has no room for a weight, they are in bfloat16.
+    """The SAE in canonical form, its matrices in `dtype` (None: the dtype of the file). If the operator did not ask for
+    `dtype` and a weight is beyond its range, the matrices are in bfloat16.
 
     Raises:
-        Refusal: SAE_INCOMPATIBLE for what can never be attached; SAE_LOAD_FAILED for a part that is missing, misshapen or
-            not finite, or that an override must tell.
+        Refusal: SAE_INCOMPATIBLE for a checkpoint that can never be attached; SAE_LOAD_FAILED for a part that is
+            missing, not finite or of the wrong shape, and when an override is needed.
     """
     if description.reason:
         raise Refusal("SAE_INCOMPATIBLE", description.reason, format=description.format)
     missing = needs(description)
     if missing:
         keys = shapes_of(description.tensors)
-        found = ", ".join(f"{name} {shape}" for name, shape in keys.items())
+        stored = ", ".join(f"{name} {shape}" for name, shape in keys.items())
         raise Refusal(
             "SAE_LOAD_FAILED",
-            f"the checkpoint does not say all that computing it takes; give the overrides {', '.join(missing)}. "
-            f"It holds {found}",
+            f"the files do not say how the SAE computes; give the overrides {', '.join(missing)}. "
+            f"The file holds {stored}",
             needs=missing,
             tensors=keys,
         )
@@ -123,7 +123,9 @@ def build(
     c = (description.norm_factor or 1.0) if is_scaled else 1.0
     scale = c / description.embedding_scale
     if not SCALE_MINIMUM <= scale <= 1 / SCALE_MINIMUM:
-        raise Refusal("SAE_LOAD_FAILED", f"the scale {scale:.3g} of what the SAE reads is none")
+        raise Refusal(
+            "SAE_LOAD_FAILED", f"the scale {scale:.3g} of the SAE's input is out of range"
+        )
     gate = None
     if description.activation == "gated":
         gate = GateWeights(*(parts.vector(part, shape.d_sae) for part in GATED))
@@ -134,7 +136,7 @@ def build(
         W_enc=kept(W_enc, dtype),
         b_enc=parts.vector("b_enc", shape.d_sae),
         W_dec=kept(W_dec, dtype),
-        # as sae-lens: of an embedding's SAE only the matrices know the other scale
+        # sae-lens does the same: for an embedding only the matrices are in the other scale, not b_dec
         b_dec=parts.vector("b_dec", shape.d_in) / description.embedding_scale,
         activation=str(description.activation),
         input_scale=scale,
@@ -153,40 +155,41 @@ def build(
 
 @dataclass(frozen=True, slots=True)
 class _Parts:
-    """The parts of a description as tensors."""
+    """The parts of an SAE as tensors, read from the file of its description."""
 
     description: Description
     shape: Dimensions
 
     def matrix(self, part: str) -> Tensor:
-        """In the dtype of the file and the canonical orientation: a view where it is stored the other way round."""
+        """A matrix in the dtype of the file and the canonical orientation; a view where it is stored transposed."""
         stored = self._finite(part)
         stored = stored.float() if stored.dtype == torch.float64 else stored
         return stored.T if part in self.shape.transposed else stored
 
     def vector(self, part: str, length: int) -> Tensor:
-        """In float32; zeros where the checkpoint has none."""
+        """A vector in float32; zeros where the checkpoint has none."""
         if self.description.parts.get(part) not in self.description.tensors.infos:
             return torch.zeros(length)
         return self._finite(part).float().reshape(-1).expand(length).clone()
 
     def thresholds(self, W_dec: Tensor, c: float) -> Tensor:
+        """The threshold of every feature, for pre-activations of inputs that are scaled by c."""
         description, d_sae = self.description, self.shape.d_sae
         if "log_threshold" in description.parts:
-            found = self.vector("log_threshold", d_sae).exp()
+            values = self.vector("log_threshold", d_sae).exp()
         elif "threshold" in description.parts:
-            found = self.vector("threshold", d_sae)
+            values = self.vector("threshold", d_sae)
         else:
-            found = torch.full((d_sae,), float(description.threshold or 0.0))
+            values = torch.full((d_sae,), float(description.threshold or 0.0))
         if description.select_by_decoder_norm:
-            found = found / row_norms(W_dec).clamp_min(SMALLEST)
-        found = found * c if description.threshold_is_raw else found
-        if not torch.isfinite(found).all():
+            values = values / row_norms(W_dec).clamp_min(SMALLEST)
+        values = values * c if description.threshold_is_raw else values
+        if not torch.isfinite(values).all():
             raise misfit(description, "a threshold is not a finite number")
-        return found
+        return values
 
     def finetuned(self) -> Tensor | None:
-        """The factor of every feature that finetuning left for its decoder row (SAELens before 6)."""
+        """The factor that finetuning gave to each decoder row (SAELens before 6); None where there is none."""
         if "scaling_factor" not in self.description.parts:
             return None
         return self.vector("scaling_factor", self.shape.d_sae)

@@ -1,7 +1,7 @@
-"""What a format makes of a checkpoint's files: which tensor is which part, and how it computes.
+"""A checkpoint as its format describes it: which tensor is which part of the SAE, and how the SAE computes.
 
-Every format answers with one `Description`; what an operator overrides, what is claimed and what is loaded come from it in
-one way for all.
+Every format answers with one `Description`. Overrides, claims and the loaded SAE are made from it, the same way for all
+formats.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from steerserve.errors import Refusal
 from steerserve.rules import sae_sites
 
 SCALED = "expected_average_only_in"
-"""The input is multiplied by one number c = sqrt(d_in) / E||x||, found over the training data."""
+"""The input is multiplied by one number c = sqrt(d_in) / E||x||, measured on the training data."""
 
 GATED = ("b_gate", "b_mag", "r_mag")
-TRANSCODER = "a transcoder reads one place and writes another: it is no autoencoder of the place it would be attached to"
+TRANSCODER = "a transcoder reads one place and writes another: it is no autoencoder of one place"
 CROSS_LAYER = "a cross-layer transcoder writes to many layers: it is no autoencoder of one place"
 TEMPORAL = "a temporal SAE attends over the whole sequence: it has no activation of one position to read or steer"
 
@@ -31,22 +31,23 @@ class Description:
     """A checkpoint as its format describes it.
 
     Attributes:
-        format: name of the format.
+        format: the name of the format.
         tensors: the opened weights.
-        parts: W_enc, W_dec, b_enc, b_dec, threshold, log_threshold, b_gate, b_mag, r_mag, scaling_factor -> the tensor's
-            name in the file.
-        architecture: as the checkpoint calls it.
+        parts: a part (W_enc, W_dec, b_enc, b_dec, threshold, log_threshold, b_gate, b_mag, r_mag, scaling_factor) ->
+            the name of its tensor in the file.
+        architecture: the checkpoint's own word for its kind.
         activation: one of ACTIVATIONS; None where it is not known.
-        threshold: of every feature, where the file has no tensor of them.
-        normalisation: one of NORMALISATIONS, SCALED, or a name that this engine cannot compute.
+        threshold: one threshold for all features, where the file has no tensor of thresholds.
+        normalisation: one of NORMALISATIONS, SCALED, or the name of one that this engine cannot compute.
         norm_factor: the c of SCALED.
-        threshold_is_raw: the threshold is compared before the input is scaled, so that it is scaled with it.
-        embedding_scale: the activations are read multiplied by this, and it was not there in training.
+        threshold_is_raw: the threshold belongs to inputs that are not scaled; it is multiplied by c when the SAE is
+            built.
+        embedding_scale: the model multiplies its embeddings by this number, and the training did not.
         subtract_b_dec: None where it is not known.
-        transposed: matrices that the format keeps the other way round; asked only where d_in equals d_sae.
-        optional: parts that may be missing and are zeros then.
-        hook_name, site, layer, model_name, l0, is_centred: what the checkpoint says of its place; None for nothing.
-        reason: why it can never be attached.
+        transposed: matrices that the format stores transposed. This decides only where d_in equals d_sae.
+        optional: parts that may be missing; zeros take their place.
+        hook_name, site, layer, model_name, l0, is_centred: the place of the SAE; None where the checkpoint does not
+        say. reason: why the SAE can never be attached; None where it can.
         stated_sizes: d_in and d_sae as the configuration states them; the tensors must agree.
     """
 
@@ -77,14 +78,14 @@ class Description:
     warnings: tuple[str, ...] = field(default_factory=tuple)
 
 
-# ---------------------------------------------------------------- what an operator says
+# ---------------------------------------------------------------- overrides of an operator
 
 
 def with_overrides(description: Description, by: Overrides) -> Description:
-    """The description with what the operator says in its place.
+    """The description with the operator's overrides in place of the checkpoint's own values.
 
     Raises:
-        Refusal: VALIDATION_ERROR for a value that means nothing, or that nothing would read.
+        Refusal: VALIDATION_ERROR for an unknown value, and for a value that this SAE would not use.
     """
     if by.activation is not None:
         _known("activation", by.activation, ACTIVATIONS)
@@ -102,7 +103,7 @@ def with_overrides(description: Description, by: Overrides) -> Description:
         kept = {
             n: t for n, t in description.parts.items() if n not in ("threshold", "log_threshold")
         }
-        # it is compared with the values that are reported
+        # the operator gives the threshold in the unit of the reported values, so that nothing scales it
         description = replace(
             description,
             threshold=by.threshold,
@@ -127,9 +128,7 @@ def _placed(description: Description, name: str) -> Description:
     site, layer = sae_sites.locate(name, description.model_name)
     if site is None:
         known = ", ".join(sae_sites.SITES)
-        raise _refused(
-            "site", f"site {name!r} is neither a hook name that is known nor one of {known}"
-        )
+        raise _refused("site", f"site {name!r} is neither a known hook name nor one of {known}")
     layer = description.layer if layer is None else layer
     return replace(description, site=site, layer=layer, hook_name=name)
 
@@ -150,27 +149,27 @@ def _refused(override: str, why: str) -> Refusal:
 
 
 def needs(description: Description) -> list[str]:
-    """The overrides without which it cannot be computed."""
-    found = []
+    """The overrides without which the SAE cannot be computed."""
+    missing = []
     if description.activation is None:
-        found.append("activation")
+        missing.append("activation")
     if description.activation in NEEDS_K and description.k is None:
-        found.append("k")
+        missing.append("k")
     has_threshold = {"threshold", "log_threshold"} & set(description.parts)
     if description.activation == "jumprelu" and description.threshold is None and not has_threshold:
-        found.append("threshold")
+        missing.append("threshold")
     if description.subtract_b_dec is None:
-        found.append("subtract_b_dec")
+        missing.append("subtract_b_dec")
     if description.normalisation not in (*NORMALISATIONS, SCALED):
-        found.append("normalisation")
-    return found
+        missing.append("normalisation")
+    return missing
 
 
 # ---------------------------------------------------------------- what formats have in common
 
 
 def parts_by_name(tensors: Tensors, names: Mapping[str, tuple[str, ...]]) -> dict[str, str]:
-    """Each part with the first of its names that the file has."""
+    """Each part with the first of its possible names that the file has."""
     return {
         part: next(name for name in known if name in tensors.infos)
         for part, known in names.items()
@@ -179,7 +178,7 @@ def parts_by_name(tensors: Tensors, names: Mapping[str, tuple[str, ...]]) -> dic
 
 
 def stored_number(tensors: Tensors, name: str) -> float | None:
-    """A single number that is stored as a tensor, or beside the tensors."""
+    """A single number that is stored as a tensor, or as a plain value beside the tensors."""
     info = tensors.infos.get(name)
     if info is not None and info.shape in ((), (1,)):
         return float(tensors.read(name).reshape(()))
@@ -189,12 +188,12 @@ def stored_number(tensors: Tensors, name: str) -> float | None:
 
 
 def stored_k(tensors: Tensors) -> int | None:
-    """k of a top-k activation, of at least 1."""
+    """k of a top-k activation, at least 1; None where the file has none."""
     return whole_k(stored_number(tensors, "k"))
 
 
 def whole_k(value: object) -> int | None:
-    """The number as a k: a whole one of at least 1; None for anything else."""
+    """The value as a k, a whole number of at least 1; None for any other value."""
     if not isinstance(value, int | float) or isinstance(value, bool) or not 1 <= value < LARGEST:
         return None
     return int(value) if value == int(value) else None

@@ -1,4 +1,4 @@
-"""dictionary_learning: `ae.pt` beside a `config.json` that names the class; names and maths go by the class."""
+"""dictionary_learning: `ae.pt` beside a `config.json`. The class that it names decides tensor names and maths."""
 
 from __future__ import annotations
 
@@ -34,9 +34,9 @@ CLASSES = {
     "BatchTopKSAE": ("jumprelu", True),
     "MatryoshkaBatchTopKSAE": ("jumprelu", True),
 }
-"""Class -> activation, and whether b_dec is subtracted from the input."""
+"""Class -> its activation, and whether b_dec is subtracted from the input."""
 
-UNSET = "the batch top-k threshold was never set: read as a top-k of every token"
+UNSET = "the batch top-k threshold was never set: the k largest features of every token are taken"
 
 
 def describe(files: SourceFiles) -> Description | None:
@@ -53,7 +53,7 @@ def _describe(files: SourceFiles, tensors: Tensors, config: Fields, trainer: Fie
     activation, subtract = CLASSES.get(named, (None, None))
     parts = parts_by_name(tensors, NAMES)
     layer = trainer.index("layer")
-    hook, site, told = _place(trainer, layer, config.inner("buffer").text("io"))
+    hook, site, place_layer = _place(trainer, layer, config.inner("buffer").text("io"))
     k = trainer.index("k") or stored_k(tensors)
     description = Description(
         format="dictionary_learning",
@@ -66,7 +66,7 @@ def _describe(files: SourceFiles, tensors: Tensors, config: Fields, trainer: Fie
         transposed=frozenset(p for p in ("W_enc", "W_dec") if parts.get(p, p) != p),
         hook_name=hook,
         site=site,
-        layer=layer if layer is not None else told if told is not None else files.layer,
+        layer=next((n for n in (layer, place_layer, files.layer) if n is not None), None),
         model_name=trainer.text("lm_name"),
         l0=float(k) if k else None,
         reason=TRANSCODER if "Transcoder" in named or _writes_elsewhere(config) else None,
@@ -82,11 +82,11 @@ def _place(
     hook = trainer.text("submodule_name")
     if hook is None and layer is not None:
         hook = f"resid_post_layer_{layer}"
-    site, told = sae_sites.locate(hook, trainer.text("lm_name"))
+    site, place_layer = sae_sites.locate(hook, trainer.text("lm_name"))
     if io == "in":
         at_input, _ = sae_sites.locate(f"{hook}.input", trainer.text("lm_name"))
         site = sae_sites.RESID_PRE if site == sae_sites.RESID_POST else at_input
-    return hook, site, told
+    return hook, site, place_layer
 
 
 def _writes_elsewhere(config: Fields) -> bool:

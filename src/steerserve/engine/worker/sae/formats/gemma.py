@@ -1,4 +1,5 @@
-"""Gemma Scope (Lieberum et al. 2024, arXiv:2408.05147) and Gemma Scope 2: jumprelu SAEs that their path describes."""
+"""Gemma Scope (Lieberum et al. 2024, arXiv:2408.05147) and Gemma Scope 2: JumpReLU SAEs. Layer, site and L0 stand in
+the path."""
 
 from __future__ import annotations
 
@@ -16,7 +17,7 @@ HOOKS = {
 
 
 def describe_scope_1(files: SourceFiles) -> Description | None:
-    """Gemma Scope: `params.npz`. Layer and L0 stand in the path, the site in the repository's name."""
+    """Gemma Scope: `params.npz`. Layer and L0 are read from the path, the site from the name of the repository."""
     tensors = files.weights("params.npz")
     if tensors is None:
         return None
@@ -48,13 +49,13 @@ def describe_scope_1(files: SourceFiles) -> Description | None:
 
 
 def describe_scope_2(files: SourceFiles) -> Description | None:
-    """Gemma Scope 2: `params.safetensors` with lower-case names; `config.json` is missing in some folders."""
+    """Gemma Scope 2: `params.safetensors` with lower-case tensor names. Some folders have no `config.json`."""
     tensors = files.weights("params.safetensors") or files.single()
     if tensors is None or not {"w_enc", "w_dec", "b_enc", "b_dec"} <= set(tensors.infos):
         return None
     config = files.config("config.json")
-    told = files.in_name(r"(?:^|/)(resid_post|attn_out|mlp_out|transcoder|clt)(?:_all)?/")
-    kind = told[1].lower() if told else None
+    match = files.in_name(r"(?:^|/)(resid_post|attn_out|mlp_out|transcoder|clt)(?:_all)?/")
+    kind = match[1].lower() if match else None
     hook = config.text("hf_hook_point_in") if config else None
     model = config.text("model_name") if config else None
     if model:
@@ -92,13 +93,14 @@ def describe_scope_2(files: SourceFiles) -> Description | None:
 
 
 def _parts(tensors: Tensors) -> dict[str, str]:
-    """Parts by tensors, whose names some files write in lower case."""
+    """The tensor of each part. Some files write the names in lower case."""
     names = ("W_enc", "b_enc", "W_dec", "b_dec", "threshold")
     lower = {name.lower(): name for name in tensors.infos}
     return {part: lower[part.lower()] for part in names if part.lower() in lower}
 
 
 def _model(files: SourceFiles, pattern: str, named: str) -> str | None:
+    """The model's name: `named` with the size that the pattern finds in the path, and `-it` for a tuned model."""
     size = files.in_name(pattern)
     if size is None:
         return None

@@ -1,6 +1,6 @@
 """OpenMOSS: Llama Scope (He et al. 2024, arXiv:2410.20526), Llama Scope R1-Distill and llamascopium.
 
-`dataset-wise` inputs are scaled by c = sqrt(d_model) / average norm at the hook.
+The normalisation `dataset-wise` multiplies inputs by c = sqrt(d_model) / average norm at the hook.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ NORMALISATIONS = {
     "dataset-wise": SCALED,
     "batch-wise": SCALED,
 }
-NO_THRESHOLD = "a batch top-k without a threshold is read as a top-k of every token"
+NO_THRESHOLD = "the batch top-k has no threshold: the k largest features of every token are taken"
 KINDS = {"R": "resid_post", "A": "attn_out", "M": "mlp_out"}
 REASONS = {
     "clt": CROSS_LAYER,
@@ -89,10 +89,10 @@ def _describe(
         threshold=config.number("jump_relu_threshold") if has_threshold else None,
         normalisation=normalisation or str(config.text("norm_activation")),
         norm_factor=_factor(config, tensors, hook) if normalisation == SCALED else None,
-        # the one threshold of Llama Scope was found on activations that are not scaled
+        # Llama Scope chose its one threshold on activations that were not scaled
         threshold_is_raw=is_first,
         subtract_b_dec=bool(config.flag("apply_decoder_bias_to_pre_encoder")),
-        # the code that made Llama Scope compares without the norms
+        # the training code of Llama Scope compares with the threshold without the decoder norms
         select_by_decoder_norm=include_norm and not (is_first and activation == "jumprelu"),
         optional=frozenset() if config.flag("use_decoder_bias") else frozenset({"b_dec"}),
         transposed=frozenset() if is_later else frozenset({"W_enc", "W_dec"}),
@@ -108,7 +108,7 @@ def _describe(
 
 
 def _factor(config: Fields, tensors: Tensors, hook: str | None) -> float | None:
-    """c; None where neither the configuration nor the weights have the average norm."""
+    """The scalar norm c; None where neither the configuration nor the weights have the average norm."""
     size = config.index("d_model")
     norms = config.inner(NORM)
     norm = norms.number("in", hook or "in")

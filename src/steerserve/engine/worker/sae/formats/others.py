@@ -1,5 +1,7 @@
-"""Formats of one file: Goodfire, qresearch, Qwen Scope, the attention SAEs of GPT-2; and what is published as an SAE but
-is none: transcoders of single layers and across layers, temporal SAEs."""
+"""Formats of one file: Goodfire, qresearch, Qwen Scope and the attention SAEs of GPT-2.
+
+Also recognised here, to be refused: transcoders, cross-layer transcoders and temporal SAEs.
+"""
 
 from __future__ import annotations
 
@@ -20,8 +22,8 @@ RESID_POST = "blocks.{}.hook_resid_post"
 
 
 def describe_qwen_scope(files: SourceFiles) -> Description | None:
-    """Qwen Scope: `layerN.sae.pt`; model, width and k stand in the repository's name. Both matrices are stored as
-    `nn.Linear` would, under the names of the others' orientation."""
+    """Qwen Scope: `layerN.sae.pt`. Model, width and k are read from the repository's name. Both matrices are stored as
+    `nn.Linear` stores them, although they are named W_enc and W_dec."""
     tensors = files.single()
     layer = (
         re.fullmatch(r"layer(\d+)\.sae\.pt", tensors.path.name, re.IGNORECASE) if tensors else None
@@ -57,7 +59,7 @@ def describe_goodfire(files: SourceFiles) -> Description | None:
 
 
 def describe_qresearch(files: SourceFiles) -> Description | None:
-    """qresearch: one file, named by its layer, with an `nn.Linear` for encoder and decoder."""
+    """qresearch: one file whose name ends in the layer, with an `nn.Linear` for encoder and decoder."""
     tensors = files.single()
     keys = {"encoder.weight", "encoder.bias", "decoder.weight", "decoder.bias"}
     if tensors is None or not keys <= set(tensors.infos):
@@ -114,7 +116,7 @@ def describe_attention(files: SourceFiles) -> Description | None:
 
 
 def describe_cross_layer(files: SourceFiles) -> Description | None:
-    """A cross-layer transcoder: `W_enc_N.safetensors` and `W_dec_N.safetensors` for every layer."""
+    """A cross-layer transcoder: `W_enc_N.safetensors` and `W_dec_N.safetensors` for every layer. It is refused."""
     names = [
         name
         for name in files.candidates()
@@ -125,7 +127,7 @@ def describe_cross_layer(files: SourceFiles) -> Description | None:
 
 
 def describe_mwhanna(files: SourceFiles) -> Description | None:
-    """Transcoders of circuit-tracer: `layer_N.safetensors` beside a YAML configuration."""
+    """Transcoders of circuit-tracer: `layer_N.safetensors` beside a YAML configuration. They are refused."""
     names = [
         name
         for name in files.candidates()

@@ -17,7 +17,7 @@ from steerserve.rules import sae_sites
 MARKS = ("architecture", "activation_fn", "activation_fn_str", "hook_name", "hook_point")
 NAMES = ("W_enc", "b_enc", "W_dec", "b_dec", "threshold", *GATED, "scaling_factor")
 THRESHOLDED = ("batchtopk", "matryoshka_batchtopk")
-"""Training architectures that are saved with the threshold they are used with."""
+"""Architectures whose training uses k, and which are saved with one threshold for use."""
 
 REASONS = {
     "temporal": TEMPORAL,
@@ -52,7 +52,10 @@ def describe_tensors(files: SourceFiles, tensors: Tensors, config: Fields) -> De
         parts.pop("scaling_factor")
     reason = _reason(architecture, config, metadata)
     if "scaling_factor" in parts and not config.flag("finetuning_scaling_factor"):
-        reason = reason or "the checkpoint holds a scaling_factor that its configuration denies"
+        reason = (
+            reason
+            or "the checkpoint holds a scaling_factor, and its configuration says that there is none"
+        )
     return Description(
         format="mistudio" if is_mistudio else "saelens",
         tensors=tensors,
@@ -82,7 +85,7 @@ def _fits(config: Fields) -> bool:
 
 
 def _either(config: Fields, metadata: Fields) -> Fields:
-    """The fields that version 6 moved into `metadata`, wherever they are."""
+    """The fields of both places: version 6 moved some into `metadata`."""
     kept = {name: value for name, value in config.values.items() if value is not None}
     return Fields(config.file, metadata.values | kept)
 
@@ -114,7 +117,7 @@ def _unknown(config: Fields, architecture: str) -> str:
 
 
 def _k(config: Fields) -> int | None:
-    """k of a top-k SAE, at least 1, wherever the version keeps it."""
+    """k of a top-k SAE, from the place where this version stores it; None where there is none."""
     places = (config, config.inner("activation_fn_kwargs"), config.inner("extra_metadata"))
     for place, name in zip(places, ("k", "k", "top_k_sparsity"), strict=True):
         k = whole_k(place.values.get(name))
@@ -134,7 +137,8 @@ def _normalisation(config: Fields) -> str:
 
 
 def _place(config: Fields, metadata: Fields) -> tuple[str | None, str | None, int | None]:
-    """Hook name, site and layer; where TransformerLens's name tells nothing, that of Hugging Face."""
+    """Hook name, site and layer. The name of TransformerLens comes first; where it gives no site, the one of Hugging
+    Face."""
     both = _either(config, metadata)
     named = both.text("hook_name", "hook_point")
     model = both.text("model_name")
@@ -156,18 +160,15 @@ def _is_centred(config: Fields, metadata: Fields) -> bool | None:
 
 def _reason(architecture: str, config: Fields, metadata: Fields) -> str | None:
     if "transcoder" in architecture:
-        return (
-            f"a {architecture.replace('_', ' ')} reads one place and writes another: it is no autoencoder of "
-            "the place it would be attached to"
-        )
+        return f"a {architecture.replace('_', ' ')} reads one place and writes another: it is no autoencoder of one place"
     head = _either(config, metadata).index("hook_head_index", "hook_point_head_index")
     if head is not None:
-        return f"the SAE reads attention head {head} alone, not a whole activation"
+        return f"the SAE reads only attention head {head}, not all heads"
     return REASONS.get(architecture)
 
 
 def _scaling_is_ones(tensors: Tensors) -> bool:
-    """Whether there is a scaling_factor that changes nothing."""
+    """Whether there is a scaling_factor and all its values are 1."""
     info = tensors.infos.get("scaling_factor")
     if info is None or len(info.shape) != 1:
         return False

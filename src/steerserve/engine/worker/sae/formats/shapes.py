@@ -1,4 +1,4 @@
-"""Sizes and orientations of a checkpoint, from its headers."""
+"""The sizes of a checkpoint and the orientation of its matrices, from headers alone."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from steerserve.errors import Refusal
 
 MATRICES = ("W_enc", "W_dec")
 VECTORS = ("b_enc", *GATED, "threshold", "log_threshold", "scaling_factor")
-"""Parts of one number for each feature."""
+"""Parts with one number for each feature."""
 
 SCALARS = ("threshold", "log_threshold")
-"""Of these a single number may stand for all, of any dtype."""
+"""Parts for which a single number of any dtype may stand for all features."""
 
 FLOATS = ("float32", "bfloat16", "float16", "float64")
 LISTED = 40
@@ -24,7 +24,7 @@ LISTED = 40
 
 @dataclass(frozen=True, slots=True)
 class Dimensions:
-    """Sizes, and the matrices that are stored the other way round than canonical."""
+    """The sizes of an SAE, and the matrices whose stored orientation is not the canonical one."""
 
     d_in: int
     d_sae: int
@@ -32,18 +32,19 @@ class Dimensions:
 
 
 def shapes_of(tensors: Tensors) -> dict[str, list[int]]:
-    """The tensors' shapes by name, the first ones of many."""
+    """The shapes of the first LISTED tensors by name."""
     return {shown(name): list(info.shape) for name, info in list(tensors.infos.items())[:LISTED]}
 
 
 def dimensions_of(description: Description) -> Dimensions:
     """The sizes of a checkpoint.
 
-    An orientation is told by the biases' lengths, never by a tensor's name: published checkpoints disagree on it. Only
-    where d_in equals d_sae the format's custom decides.
+    The lengths of the biases decide the orientation of a matrix, not its name: published checkpoints use the same name
+    for both orientations. Only where d_in equals d_sae the habit of the format decides.
 
     Raises:
-        Refusal: SAE_LOAD_FAILED naming the tensor that is missing or does not fit.
+        Refusal: SAE_LOAD_FAILED with the name of the tensor that is missing or does not fit the others, or with the
+            name of the configuration that states another size.
     """
     infos = description.tensors.infos
     shapes = {part: infos[name].shape for part, name in description.parts.items() if name in infos}
@@ -59,7 +60,7 @@ def dimensions_of(description: Description) -> Dimensions:
     for part, name in description.parts.items():
         is_free = part in SCALARS or part not in shapes
         if not is_free and infos[name].dtype not in FLOATS:
-            raise misfit(description, f"{name} is kept as {infos[name].dtype}, not as a float")
+            raise misfit(description, f"{name} is stored as {infos[name].dtype}, not as a float")
     if description.k is not None and description.activation in NEEDS_K:
         if description.k > d_sae:
             raise misfit(description, f"k of {description.k} is more than its {d_sae} features")
@@ -118,7 +119,7 @@ def _check_vectors(
 
 
 def _lengths(shapes: Mapping[str, tuple[int, ...]]) -> tuple[int, int]:
-    """d_in and d_sae: the biases' lengths; without one of them, what the matrices leave."""
+    """d_in and d_sae: the lengths of the biases. Where a bias is missing, the matrices give its length."""
     first, second = sorted(shapes["W_enc"])
     d_in = shapes["b_dec"][0] if len(shapes.get("b_dec", ())) == 1 else None
     d_sae = next(
@@ -136,6 +137,7 @@ def _called(description: Description, part: str) -> str:
 
 
 def misfit(description: Description, fault: str) -> Refusal:
+    """The refusal of a weights file, with its name and the shapes of its tensors."""
     return Refusal(
         "SAE_LOAD_FAILED",
         f"{description.tensors.path.name}: {fault}",

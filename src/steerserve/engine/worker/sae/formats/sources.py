@@ -1,4 +1,4 @@
-"""What lies at a source: the files of a folder or one file, their configurations field by field, and what the name tells."""
+"""The files of one SAE: a folder or one file, the fields of its configurations, and the facts that its name gives."""
 
 from __future__ import annotations
 
@@ -14,18 +14,19 @@ from steerserve.errors import Refusal
 from steerserve.rules import sae_names
 
 BESIDES = ("sparsity.safetensors", "activation_whitening.safetensors")
-"""Files of tensors that lie beside an SAE and are none."""
+"""Files with tensors that lie beside an SAE and are not the SAE."""
 
 LARGEST = 1 << 31
-"""Whole numbers of configurations stay below this: nothing that is counted here comes near it."""
+"""Whole numbers in configurations are below this. No real size or count comes near it."""
 
 LONGEST = 500
-"""Most characters of a text of a configuration."""
+"""The most characters that a text in a configuration may have."""
 
 BELOW = "checkpoints/final.safetensors"
+"""Weights that lie one folder below their configuration."""
 
 LOCAL_PARTS = 6
-"""Folders of a local path that may tell of the SAE: those further up are the operator's own."""
+"""The last folders of a local path may describe the SAE. Folders further up are the operator's own."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,12 +40,12 @@ class StatedSize:
 
 
 class Fields:
-    """A configuration's fields. Each is checked for its kind; None where there is none.
+    """The fields of a configuration, each checked for its type. An absent field is None.
 
-    The methods take several names and answer for the first that has a value.
+    The methods take several names and answer for the first name that has a value.
 
     Raises:
-        Refusal: SAE_LOAD_FAILED for a value of another kind, naming the file and the field.
+        Refusal: SAE_LOAD_FAILED for a value of another type; the message names the file and the field.
     """
 
     def __init__(self, file: str, values: dict[str, Any]) -> None:
@@ -55,7 +56,7 @@ class Fields:
         return any(self.values.get(name) is not None for name in names)
 
     def inner(self, name: str) -> Fields:
-        """The object under `name`; an empty one where there is none."""
+        """The fields of the object under `name`; no fields where there is no object."""
         value = self.values.get(name)
         return Fields(self.file, value if isinstance(value, dict) else {})
 
@@ -103,7 +104,7 @@ class Fields:
     def _wrong(self, name: str, value: Any, expected: str) -> Refusal:
         return Refusal(
             "SAE_LOAD_FAILED",
-            f"{self.file}: {name} must be {expected}, found {shown(value)[:60]}",
+            f"{self.file}: {name} must be {expected}, and is {shown(value)[:60]}",
             field=name,
         )
 
@@ -113,8 +114,8 @@ class SourceFiles:
     """The files at a source.
 
     Attributes:
-        folder: where they lie.
-        only: the one weights file that is meant, where the source is a file.
+        folder: the folder that holds them.
+        only: the weights file to use, where the source is a file and not a folder.
         name: `owner/repository/path`, or the last folders of a local path.
     """
 
@@ -124,7 +125,7 @@ class SourceFiles:
     _opened: dict[Path, Tensors] = field(default_factory=dict)
 
     def weights(self, *names: str) -> Tensors | None:
-        """The first of these files that is there, opened; a source that is a file must be it."""
+        """The first of these files that exists, opened. If the source is a file, only that file counts."""
         for name in names:
             path = self.path_of(name)
             if path is not None and self.only in (None, path.name):
@@ -132,17 +133,17 @@ class SourceFiles:
         return None
 
     def single(self) -> Tensors | None:
-        """The only weights file at the source."""
+        """The weights file at the source, if there is exactly one."""
         names = [self.only] if self.only else self.candidates()
         return self._open(self.folder / names[0]) if len(names) == 1 else None
 
     def candidates(self) -> list[str]:
-        """Names of the files that could hold an SAE's tensors."""
+        """The names of the files that could hold the tensors of an SAE."""
         names = ((name, name.lower()) for name in self.listing())
         return [name for name, low in names if low.endswith(SUFFIXES) and low not in BESIDES]
 
     def config(self, name: str) -> Fields | None:
-        """A JSON file beside the weights, None where it is not there."""
+        """The fields of a JSON file beside the weights; None where there is no such file."""
         path = self.path_of(name)
         return Fields(path.name, read_json(path)) if path is not None else None
 
@@ -151,22 +152,23 @@ class SourceFiles:
         return any(self.path_of(name) is not None for name in names)
 
     def listing(self) -> list[str]:
+        """The names of the weights and configuration files in the folder."""
         if not self.folder.is_dir():
             return []
-        # of any other folder the names are nobody's business
+        # other names in the operator's folder are private, so that no message may list them
         kinds = (*SUFFIXES, ".json", ".yaml")
-        found = (path.name for path in self.folder.iterdir() if path.is_file())
-        return sorted(shown(name) for name in found if name.lower().endswith(kinds))
+        names = (path.name for path in self.folder.iterdir() if path.is_file())
+        return sorted(shown(name) for name in names if name.lower().endswith(kinds))
 
     def in_name(self, pattern: str) -> re.Match[str] | None:
-        """The last place in the name that fits the pattern, whatever the case."""
-        found = list(re.finditer(pattern, self.name, re.IGNORECASE))
-        return found[-1] if found else None
+        """The last match of the pattern in the name, in any letter case."""
+        matches = list(re.finditer(pattern, self.name, re.IGNORECASE))
+        return matches[-1] if matches else None
 
     def number_in_name(self, pattern: str) -> int | None:
-        """The number that the name tells by the pattern's first group."""
-        found = self.in_name(pattern)
-        return int(found[1]) if found else None
+        """The number in the first group of the pattern's last match in the name."""
+        match = self.in_name(pattern)
+        return int(match[1]) if match else None
 
     def path_of(self, name: str) -> Path | None:
         """Where a file of the folder lies; None where there is none.
@@ -178,12 +180,12 @@ class SourceFiles:
 
     @property
     def layer(self) -> int | None:
-        """The layer that the name tells."""
+        """The layer that the name gives."""
         return sae_names.layer_in(self.name)
 
     @property
     def l0(self) -> float | None:
-        """The mean number of active features that the name tells."""
+        """The mean number of active features that the name gives."""
         number = sae_names.l0_in(self.name)
         return float(number) if isinstance(number, int) else None
 
@@ -221,7 +223,7 @@ def look(source: SaeSource) -> SourceFiles:
     """The files at a source.
 
     Raises:
-        Refusal: SAE_LOAD_FAILED when nothing is there.
+        Refusal: SAE_LOAD_FAILED when the path does not exist.
     """
     path = Path(source.path)
     is_local = source.name == source.path
@@ -237,11 +239,11 @@ def look(source: SaeSource) -> SourceFiles:
 
 
 def shown(value: object) -> str:
-    """A name or value as text that any encoding takes, and not too long."""
+    """A name or a value as a short text that every encoding can hold."""
     text = value if isinstance(value, str) else ascii(value)[: 2 * LONGEST]
     return text[:LONGEST].encode("utf-8", "backslashreplace").decode()
 
 
 def _is_plain(text: str) -> bool:
-    """Whether it is short enough, and has no halves of characters, which no encoding takes."""
+    """Whether the text is short enough and has no half of a surrogate pair, which no encoding can hold."""
     return len(text) <= LONGEST and not any("\ud800" <= char <= "\udfff" for char in text)

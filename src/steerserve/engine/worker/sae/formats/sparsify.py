@@ -1,6 +1,7 @@
-"""EleutherAI's sparsify: `cfg.json` beside `sae.safetensors`, in a folder named as the module whose output is read.
+"""EleutherAI's sparsify: `cfg.json` beside `sae.safetensors`. The folder's name is the module whose output the SAE
+reads.
 
-The input has b_dec subtracted always, as the library's own encoder does.
+b_dec is always subtracted from the input, as in the library's own encoder.
 """
 
 from __future__ import annotations
@@ -58,7 +59,8 @@ def describe(files: SourceFiles) -> Description | None:
 
 
 def _model(files: SourceFiles) -> str | None:
-    """The model that the configuration of the whole run names; what else lies there is no matter of this SAE."""
+    """The model, which the configuration in the parent folder names. A parent configuration that cannot be read is
+    ignored."""
     path = files.folder.parent / "config.json"
     try:
         return Fields(path.name, read_json(path)).text("model") if path.is_file() else None

@@ -1,4 +1,4 @@
-"""Tensors that say nothing of themselves: their parts are told by common names, how they compute by the operator."""
+"""Tensors without a known configuration: common names give the parts, and overrides say how the SAE computes."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from steerserve.rules.sae_shapes import NAMES
 
 
 def describe(files: SourceFiles) -> Description | None:
-    """The parts found by name; without a configuration the activation stays unknown.
+    """The parts that common tensor names give. Without a configuration the activation stays unknown.
 
     Raises:
-        Refusal: SAE_LOAD_FAILED when the tensors are not those of an SAE, naming them; or when several files could be
-            meant.
+        Refusal: SAE_LOAD_FAILED, with the names of the tensors, when they are not those of an SAE; with the names of
+            the files, when several files could be the SAE.
     """
     tensors = files.single()
     if tensors is None:
@@ -37,10 +37,10 @@ def describe(files: SourceFiles) -> Description | None:
     parts = parts_by_name(tensors, NAMES)
     if "W_enc" not in parts or "W_dec" not in parts:
         keys = shapes_of(tensors)
-        found_keys = ", ".join(f"{name} {shape}" for name, shape in keys.items()) or "no tensor"
+        stored = ", ".join(f"{name} {shape}" for name, shape in keys.items()) or "no tensor"
         raise Refusal(
             "SAE_LOAD_FAILED",
-            f"{tensors.path.name} has no encoder and decoder that are known by name; it holds {found_keys}",
+            f"{tensors.path.name} has no encoder and decoder under a known name; it holds {stored}",
             tensors=keys,
         )
     own = Fields(tensors.path.name, dict(tensors.config or {}))
@@ -54,7 +54,7 @@ def _described(
 ) -> Description:
     zeros = [part for part in ("b_enc", "b_dec") if part not in parts]
     is_gated = all(part in parts for part in GATED)
-    warnings = [f"the checkpoint has no {part}; taken as zeros" for part in zeros if not is_gated]
+    warnings = [f"the checkpoint has no {part}; zeros are used" for part in zeros if not is_gated]
     return Description(
         format="unknown",
         tensors=tensors,
