@@ -60,7 +60,7 @@ def test_all_of_them_have_to_fit(free: int, fits: bool) -> None:
         ("cached", None),
         ("attached", None),
         ("downloading", "it is still being downloaded"),
-        ("error", "its download did not end (no space)"),
+        ("error", "its download failed (no space)"),
     ],
 )
 def test_why_an_sae_is_not_here(status: str, reason: str | None) -> None:

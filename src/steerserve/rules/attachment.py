@@ -13,7 +13,7 @@ from steerserve.rules.sae_sites import EMBED, RESID_POST, SITES
 
 
 class AttachedSae(Protocol):
-    """What the rules need to know of one attached SAE; `key` is its name in the engine."""
+    """The facts about one attached SAE that the rules need; `key` is its name in the engine."""
 
     @property
     def key(self) -> str: ...
@@ -71,7 +71,7 @@ FIRST_SAE = SaeChoice()
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """`errors` refuse the attach, `warnings` travel with it."""
+    """The result of a compatibility check. One error is enough to refuse the attach; warnings go into its answer."""
 
     errors: tuple[str, ...]
     warnings: tuple[str, ...]
@@ -83,10 +83,10 @@ class Verdict:
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """What the SAE says of itself; None where it says nothing. `d_in` is None where nothing has read it, as with a record of
-    a whole repository.
+    """What the files and the overrides say of an SAE; None where they do not say.
 
-    `reason` says why it can never be attached. `needs` are the overrides without which it cannot and that are not given.
+    `d_in` is None for an SAE whose files nobody has read, such as the record of a whole repository. `reason` says why
+    the SAE can never be attached. `needs` are overrides that are required and missing.
     """
 
     d_in: int | None
@@ -107,12 +107,16 @@ def compatibility(
     model_names: tuple[str, ...],
     site_widths: Mapping[str, int] | None = None,
 ) -> Verdict:
-    """(1) The layer exists; the embedding is at layer 0. (2) The SAE can be attached at all, and nothing it needs is missing.
-    (3) The model offers the SAE's site, and the SAE reads that site's width. (4) Another layer or model family than it
-    was trained on is a warning, and so is no site at all; a hook name that means no known site is an error.
+    """Whether an SAE can be attached to the loaded model at a layer.
 
-    `site_widths` has the width of every site that the model offers; nothing there leaves only the stream's `hidden_size` to
-    compare with.
+    Errors:
+    (1) The model lacks the layer, or the layer of an SAE of the embedding is not 0.
+    (2) The SAE can never be attached, a required override is missing, or its hook name has no known site.
+    (3) The model lacks the site, or the width of the site is not d_in.
+    Warnings:
+    (4) The SAE was trained on another layer or another model family, or it does not say where it reads.
+
+    `site_widths` has the width of every site that the model has. If it is empty, d_in is compared with `hidden_size`.
     """
     errors: list[str] = []
     site = claim.site or RESID_POST
@@ -134,8 +138,10 @@ def compatibility(
 
 
 def check(verdict: Verdict, claim: Claim, hidden_size: int) -> None:
-    """Raises:
-    Refusal: SAE_INCOMPATIBLE with every error.
+    """Refuse an SAE with errors.
+
+    Raises:
+        Refusal: SAE_INCOMPATIBLE with every error.
     """
     if not verdict.is_compatible:
         raise Refusal(
@@ -149,12 +155,12 @@ def check(verdict: Verdict, claim: Claim, hidden_size: int) -> None:
 
 def _of_width(claim: Claim, site: str, hidden_size: int, widths: Mapping[str, int]) -> list[str]:
     if not claim.d_in:
-        return ["its width is not known: what is attached is one SAE whose files have been read"]
+        return ["its width is not known; only an SAE whose files have been read can be attached"]
     if not widths:
         if claim.d_in == hidden_size:
             return []
         return [f"the SAE reads {claim.d_in} features but the model's hidden size is {hidden_size}"]
-    what = SITES.get(site, "no site that is known")
+    what = SITES.get(site, "an unknown site")
     if site not in widths:
         offered = ", ".join(widths)
         return [f"the loaded model offers no site {site!r} ({what}); it offers {offered}"]
@@ -168,16 +174,18 @@ def _of_width(claim: Claim, site: str, hidden_size: int, widths: Mapping[str, in
 
 
 def _warnings(claim: Claim, layer: int, model_names: tuple[str, ...]) -> list[str]:
-    found: list[str] = []
+    warned: list[str] = []
     if claim.layer is not None and claim.layer != layer:
-        found.append(f"the SAE was trained on layer {claim.layer}, not {layer}")
+        warned.append(f"the SAE was trained on layer {claim.layer}, not {layer}")
     if claim.model_name and not any(_same_family(claim.model_name, n) for n in model_names):
         loaded = " or ".join(map(ascii, dict.fromkeys(model_names))) or "another"
         trained = ascii(claim.model_name)
-        found.append(f"the SAE was trained on {trained}; the name of the loaded model is {loaded}")
+        warned.append(f"the SAE was trained on {trained}; the name of the loaded model is {loaded}")
     if claim.site is None and not claim.hook_name:
-        found.append("the SAE does not say where it reads; taken as the residual after the layer")
-    return found
+        warned.append(
+            "the SAE does not say where it reads; it is attached to the residual stream after the layer"
+        )
+    return warned
 
 
 # ---------------------------------------------------------------- names of models
@@ -208,12 +216,12 @@ def _plain(name: str) -> str:
 
 
 def _said(name: str) -> frozenset[str]:
-    """The words, versions and sizes of a model's name, without its owner."""
+    """The words, versions and sizes in the name of a model, without its owner."""
     text = _UNDERSCORED.sub(".", name.lower().rstrip("/").rpartition("/")[2])
-    found = {token for token in _TOKEN.findall(text) if token not in _SAYS_LITTLE}
-    versions = {token for token in found if token[0].isdigit() and token[-1].isdigit()}
-    if found & _FIRST_OF_THEIR_NAME and not versions:
-        found.add("1")
-    if {"gpt", "2"} <= found and not found & _SIZE_WORDS:
-        found.add("small")
-    return frozenset(found)
+    tokens = {token for token in _TOKEN.findall(text) if token not in _SAYS_LITTLE}
+    versions = {token for token in tokens if token[0].isdigit() and token[-1].isdigit()}
+    if tokens & _FIRST_OF_THEIR_NAME and not versions:
+        tokens.add("1")
+    if {"gpt", "2"} <= tokens and not tokens & _SIZE_WORDS:
+        tokens.add("small")
+    return frozenset(tokens)

@@ -1,4 +1,4 @@
-"""Labels of features as people publish them, from any of their forms to feature index -> text."""
+"""Reads labels of features from the forms in which people publish them, into feature index -> text."""
 
 from __future__ import annotations
 
@@ -21,16 +21,19 @@ _INDEX = re.compile(r"-?(?:0|[1-9][0-9]{0,17})")
 _UNWRITABLE = {"Cc", "Cs", "Zl", "Zp"}
 _LAYER = re.compile(r"[0-9]{1,4}")
 _NAMED = 10
-"""How many offenders a refusal names."""
+"""How many wrong entries a refusal names."""
 
 Entry = tuple[str, Any, Any]
-"""Where it stands in the document, the index, the label."""
+"""The place in the document, the index, and the label."""
 
 
 @dataclass(frozen=True, slots=True)
 class ParsedLabels:
-    """ParsedLabels read from one document. `repeated` features had several, of which the first counts; `layers` are those that
-    the document names."""
+    """The labels of one document.
+
+    `repeated` counts entries for a feature that has a label already; the first label counts. `layers` are the layers
+    that the document names.
+    """
 
     by_feature: Mapping[int, str]
     repeated: int = 0
@@ -38,7 +41,7 @@ class ParsedLabels:
 
 
 def parse(document: Any, d_sae: int) -> ParsedLabels:
-    """All of a document's labels, or none of them.
+    """The labels of a document. If one entry is wrong, the whole document is refused.
 
     Args:
         document: an object of index -> label (or -> an object with a label); a list of objects with an index (one of
@@ -46,7 +49,7 @@ def parse(document: Any, d_sae: int) -> ParsedLabels:
         d_sae: width of the SAE.
 
     Raises:
-        Refusal: VALIDATION_ERROR naming the entries that are none; INVALID_FEATURE_INDEX.
+        Refusal: VALIDATION_ERROR with the wrong entries; INVALID_FEATURE_INDEX for an index outside the SAE.
     """
     objects = _lines(document) if isinstance(document, str) else document
     if isinstance(objects, Mapping):
@@ -57,18 +60,18 @@ def parse(document: Any, d_sae: int) -> ParsedLabels:
         raise _refused(["the document"], "an object, a list of objects, or JSON Lines")
     if not entries:
         raise _refused(["the document"], "without any label")
-    found, repeated = _checked(entries, d_sae)
-    return ParsedLabels(found, repeated, frozenset(_layers(objects)))
+    by_feature, repeated = _checked(entries, d_sae)
+    return ParsedLabels(by_feature, repeated, frozenset(_layers(objects)))
 
 
 def has_words(label: str, words: Sequence[str]) -> bool:
-    """Whether a label has all the words of a query, each of which is case-folded."""
+    """Whether a label has all the words of a query. The words are case-folded, see `words_of`."""
     folded = label.casefold()
     return all(word in folded for word in words)
 
 
 def words_of(query: str) -> list[str]:
-    """What `has_words` looks for."""
+    """The case-folded words of a query, for `has_words`."""
     return query.casefold().split()
 
 
@@ -76,7 +79,7 @@ def words_of(query: str) -> list[str]:
 
 
 def _checked(entries: Iterable[Entry], d_sae: int) -> tuple[dict[int, str], int]:
-    found: dict[int, str] = {}
+    by_feature: dict[int, str] = {}
     bad: dict[str, list[str]] = {}
     repeated = 0
     for where, index, label in entries:
@@ -87,11 +90,11 @@ def _checked(entries: Iterable[Entry], d_sae: int) -> tuple[dict[int, str], int]
             continue
         assert number is not None
         check_index(number, d_sae)
-        repeated += number in found
-        found.setdefault(number, label.strip())
+        repeated += number in by_feature
+        by_feature.setdefault(number, label.strip())
     for why, places in bad.items():
         raise _refused(places, why)
-    return found, repeated
+    return by_feature, repeated
 
 
 def _of_object(document: Mapping[Any, Any]) -> Iterator[Entry]:
@@ -109,38 +112,38 @@ def _of_list(document: Sequence[Any]) -> Iterator[Entry]:
 
 
 def _lines(text: str) -> list[Any]:
-    found = []
+    objects = []
     for number, line in enumerate(text.split("\n"), 1):
         if not line.strip():
             continue
         try:
-            found.append(json.loads(line, object_pairs_hook=_once))
+            objects.append(json.loads(line, object_pairs_hook=_once))
         except _Twice as twice:
             why = f"the key {str(twice)[:50]!r} stands twice in one object"
             raise _refused([f"line {number}"], why) from None
         except (ValueError, RecursionError):
             raise _refused([f"line {number}"], "not JSON") from None
-    return found
+    return objects
 
 
 class _Twice(Exception):
-    """A key that stands twice in one object."""
+    """The key that an object has twice."""
 
 
 def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) < len(pairs):
+    by_key = dict(pairs)
+    if len(by_key) < len(pairs):
         raise _Twice(Counter(key for key, _ in pairs).most_common(1)[0][0])
-    return found
+    return by_key
 
 
 def _layers(objects: Any) -> Iterator[int]:
-    """The layers that a Neuronpedia export names: `layer` is such as `5-res-jb`."""
+    """The layers that a Neuronpedia export names. Its `layer` has the form `5-res-jb`."""
     for entry in objects if isinstance(objects, list) else []:
         layer = entry.get("layer")
-        found = _LAYER.match(str(layer)) if isinstance(layer, str | int) else None
-        if found:
-            yield int(found[0])
+        match = _LAYER.match(str(layer)) if isinstance(layer, str | int) else None
+        if match:
+            yield int(match[0])
 
 
 def _first(entry: Mapping[str, Any], names: Iterable[str]) -> Any:

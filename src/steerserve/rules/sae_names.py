@@ -1,7 +1,7 @@
-"""What the path of an SAE in its repository says of it: layer, width, sparsity, site. A hint for people who choose one;
-what counts is read from the files.
+"""Reads layer, width, sparsity and site from the path of an SAE in its repository.
 
-Names as SAELens, Gemma Scope, Llama Scope, Qwen Scope, dictionary_learning and sparsify repositories have them.
+These are hints for people who choose an SAE. The files themselves decide. The patterns cover the repositories of
+SAELens, Gemma Scope, Llama Scope, Qwen Scope, dictionary_learning and sparsify.
 """
 
 from __future__ import annotations
@@ -14,8 +14,11 @@ from steerserve.rules import sae_sites as sites
 
 @dataclass(frozen=True, slots=True)
 class PathHints:
-    """What a path says; None where it says nothing. `width` is as `width_label` writes it, or `8x` where only the factor
-    is named; `l0` a mean of firing features, or the size class that stands for it (`small`, `medium`, `big`)."""
+    """The facts that a path gives; None where it gives none.
+
+    `width` has the form of `width_label`, or `8x` where the path gives only the factor. `l0` is the mean number of
+    active features, or its size class (`small`, `medium`, `big`).
+    """
 
     layer: int | None = None
     width: str | None = None
@@ -50,7 +53,7 @@ _COUNTS = tuple(
         ),
     )
 )
-"""Features as a plain number."""
+"""Patterns for the number of features as a plain number."""
 
 _THOUSANDS = tuple(
     map(
@@ -66,7 +69,7 @@ _REPO_THOUSANDS = (*_THOUSANDS, re.compile(r"-(\d+)(k)(?=[-_.]|$)"))
 _POWER = re.compile(r"2pow(\d{1,2})(?!\d)")
 _FACTOR = re.compile(r"-(\d+)x(?=[-/]|$)")
 _WIDE_4096 = re.compile(r"llama-?3([._]1)?-8b", re.IGNORECASE)
-"""Models whose residual stream is 4,096 wide, so that a factor is a width."""
+"""Models whose residual stream is 4,096 wide, so that a factor gives the width."""
 
 _L0 = re.compile(r"(?:^|[/_\-])[lL]0[_\-](\d{1,9}|small|medium|big)(?=[/_\-.]|$)")
 
@@ -84,7 +87,7 @@ _HOOKS = (
 _SITES: tuple[tuple[re.Pattern[str], str], ...] = tuple(
     (re.compile(pattern), site)
     for pattern, site in (
-        # Gemma Scope 2 calls the heads' outputs so; dictionary_learning does not
+        # Gemma Scope 2 uses attn_out for the outputs of the heads; dictionary_learning does not
         (r"^[^/]+/gemma-scope-2-[^/]*/attn_out", sites.Z),
         (r"(?:^|/)resid_pre(?:_all)?[/_]", sites.RESID_PRE),
         (r"(?:^|/)resid_mid(?:_all)?[/_]", sites.RESID_MID),
@@ -114,10 +117,10 @@ _SITES: tuple[tuple[re.Pattern[str], str], ...] = tuple(
 
 
 def hints(repo_id: str, path: str) -> PathHints:
-    """What the path of an SAE says, and its repository's name where that is silent.
+    """The facts in the path of an SAE; the name of the repository fills the gaps.
 
     Args:
-        path: a folder or a file in the repository, `.` for its top.
+        path: a folder or a file in the repository; `.` is the top.
     """
     inside = "" if path == "." else path
     whole = f"{repo_id}/{inside}"
@@ -131,7 +134,7 @@ def hints(repo_id: str, path: str) -> PathHints:
 
 
 def width_label(d_sae: int) -> str:
-    """A width as people write it: 16384 is `16k`, 65536 is `65k`, 1048576 is `1m`; others in full."""
+    """A width as people write it: 16384 is `16k`, 65536 is `65k`, 1048576 is `1m`. Other widths are written in full."""
     if d_sae % 1024:
         return str(d_sae)
     return f"{d_sae >> 20}m" if d_sae % (1 << 20) == 0 else f"{d_sae // 1000}k"
@@ -163,17 +166,17 @@ def _layer(repo_id: str, path: str) -> int | None:
 
 def _width(text: str, thousands: tuple[re.Pattern[str], ...]) -> str | None:
     for pattern in _COUNTS:
-        if found := pattern.search(text):
-            return width_label(int(found[1]))
+        if match := pattern.search(text):
+            return width_label(int(match[1]))
     for pattern in thousands:
-        if found := pattern.search(text):
-            return width_label(_features(int(found[1][:6]), found[2]))
-    found = _POWER.search(text)
-    return width_label(1 << int(found[1])) if found and int(found[1]) <= 40 else None
+        if match := pattern.search(text):
+            return width_label(_features(int(match[1][:6]), match[2]))
+    power = _POWER.search(text)
+    return width_label(1 << int(power[1])) if power and int(power[1]) <= 40 else None
 
 
 def _features(count: int, unit: str) -> int:
-    """Features of a rounded width. Both 64k and 65k are used for 65536."""
+    """The number of features for a rounded width. Both 64k and 65k stand for 65536."""
     if unit in "mM":
         return count << 20
     rounded_up = -(-count * 1000 // 1024)
@@ -182,10 +185,10 @@ def _features(count: int, unit: str) -> int:
 
 
 def _factor(whole: str) -> str | None:
-    found = _FACTOR.search(whole)
-    if not found:
+    match = _FACTOR.search(whole)
+    if not match:
         return None
-    factor = int(found[1][:4])
+    factor = int(match[1][:4])
     return width_label(4096 * factor) if _WIDE_4096.search(whole) else f"{factor}x"
 
 

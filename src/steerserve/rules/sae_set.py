@@ -1,4 +1,4 @@
-"""Several SAEs attached at once: which are not there, what they would take, and what their matrices are kept in."""
+"""Attaching several SAEs at once: missing members, the memory that they need, and the dtype of their matrices."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from steerserve.errors import Refusal
 from steerserve.rules.units import MIB
 
 MAXIMUM = 16
-"""SAEs in one request."""
+"""The most SAEs in one request."""
 WIDTHS: Mapping[str, int] = {"float32": 4, "bfloat16": 2, "float16": 2}
-"""Bytes of an element by what an SAE's matrices may be kept in."""
+"""The bytes of an element for each dtype that an SAE's matrices may be kept in."""
 MODEL, STORED = "model", "stored"
 DTYPES = (*WIDTHS, MODEL, STORED)
 _MARGIN = 1.1
@@ -27,13 +27,14 @@ class Offender:
     layer: int
     reason: str
 
-    def told(self) -> dict[str, Any]:
+    def details(self) -> dict[str, Any]:
+        """The member as an entry in the details of a refusal."""
         return {"layer": self.layer, "sae_id": self.sae_id, "reason": self.reason}
 
 
 @dataclass(frozen=True, slots=True)
 class Size:
-    """What a member is made of; `dtype` is what its matrices will be kept in."""
+    """The sizes of a member; `dtype` is the dtype that its matrices will have."""
 
     d_in: int
     d_sae: int
@@ -41,13 +42,13 @@ class Size:
 
     @property
     def projected_bytes(self) -> float:
-        """Encoder and decoder, and a tenth for the rest."""
+        """The bytes of encoder and decoder, and a tenth more for the other parameters."""
         return 2 * self.d_in * self.d_sae * WIDTHS.get(self.dtype, _UNKNOWN_WIDTH) * _MARGIN
 
 
 def kept_in(asked: str | None, model_dtype: str) -> str | None:
-    """The dtype that the engine is told, None for that of the file. A model in a dtype that no SAE is kept in gives
-    float16."""
+    """The dtype to send to the engine; None keeps the dtype of the file. If `model` is asked for and the model has a
+    dtype that SAEs cannot have, the result is float16."""
     if asked in (None, STORED):
         return None
     if asked == MODEL:
@@ -56,11 +57,11 @@ def kept_in(asked: str | None, model_dtype: str) -> str | None:
 
 
 def not_ready(status: str, error_message: str | None) -> str | None:
-    """Why a registered SAE of this status has no weights here; None where it has."""
+    """Why the weights of a registered SAE with this status are not here; None where they are."""
     if status == "downloading":
         return "it is still being downloaded"
     if status == "error":
-        return f"its download did not end ({error_message or 'no reason is known'})"
+        return f"its download failed ({error_message or 'no reason is known'})"
     return None
 
 
@@ -78,28 +79,32 @@ def check_files(sae_id: str, status: str, error_message: str | None, action: str
 
 
 def check_complete(offenders: Sequence[Offender]) -> None:
-    """Raises:
-    Refusal: SAE_SET_INCOMPLETE naming every member that is not there.
+    """Refuse a set with missing members.
+
+    Raises:
+        Refusal: SAE_SET_INCOMPLETE with every missing member.
     """
     if offenders:
         raise Refusal(
-            "SAE_SET_INCOMPLETE", _sentence(offenders), offenders=[o.told() for o in offenders]
+            "SAE_SET_INCOMPLETE", _sentence(offenders), offenders=[o.details() for o in offenders]
         )
 
 
 def check_compatible(offenders: Sequence[Offender]) -> None:
-    """Raises:
-    Refusal: SAE_INCOMPATIBLE naming every member that does not fit the model.
+    """Refuse a set with members that do not fit the model.
+
+    Raises:
+        Refusal: SAE_INCOMPATIBLE with every such member.
     """
     if offenders:
         raise Refusal(
-            "SAE_INCOMPATIBLE", _sentence(offenders), offenders=[o.told() for o in offenders]
+            "SAE_INCOMPATIBLE", _sentence(offenders), offenders=[o.details() for o in offenders]
         )
 
 
 def check_memory(sizes: Sequence[Size], free_mb: int, device: str, kv_tokens: int) -> None:
-    """Whether all of them fit into what is free. What the KV cache and the passes need beside them is the engine's to
-    count, for each as it is attached; here nothing is held back for it.
+    """Check that all members fit into the free memory. The needs of the KV cache and of forward passes are not counted
+    here: the engine counts them when it attaches each member.
 
     Raises:
         Refusal: INSUFFICIENT_MEMORY.

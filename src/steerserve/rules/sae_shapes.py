@@ -1,7 +1,7 @@
-"""How wide an SAE is, from the names and shapes of its stored tensors, before it is fetched.
+"""The names of an SAE's tensors in all formats, and the sizes of an SAE from names and shapes before it is downloaded.
 
-Names as SAELens, Gemma Scope, dictionary_learning, sparsify and OpenMOSS store them. Matrices are told apart by their
-biases and not by their names: some formats store what they call `W_enc` transposed.
+The names are those of SAELens, Gemma Scope, dictionary_learning, sparsify and OpenMOSS. The lengths of the biases
+decide how a matrix is stored, not its name: some formats store `W_enc` transposed.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ NAMES = {
     "b_mag": ("b_mag", "mag_bias"),
     "r_mag": ("r_mag",),
 }
-"""The parts of an SAE, and what their tensors are called."""
+"""Each part of an SAE -> the names that its tensor may have."""
 
 WRAPPERS = frozenset({"module", "_orig_mod"})
 """Parts of a tensor's name that come from PyTorch's wrappers: DataParallel adds `module`, torch.compile `_orig_mod`."""
@@ -40,10 +40,10 @@ WRAPPERS = frozenset({"module", "_orig_mod"})
 _WIDE = tuple(
     name for part in ("b_enc", "b_gate", "threshold", "log_threshold") for name in NAMES[part]
 )
-"""Vectors of length d_sae."""
+"""The names of vectors of length d_sae."""
 
 _LINEAR = tuple(f"{d}.weight" for d in DECODERS)
-"""Stored [d_in, d_sae], as linear modules do; the others [d_sae, d_in]."""
+"""Decoders that are stored [d_in, d_sae], as linear modules store them. Other decoders are stored [d_sae, d_in]."""
 
 _SKIPS = ("W_skip", "affine_skip_connection")
 _DTYPES = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16"}
@@ -52,7 +52,7 @@ _SHOWN = 20
 
 @dataclass(frozen=True, slots=True)
 class Width:
-    """Numbers of inputs and of features; `dtype` is that of the decoder."""
+    """The number of inputs and the number of features; `dtype` is the dtype of the decoder."""
 
     d_in: int
     d_sae: int
@@ -63,16 +63,16 @@ def width_of(tensors: Sequence[StoredTensor]) -> Width:
     """The width of an SAE with these tensors.
 
     Raises:
-        Refusal: SAE_INCOMPATIBLE when they are no autoencoder of one site, naming what was found.
+        Refusal: SAE_INCOMPATIBLE, with the tensors, when these are not an autoencoder of one site.
     """
     by_name = _by_name(tensors)
     encoder, decoder = _first(by_name, NAMES["W_enc"]), _first(by_name, NAMES["W_dec"])
     if skip := _first(by_name, _SKIPS):
         raise _refused(f"it has {skip.name}: a transcoder with a skip connection", tensors)
     if encoder is None or decoder is None:
-        raise _refused("no encoder and decoder are among its tensors", tensors)
+        raise _refused("it has no encoder and decoder under a known name", tensors)
     if len(encoder.shape) != 2 or len(decoder.shape) != 2:
-        raise _refused("its matrices have not two axes", tensors)
+        raise _refused("its matrices do not have two axes", tensors)
     if sorted(encoder.shape) != sorted(decoder.shape):
         raise _refused("its encoder and decoder do not fit each other: a transcoder", tensors)
     d_sae = _orient(by_name, decoder)
@@ -83,8 +83,8 @@ def width_of(tensors: Sequence[StoredTensor]) -> Width:
 
 
 def plain_names(stored: Iterable[str]) -> dict[str, str]:
-    """The name of each tensor without PyTorch's wrappers -> its name as stored. If two tensors would get the same name, all
-    of them keep their stored names."""
+    """The name of each tensor without PyTorch's wrappers -> its name as stored. If two tensors would get the same name,
+    all of them keep their stored names."""
     names = list(stored)
     plain = {_unwrapped(name): name for name in names}
     return plain if len(plain) == len(names) else {name: name for name in names}
@@ -107,7 +107,7 @@ def _by_name(tensors: Sequence[StoredTensor]) -> dict[str, StoredTensor]:
 
 
 def _orient(by_name: dict[str, StoredTensor], decoder: StoredTensor) -> int:
-    """Which axis of the decoder counts the features: the biases say, else its name."""
+    """The number of features, an axis of the decoder. The biases decide which axis; without biases the name decides."""
     wide, narrow = _length(by_name, _WIDE), _length(by_name, NAMES["b_dec"])
     for length, other in ((wide, False), (narrow, True)):
         if length is not None and length in decoder.shape:
@@ -121,13 +121,13 @@ def _first(by_name: dict[str, StoredTensor], names: Sequence[str]) -> StoredTens
 
 
 def _length(by_name: dict[str, StoredTensor], names: Sequence[str]) -> int | None:
-    """Of the first of these that is a vector of more than one element."""
+    """The length of the first of these tensors that is a vector of more than one element."""
     vectors = (by_name[name].shape for name in names if name in by_name)
     return next((shape[0] for shape in vectors if len(shape) == 1 and shape[0] > 1), None)
 
 
 def _refused(why: str, tensors: Sequence[StoredTensor]) -> Refusal:
-    found = [f"{t.name[:80]} {list(t.shape[:4])}" for t in tensors[:_SHOWN]]
+    shown = [f"{t.name[:80]} {list(t.shape[:4])}" for t in tensors[:_SHOWN]]
     return Refusal(
-        "SAE_INCOMPATIBLE", f"the file is no SAE that can be attached: {why}", found=found
+        "SAE_INCOMPATIBLE", f"the file is not an SAE that can be attached: {why}", found=shown
     )

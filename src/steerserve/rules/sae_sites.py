@@ -1,8 +1,8 @@
-"""Where an SAE reads and writes, as a name: hook names of every library become a site and a layer.
+"""The places where an SAE reads and writes: hook names of all libraries become a site and a layer.
 
 Conventions: TransformerLens (`blocks.N.hook_resid_post`), Hugging Face module paths with an optional side
-(`model.layers.N.self_attn.o_proj.input`), dictionary_learning (`resid_post_layer_N`), sparsify (`layers.N.mlp`, `h.N.attn`),
-OpenMOSS (`L15R`), and the bare name of a site. Layers are counted from 0.
+(`model.layers.N.self_attn.o_proj.input`), dictionary_learning (`resid_post_layer_N`), sparsify (`layers.N.mlp`,
+`h.N.attn`), OpenMOSS (`L15R`), and the bare name of a site. Layers are counted from 0.
 """
 
 from __future__ import annotations
@@ -25,21 +25,22 @@ SITES = {
     RESID_PRE: "the residual stream before the layer",
     RESID_MID: "the residual stream between attention and MLP",
     RESID_POST: "the residual stream after the layer",
-    ATTN_OUT: "what attention adds to the residual stream",
-    MLP_OUT: "what the MLP adds to the residual stream",
+    ATTN_OUT: "the output of attention that is added to the residual stream",
+    MLP_OUT: "the output of the MLP that is added to the residual stream",
     ATTN_RAW: "the output of the attention module",
     MLP_RAW: "the output of the MLP module",
-    Z: "the heads' outputs before the output projection, concatenated",
+    Z: "the concatenated outputs of the heads before the output projection",
     MLP_IN: "the input of the MLP, with the norm's gain",
     MLP_NEURONS: "the neurons of the MLP before its output projection",
-    EMBED: "what the token embedding adds to the residual stream",
+    EMBED: "the token embedding as it enters the residual stream",
 }
 
 _N = r"([0-9]{1,5})"
 _TRUNK = r"(?:(?:model|language_model|text_model|transformer|gpt_neox|decoder)\.)*"
 
 _LENS = re.compile(rf"blocks\.{_N}\.([a-z0-9_.]+)")
-# `hook_mlp_in` is left out: HookedTransformer means the stream before the norm by it, TransformerBridge what is behind
+# `hook_mlp_in` is missing on purpose: it is the stream before the norm in HookedTransformer and after it in
+# TransformerBridge
 _LENS_SITES = {
     "hook_resid_pre": RESID_PRE,
     "hook_in": RESID_PRE,
@@ -79,7 +80,7 @@ _MODULES: dict[str, tuple[str | None, str | None]] = {
     **dict.fromkeys(_PROJECTIONS, (Z, ATTN_RAW)),
     **dict.fromkeys(_MLPS, (MLP_IN, MLP_RAW)),
     **dict.fromkeys(_DOWN, (MLP_NEURONS, MLP_RAW)),
-    # Bloom and MPT add the residual behind these, inside the module whose raw output would be meant
+    # in Bloom and MPT the module adds the residual after these, so that their output is the one that is added
     "self_attention.dense": (Z, ATTN_OUT),
     "mlp.dense_4h_to_h": (MLP_NEURONS, MLP_OUT),
     "ffn.down_proj": (MLP_NEURONS, MLP_OUT),
@@ -88,7 +89,7 @@ _MODULES: dict[str, tuple[str | None, str | None]] = {
     **dict.fromkeys(("pre_feedforward_layernorm", "ln_2", "norm_2"), (RESID_MID, MLP_IN)),
     "post_feedforward_layernorm": (MLP_RAW, MLP_OUT),
 }
-"""Module within a layer -> the site its input is, and the site its output is."""
+"""Module within a layer -> the site of its input, and the site of its output."""
 
 _AMBIGUOUS = "post_attention_layernorm"
 _SANDWICH = re.compile(r"(?:gemma|olmo|exaone)[-_ ]?(?:2|3|4)(?![0-9.]*[bm])")
@@ -113,10 +114,11 @@ _OPENMOSS_SITES = {"R": RESID_POST, "A": ATTN_OUT, "M": MLP_OUT}
 
 
 def locate(name: str | None, model_name: str | None = None) -> tuple[str | None, int | None]:
-    """The site and the layer that a hook name means, as (site, layer); (None, None) where it means none known.
+    """The site and the layer of a hook name; (None, None) for a name without a known site.
 
-    A bare site name has no layer; the embedding is at layer 0. `model_name`, the model the SAE was trained on, decides
-    what `post_attention_layernorm` is: behind attention in Gemma 2 and its like, before the MLP in the others.
+    The name of a site alone has no layer. The embedding is at layer 0. `model_name` is the model that the SAE was
+    trained on: `post_attention_layernorm` comes after attention in Gemma 2 and similar models, and before the MLP in
+        others.
     """
     name = name or ""
     if _EMBEDDING.fullmatch(name):
@@ -127,14 +129,14 @@ def locate(name: str | None, model_name: str | None = None) -> tuple[str | None,
         (_DICTIONARY_LEARNING, _DICTIONARY_LEARNING_SITES),
         (_OPENMOSS, _OPENMOSS_SITES),
     ):
-        if found := pattern.fullmatch(name):
-            first, second = found.groups()
+        if match := pattern.fullmatch(name):
+            first, second = match.groups()
             return (sites[first], int(second)) if first in sites else (sites[second], int(first))
-    if (found := _LENS.fullmatch(name)) and found[2] in _LENS_SITES:
-        return _LENS_SITES[found[2]], int(found[1])
-    if found := _MODULE.fullmatch(name):
-        site = _of_module(found[2][1:], found[3] or "output", model_name)
-        return (site, int(found[1])) if site else (None, None)
+    if (match := _LENS.fullmatch(name)) and match[2] in _LENS_SITES:
+        return _LENS_SITES[match[2]], int(match[1])
+    if match := _MODULE.fullmatch(name):
+        site = _of_module(match[2][1:], match[3] or "output", model_name)
+        return (site, int(match[1])) if site else (None, None)
     return None, None
 
 
@@ -148,7 +150,7 @@ def objection(name: str) -> str:
 
 
 def is_lens_name(name: str | None) -> bool:
-    """Whether the hook name is TransformerLens's, whose residual stream may be centred."""
+    """Whether this is a hook name of TransformerLens, which may centre the residual stream."""
     return bool(_LENS.fullmatch(name or "")) or name == "hook_embed"
 
 

@@ -1,7 +1,7 @@
-"""Which SAEs a repository holds: its listing of files becomes units, each a folder or a file that is one SAE.
+"""Which SAEs a repository has: its list of files becomes units. A unit is a folder or a file that is one SAE.
 
-Formats are told by file names alone, in the order of the table `_FOLDERS`, then file by file. What is recognised but is no
-autoencoder of one site (transcoders and the like) is a unit with a `reason`, so that it can be refused before it is fetched.
+File names alone decide the format: first the table `_FOLDERS` in its order, then file by file. Transcoders and other
+modules that are no autoencoder of one site become units with a `reason`, so that they are refused before the download.
 """
 
 from __future__ import annotations
@@ -18,23 +18,26 @@ from steerserve.rules.repository import RepoFile
 from steerserve.rules.sae_names import PathHints
 
 PATH_MAXIMUM = 500
-"""Characters; files with longer paths belong to no unit."""
+"""The most characters in a path. Files with longer paths belong to no unit."""
 
 COMPARED = 2000
-"""Units that a path which names none is compared with."""
+"""How many units are compared with a path that names none of them."""
 
 NEAR = 5
-"""Units named to a client whose path fits none."""
+"""How many units a refusal names to a client whose path fits none."""
 
 _SHOWN = 100
 TOP = "."
-"""The path of a unit that is the repository's top folder."""
+"""The path of a unit that is the top folder of the repository."""
 
 
 @dataclass(frozen=True)
 class Unit:
-    """One SAE of a repository. `weights` is the file with its tensors, one of `files`; `reason` is why it can never be
-    attached, None where it may be. `format` is told by the files' names, and may be wrong."""
+    """One SAE of a repository.
+
+    `weights` is the path of the file with its tensors. `reason` says why the unit can never be attached; None where it
+    may be. `format` is a guess from file names.
+    """
 
     repo_id: str
     path: str
@@ -54,7 +57,7 @@ class Unit:
 
 @dataclass(frozen=True, slots=True)
 class UnitListing:
-    """Units in the order of their paths, and the files that belong to none."""
+    """The units in the order of their paths, and the files that belong to no unit."""
 
     units: tuple[Unit, ...]
     others: tuple[RepoFile, ...]
@@ -65,21 +68,21 @@ class UnitListing:
         return tuple(unit for unit in self.units if unit.reason is None)
 
     def find(self, path: str) -> Unit:
-        """The unit that a client means: by its path, by a file of it, or by a folder that holds no other.
+        """The unit with this path, with this file, or in this folder if the folder has no other unit.
 
         Raises:
-            Refusal: VALIDATION_ERROR naming `file_path` and the nearest units.
+            Refusal: VALIDATION_ERROR for `file_path`, with the units whose paths are most similar.
         """
         path = path.removesuffix("/") or TOP
         exact = next((unit for unit in self.units if unit.path == path), None)
-        found = exact or self._by_file.get(path)
-        if found is not None:
-            return found
+        unit = exact or self._by_file.get(path)
+        if unit is not None:
+            return unit
         below = [unit for unit in self.units if unit.path.startswith(f"{path}/")]
         if len(below) == 1:
             return below[0]
         near = [unit.path for unit in (below or _nearest(self.units, path))[:NEAR]]
-        why = f"names {len(below)} SAEs" if below else "is no SAE of the repository"
+        why = f"names {len(below)} SAEs" if below else "is not an SAE of the repository"
         shown = ascii(path[:_SHOWN])
         message = f"file_path: {shown} {why}; near it: {', '.join(near) or '(none)'}"
         errors = [{"loc": ["body", "file_path"], "msg": why}]
@@ -88,8 +91,11 @@ class UnitListing:
 
 @dataclass(frozen=True, slots=True)
 class _Folder:
-    """A format that is a folder. `weights` are the names of which it has one, `config` the file that tells the format (None:
-    the weights do), `extras` what is fetched too. All are below the folder."""
+    """A format that is a folder.
+
+    The folder has one of the files `weights`. `config` is the file that shows the format; None where the weights show
+    it. `extras` are downloaded too where they exist.
+    """
 
     format: str
     weights: tuple[str, ...]
@@ -150,17 +156,17 @@ _NO_SAE = re.compile(
     r"|(?:optimizer|scheduler|training_args|rng_state|sparsity|activation_whitening|log_feature_sparsity)(?:[-_.].*)?",
     re.IGNORECASE,
 )
-"""Names of files with tensors that are no SAE."""
+"""Names of files whose tensors are not an SAE."""
 
 _QWEN = re.compile(r"layer\d+\.sae\.pt", re.IGNORECASE)
 _SINGLE = re.compile(r".*[-_]l\d+\.(?i:pth?)")
 _PART_OF_CLT = re.compile(r"W_(?:enc|dec)_\d+\.safetensors", re.IGNORECASE)
 _CLTS = 100
-"""Folders with cross-layer transcoders that are looked into; what is in others is shown file by file."""
+"""How many folders with cross-layer transcoders become one unit each. The files of further folders are units."""
 
 _LAYER_FILE = re.compile(r"layer_\d+\.safetensors", re.IGNORECASE)
 _TRAINING_CONFIGS = ("wandb-config.yaml", "wanb-config.yaml", "config.yaml")
-"""What lies beside transcoders; the second as some repositories spell it."""
+"""Configurations beside transcoders; some repositories misspell the first."""
 
 _REASONS = tuple(
     (re.compile(pattern, re.IGNORECASE), reason)
@@ -181,7 +187,7 @@ _REASONS = tuple(
 
 
 def units(repo_id: str, files: Iterable[RepoFile]) -> UnitListing:
-    """The units of a listing whose paths have been checked (`rules.repository.check_paths`)."""
+    """The units of a listing. `rules.repository.check_paths` has checked its paths."""
     whole = {file.path: file for file in files}
     listed = {path: file for path, file in whole.items() if len(path) <= PATH_MAXIMUM}
     paths = _Paths(listed)
@@ -189,33 +195,33 @@ def units(repo_id: str, files: Iterable[RepoFile]) -> UnitListing:
     parted = {p.rpartition("/")[0] for p in listed if _PART_OF_CLT.fullmatch(p.rpartition("/")[2])}
     in_folders = [_folder_unit(repo_id, folder, paths) for folder in folders]
     in_folders += [_clt_unit(repo_id, folder, paths) for folder in sorted(parted)[:_CLTS]]
-    found = {unit.path: unit for unit in in_folders if unit is not None}
-    taken = {file.path for unit in found.values() for file in unit.files}
+    by_path = {unit.path: unit for unit in in_folders if unit is not None}
+    taken = {file.path for unit in by_path.values() for file in unit.files}
     for path in listed:
         is_tensors = path.lower().endswith(_TENSORS)
         if is_tensors and path not in taken and not _NO_SAE.fullmatch(path.rpartition("/")[2]):
-            found.setdefault(path, _file_unit(repo_id, path, paths))
-    ordered = tuple(found[path] for path in sorted(found, key=_natural))
+            by_path.setdefault(path, _file_unit(repo_id, path, paths))
+    ordered = tuple(by_path[path] for path in sorted(by_path, key=_natural))
     owners = Counter(file.path for unit in ordered for file in unit.files)
-    # a file that several units share names none of them
+    # a file that several units share does not stand for any of them
     by_file = {f.path: unit for unit in ordered for f in unit.files if owners[f.path] == 1}
     others = tuple(file for path, file in whole.items() if path not in owners)
     return UnitListing(ordered, others, by_file)
 
 
 def select(
-    found: Sequence[Unit],
+    candidates: Sequence[Unit],
     *,
     layer: int | None = None,
     width: str | None = None,
     site: str | None = None,
     query: str | None = None,
 ) -> list[Unit]:
-    """Those that fit everything asked: every word of `query` is in the path, in any letter case."""
+    """The units that meet all conditions. Every word of `query` must be in the path, in any letter case."""
     words = (query or "").lower().split()
     return [
         unit
-        for unit in found
+        for unit in candidates
         if (layer is None or layer == unit.hints.layer)
         and (width is None or width.lower() == unit.hints.width)
         and (site is None or site == unit.hints.site)
@@ -224,10 +230,10 @@ def select(
 
 
 def model_of(tags: Iterable[str], config: Mapping[str, object] | None) -> str | None:
-    """The model that a repository's SAEs were trained on, as its card or its top configuration names it."""
+    """The model that the repository's card or top configuration names as the one its SAEs were trained on."""
     for tag in tags:
         kind, _, name = tag.partition(":")
-        # a relation stands before the name in some: base_model:finetune:owner/name
+        # some tags have a relation before the name: base_model:finetune:owner/name
         if kind == "base_model" and name:
             return name.rpartition(":")[2] or None
     for key in ("model_name", "model"):
@@ -242,8 +248,8 @@ def model_of(tags: Iterable[str], config: Mapping[str, object] | None) -> str | 
 
 def _parents_of_checkpoints(listed: Mapping[str, RepoFile]) -> set[str]:
     ending = "checkpoints/final.safetensors"
-    found = (path for path in listed if path.lower().endswith(ending))
-    return {path[: -len(ending)].rstrip("/") for path in found}
+    weights = (path for path in listed if path.lower().endswith(ending))
+    return {path[: -len(ending)].rstrip("/") for path in weights}
 
 
 def _folder_unit(repo_id: str, folder: str, listed: _Paths) -> Unit | None:
@@ -255,7 +261,7 @@ def _folder_unit(repo_id: str, folder: str, listed: _Paths) -> Unit | None:
         names = [*([form.config] if form.config else []), *form.extras]
         paths = [weights, *(listed.find(folder, name) for name in names)]
         if form.format == "sparsify" and folder:
-            # the model is named above the folders of its hook points
+            # the configuration that names the model is above the folders of the hook points
             paths.append(listed.find(folder.rpartition("/")[0], "config.json"))
         reason = form.reason or _reason(repo_id, folder)
         return _unit(repo_id, folder or TOP, paths, listed, form.format, reason)
@@ -263,7 +269,7 @@ def _folder_unit(repo_id: str, folder: str, listed: _Paths) -> Unit | None:
 
 
 def _clt_unit(repo_id: str, folder: str, listed: _Paths) -> Unit | None:
-    """The cross-layer transcoder whose parts lie in a folder."""
+    """The cross-layer transcoder whose parts are in this folder; None where there are none."""
     inside = [path for path in listed.files if path.rpartition("/")[0] == folder]
     paths = [path for path in inside if _PART_OF_CLT.fullmatch(path.rpartition("/")[2])]
     reason = _reason(repo_id, "clt")
@@ -271,7 +277,7 @@ def _clt_unit(repo_id: str, folder: str, listed: _Paths) -> Unit | None:
 
 
 def _file_unit(repo_id: str, path: str, listed: _Paths) -> Unit:
-    """The unit of a file that belongs to no folder of a known form."""
+    """The unit of a file outside the folders of known formats."""
     folder, _, name = path.rpartition("/")
     reason, form = _reason(repo_id, path), "unknown"
     paths: list[str | None] = [path]
@@ -306,7 +312,7 @@ def _unit(
 
 
 def _reason(repo_id: str, path: str) -> str | None:
-    """Why something of this name can never be attached."""
+    """Why an SAE of this name can never be attached; None where the name gives no reason."""
     whole = f"{repo_id}/{path}"
     return next((reason for pattern, reason in _REASONS if pattern.search(whole)), None)
 
@@ -321,14 +327,14 @@ def _natural(path: str) -> list[tuple[int, int, str]]:
     return [(0, int(part), "") if part.isdecimal() else (1, 0, part) for part in parts]
 
 
-def _nearest(found: Sequence[Unit], path: str) -> list[Unit]:
-    """Units that share the most words with a path, the best first."""
+def _nearest(candidates: Sequence[Unit], path: str) -> list[Unit]:
+    """The units whose paths share words with this path, the most similar first."""
     words = _words(path)
-    compared = found[:COMPARED]
+    compared = candidates[:COMPARED]
     shared = sorted(
         ((len(words & _words(unit.path)), unit) for unit in compared), key=lambda s: -s[0]
     )
-    return [unit for count, unit in shared if count or not words] or list(found)
+    return [unit for count, unit in shared if count or not words] or list(candidates)
 
 
 def _words(path: str) -> set[str]:
