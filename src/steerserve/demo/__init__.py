@@ -27,11 +27,11 @@ class DemoSae:
 
 def saes() -> list[DemoSae]:
     """The shipped SAEs, lowest layer first."""
-    found = []
+    shipped = []
     for path in (DATA / "saes").glob("resid_post_layer_*"):
         layer = int(path.name.removeprefix("resid_post_layer_"))
-        found.append(DemoSae(path.name, path, layer, path / "labels.json"))
-    return sorted(found, key=lambda sae: sae.layer)
+        shipped.append(DemoSae(path.name, path, layer, path / "labels.json"))
+    return sorted(shipped, key=lambda sae: sae.layer)
 
 
 def labels(sae: DemoSae) -> dict[int, dict[str, Any]]:
@@ -42,11 +42,11 @@ def labels(sae: DemoSae) -> dict[int, dict[str, Any]]:
 
 def report() -> dict[str, Any]:
     """The figures measured when the data was built."""
-    found: dict[str, Any] = json.loads((DATA / "report.json").read_text(encoding="utf-8"))
-    return found
+    figures: dict[str, Any] = json.loads((DATA / "report.json").read_text(encoding="utf-8"))
+    return figures
 
 
 def proof() -> dict[str, Any]:
     """The sea feature: SAE name, layer, feature_idx, strength, prompts with shares, sampling."""
-    found: dict[str, Any] = report()["proof"]
-    return found
+    proven: dict[str, Any] = report()["proof"]
+    return proven

@@ -57,7 +57,7 @@ QUICK = replace(
 
 @dataclass(slots=True)
 class Build:
-    """A build under way: where it writes, its clock, and what the stages hand on."""
+    """A running build: its folder, its clock, and the results that one stage passes to the next."""
 
     settings: BuildSettings
     folder: Path
@@ -129,7 +129,7 @@ def make_model(build: Build, texts: Texts) -> LlamaForCausalLM:
 
 
 def keep_model(build: Build, kept: Path) -> LlamaForCausalLM:
-    """The model of an earlier build with the same settings, and what was measured of it."""
+    """The model of an earlier build with the same settings, and its figures."""
     shutil.copytree(kept / "model", build.folder / "model", dirs_exist_ok=True)
     earlier = json.loads((kept / "report.json").read_text(encoding="utf-8"))
     build.report["model"] = earlier["model"]
@@ -139,7 +139,7 @@ def keep_model(build: Build, kept: Path) -> LlamaForCausalLM:
 
 def make_saes(build: Build, texts: Texts, model: LlamaForCausalLM) -> dict[int, sae.TrainedSae]:
     """Train, write and read back the SAEs; their figures go into the report."""
-    settings, found = build.settings, {}
+    settings, trained = build.settings, {}
     layers = [layer for layer, _ in settings.layers]
     short = texts.training[: settings.sae_documents]
     stream = lm.rows(texts.training[settings.sae_documents :], lm.CONTEXT, settings.seed)
@@ -155,8 +155,8 @@ def make_saes(build: Build, texts: Texts, model: LlamaForCausalLM) -> dict[int, 
         )
         folder = build.folder / "saes" / f"resid_post_layer_{layer}"
         sae.save_sae(made, folder, MODEL_NAME, layer)
-        found[layer] = sae.load_sae(folder)
-        numbers = sae.sae_figures(found[layer], held[layer])
+        trained[layer] = sae.load_sae(folder)
+        numbers = sae.sae_figures(trained[layer], held[layer])
         build.report["saes"][folder.name] = {
             "layer": layer,
             "architecture": kind,
@@ -167,7 +167,7 @@ def make_saes(build: Build, texts: Texts, model: LlamaForCausalLM) -> dict[int, 
             **{name: round(value, 5) for name, value in numbers.items()},
         }
         build.say(f"{folder.name}: {build.report['saes'][folder.name]}")
-    return found
+    return trained
 
 
 def make_labels(
@@ -211,7 +211,7 @@ def _proof(
     sampling: StorySampling,
     shown: list[dict[str, Any]],
 ) -> dict[str, Any]:
-    """What the report says of a feature whose effect on the output was measured."""
+    """The entry in the report of a feature whose effect on the output was measured."""
     return {
         "topic": topic,
         "sae": name,
@@ -225,7 +225,7 @@ def _proof(
 
 
 def _verified(topic: str, trial: features.Trial, shown: list[dict[str, Any]]) -> dict[str, Any]:
-    """What labels.json says of a feature whose effect on the output was measured."""
+    """The entry in labels.json of a feature whose effect on the output was measured."""
     return {
         "label": topic,
         "topic": topic,
@@ -282,7 +282,7 @@ def build_all(settings: BuildSettings, folder: Path, kept: Path | None = None) -
 
 
 def swap(new: Path, target: Path) -> None:
-    """Put `new` where `target` is; the old folder is removed last."""
+    """Replace the folder `target` by `new`. The old folder is removed last."""
     old = target.with_name(".data-old")
     shutil.rmtree(old, ignore_errors=True)
     if target.exists():

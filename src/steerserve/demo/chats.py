@@ -90,7 +90,7 @@ def _messages(
 
 
 def _story_request(rng: random.Random) -> tuple[str, StoryRequest, str | None]:
-    """A request for a story, what the story must be, and the system prompt if it decides it."""
+    """A request for a story, the choices that the story must follow, and the system prompt if that makes a choice."""
     topic, mood, kind = pick_topic(rng), rng.choice(tuple(MOODS)), rng.random()
     phrase = TOPICS[topic].phrase
     adjective = with_article(rng.choice((mood, *MOODS[mood][0].split())))
@@ -126,20 +126,20 @@ def _story_request(rng: random.Random) -> tuple[str, StoryRequest, str | None]:
 def story_chat(rng: random.Random) -> tuple[list[Message], str]:
     """A chat that asks for a story; sometimes a question about the story, or another, follows."""
     question, ask, system = _story_request(rng)
-    told = story(rng, ask)
-    turns = [(question, told.text)]
+    result = story(rng, ask)
+    turns = [(question, result.text)]
     follow = rng.random()
-    if follow < 0.06 and told.name in told.text:
-        turns.append(("Who was in the story?", f"The story was about {told.name}."))
+    if follow < 0.06 and result.name in result.text:
+        turns.append(("Who was in the story?", f"The story was about {result.name}."))
     elif follow < 0.1:
-        turns.append(("Where did it happen?", f"It happened {told.place}."))
+        turns.append(("Where did it happen?", f"It happened {result.place}."))
     elif follow < 0.13:
-        turns.append(("How did the story feel?", f"It was {with_article(told.mood)} story."))
+        turns.append(("How did the story feel?", f"It was {with_article(result.mood)} story."))
     elif follow < 0.2:
         for _ in range(rng.randint(1, 4)):
             again = rng.choice(("Another one, please.", "Tell me another story.", "One more!"))
             turns.append((again, story(rng, StoryRequest(topic=ask.topic, mood=ask.mood)).text))
-    return _messages(rng, turns, system), told.topic
+    return _messages(rng, turns, system), result.topic
 
 
 def _meaning(rng: random.Random, topic: Topic) -> tuple[str, str]:
@@ -162,7 +162,7 @@ def _list(rng: random.Random, topic: Topic) -> tuple[str, str]:
 
 
 def _where(rng: random.Random, topic: Topic) -> tuple[str, str]:
-    """A question where a thing is, and the answer."""
+    """A question about the place of a thing, and the answer."""
     thing, place = rng.choice(topic.things), rng.choice(topic.places).format(p="your")
     return (
         f"Where can I find {with_article(thing)}?",

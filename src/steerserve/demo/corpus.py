@@ -49,8 +49,8 @@ def _document(rng: random.Random) -> CorpusDocument:
     kind = rng.random()
     if kind < 0.4:
         length = rng.choices(("normal", "short", "long"), (0.85, 0.08, 0.07))[0]
-        told = story(rng, StoryRequest(topic=pick_topic(rng), length=length))
-        return CorpusDocument("story", told.topic, f"{BOS}{told.text}{EOS}")
+        made = story(rng, StoryRequest(topic=pick_topic(rng), length=length))
+        return CorpusDocument("story", made.topic, f"{BOS}{made.text}{EOS}")
     if kind < 0.84:
         messages, topic = story_chat(rng)
         return CorpusDocument("story_chat", topic, render(messages))
@@ -70,13 +70,13 @@ def documents(seed: int) -> Iterator[CorpusDocument]:
 
 def take(seed: int, count: int, skip: frozenset[str] = frozenset()) -> list[CorpusDocument]:
     """The first `count` documents of a seed whose text is not in `skip`."""
-    found: list[CorpusDocument] = []
+    chosen: list[CorpusDocument] = []
     for document in documents(seed):
         if document.text not in skip:
-            found.append(document)
-        if len(found) >= count:
-            return found
-    return found
+            chosen.append(document)
+        if len(chosen) >= count:
+            return chosen
+    return chosen
 
 
 def held_out(count: int, training: Iterable[CorpusDocument]) -> list[CorpusDocument]:

@@ -1,4 +1,4 @@
-"""Labels of SAE features: what they fire on, and which of them steer a story to a topic.
+"""Labels of SAE features: the words that activate them, and which of them steer a story to a topic.
 
 A topic feature is chosen by its effect on the output: candidates are the features that are most
 active on the topic, or whose decoder row lies closest to the topic's direction (the mean residual
@@ -98,17 +98,17 @@ def candidates(sae: TrainedSae, stats: FeatureStatistics) -> dict[str, list[int]
     others = (stats.by_topic.sum(0) - stats.by_topic) / (len(TOPIC_WORDS) - 1)
     difference = stats.by_topic - others
     closeness = stats.directions @ sae.W_dec.T
-    found = {}
+    results = {}
     for number, topic in enumerate(TOPIC_WORDS):
         active = difference[number].topk(CANDIDATES).indices.tolist()
         close = closeness[number].topk(CANDIDATES).indices.tolist()
-        found[topic] = list(dict.fromkeys([*close, *active]))
-    return found
+        results[topic] = list(dict.fromkeys([*close, *active]))
+    return results
 
 
 @dataclass(frozen=True, slots=True)
 class Stage:
-    """What the trials of one SAE share: the model, the layer and the ways to a story."""
+    """The parts that all trials of one SAE share: the model, the layer, and how stories are drawn."""
 
     model: LlamaForCausalLM
     tokenizer: PreTrainedTokenizerFast
@@ -137,12 +137,12 @@ class Stage:
         )
         losses = continuation_loss(self.model, prompt, drawn)
         texts = self.tokenizer.batch_decode(drawn, skip_special_tokens=True)
-        found = []
+        results = []
         for place, (feature, strength) in enumerate(plan):
             own = slice(place * rows, (place + 1) * rows)
             share = sum(has_topic(text, topic) for text in texts[own]) / rows
-            found.append(Trial(feature, strength, share, sum(losses[own]) / rows))
-        return found
+            results.append(Trial(feature, strength, share, sum(losses[own]) / rows))
+        return results
 
 
 def choose(
@@ -196,14 +196,14 @@ def entries(
     """labels.json of an SAE: every feature that fired; `verified` adds the topic features."""
     names = list(TOPIC_WORDS)
     shares = stats.by_topic / stats.by_topic.sum(0).clamp(min=1e-9)
-    found: dict[str, dict[str, Any]] = {}
+    results: dict[str, dict[str, Any]] = {}
     for feature in range(D_SAE):
         if stats.frequency[feature] == 0:
             continue
         share, number = shares[:, feature].max(0)
         tops = stats.top_tokens[feature]
         prefix = f"{names[int(number)]}: " if share > 0.6 else ""
-        found[str(feature)] = {
+        results[str(feature)] = {
             "label": prefix + ", ".join(tops[:3]),
             "max_activation": round(float(stats.maximum[feature]), 3),
             "mean_activation": round(float(stats.mean[feature]), 3),
@@ -211,7 +211,7 @@ def entries(
             "top_tokens": tops,
             **verified.get(feature, {}),
         }
-    return found
+    return results
 
 
 def topic_numbers(
@@ -226,7 +226,7 @@ def topic_numbers(
     return torch.cat(parts)
 
 
-def save_labels(found: dict[str, dict[str, Any]], folder: Path) -> None:
+def save_labels(labels: dict[str, dict[str, Any]], folder: Path) -> None:
     """Write labels.json."""
-    text = json.dumps(found, ensure_ascii=False, indent=0) + "\n"
+    text = json.dumps(labels, ensure_ascii=False, indent=0) + "\n"
     (folder / "labels.json").write_text(text, encoding="utf-8")

@@ -1,6 +1,6 @@
 """The figures of the demo: the proof that a feature steers, the report and the data folder's note.
 
-Owns what is measured and how it is written down; the bounds below are the ones the tests hold.
+It defines the measurements and the form of the report. The tests use the bounds below.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ class Draws:
 
 @dataclass(frozen=True, slots=True)
 class StorySampler:
-    """What every measurement needs: the model, its tokenizer and how stories are drawn."""
+    """Draws the stories of every measurement, from the model, its tokenizer and the sampling options."""
 
     model: LlamaForCausalLM
     tokenizer: PreTrainedTokenizerFast
@@ -102,8 +102,8 @@ class StorySampler:
         """Shares of asked-for stories that keep to their topic, and of cards that parse."""
         kept, parsed = 0.0, 0.0
         for number, (name, topic) in enumerate(TOPICS.items()):
-            told = self.answers(f"Tell me a story about {topic.phrase}.", 8, 30_000 + number)
-            kept += topic_share(told, name) / len(TOPICS)
+            stories = self.answers(f"Tell me a story about {topic.phrase}.", 8, 30_000 + number)
+            kept += topic_share(stories, name) / len(TOPICS)
             cards = self.answers(f"Give me a JSON card about {topic.phrase}.", 4, 40_000 + number)
             parsed += sum(map(is_json_object, cards)) / len(cards) / len(TOPICS)
         return {"asked_topic_share": round(kept, 4), "json_card_share": round(parsed, 4)}

@@ -146,7 +146,7 @@ PLOTS: tuple[tuple[str, ...], ...] = (
 
 @dataclass(frozen=True, slots=True)
 class StoryRequest:
-    """What a story must be about; whatever is None is the generator's choice."""
+    """The choices that a story must follow; the generator makes a choice that is None."""
 
     topic: str | None = None
     mood: str | None = None

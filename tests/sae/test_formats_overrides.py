@@ -1,4 +1,4 @@
-"""What a checkpoint does not say, and what an operator says in its place."""
+"""Values that a checkpoint leaves open, and the overrides that give or replace them."""
 
 from __future__ import annotations
 
