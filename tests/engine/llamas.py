@@ -45,7 +45,7 @@ async def loaded(
     try:
         files = gguf.entry(path)
         facts = await engine.load(
-            lambda _: None, path=str(files[0]), header=gguf.read(files), split=split
+            lambda _: None, path=str(files[0]), header=gguf.read_header(files), split=split
         )
         yield engine, facts
     finally:

@@ -49,7 +49,7 @@ def made(path: Path, *entries: bytes, keys: int | None = None, tensors: int = 0)
 @pytest.mark.parametrize("label", ["F32", "F16", "BF16", "Q8_0", "Q4_0"])
 def test_a_header_says_what_the_reference_reader_says(folder: Path, label: str) -> None:
     path = folder / f"tiny-{label}.gguf"
-    header = gguf.read(gguf.entry(path))
+    header = gguf.read_header(gguf.entry(path))
     truth = reference.GGUFReader(path)
     assert header.parameters == sum(int(t.n_elements) for t in truth.tensors)
     assert header.tensor_bytes == sum(int(t.n_bytes) for t in truth.tensors)
@@ -74,7 +74,7 @@ def test_a_header_says_what_the_reference_reader_says(folder: Path, label: str) 
 
 
 def test_an_encoder_is_told_by_its_header(folder: Path) -> None:
-    header = gguf.read([folder / "encoder.gguf"])
+    header = gguf.read_header([folder / "encoder.gguf"])
     assert header.is_embedding_only
     assert header.architecture == "bert"
     assert header.chat_template is None
@@ -84,12 +84,12 @@ def test_a_split_model_is_read_over_all_its_parts(folder: Path) -> None:
     files = gguf.entry(folder / "split")
     assert len(files) == 3
     assert gguf.entry(files[0]) == files
-    header, whole = gguf.read(files), gguf.read([folder / "tiny-Q8_0.gguf"])
+    header, whole = gguf.read_header(files), gguf.read_header([folder / "tiny-Q8_0.gguf"])
     assert header.shards == 3
     assert (header.parameters, header.tensor_bytes) == (whole.parameters, whole.tensor_bytes)
     for wrong in (files[:2], files[:1], [files[0], files[0], files[2]], files[::-1]):
         with pytest.raises(GGUFError):
-            gguf.read(wrong)
+            gguf.read_header(wrong)
 
 
 def test_a_part_that_is_missing_is_named(folder: Path, tmp_path: Path) -> None:
@@ -134,7 +134,7 @@ def test_a_number_per_layer_is_kept_as_such(tmp_path: Path) -> None:
         entry_of("llama.attention.head_count", 4, count.pack(4)),
         per_layer,
     )
-    header = gguf.read([path])
+    header = gguf.read_header([path])
     assert header.kv_heads == (2, 0, 1)
     assert header.key_length == 16
 
@@ -143,7 +143,7 @@ def test_a_number_per_layer_is_kept_as_such(tmp_path: Path) -> None:
 def test_what_is_no_language_model_is_said(tmp_path: Path, kind: str) -> None:
     path = made(tmp_path / "m.gguf", ARCHITECTURE, entry_of("general.type", 8, text(kind)))
     with pytest.raises(GGUFError, match=kind):
-        gguf.read([path])
+        gguf.read_header([path])
 
 
 def test_a_file_that_is_cut_short_in_its_tensors_says_by_how_much(
@@ -152,7 +152,7 @@ def test_a_file_that_is_cut_short_in_its_tensors_says_by_how_much(
     data = (folder / "tiny-Q8_0.gguf").read_bytes()
     path = tmp_path / "short.gguf"
     path.write_bytes(data[:-1234])
-    assert gguf.read([path]).missing_bytes == 1234
+    assert gguf.read_header([path]).missing_bytes == 1234
 
 
 BIG = 1 << 62
@@ -194,7 +194,7 @@ def test_a_header_that_claims_too_much_is_refused_at_once(tmp_path: Path, kind: 
     tracemalloc.start()
     started = time.monotonic()
     with pytest.raises(GGUFError) as caught:
-        gguf.read([path])
+        gguf.read_header([path])
     _, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     assert time.monotonic() - started < 5
@@ -214,7 +214,7 @@ def test_no_mutation_gives_another_error(folder: Path, tmp_path: Path) -> None:
                 mutated[at] = source.choice([0, 0xFF, source.randrange(256)])
         path.write_bytes(mutated)
         try:
-            assert gguf.read([path]).missing_bytes >= 0
+            assert gguf.read_header([path]).missing_bytes >= 0
         except GGUFError:
             refused += 1
     assert 50 < refused < 400
@@ -227,4 +227,4 @@ def test_what_is_no_gguf_file_is_said(tmp_path: Path, data: bytes) -> None:
     path = tmp_path / "m.gguf"
     path.write_bytes(data)
     with pytest.raises(GGUFError, match=r"m\.gguf"):
-        gguf.read([path])
+        gguf.read_header([path])

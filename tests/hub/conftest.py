@@ -14,7 +14,8 @@ import pytest
 from steerserve.errors import Refusal
 from steerserve.files.folder import folder_of
 from steerserve.hub.client import Hub, Repository
-from steerserve.hub.downloads import Downloads, FetchProgress, Job, Read
+from steerserve.hub.downloads import Downloads, Read
+from steerserve.hub.job import FetchProgress, Job
 from steerserve.settings import Settings
 from tests.loopback_hub import LoopbackHub
 

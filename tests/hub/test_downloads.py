@@ -9,7 +9,7 @@ import pytest
 
 from steerserve.errors import Refusal
 from steerserve.hub import downloads as module
-from steerserve.hub.downloads import Job
+from steerserve.hub.job import Job
 from steerserve.hub.session import troubles
 from steerserve.hub.wire import Kind, Trouble
 from steerserve.rules.repository import RepoFile

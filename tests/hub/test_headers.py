@@ -10,7 +10,7 @@ import pytest
 
 from steerserve.errors import Refusal
 from steerserve.hub.client import Hub
-from steerserve.hub.header import read
+from steerserve.hub.header import TENSORS, fetch_header
 from steerserve.hub.session import Session, troubles
 from steerserve.hub.wire import Headers, Kind, Trouble, WantedFile
 from steerserve.rules.precision import StoredTensor
@@ -96,7 +96,7 @@ async def test_a_hub_that_ignores_ranges_is_read_no_further_than_needed(
         file({"W_dec": entry([1 << 50, 1 << 50], 0, 4)}, 4),
         file({"W_dec": entry([True], 0, 4)}, 4),
         file({"W_dec": entry([1], 0, 4, "EVIL")}, 4),
-        file({f"t{n}": entry([0], 0, 0) for n in range(3000)}, 0),
+        file({f"t{n}": entry([0], 0, 0) for n in range(TENSORS + 1)}, 0),
         file(b"\xff\xfe{}", 10),
     ],
 )
@@ -104,7 +104,7 @@ def test_a_hostile_header_is_refused(loopback: LoopbackHub, content: bytes) -> N
     sha = loopback.add(REPO, {PATH: content}).sha
     session = Session(loopback.url, None, 10)
     with troubles(has_token=False), pytest.raises(Trouble) as trouble:
-        read(Headers(REPO, sha, WantedFile(PATH, len(content), None)), session)
+        fetch_header(Headers(REPO, sha, WantedFile(PATH, len(content), None)), session)
     assert trouble.value.kind is Kind.FAILED
 
 

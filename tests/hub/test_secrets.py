@@ -17,7 +17,7 @@ import pytest
 from steerserve import log
 from steerserve.errors import Refusal
 from steerserve.hub import child
-from steerserve.hub.downloads import Job
+from steerserve.hub.job import Job
 from steerserve.hub.session import Session
 from steerserve.hub.wire import Describe, DownloaderTask, Kind, Trouble
 from tests.hub.conftest import FILES, GET, PATIENCE, WEIGHTS, Desk, MakeDesk, downloaders, held
@@ -192,7 +192,8 @@ SERVICE = """
 import asyncio, sys
 from pathlib import Path
 from steerserve.hub.client import Hub
-from steerserve.hub.downloads import Downloads, Job
+from steerserve.hub.downloads import Downloads
+from steerserve.hub.job import Job
 from steerserve.files.folder import folder_of
 from steerserve.settings import Settings
 

@@ -100,7 +100,7 @@ def router(features: Features) -> APIRouter:
 
     @routes.post("/{sae_id}/features/search", response_model=Envelope)
     async def search(sae_id: str, body: Search) -> Response:
-        found, matched = await features.search(sae_id, body.query, body.feature_idx, body.limit)
+        matches, matched = await features.search(sae_id, body.query, body.feature_idx, body.limit)
         return success(
             {
                 "sae_id": sae_id,
@@ -108,7 +108,7 @@ def router(features: Features) -> APIRouter:
                 "feature_idx": body.feature_idx,
                 "features": [
                     {"feature_idx": one.index, "label": one.label, "cosine": one.cosine}
-                    for one in found
+                    for one in matches
                 ],
                 "matched": matched,
             }
@@ -116,26 +116,26 @@ def router(features: Features) -> APIRouter:
 
     @routes.get("/{sae_id}/features/search", include_in_schema=False)
     async def not_by_get() -> Response:
-        """Else `search` would be taken for an index."""
+        """Without this route, `search` would be taken for an index."""
         raise HTTPException(405)
 
     @routes.get("/{sae_id}/features/{index}", response_model=Envelope)
     async def get_feature(sae_id: str, index: int) -> Response:
-        found = await features.get(sae_id, index)
-        facts, attached = found.facts, found.attached
-        counted = found.statistics
+        feature = await features.get(sae_id, index)
+        facts, attached = feature.facts, feature.attached
+        counted = feature.statistics
         return success(
             {
                 "sae_id": sae_id,
                 "feature_idx": facts.feature_idx,
-                "label": found.label,
+                "label": feature.label,
                 "decoder_norm": facts.decoder_norm,
                 "encoder_norm": facts.encoder_norm,
                 "encoder_bias": facts.encoder_bias,
                 "threshold": facts.threshold,
                 "layer": attached.layer if attached else None,
-                "residual_norm": found.residual_norm,
-                "typical_strength": found.typical_strength,
+                "residual_norm": feature.residual_norm,
+                "typical_strength": feature.typical_strength,
                 "statistics": None if counted is None else monitoring_routes.feature(counted, {}),
             }
         )
@@ -144,7 +144,7 @@ def router(features: Features) -> APIRouter:
 
 
 async def _document(request: Request) -> Any:
-    """The labels of a body: JSON Lines as text, else JSON, whose one field `labels` may hold them instead.
+    """The labels of a body: the text of JSON Lines, or JSON. A JSON object may hold them in its only field `labels`.
 
     Raises:
         Refusal: VALIDATION_ERROR.

@@ -1,4 +1,4 @@
-"""/api/models: the registry of models, and loading and unloading them."""
+"""/api/models: previewing, registering, loading, unloading and deleting models."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def record(
     lease: dict[str, Any] | None,
     progress: FetchProgress | None,
 ) -> dict[str, Any]:
-    """A model record: what is stored, and for the resident model what is live; `lease` is what a read tells of it."""
+    """A model record: the stored facts, and for the resident model the live ones. `lease` is the public view of the lease."""
     live = resident if resident is not None and resident.row.id == row.id else None
     facts = live.facts if live else None
     return {
@@ -111,7 +111,7 @@ def record(
 def router(models: Models, downloads: ModelDownloads, conductor: Conductor) -> APIRouter:
     routes = APIRouter(prefix="/api/models", tags=["models"])
 
-    def told(row: ModelRow) -> dict[str, Any]:
+    def body_of(row: ModelRow) -> dict[str, Any]:
         lease = conductor.leases.status(row.id)
         locked = {"locked": conductor.view().locked_id == row.id}
         return record(row, conductor.resident, lease, downloads.progress(row.id)) | locked
@@ -119,7 +119,7 @@ def router(models: Models, downloads: ModelDownloads, conductor: Conductor) -> A
     @routes.get("", response_model=Envelope)
     async def list_models() -> Response:
         rows = await models.list()
-        records = [told(row) for row in rows]
+        records = [body_of(row) for row in rows]
         loaded = conductor.view().model_id
         return success({"models": records, "total": len(records), "loaded_model_id": loaded})
 
@@ -145,7 +145,7 @@ def router(models: Models, downloads: ModelDownloads, conductor: Conductor) -> A
                 trust_remote_code=body.trust_remote_code,
                 gguf_label=body.gguf_label,
             )
-        return success(told(row), 202)
+        return success(body_of(row), 202)
 
     @routes.post("/preview", response_model=Envelope)
     async def preview_repository(body: ModelPreviewBody) -> Response:
@@ -154,12 +154,12 @@ def router(models: Models, downloads: ModelDownloads, conductor: Conductor) -> A
 
     @routes.api_route("/preview", methods=["GET", "DELETE"], include_in_schema=False)
     async def preview_is_posted() -> Response:
-        # else the word would be read as an id
+        # else the route with an id would take the word for one
         raise HTTPException(405)
 
     @routes.get("/{model_id}", response_model=Envelope)
     async def get_model(model_id: RowId) -> Response:
-        return success(told(await models.get(model_id)))
+        return success(body_of(await models.get(model_id)))
 
     @routes.delete("/{model_id}", response_model=Envelope)
     async def delete_model(model_id: RowId) -> Response:
@@ -169,7 +169,7 @@ def router(models: Models, downloads: ModelDownloads, conductor: Conductor) -> A
     @routes.post("/{model_id}/cancel", response_model=Envelope)
     async def cancel_download(model_id: RowId) -> Response:
         row, _ = await downloads.cancel(model_id)
-        return success(told(row))
+        return success(body_of(row))
 
     @routes.post("/{model_id}/load", response_model=Envelope, status_code=202)
     async def load_model(
@@ -182,27 +182,27 @@ def router(models: Models, downloads: ModelDownloads, conductor: Conductor) -> A
         resident = await conductor.load(await models.get(model_id), lease, gpu)
         if wait:
             await asyncio.shield(resident.ready)
-            return success(told(await models.get(model_id)))
+            return success(body_of(await models.get(model_id)))
         row = replace(await models.get(model_id), status="loading", error_message=None)
-        return success(told(row), 202)
+        return success(body_of(row), 202)
 
     @routes.post("/{model_id}/unload", response_model=Envelope)
     async def unload_model(model_id: RowId, lease: LeaseHeader = None) -> Response:
         await models.get(model_id)
         await conductor.unload(model_id, lease)
-        return success(told(await models.get(model_id)))
+        return success(body_of(await models.get(model_id)))
 
     @routes.post("/{model_id}/lock", response_model=Envelope)
     async def lock_model(model_id: RowId) -> Response:
         row = await models.get(model_id)
         conductor.lock(model_id)
-        return success(told(row))
+        return success(body_of(row))
 
     @routes.post("/{model_id}/unlock", response_model=Envelope)
     async def unlock_model(model_id: RowId) -> Response:
         row = await models.get(model_id)
         conductor.unlock(model_id)
-        return success(told(row))
+        return success(body_of(row))
 
     return routes
 

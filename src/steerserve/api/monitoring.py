@@ -22,8 +22,8 @@ Labels = Mapping[int, str]
 
 
 class Configure(RequestBody):
-    """The whole configuration; what is left out takes its default. Without `features`, or with none, all are monitored: the
-    state shows all as none."""
+    """The whole configuration; a field that is left out takes its default. Without `features`, or with an empty list, all
+    features are monitored, and the state shows an empty list."""
 
     enabled: bool = True
     features: list[int] | None = None
@@ -36,7 +36,7 @@ class Enable(RequestBody):
 
 
 class Top(RequestBody):
-    """The features that lead in one figure."""
+    """The features that have the largest values of one figure."""
 
     k: Annotated[int, Field(ge=1, le=rules.BEST_MAXIMUM)] = rules.BEST_DEFAULT
     metric: Literal["mean", "max", "active_ratio", "count"] = "mean"
@@ -69,14 +69,14 @@ def router(monitoring: Monitoring, labels_of: LabelsOf) -> APIRouter:
         limit: Annotated[int, Query(ge=1, le=rules.HISTORY_MAXIMUM)] = rules.LIMIT_DEFAULT,
         request_id: Annotated[str | None, Query(max_length=200)] = None,
     ) -> Response:
-        found = monitoring.history(limit, request_id)
-        labels = {sae_id: await labels_of(sae_id) for sae_id in {one.sae_id for one in found}}
+        records = monitoring.history(limit, request_id)
+        labels = {sae_id: await labels_of(sae_id) for sae_id in {one.sae_id for one in records}}
 
-        def told() -> Response:
-            records = [record(one, labels[one.sae_id]) for one in found]
-            return success({"records": records, "total": len(records)})
+        def answer() -> Response:
+            bodies = [record(one, labels[one.sae_id]) for one in records]
+            return success({"records": bodies, "total": len(bodies)})
 
-        return await asyncio.to_thread(told)
+        return await asyncio.to_thread(answer)
 
     @routes.delete("/api/monitoring/history", response_model=Envelope)
     async def clear_history() -> Response:
@@ -88,10 +88,10 @@ def router(monitoring: Monitoring, labels_of: LabelsOf) -> APIRouter:
         counted = await monitoring.statistics(rules.parse_features(features))
         labels = await labels_of(counted.sae_id)
 
-        def told() -> Response:
+        def answer() -> Response:
             return success(statistics_of(counted, labels))
 
-        return await asyncio.to_thread(told)
+        return await asyncio.to_thread(answer)
 
     @routes.delete("/api/monitoring/statistics", response_model=Envelope)
     async def reset_statistics() -> Response:
@@ -116,41 +116,41 @@ def router(monitoring: Monitoring, labels_of: LabelsOf) -> APIRouter:
     return routes
 
 
-def state(found: State) -> dict[str, Any]:
-    """Monitoring as it is; no `monitored_features` are all of them."""
+def state(current: State) -> dict[str, Any]:
+    """The state of monitoring. An empty `monitored_features` means that all features are monitored."""
     return {
-        "enabled": found.enabled,
-        "sae_attached": found.sae_id is not None,
-        "sae_id": found.sae_id,
-        "layer": found.layer,
-        "monitored_features": list(found.features or ()),
-        "history_size": found.history_size,
-        "history_count": found.history_count,
-        "top_k": found.top_k,
+        "enabled": current.enabled,
+        "sae_attached": current.sae_id is not None,
+        "sae_id": current.sae_id,
+        "layer": current.layer,
+        "monitored_features": list(current.features or ()),
+        "history_size": current.history_size,
+        "history_count": current.history_count,
+        "top_k": current.top_k,
         "read_point": rules.READ_POINT,
     }
 
 
-def record(found: Record, labels: Labels) -> dict[str, Any]:
+def record(seen: Record, labels: Labels) -> dict[str, Any]:
     return {
-        "timestamp": iso(found.timestamp),
-        "request_id": found.request_id,
-        "sae_id": found.sae_id,
-        "layer": found.layer,
-        "choice": found.choice,
-        "token_position": found.position,
-        "token_id": found.token,
-        "activations": [activation(one, labels) for one in found.activations],
-        "top_k": [activation(one, labels) for one in found.top_k],
-        "fired": found.fired,
+        "timestamp": iso(seen.timestamp),
+        "request_id": seen.request_id,
+        "sae_id": seen.sae_id,
+        "layer": seen.layer,
+        "choice": seen.choice,
+        "token_position": seen.position,
+        "token_id": seen.token,
+        "activations": [activation(one, labels) for one in seen.activations],
+        "top_k": [activation(one, labels) for one in seen.top_k],
+        "fired": seen.fired,
         "read_point": rules.READ_POINT,
     }
 
 
-def activation(found: rules.Activation, labels: Labels) -> dict[str, Any]:
-    index, value = found
-    told: dict[str, Any] = {"feature_index": index, "activation": value}
-    return told | {"label": labels[index]} if index in labels else told
+def activation(pair: rules.Activation, labels: Labels) -> dict[str, Any]:
+    index, value = pair
+    body: dict[str, Any] = {"feature_index": index, "activation": value}
+    return body | {"label": labels[index]} if index in labels else body
 
 
 def statistics_of(counted: Counted, labels: Labels) -> dict[str, Any]:
@@ -165,7 +165,7 @@ def statistics_of(counted: Counted, labels: Labels) -> dict[str, Any]:
 def feature(counted: FeatureCount, labels: Labels) -> dict[str, Any]:
     """The figures of one feature over the observed tokens."""
     index = counted.feature_idx
-    told: dict[str, Any] = {
+    body: dict[str, Any] = {
         "feature_idx": index,
         "count": counted.count,
         "mean": counted.mean,
@@ -174,4 +174,4 @@ def feature(counted: FeatureCount, labels: Labels) -> dict[str, Any]:
         "max": counted.max,
         "active_ratio": counted.active_ratio,
     }
-    return told | {"label": labels[index]} if index in labels else told
+    return body | {"label": labels[index]} if index in labels else body

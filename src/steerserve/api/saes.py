@@ -69,15 +69,15 @@ class SaePreviewBody(SaeHubBody):
 
 
 class NewSae(SaeHubBody):
-    """An SAE to register: one of `repository_id`, or all of its where `file_path` names none; or the folder or file
-    `local_path` of this machine, in place."""
+    """An SAE to register: the SAE at `file_path` of `repository_id`, all SAEs of the repository without a `file_path`, or
+    the folder or file `local_path` of this machine, in place."""
 
     repository_id: Annotated[str, Field(min_length=1, max_length=255)] | None = None
     local_path: Annotated[str, Field(min_length=1, max_length=500)] | None = None
 
 
 def record(row: SaeRow, progress: FetchProgress | None = None) -> dict[str, Any]:
-    """An SAE's metadata; `reason` is why it cannot be attached as it is."""
+    """The record of an SAE; `reason` says why the SAE cannot be attached as it is."""
     claims = claims_of(row)
     is_loadable = row.d_in is not None and row.status in ("cached", "attached")
     reason = None if is_loadable else row.error_message or f"it is {row.status}"
@@ -150,7 +150,7 @@ def router(saes: Saes, downloads: SaeDownloads, attached: Status) -> APIRouter:
     @routes.api_route("/preview", methods=["GET", "DELETE"], include_in_schema=False)
     @routes.api_route("/download", methods=["GET", "DELETE"], include_in_schema=False)
     async def is_posted() -> Response:
-        # else the word would be read as an id
+        # else the route with an id would take the word for one
         raise HTTPException(405)
 
     @routes.get("/{sae_id}", response_model=Envelope)
@@ -176,7 +176,7 @@ def router(saes: Saes, downloads: SaeDownloads, attached: Status) -> APIRouter:
 
 
 def _check_local(body: NewSae) -> None:
-    """What says where in the hub says nothing of this machine.
+    """Refuse fields that concern the hub where an SAE of this machine is registered.
 
     Raises:
         Refusal: VALIDATION_ERROR naming the fields.

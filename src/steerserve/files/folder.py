@@ -40,7 +40,7 @@ def folder_of(cache: Path, repo_id: str, sha: str) -> Path:
 
 
 class CommitFolder:
-    """The files of one commit: finished ones, whole ones that wait for the rest, and parts."""
+    """The files of one commit: finished files, fetched files that wait for the rest of their download, and parts."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -51,14 +51,14 @@ class CommitFolder:
         return self.path / file.path
 
     def whole(self, file: SizedFile) -> Path:
-        """Where a fetched file waits. A digest names it, so no name of the hub's reaches the staging folder."""
+        """Where a fetched file waits. It is named by a digest, so that no file name of the hub reaches the staging folder."""
         return self.staging / hashlib.sha256(file.path.encode()).hexdigest()[:32]
 
     def part(self, file: SizedFile) -> Path:
         return self.whole(file).with_suffix(PART)
 
     def is_fetched(self, file: SizedFile) -> bool:
-        """Whether the file is there whole, of this download or of one before it."""
+        """Whether this download, or an earlier one, has fetched the whole file."""
         return any(_fits(path, file.size) for path in (self.final(file), self.whole(file)))
 
     def present_bytes(self, file: SizedFile) -> int:
@@ -79,7 +79,7 @@ class CommitFolder:
         self._tidy()
 
     def discard(self, files: Iterable[SizedFile], *, tidy: bool = True) -> None:
-        """Remove what unfinished downloads fetched of these files, and with `tidy` the folders that are empty then.
+        """Remove the parts of these files that unfinished downloads fetched; with `tidy` also folders that are empty then.
 
         Raises:
             OSError: the first of them that cannot be removed, when all the others are.
@@ -105,7 +105,7 @@ class CommitFolder:
             self._tidy()
 
     def remove_staged(self) -> None:
-        """Remove all that unfinished downloads of this commit have fetched; none may be running."""
+        """Remove everything that unfinished downloads of this commit have fetched. No download of the commit may be running."""
         shutil.rmtree(self.staging, ignore_errors=True)
         self._tidy()
 
@@ -132,7 +132,7 @@ class CommitFolder:
 
 
 def _unlink(places: Iterable[Path]) -> None:
-    """Remove files, all that can be, and only then raise the first error."""
+    """Remove as many of the files as possible, and raise the first error afterwards."""
     errors: list[OSError] = []
     for place in places:
         try:

@@ -15,7 +15,7 @@ from steerserve.rules.architecture import is_embedding_only
 from steerserve.rules.gguf_header import Header
 from steerserve.rules.gguf_types import label_of
 
-__all__ = ["GGUFError", "entry", "listing", "read"]
+__all__ = ["GGUFError", "entry", "listing", "read_header"]
 
 FOLDERS_DEEP = 3
 FILES_MAXIMUM = 10_000
@@ -24,7 +24,7 @@ _SHARD = re.compile(r"-(\d{5})-of-(\d{5})(?=\.gguf$)", re.IGNORECASE)
 
 def listing(folder: Path) -> gguf.GgufListing:
     """The models in a folder and the folders in it."""
-    found: list[tuple[str, int]] = []
+    files: list[tuple[str, int]] = []
     for place, folders, names in os.walk(folder):
         inside = Path(place).relative_to(folder)
         if len(inside.parts) >= FOLDERS_DEEP:
@@ -32,10 +32,10 @@ def listing(folder: Path) -> gguf.GgufListing:
         for name in names:
             file = Path(place) / name
             if name.lower().endswith(".gguf") and file.is_file():
-                found.append(((inside / name).as_posix(), file.stat().st_size))
-            if len(found) > FILES_MAXIMUM:
+                files.append(((inside / name).as_posix(), file.stat().st_size))
+            if len(files) > FILES_MAXIMUM:
                 raise GGUFError("the folder has too many GGUF files")
-    return gguf.variants(found)
+    return gguf.variants(files)
 
 
 def entry(path: Path, label: str | None = None) -> tuple[Path, ...]:
@@ -64,23 +64,23 @@ def entry(path: Path, label: str | None = None) -> tuple[Path, ...]:
 
 
 def _entry_of_folder(folder: Path, label: str | None) -> tuple[Path, ...]:
-    found = listing(folder)
-    offered = found.variants
+    offers = listing(folder)
+    offered = offers.variants
     if label is not None:
         try:
-            offered = (gguf.choose(found, label),)
+            offered = (gguf.choose(offers, label),)
         except Refusal as refusal:
             raise GGUFError(refusal.message) from None
     if len(offered) > 1:
         names = ", ".join(variant.name for variant in offered)
         raise GGUFError(f"the folder has several GGUF models ({names}): name one file")
     if not offered:
-        why = "; ".join(f"{p.kind}: {', '.join(p.paths[:4])}" for p in found.problems)
+        why = "; ".join(f"{p.kind}: {', '.join(p.paths[:4])}" for p in offers.problems)
         raise GGUFError(f"the folder has no complete GGUF model{f' ({why})' if why else ''}")
     return tuple(folder / file.path for file in offered[0].files)
 
 
-def read(files: Sequence[Path]) -> Header:
+def read_header(files: Sequence[Path]) -> Header:
     """The header of a model, its shards taken together.
 
     Raises:

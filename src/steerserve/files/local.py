@@ -70,8 +70,8 @@ def resolve(named: str) -> Path:
 
 
 def resolve_file(named: str) -> Path:
-    """The file a client names, in its folder with links resolved. Its own name stays, which may be a link's: caches keep
-    files under names that say nothing.
+    """The file a client names, in its folder with links resolved. The name that the client gave stays, even if it is a
+    link, because caches keep files under names that say nothing.
 
     Raises:
         Refusal: INVALID_LOCAL_PATH, also when the link leads to a system folder.
@@ -205,7 +205,7 @@ def tensors(file: Path) -> list[StoredTensor]:
 
 
 def header_tensors(raw: bytes, available: int) -> list[StoredTensor]:
-    """The tensors that the JSON header of a safetensors file lists; so many bytes follow the header.
+    """The tensors that the JSON header of a safetensors file lists; `available` bytes follow the header.
 
     Raises:
         ValueError: it is damaged, or names bytes that are not there.
@@ -228,7 +228,7 @@ def _tensor(name: str, entry: dict[str, Any], available: int) -> StoredTensor:
     numbers = [begin, end, *shape]
     if not all(type(number) is int and number >= 0 for number in numbers):
         raise ValueError("not a count")
-    # products of numbers without bounds would be computed for minutes
+    # the product of unbounded numbers could take minutes to compute
     if len(shape) > _DIMENSIONS_MAXIMUM or any(length > _LENGTH_MAXIMUM for length in shape):
         raise ValueError("not a shape")
     if end > available or (end - begin) * 8 != math.prod(shape) * bits:
@@ -238,7 +238,7 @@ def _tensor(name: str, entry: dict[str, Any], available: int) -> StoredTensor:
 
 @contextmanager
 def reading(folder: Path) -> Iterator[None]:
-    """What the system refuses inside is an answer about the folder: no permission, a file that vanished, a bad disk.
+    """Turn errors of the system into a refusal of the folder: no permission, a file that vanished, a bad disk.
 
     Raises:
         Refusal: INVALID_LOCAL_PATH.
@@ -251,7 +251,7 @@ def reading(folder: Path) -> Iterator[None]:
 
 
 def _text(value: Any, longest: int) -> str | None:
-    """The printable characters of a text, so many at most; None where that leaves nothing."""
+    """The first printable characters of a text; None where no such character is left."""
     if not isinstance(value, str):
         return None
     return "".join(c for c in value[: 2 * longest] if c.isprintable())[:longest] or None

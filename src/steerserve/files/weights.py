@@ -50,8 +50,8 @@ class Weights:
     @property
     def head(self) -> StoredTensor | None:
         """The output head, where it is a tensor of its own."""
-        found = [t for t in self.tensors if t.layer is None and _OUTPUT_HEAD.search(t.name)]
-        return found[0] if found and not self.is_tied else None
+        heads = [t for t in self.tensors if t.layer is None and _OUTPUT_HEAD.search(t.name)]
+        return heads[0] if heads and not self.is_tied else None
 
 
 class UnlikelyFigure(ValueError):

@@ -18,7 +18,7 @@ from steerserve.errors import Refusal
 from steerserve.hub.wire import Begun, DownloaderTask, Event, Failed, Kind, Trouble
 
 START_SECONDS = 30.0
-"""What the process may take to import what it needs."""
+"""Longest time for the imports of the process."""
 
 LINE_BYTES = 64 << 20
 TOKEN = re.compile(r"[\x21-\x7e]{1,500}")
@@ -52,7 +52,7 @@ _ANSWERS = {
 
 
 def environment(home: Path) -> dict[str, str]:
-    """All that a downloader gets of the service's environment. The hub's library keeps its files below `home`."""
+    """The environment of a downloader: few variables of the service's. The hub's library keeps its files below `home`."""
     kept = [*_KEPT, *_PROXIES, *(name.lower() for name in _PROXIES)]
     return {name: os.environ[name] for name in kept if name in os.environ} | {
         "HF_HOME": str(home / ".hub"),
@@ -87,7 +87,7 @@ async def running(
     assert process.stdin is not None
     assert process.stdout is not None
     try:
-        # the input stays open: that it closes is the sign to end
+        # the input stays open: the downloader ends when its input closes
         process.stdin.write(msgspec.json.encode(ask) + b"\n")
         with contextlib.suppress(ConnectionError):
             await process.stdin.drain()
@@ -134,7 +134,7 @@ def _decoded(line: bytes) -> Event:
     try:
         return _EVENT.decode(line)
     except (msgspec.DecodeError, RecursionError):
-        # it was killed, for the memory it took most likely
+        # the process was killed, most likely for the memory it took
         raise Trouble(Kind.FAILED, "the downloader ended early") from None
 
 
@@ -154,7 +154,7 @@ def usable(token: str | None, default: SecretStr | None) -> str | None:
 
 
 def refusal(trouble: Trouble, repo_id: str) -> Refusal:
-    """How a failure that repeating did not help is answered."""
+    """The refusal that answers a failure, once further attempts are of no use."""
     code, sentence = _ANSWERS.get(
         trouble.kind, ("DOWNLOAD_FAILED", "the download failed: {reason}")
     )

@@ -31,11 +31,11 @@ from steerserve.settings import Settings
 
 NAME = "huggingface"
 DESCRIBE_SECONDS = 20.0
-"""What the answer to a question may take, its second try included."""
+"""Longest time for the answer to a question, its second try included."""
 
 RETRY_SECONDS = 0.2
 AT_ONCE = 4
-"""Questions asked at the same time; the next waits."""
+"""Most questions that are asked at the same time; further questions wait."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,8 +69,8 @@ class Repository:
 
     @property
     def model_type(self) -> str | None:
-        found = (self.config or {}).get("model_type")
-        return found if isinstance(found, str) else None
+        named = (self.config or {}).get("model_type")
+        return named if isinstance(named, str) else None
 
     @property
     def requires_trust_remote_code(self) -> bool:
@@ -105,9 +105,9 @@ class Hub:
         check_repo_id(repo_id)
         if revision is not None:
             check_revision(revision)
-        found = await self._answer(Describe(repo_id, revision), token)
-        assert isinstance(found, Described)
-        return _repository(found, revision)
+        described = await self._answer(Describe(repo_id, revision), token)
+        assert isinstance(described, Described)
+        return _repository(described, revision)
 
     async def header(
         self, repo_id: str, sha: str, file: RepoFile, token: str | None = None
@@ -120,10 +120,10 @@ class Hub:
         check_repo_id(repo_id)
         check_paths([file])
         wanted = WantedFile(file.path, file.size, file.digest)
-        found = await self._answer(Headers(repo_id, sha, wanted), token)
-        assert isinstance(found, HeaderRead)
+        header = await self._answer(Headers(repo_id, sha, wanted), token)
+        assert isinstance(header, HeaderRead)
         return [
-            StoredTensor(name, dtype, tuple(shape), n) for name, dtype, shape, n in found.tensors
+            StoredTensor(name, dtype, tuple(shape), n) for name, dtype, shape, n in header.tensors
         ]
 
     async def _answer(self, job: Describe | Headers, token: str | None) -> Described | HeaderRead:
@@ -135,7 +135,7 @@ class Hub:
             with self.call() as call:
                 try:
                     async with asyncio.timeout(self._describe_seconds):
-                        found = await self._asked(ask)
+                        answer = await self._asked(ask)
                 except TimeoutError:
                     raise self._failed(call, "the hub does not answer in time") from None
                 except Trouble as trouble:
@@ -144,12 +144,12 @@ class Hub:
                     call.answered()
                     raise refusal(trouble, job.repo_id) from None
                 call.answered()
-        return found
+        return answer
 
     @contextmanager
     def call(self, *, is_repeated: bool = False) -> Generator[Call, None, None]:
-        """Stands around every use of the hub: the breaker lets it through, and learns how it went. A call that repeats
-        one which was let through waits in its own way, and is not held up by the breaker.
+        """Surrounds every use of the hub: the breaker admits the call, and learns how it ended. A call that repeats an
+        admitted one waits by its own rule, and the breaker does not hold it up.
 
         Raises:
             Refusal: HUB_UNAVAILABLE while the breaker is open.
@@ -221,7 +221,7 @@ class Hub:
         return self.unavailable(why)
 
     async def _asked(self, ask: DownloaderTask) -> Described | HeaderRead:
-        """Tried a second time when nobody answered.
+        """Ask the hub, and ask a second time where it did not answer.
 
         Raises:
             Trouble
@@ -243,20 +243,20 @@ class Hub:
 
 
 class Call:
-    """One use of the hub. The first word on how it went counts."""
+    """One use of the hub. The first outcome that is reported counts."""
 
     def __init__(self, hub: Hub) -> None:
         self._hub = hub
         self.is_settled = False
 
     def answered(self) -> None:
-        """The hub is there, whatever it said."""
+        """The hub answered, even if it refused."""
         if not self.is_settled:
             self.is_settled = True
             self._hub.succeeded()
 
     def failed(self) -> None:
-        """Nobody answered, or not to the end."""
+        """The hub did not answer, or broke off."""
         self.is_settled = True
         self._hub.failed()
 
@@ -266,15 +266,15 @@ def is_transport(error: BaseException) -> bool:
     return isinstance(error, Trouble) and error.is_transport
 
 
-def _repository(found: Described, revision: str | None) -> Repository:
+def _repository(described: Described, revision: str | None) -> Repository:
     """Raises:
     Refusal: DOWNLOAD_FAILED for a hostile listing.
     """
-    files = tuple(RepoFile(file.path, file.size, file.digest) for file in found.files)
+    files = tuple(RepoFile(file.path, file.size, file.digest) for file in described.files)
     check_paths(files)
     facts = {
-        name: getattr(found, name)
-        for name in found.__struct_fields__
+        name: getattr(described, name)
+        for name in described.__struct_fields__
         if name not in ("files", "tags")
     }
-    return Repository(revision=revision, files=files, tags=tuple(found.tags), **facts)
+    return Repository(revision=revision, files=files, tags=tuple(described.tags), **facts)

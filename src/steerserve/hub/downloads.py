@@ -8,7 +8,7 @@ import asyncio
 import math
 import time
 from collections import deque
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -18,9 +18,10 @@ import structlog
 import tenacity
 
 from steerserve.errors import Refusal
-from steerserve.files.folder import CommitFolder, free_bytes, missing_bytes
+from steerserve.files.folder import CommitFolder, missing_bytes
 from steerserve.hub.child import refusal, running, usable
 from steerserve.hub.client import Hub, is_transport
+from steerserve.hub.job import FetchProgress, Job, disk_room, percent_of
 from steerserve.hub.wire import (
     Download,
     DownloadDone,
@@ -29,41 +30,19 @@ from steerserve.hub.wire import (
     Trouble,
     WantedFile,
 )
-from steerserve.rules.repository import RepoFile, check_paths, check_repo_id, is_commit
+from steerserve.rules.repository import check_paths, check_repo_id, is_commit
 from steerserve.rules.units import MIB
 
 FIRST_WAIT = 2.0
 LONGEST_WAIT = 30.0
 SPEED_SECONDS = 5.0
-"""The speed is that of the last seconds."""
+"""The speed is measured over this many seconds."""
 
 log = structlog.get_logger("steerserve.hub")
 
 
-@dataclass(frozen=True, slots=True)
-class Job:
-    """Files of one commit, and the folder they go to (see `folder.folder_of`)."""
-
-    repo_id: str
-    sha: str
-    files: tuple[RepoFile, ...]
-    folder: Path
-    token: str | None = field(default=None, repr=False)
-
-
-@dataclass(frozen=True, slots=True)
-class FetchProgress:
-    """Bytes that were there before the job count as downloaded. `percent` is 100 only at the end, `speed_bps` (bytes a
-    second) None while nothing flows."""
-
-    downloaded_bytes: int
-    total_bytes: int
-    percent: int
-    speed_bps: float | None = None
-
-
 Key = int | str
-"""What a caller knows a download by: the id of a model, or of an SAE."""
+"""How a caller names a download: by the id of a model, or of an SAE."""
 
 OnProgress = Callable[[Any, FetchProgress], None]
 OnEnd = Callable[[Any, Refusal | None], Awaitable[None]]
@@ -73,8 +52,8 @@ Sleep = Callable[[float], Awaitable[None]]
 
 @dataclass(slots=True, eq=False)
 class _Run:
-    """A job under way. `work` fetches, then reads, and may be cancelled, but not while files are moved to their places;
-    `end` waits for it and is not cancelled."""
+    """A job under way. `work` fetches the files, then has them read; it may be cancelled, except while files are moved to
+    their places. `end` waits for `work` and is never cancelled."""
 
     job: Job
     on_progress: OnProgress
@@ -89,7 +68,7 @@ class _Run:
     end: asyncio.Task[None] | None = None
 
     def interrupt(self, why: Refusal) -> None:
-        """End what may be cancelled, and let nothing more of it begin."""
+        """Cancel the work, unless files are being moved to their places, and let no further part of it begin."""
         self.interruption = self.interruption or why
         if self.work is not None and not self.is_moving:
             self.work.cancel()
@@ -123,8 +102,8 @@ class Downloads:
         on_end: OnEnd,
         read: Read | None = None,
     ) -> None:
-        """Begin a download; nothing is fetched before this returns. `read` looks at the files once they are all there, and
-        is cancelled with the download. `on_end` is called once, with None for success.
+        """Begin a download; nothing is fetched before this returns. `read` reads the files once they are all there; a
+        cancelled download cancels it too. `on_end` is called once, with None for success.
 
         Raises:
             Refusal: VALIDATION_ERROR, DOWNLOAD_FAILED (a hostile job), INVALID_HUB_TOKEN, INSUFFICIENT_DISK,
@@ -136,14 +115,14 @@ class Downloads:
             raise Refusal("DOWNLOAD_FAILED", "files can be fetched of a commit only")
         usable(job.token, self._settings.hub_token)
         self._hub.check()
-        # one at a time: what this one is promised the next one counts
+        # one at a time: the bytes reserved for this download count against the next download's check
         async with self._starting:
             missing = await self.check_disk(job)
             if self._is_closed:
                 raise _stopping()
             assert key not in self._runs, f"download {key} is running"
             total = sum(file.size or 0 for file in job.files)
-            begun = FetchProgress(total - missing, total, _percent(total - missing, total))
+            begun = FetchProgress(total - missing, total, percent_of(total - missing, total))
             run = _Run(job, on_progress, on_end, read, begun)
             self._runs[key] = run
         run.end = asyncio.create_task(self._finish(key, run))
@@ -188,7 +167,7 @@ class Downloads:
             Refusal: INSUFFICIENT_DISK with the figures in MiB.
         """
         others = [run.job for run in self._runs.values()]
-        needed, free, promised = await asyncio.to_thread(_disk_room, job, others)
+        needed, free, promised = await asyncio.to_thread(disk_room, job, others)
         reserve = self._settings.disk_reserve_mb
         if needed and free - promised - needed < reserve * MIB:
             needed_mb, free_mb = math.ceil(needed / MIB), free // MIB
@@ -227,7 +206,8 @@ class Downloads:
                 run.is_moving = False
 
     async def _attempt(self, key: Key, run: _Run, number: int) -> None:
-        """One process. The chunk store is tried first only: what it fetched in part is of no use to a second attempt.
+        """Run one downloader process. Only the first attempt may use the hub's chunk store, because a second attempt cannot go on
+        with a file that the chunk store fetched in part.
 
         Raises:
             Trouble
@@ -268,14 +248,14 @@ class Downloads:
         )
 
     def _advance(self, key: Key, run: _Run, present: int, *, is_over: bool = False) -> None:
-        """Tell how far the job is. What a damaged file takes back is not shown."""
+        """Publish how far the job is. The figure never goes back, even where a damaged file is fetched again."""
         now, total = self._clock(), run.progress.total_bytes
         run.marks.append((now, present))
         while run.marks[0][0] < now - SPEED_SECONDS and len(run.marks) > 2:
             run.marks.popleft()
         (since, before), shown = run.marks[0], max(present, run.progress.downloaded_bytes)
         speed = (present - before) / (now - since) if now > since and present > before else None
-        percent = 100 if is_over else _percent(shown, total)
+        percent = 100 if is_over else percent_of(shown, total)
         run.progress = FetchProgress(shown, total, percent, speed)
         run.on_progress(key, run.progress)
 
@@ -288,13 +268,13 @@ class Downloads:
             try:
                 self._discard(run)
             except OSError as error:
-                # what stays behind is not worth an end that nobody is told of
+                # files that stay behind must not keep the caller from learning how the download ended
                 log.error("download_not_removed", download=key, reason=error.strerror)
         try:
             await run.on_end(key, run.outcome)
         except (
             Exception
-        ):  # border: the end is another owner's business, and must not end this task unseen
+        ):  # border: an error of the caller's `on_end` is logged, and must not end this task unseen
             log.exception("download_end_failed", download=key)
 
     async def _outcome(self, key: Key, run: _Run) -> Refusal | None:
@@ -317,7 +297,7 @@ class Downloads:
         return None
 
     def _discard(self, run: _Run) -> None:
-        """Remove what an ended run fetched, but not what other downloads of the same folder want too.
+        """Remove the files that an ended run fetched, but not those that other downloads of the same folder need.
 
         Raises:
             OSError
@@ -341,26 +321,9 @@ async def _interruptible(run: _Run, work: Awaitable[None]) -> None:
     await run.work
 
 
-def _disk_room(job: Job, others: Sequence[Job]) -> tuple[int, int, int]:
-    """Bytes that the job still fetches, that are free, and that the other jobs still fetch. A file that several want,
-    this job among them, is fetched once."""
-    promised = {
-        CommitFolder(other.folder).final(file): missing_bytes(other.folder, [file])
-        for other in others
-        for file in other.files
-    }
-    own = {CommitFolder(job.folder).final(file) for file in job.files}
-    beside = sum(size for path, size in promised.items() if path not in own)
-    return missing_bytes(job.folder, job.files), free_bytes(job.folder), beside
-
-
-def _percent(present: int, total: int) -> int:
-    """Below 100: that is said at the end only."""
-    return min(99, 100 * present // total) if total else 0
-
-
 def _wait(state: tenacity.RetryCallState) -> float:
-    """Seconds before the next attempt: doubling, or what the hub asks for if that is longer, within the same cap."""
+    """Seconds before the next attempt: twice as many each time, or as many as the hub asks for if those are more; never
+    more than `LONGEST_WAIT`."""
     error = state.outcome.exception() if state.outcome else None
     asked = error.wait_seconds if isinstance(error, Trouble) else None
     doubled = FIRST_WAIT * 2.0 ** min(state.attempt_number - 1, 10)

@@ -21,7 +21,7 @@ import msgspec
 from huggingface_hub import get_hf_file_metadata, hf_hub_url
 
 from steerserve.errors import Refusal
-from steerserve.hub.header import read as read_header
+from steerserve.hub.header import fetch_header
 from steerserve.hub.session import Session, troubles
 from steerserve.hub.transfer import fetch_all
 from steerserve.hub.wire import (
@@ -101,10 +101,10 @@ def _info(job: Describe, session: Session) -> dict[str, Any]:
     return info
 
 
-def _name(found: object, asked: str) -> str:
+def _name(named: object, asked: str) -> str:
     """The repository's name as the hub writes it: one that was renamed answers with its new name."""
     with contextlib.suppress(Refusal):
-        return check_repo_id(found) if isinstance(found, str) else asked
+        return check_repo_id(named) if isinstance(named, str) else asked
     return asked
 
 
@@ -150,7 +150,7 @@ def _is_encodable(path: str) -> bool:
 
 
 def _check_access(repo_id: str, sha: str, file: WantedFile, session: Session) -> None:
-    """A gated repository shows its facts to everybody; only its files tell whether they may be had."""
+    """The facts of a gated repository are public; only a request for one of its files tells whether the token has access."""
     url = hf_hub_url(repo_id, file.path, revision=sha, endpoint=session.endpoint)
     get_hf_file_metadata(url, headers=session.headers, endpoint=session.endpoint, token=False)
 
@@ -202,7 +202,7 @@ def _texts(value: object) -> list[str]:
 def main() -> None:
     """One question, its events, the end."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    # what libraries print must not stand between the events
+    # output of libraries must not mix with the events
     out = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)
     ask = msgspec.json.decode(sys.stdin.buffer.readline(), type=DownloaderTask)
@@ -226,9 +226,9 @@ def _run(ask: DownloaderTask, out: BinaryIO) -> Event:
                 return describe(ask.job, Session(ask.endpoint, ask.token, READ_SECONDS))
             if isinstance(ask.job, Headers):
                 return HeaderRead(
-                    read_header(ask.job, Session(ask.endpoint, ask.token, READ_SECONDS))
+                    fetch_header(ask.job, Session(ask.endpoint, ask.token, READ_SECONDS))
                 )
-            # a download that stands still is ended by the service, which sees all of it
+            # the service ends a download that stands still, because the service sees all of its progress
             session = Session(ask.endpoint, ask.token, None)
             fetch_all(ask.job, session, lambda event: _send(out, event))
             return DownloadDone()

@@ -28,7 +28,7 @@ PATH_SHOWN = 500
 _RANGE = re.compile(r"bytes (\d+)-\d+/(\d+)")
 
 
-def read(job: Headers, session: Session) -> list[tuple[str, str, list[int], int]]:
+def fetch_header(job: Headers, session: Session) -> list[tuple[str, str, list[int], int]]:
     """Name, dtype, shape and bytes of each tensor.
 
     Raises:
@@ -49,12 +49,12 @@ def read(job: Headers, session: Session) -> list[tuple[str, str, list[int], int]
     try:
         if len(begun) < size + 8:
             raise ValueError("it ended early")
-        found = header_tensors(begun[8 : size + 8], available)
+        tensors = header_tensors(begun[8 : size + 8], available)
     except ValueError:
         raise _damaged(job, "has a damaged safetensors header") from None
-    if len(found) > TENSORS:
+    if len(tensors) > TENSORS:
         raise _damaged(job, f"lists more than {TENSORS} tensors in its header")
-    return [(t.name[:200], t.dtype, list(t.shape), t.size_bytes) for t in found]
+    return [(t.name[:200], t.dtype, list(t.shape), t.size_bytes) for t in tensors]
 
 
 def _damaged(job: Headers, fault: str) -> Trouble:
@@ -70,11 +70,11 @@ def _bytes(url: str, count: int, session: Session) -> tuple[bytes, int | None]:
     """
     body = bytearray()
     with session.stream(url, {"Range": f"bytes=0-{count - 1}"}) as response:
-        found = _RANGE.fullmatch(response.headers.get("Content-Range", ""))
-        if found and int(found[1]) != 0:
+        ranged = _RANGE.fullmatch(response.headers.get("Content-Range", ""))
+        if ranged and int(ranged[1]) != 0:
             raise Trouble(Kind.FAILED, "the hub sends another part of a file than it was asked for")
         for chunk in response.iter_bytes():
             body += chunk
             if len(body) >= count:
                 break
-    return bytes(body[:count]), int(found[2]) if found else None
+    return bytes(body[:count]), int(ranged[2]) if ranged else None

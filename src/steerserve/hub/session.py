@@ -84,7 +84,7 @@ class Session:
             with get_session().stream("GET", url, headers=headers) as response:
                 if not response.has_redirect_location:
                     if response.is_client_error and not self.is_home(url):
-                        # a signed address that is no longer valid: the hub names a fresh one when it is asked again
+                        # a signed address has expired: the hub gives a fresh one to the next attempt
                         status = response.status_code
                         raise Trouble(Kind.UNREACHABLE, f"the hub's storage answered {status}")
                     check_status(response, self.has_token and self.is_home(url))
@@ -97,10 +97,10 @@ class Session:
         raise Trouble(Kind.FAILED, "the hub redirects too often")
 
     def _guard(self, request: httpx2.Request) -> None:
-        """Stands before every request, redirected ones included.
+        """Checks every request before it is sent, redirected requests included.
 
         Raises:
-            Trouble: FAILED where the hub sends us to a place that no hub has business with.
+            Trouble: FAILED where the hub redirects to an address that is not safe.
         """
         target = origin(str(request.url))
         if target == self._home:
@@ -110,7 +110,7 @@ class Session:
             raise Trouble(Kind.FAILED, "the hub redirects to an address that is not safe")
         for address in _addresses(target):
             is_never = address.is_link_local or address.is_multicast or address.is_unspecified
-            # a hub on the internet has nothing on our own network to offer
+            # a hub on the internet has no business with addresses of our own network
             if is_never or (self._is_hub_public and not address.is_global):
                 raise Trouble(Kind.FAILED, "the hub redirects to an address that is not safe")
 
@@ -129,10 +129,10 @@ def origin(url: str) -> Origin:
 
 
 def _addresses(target: Origin) -> list[ipaddress.IPv4Address | ipaddress.IPv6Address]:
-    """Of a host; none where the name is only known to a proxy."""
+    """The addresses of a host; none where only a proxy can resolve the name."""
     try:
-        found = socket.getaddrinfo(target[1], target[2], type=socket.SOCK_STREAM)
-        plain = [ipaddress.ip_address(str(entry[4][0]).partition("%")[0]) for entry in found]
+        entries = socket.getaddrinfo(target[1], target[2], type=socket.SOCK_STREAM)
+        plain = [ipaddress.ip_address(str(entry[4][0]).partition("%")[0]) for entry in entries]
     except (OSError, ValueError):
         return []
     return [getattr(address, "ipv4_mapped", None) or address for address in plain]
@@ -162,7 +162,7 @@ def _kind_by_status(status: int, has_token: bool) -> Kind:
     if status == 404:
         return Kind.NO_REPO
     if status == 401:
-        # without a token the hub does not tell what is private from what is not there
+        # without a token the hub answers alike for a private repository and for one that does not exist
         return Kind.BAD_TOKEN if has_token else Kind.NO_REPO
     if status == 403:
         return Kind.NO_ACCESS if has_token else Kind.GATED
@@ -171,7 +171,8 @@ def _kind_by_status(status: int, has_token: bool) -> Kind:
 
 @contextmanager
 def troubles(has_token: bool) -> Iterator[None]:
-    """Give every failure of the network, the hub or the disk its kind. Nothing of their texts is kept."""
+    """Raise every failure of the network, the hub or the disk as a `Trouble` of its kind; the texts of the failures are
+    dropped."""
     try:
         yield
     except HfHubHTTPError as error:  # an OSError too, so it comes first

@@ -34,8 +34,8 @@ _CONTENT_RANGE = re.compile(r"bytes (\d+)-\d+/(?:\d+|\*)")
 
 
 class ByteCounter:
-    """Bytes of a job that are on the disk, told every `REPORT_SECONDS` while the work goes on, by a thread of its own:
-    what came before a silence is told too."""
+    """Counts the bytes of a job that are on the disk. A thread of its own reports them every `REPORT_SECONDS` while the
+    work goes on, so that the last bytes before a silence are reported too."""
 
     def __init__(self, present: int, send: Callable[[Progressed], None]) -> None:
         self._present = present
@@ -53,7 +53,7 @@ class ByteCounter:
         self._teller.join()
 
     def add(self, count: int) -> None:
-        """Count bytes; 0 only shows that the work goes on, less than 0 takes back."""
+        """Count further bytes. 0 only shows that the work goes on; a negative count takes bytes back."""
         self._present += count
         self._is_moving = True
 
@@ -72,14 +72,14 @@ def fetch_all(job: Download, session: Session, send: Callable[[Progressed], None
     """
     folder = CommitFolder(Path(job.folder))
     folder.staging.mkdir(parents=True, exist_ok=True)
-    with ByteCounter(sum(folder.present_bytes(file) for file in job.files), send) as meter:
+    with ByteCounter(sum(folder.present_bytes(file) for file in job.files), send) as counter:
         for file in job.files:
             if not folder.is_fetched(file):
-                _Transfer(job, file, folder, session, meter).run()
+                _Transfer(job, file, folder, session, counter).run()
 
 
 class _Transfer:
-    """One file on its way."""
+    """The transfer of one file."""
 
     def __init__(
         self,
@@ -87,9 +87,9 @@ class _Transfer:
         file: WantedFile,
         folder: CommitFolder,
         session: Session,
-        meter: ByteCounter,
+        counter: ByteCounter,
     ) -> None:
-        self.job, self.file, self.session, self.meter = job, file, session, meter
+        self.job, self.file, self.session, self.counter = job, file, session, counter
         self.part, self.whole = folder.part(file), folder.whole(file)
         self.url = hf_hub_url(job.repo_id, file.path, revision=job.sha, endpoint=session.endpoint)
         self.size = 0
@@ -111,7 +111,7 @@ class _Transfer:
         os.replace(self.part, self.whole)
 
     def _checked_size(self, facts: HfFileMetadata) -> int:
-        """Bytes of the file. The listing and the file's own facts must be of one commit and agree."""
+        """Bytes of the file. The listing and the hub's facts of the file must be of one commit and agree."""
         if facts.commit_hash not in (None, self.job.sha):
             raise Trouble(Kind.FAILED, "the hub offers a file of another commit")
         size = facts.size if self.file.size is None else self.file.size
@@ -134,7 +134,7 @@ class _Transfer:
         with self.session.stream(self.url, wanted) as response, self.part.open("ab") as out:
             if have > 0 and not _goes_on(response, have):
                 out.truncate(0)
-                self.meter.add(-have)
+                self.counter.add(-have)
                 have = 0
             have = max(have, 0)
             for chunk in response.iter_bytes():
@@ -142,43 +142,45 @@ class _Transfer:
                 if have > self.size:
                     raise Trouble(Kind.DAMAGED, "a file is longer than the hub listed it")
                 out.write(chunk)
-                self.meter.add(len(chunk))
+                self.counter.add(len(chunk))
         if have < self.size:
             raise Trouble(Kind.UNREACHABLE, "a file ended early")
 
     def _drop_part(self) -> None:
         if self.part.exists():
-            self.meter.add(-self.part.stat().st_size)
+            self.counter.add(-self.part.stat().st_size)
             self.part.unlink()
 
     def _check(self, path: Path) -> None:
-        """Compare the content with the digest that the hub listed. Reading a large file takes a while: the meter is told."""
+        """Compare the content with the digest that the hub listed. Reading a large file takes a while, so the counter is told
+        that the work goes on."""
         digest = _hasher(self.file.digest, self.size)
         if digest is None:
             return
         with path.open("rb") as opened:
             while block := opened.read(_READ_BYTES):
                 digest.update(block)
-                self.meter.add(0)
+                self.counter.add(0)
         if digest.hexdigest() != self.file.digest:
             raise Trouble(Kind.DAMAGED, "a file has not the content that the hub listed")
 
     # ------------------------------------------------------------- the hub's chunk store
 
     def _may_use_xet(self, facts: HfFileMetadata) -> bool:
-        """Where the hub offers it. Its parts cannot be resumed, so it is not used for a file that has begun."""
+        """Whether the hub offers the file in its chunk store. A transfer from there cannot be resumed, so a file that has begun
+        is fetched over plain HTTP."""
         data = facts.xet_file_data
         if data is None or importlib.util.find_spec("hf_xet") is None:
             return False
         if self.size <= HTTP_MAXIMUM and (not self.job.use_xet or self.part.exists()):
             return False
-        # the token is sent there by code that does not pass the session's guard
+        # code that does not pass the session's guard sends the token there
         return self.session.is_home(data.refresh_route)
 
     def _by_xet(self, facts: HfFileMetadata) -> bool:
         """Whether the file was fetched. If not, nothing of it is left."""
         place = self.whole.with_suffix(XET_PART)
-        counted = _Counted(self.meter)
+        counted = _Counted(self.counter)
         headers = {k: v for k, v in self.session.headers.items() if k != "Accept-Encoding"}
         try:
             xet_get(
@@ -192,22 +194,24 @@ class _Transfer:
             if place.stat().st_size != self.size:
                 raise Trouble(Kind.DAMAGED, "a file ended early")
             self._check(place)
-        except Exception:  # whatever is wrong there, plain HTTP fetches the same file
+        except Exception:  # whatever fails in the chunk store, plain HTTP fetches the same file
             place.unlink(missing_ok=True)
-            self.meter.add(-counted.bytes)
+            self.counter.add(-counted.bytes)
             return False
-        self.meter.add(self.size - counted.bytes)
+        self.counter.add(self.size - counted.bytes)
         os.replace(place, self.whole)
         return True
 
 
 class _Counted:
-    """Stands where huggingface_hub makes and draws progress bars, and passes what they would show to the meter. That it
-    has `update_transfer` makes it one bar for the bytes on the disk and for those on the wire, which are not counted.
+    """Takes the place of the progress bars of huggingface_hub, and passes the bytes on the disk to the counter.
+
+    Because it has `update_transfer`, huggingface_hub makes one bar for the bytes on the disk and those on the wire; the
+    bytes on the wire are not counted.
     """
 
-    def __init__(self, meter: ByteCounter) -> None:
-        self._meter = meter
+    def __init__(self, counter: ByteCounter) -> None:
+        self._counter = counter
         self.bytes = 0
         self.total: int | None = None
 
@@ -216,10 +220,10 @@ class _Counted:
 
     def update(self, count: float) -> None:
         self.bytes += int(count)
-        self._meter.add(int(count))
+        self._counter.add(int(count))
 
     def update_transfer(self, _count: float) -> None:
-        self._meter.add(0)
+        self._counter.add(0)
 
     def set_postfix_str(self, _text: str, **_: Any) -> None:
         """Nothing is drawn."""
@@ -232,13 +236,15 @@ class _Counted:
 
 def _goes_on(response: httpx2.Response, have: int) -> bool:
     """Whether an answer holds the bytes from `have` on, and not the whole file."""
-    found = _CONTENT_RANGE.fullmatch(response.headers.get("Content-Range", ""))
+    ranged = _CONTENT_RANGE.fullmatch(response.headers.get("Content-Range", ""))
     is_plain = response.headers.get("Content-Encoding", "identity") == "identity"
-    return response.status_code == 206 and is_plain and found is not None and int(found[1]) == have
+    return (
+        response.status_code == 206 and is_plain and ranged is not None and int(ranged[1]) == have
+    )
 
 
 def _hasher(digest: str | None, size: int) -> Any:
-    """What computes a digest of this form: SHA-256 of the content, or SHA-1 as git names it. None for other forms."""
+    """The hash function of a digest: SHA-256 of the content, or SHA-1 of the git blob. None for a digest of another form."""
     if digest is None or not re.fullmatch(r"[0-9a-f]+", digest):
         return None
     if len(digest) == 64:

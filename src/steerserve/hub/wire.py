@@ -9,7 +9,7 @@ import msgspec
 
 
 class Kind(StrEnum):
-    """What went wrong, as far as it decides what happens next."""
+    """The kinds of failures that are treated differently."""
 
     NO_REPO = "no_repo"
     NO_REVISION = "no_revision"
@@ -57,7 +57,7 @@ class Download(msgspec.Struct, frozen=True, tag="download"):
 
 
 class DownloaderTask(msgspec.Struct, frozen=True):
-    """The one line that a downloader is given. It carries the token, so it has no text form."""
+    """The one line that a downloader process reads. It carries the token, so its text form leaves the token out."""
 
     endpoint: str
     token: str | None
@@ -110,7 +110,7 @@ class DownloadDone(msgspec.Struct, frozen=True, tag="done"):
 
 
 class Failed(msgspec.Struct, frozen=True, tag="failed"):
-    """`reason` is one short line without addresses; `wait_seconds` what the hub asks to wait."""
+    """`reason` is one short line without addresses; `wait_seconds` is how long the hub asks to wait."""
 
     kind: Kind
     reason: str
@@ -121,7 +121,7 @@ Event = Begun | Described | HeaderRead | Progressed | DownloadDone | Failed
 
 
 class Trouble(Exception):
-    """A failure on the hub's side of the work, before it is a refusal. See `Failed` for the fields."""
+    """A failure of the downloader, before it is answered as a refusal. See `Failed` for the fields."""
 
     def __init__(self, kind: Kind, reason: str, wait_seconds: float | None = None) -> None:
         super().__init__(reason)

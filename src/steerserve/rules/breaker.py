@@ -59,7 +59,7 @@ def succeed(breaker: Breaker) -> Breaker:
 
 
 def fail(breaker: Breaker, limits: Limits, now: float) -> Breaker:
-    """A call found nobody. A failure that arrives late, while open, changes nothing."""
+    """A call was not answered. A late failure, which arrives while the breaker is open, changes nothing."""
     if breaker.state == "open":
         return breaker
     failures = breaker.failures + 1
@@ -69,7 +69,7 @@ def fail(breaker: Breaker, limits: Limits, now: float) -> Breaker:
 
 
 def abandon(breaker: Breaker) -> Breaker:
-    """A call was given up by its caller: it tells nothing, and a probe's place is free again."""
+    """The caller gave a call up: the outcome is unknown, and another probe may be let through."""
     return replace(breaker, is_probing=False)
 
 

@@ -103,14 +103,14 @@ def classify(path: str) -> GgufName:
         return GgufName("other", None, name)
     stem = name[: -len(_SUFFIX)]
     shard = None
-    if found := _SHARD.search(stem):
-        shard = int(found[1]), int(found[2])
-        stem = stem[: found.start()]
+    if shard_match := _SHARD.search(stem):
+        shard = int(shard_match[1]), int(shard_match[2])
+        stem = stem[: shard_match.start()]
     lowered = stem.lower()
     label, base = _labelled(stem)
     kind = next((kind for kind, pattern in _OTHER_KINDS if pattern.search(lowered)), MODEL)
     if label and kind in _UNQUANTIZED:
-        kind = MODEL  # it only tells how it was quantized, or what was changed before
+        kind = MODEL  # the name only tells how the model was quantized, or what was changed before
     for folder in reversed(folders):
         label = label or _labelled(folder)[0]
     return GgufName(kind, label, base, shard)
@@ -124,7 +124,7 @@ def variants(files: Iterable[tuple[str, int]]) -> GgufListing:
         named, file = classify(path), GgufFile(path, size)
         if named.kind == MODEL:
             count = named.shard[1] if named.shard else 0
-            # a base alone does not tell a set: folders may hold sets of the same names
+            # the folder counts too: several folders may hold sets of the same names
             sets[path.rpartition("/")[0], _without_shard(path), count].append((named, file))
         elif named.kind == PROJECTOR:
             companions.append(file)
@@ -180,10 +180,10 @@ def precision_of(label: str | None) -> str:
     upper = (label or "").upper()
     if "FP4" in upper:
         return "Q4"
-    found = _BITS.search(upper)
-    if _PLAIN.search(upper) or not found:
+    bits_match = _BITS.search(upper)
+    if _PLAIN.search(upper) or not bits_match:
         return "FP16"
-    bits = int(found[1])
+    bits = int(bits_match[1])
     if bits > 4:
         return "Q8"
     return "Q4" if bits > 2 else "Q2"
@@ -218,18 +218,18 @@ def _bad_split(why: str, cards: int) -> Refusal:
 
 def _labelled(stem: str) -> tuple[str | None, str]:
     """The last label in a name, and the name without it."""
-    found = list(_LABEL.finditer(stem.upper()))
+    labels = list(_LABEL.finditer(stem.upper()))
     # a letter whose capital is two letters would shift what is cut out
-    if not found or len(stem.upper()) != len(stem):
-        return (_spelled(found[-1]) if found else None), stem
-    last = found[-1]
+    if not labels or len(stem.upper()) != len(stem):
+        return (_spelled(labels[-1]) if labels else None), stem
+    last = labels[-1]
     rest = (stem[: last.start()] + stem[last.end() :]).strip("-._")
     return _spelled(last), rest
 
 
-def _spelled(found: re.Match[str]) -> str:
-    plain = found[2].replace("FP16", "F16").replace("FP32", "F32")
-    return f"UD-{plain}" if found[1] else plain
+def _spelled(match: re.Match[str]) -> str:
+    plain = match[2].replace("FP16", "F16").replace("FP32", "F32")
+    return f"UD-{plain}" if match[1] else plain
 
 
 def _without_shard(path: str) -> str:
@@ -244,10 +244,10 @@ def _is_whole(members: Sequence[tuple[GgufName, GgufFile]]) -> bool:
     return shards == [(number, count) for number in range(1, count + 1)]
 
 
-def _told_apart(found: list[GgufVariant]) -> tuple[list[GgufVariant], list[Problem]]:
-    """The variants whose name no other has, the smallest first, and the rest."""
+def _told_apart(complete: list[GgufVariant]) -> tuple[list[GgufVariant], list[Problem]]:
+    """The variants with a name of their own, the smallest first; and the variants that share a name, as problems."""
     named: dict[str, list[GgufVariant]] = defaultdict(list)
-    for variant in sorted(found, key=lambda v: (v.total_bytes, v.files[0].path)):
+    for variant in sorted(complete, key=lambda v: (v.total_bytes, v.files[0].path)):
         named[variant.name.casefold()].append(variant)
     offered = [same[0] for same in named.values() if len(same) == 1]
     problems = [

@@ -19,7 +19,7 @@ LIMIT_DEFAULT = 50
 BEST_MAXIMUM = 100
 BEST_DEFAULT = 10
 READ_POINT = "pre_steering"
-"""Where an SAE reads what is monitored: before its own steering is added."""
+"""Monitored activations are read before the SAE's own steering is added."""
 
 _INDEX = re.compile(r"-?(?:0|[1-9][0-9]{0,17})")
 _NAMED = 10
@@ -30,7 +30,7 @@ Activation = tuple[int, float]
 
 @dataclass(frozen=True, slots=True)
 class Configuration:
-    """What an operator asked for; `features` None is all of the SAE's."""
+    """What an operator asked for; `features` None means all features of the SAE."""
 
     enabled: bool = False
     features: tuple[int, ...] | None = None
@@ -68,27 +68,27 @@ class Ring:
         self._records.append(record)
 
     def resize(self, size: int) -> None:
-        """Keep the newest that fit."""
+        """Keep as many of the newest records as fit."""
         self._records = deque(self._records, maxlen=size)
 
     def newest(self, limit: int, request_id: str | None = None) -> list[Record]:
-        """Newest first; with a request's id, only those of it."""
-        found = (
+        """The newest records first; with `request_id`, only the records of that request."""
+        matching = (
             record
             for record in reversed(self._records)
             if request_id is None or record.request_id == request_id
         )
-        return [record for record, _ in zip(found, range(limit), strict=False)]
+        return [record for record, _ in zip(matching, range(limit), strict=False)]
 
     def clear(self) -> int:
-        """Forget all; how many there were."""
+        """Forget all records; how many there were."""
         count = len(self._records)
         self._records.clear()
         return count
 
 
 def chosen(features: Iterable[int], d_sae: int) -> tuple[int, ...]:
-    """The features named, each once and in order.
+    """The features that a client named, each once and in order.
 
     Raises:
         Refusal: INVALID_FEATURE_INDEX naming the first outside [0, d_sae).
@@ -100,7 +100,7 @@ def chosen(features: Iterable[int], d_sae: int) -> tuple[int, ...]:
 
 
 def parse_features(text: str | None) -> tuple[int, ...] | None:
-    """The indices of a query such as `1,2,3`; None where nothing is asked for.
+    """The indices of a query such as `1,2,3`; None without a query.
 
     Raises:
         Refusal: VALIDATION_ERROR naming what is no index.

@@ -21,7 +21,7 @@ from steerserve.store.tables import UNSTORABLE, feature_labels, models, profiles
 Clock = Callable[[], datetime]
 LARGEST_ID = 2**31 - 1
 TOLD = ("format", "architecture", "dtype", "hook_name", "site", "trained_on")
-"""Texts of an SAE that its checkpoint tells: a column has as much of them as it holds, `claims` the whole."""
+"""Texts that an SAE's checkpoint says of itself. A column keeps the beginning that fits; `claims` keeps the whole text."""
 Record = TypeVar("Record")
 
 
@@ -88,7 +88,8 @@ def utc_now() -> datetime:
 
 
 class Catalog:
-    """Reads and writes of both tables. The models are kept in memory between writes: every `/v1` request asks."""
+    """Reads and writes both tables. The models are kept in memory between writes, because every `/v1` request asks for
+    them."""
 
     def __init__(self, database: Database, now: Clock = utc_now) -> None:
         self._database = database
@@ -104,10 +105,10 @@ class Catalog:
             before = self._model_writes
             async with self._database.read() as connection:
                 rows = await connection.execute(select(models).order_by(models.c.id))
-                found = [_record(ModelRow, row) for row in rows.mappings()]
+                records = [_record(ModelRow, row) for row in rows.mappings()]
             if self._model_writes == before:
-                self._known = found
-            return found
+                self._known = records
+            return records
         return list(self._known)
 
     async def model(self, model_id: int) -> ModelRow:
@@ -206,14 +207,14 @@ class Catalog:
         return await self.sae(sae_id)
 
     async def put_sae(self, sae_id: str, *, may_add: bool = True, **values: Any) -> SaeRow:
-        """Write what a download says of an SAE, into a new record if it has none; that of an attached one stays as it is.
+        """Write what a download says of an SAE, into a new record where there is none. The record of an attached SAE stays as it is.
 
         Raises:
-            Refusal: SAE_NOT_FOUND where it has none and may not be added.
+            Refusal: SAE_NOT_FOUND where there is no record and none may be added.
         """
         is_it, now = saes.c.id == sae_id, self._now()
         changed = update(saes).where(is_it, saes.c.status != "attached")
-        # who finds no record adds it before the next one looks
+        # one at a time, so that of two writers which find no record only one adds it
         async with self._putting, self._database.write() as connection:
             done = await connection.execute(changed.values(**_held(values), updated_at=now))
             if may_add and not done.rowcount and await _one(connection, saes, sae_id) is None:
@@ -233,10 +234,10 @@ class Catalog:
         return await self.sae(new_id)
 
     async def remove_saes(self, *sae_ids: str) -> None:
-        """All of them or none; the labels of their features go with them."""
+        """Remove the records of SAEs and the labels of their features, all of them or none."""
         async with self._database.write() as connection:
             for sae_id in sae_ids:
-                # the record first: a writer of labels that looks for it is then before both, or finds none
+                # the record goes before its labels, so that a writer of labels either comes before both or finds no record
                 await connection.execute(delete(saes).where(saes.c.id == sae_id))
                 await connection.execute(
                     delete(feature_labels).where(feature_labels.c.sae_id == sae_id)
@@ -249,7 +250,7 @@ def unknown_sae(sae_id: str) -> Refusal:
 
 
 def _held(values: dict[str, Any]) -> dict[str, Any]:
-    """The values of an SAE's record, of what its checkpoint tells as much as the columns hold."""
+    """The values of an SAE's record, its texts cut to the length of their columns."""
     told = {name: text for name in TOLD if isinstance(text := values.get(name), str)}
     return values | {
         name: UNSTORABLE.sub("\ufffd", text)[: getattr(saes.c[name].type, "length", None)]
@@ -258,8 +259,8 @@ def _held(values: dict[str, Any]) -> dict[str, Any]:
 
 
 async def _one(connection: Any, table: Table, row_id: int | str) -> RowMapping | None:
-    found = await connection.execute(select(table).where(table.c.id == row_id))
-    row: RowMapping | None = found.mappings().first()
+    rows = await connection.execute(select(table).where(table.c.id == row_id))
+    row: RowMapping | None = rows.mappings().first()
     return row
 
 

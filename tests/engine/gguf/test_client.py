@@ -51,7 +51,7 @@ async def test_the_facts_of_a_model_are_those_of_its_header(write: Write) -> Non
         assert facts.architecture == "llama"
         assert facts.dtype == "Q8_0"
         assert facts.quantization == "Q8"
-        assert facts.parameters == gguf.read([write("Q8_0")]).parameters
+        assert facts.parameters == gguf.read_header([write("Q8_0")]).parameters
         assert (facts.layers, facts.hidden_size, facts.vocabulary) == (1, 512, 434)
         assert facts.context_length == CONTEXT
         assert facts.kv_tokens == 4 * CONTEXT
@@ -69,7 +69,7 @@ async def test_the_facts_of_a_model_are_those_of_its_header(write: Write) -> Non
 async def test_progress_is_reported_up_to_the_check(write: Write) -> None:
     engine = GgufEngine(Options(threads=1, min_context=64, kv_cache_mb=64))
     stages: list[m.Progress] = []
-    await engine.load(stages.append, path=str(write()), header=gguf.read([write()]))
+    await engine.load(stages.append, path=str(write()), header=gguf.read_header([write()]))
     await engine.stop()
     assert [p.stage for p in stages] == ["starting", "loading_weights", "checking"]
     assert [p.percent for p in stages] == sorted(p.percent for p in stages)
@@ -106,7 +106,7 @@ async def test_two_quantizations_give_the_same_greedy_text(write: Write) -> None
 
 async def test_a_split_model_is_one_model(write: Write) -> None:
     async with loaded(write(split=4)) as (engine, facts):
-        assert facts.parameters == gguf.read([write()]).parameters
+        assert facts.parameters == gguf.read_header([write()]).parameters
         assert (await answer(ask(engine, "two")))[0] == counted(4, "three")
 
 

@@ -96,7 +96,7 @@ def make_program(folder: Path, mode: str = "") -> Path:
 async def refusal_of(path: Path, header_of: Path | None = None, **options: object) -> Refusal:
     """Why a file does not load, though its header looked well when it was read."""
     engine = GgufEngine(Options(**{**SMALL, **options}))  # type: ignore[arg-type]
-    header = gguf.read([header_of or path])
+    header = gguf.read_header([header_of or path])
     with pytest.raises(Refusal) as caught:
         async with asyncio.timeout(20):
             await engine.load(lambda _: None, path=str(path), header=header)
@@ -156,7 +156,9 @@ async def test_a_load_that_is_given_up_leaves_no_process(write: Write, tmp_path:
     engine = GgufEngine(Options(**SMALL, server_bin=str(program)))  # type: ignore[arg-type]
     stages: asyncio.Queue[str] = asyncio.Queue()
     load = asyncio.create_task(
-        engine.load(lambda p: stages.put_nowait(p.stage), path="x", header=gguf.read([write()]))
+        engine.load(
+            lambda p: stages.put_nowait(p.stage), path="x", header=gguf.read_header([write()])
+        )
     )
     while await stages.get() != "loading_weights":
         pass
@@ -179,7 +181,9 @@ async def test_stopping_during_a_load_ends_it_with_the_parting(
     engine = GgufEngine(Options(**SMALL, server_bin=str(program)))  # type: ignore[arg-type]
     stages: asyncio.Queue[str] = asyncio.Queue()
     load = asyncio.create_task(
-        engine.load(lambda p: stages.put_nowait(p.stage), path="x", header=gguf.read([write()]))
+        engine.load(
+            lambda p: stages.put_nowait(p.stage), path="x", header=gguf.read_header([write()])
+        )
     )
     while await stages.get() != "loading_weights":
         pass

@@ -30,7 +30,8 @@ from steerserve.control.residency.records import noted
 from steerserve.errors import Refusal
 from steerserve.files.folder import CommitFolder, folder_of
 from steerserve.hub.client import Hub, Repository
-from steerserve.hub.downloads import Downloads, FetchProgress
+from steerserve.hub.downloads import Downloads
+from steerserve.hub.job import FetchProgress
 from steerserve.rules import gguf, model_status, naming
 from steerserve.rules.fields import GGUF
 from steerserve.rules.model_status import AFTER, Event

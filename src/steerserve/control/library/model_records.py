@@ -58,7 +58,7 @@ def gguf_values(files: Sequence[Path], label: str | None) -> dict[str, Any]:
         Refusal: INVALID_LOCAL_PATH.
     """
     try:
-        header = gguf_files.read(files)
+        header = gguf_files.read_header(files)
     except gguf_files.GGUFError as error:
         raise Refusal("INVALID_LOCAL_PATH", str(error)) from error
     label, size_mb = label or header.label, -(-header.size_bytes // MIB)

@@ -15,7 +15,8 @@ from typing import Generic, TypeVar
 import structlog
 
 from steerserve.errors import Refusal
-from steerserve.hub.downloads import Downloads, FetchProgress, Job
+from steerserve.hub.downloads import Downloads
+from steerserve.hub.job import FetchProgress, Job
 
 __all__ = ["NOT_STORED", "UNREADABLE", "FetchProgress", "RecordedDownloads", "RunningDownload"]
 

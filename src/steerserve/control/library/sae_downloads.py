@@ -30,7 +30,8 @@ from steerserve.errors import Refusal
 from steerserve.files import sae_files
 from steerserve.files.folder import folder_of
 from steerserve.hub.client import Hub, Repository
-from steerserve.hub.downloads import Downloads, FetchProgress
+from steerserve.hub.downloads import Downloads
+from steerserve.hub.job import FetchProgress
 from steerserve.rules import sae_shapes, sae_units
 from steerserve.rules.precision import StoredTensor
 from steerserve.rules.repository import check_repo_id, is_commit

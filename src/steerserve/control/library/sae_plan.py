@@ -11,7 +11,7 @@ from steerserve.engine.wire import messages as m
 from steerserve.errors import Refusal
 from steerserve.files.folder import folder_of
 from steerserve.hub.client import Repository
-from steerserve.hub.downloads import Job
+from steerserve.hub.job import Job
 from steerserve.rules.sae_shapes import Width
 from steerserve.rules.sae_units import TOP, Unit, UnitListing
 

@@ -1,4 +1,4 @@
-"""The features of an SAE: their labels, their geometry, and which lie near each other. It works unattached too."""
+"""The features of an SAE, attached or not: their labels, their geometry, and which of them lie near each other."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ from steerserve.store.catalog import SaeRow
 from steerserve.store.labels import Labels
 
 NEAREST_MAXIMUM = 1000
-"""Neighbours that a search looks through."""
+"""Most neighbours that a search looks through."""
 
 Statistics = Callable[[str, int], Awaitable[m.FeatureCount | None]]
-"""What monitoring counted of a feature at the attachment of this key; None where it was not observed."""
+"""Attachment key, feature -> what monitoring counted of the feature; None where it was not observed."""
 
 
 @dataclass(frozen=True, slots=True)
 class Imported:
-    """What an import did; `total` labels are there now."""
+    """The outcome of an import; `total` counts all labels of the SAE afterwards."""
 
     imported: int
     total: int
@@ -106,8 +106,8 @@ class Features:
         """
         await self._saes.get(sae_id)
         every = await self._labels.of(sae_id)
-        found = await asyncio.to_thread(_matching, every, query)
-        return Page(found[offset : offset + limit], len(found), len(every))
+        matching = await asyncio.to_thread(_matching, every, query)
+        return Page(matching[offset : offset + limit], len(matching), len(every))
 
     async def add_labels(self, sae_id: str, document: object, *, replace: bool) -> Imported:
         """Take over the labels of a document (see `rules.labels.parse`): all of them or none.

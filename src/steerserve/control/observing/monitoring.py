@@ -132,7 +132,8 @@ class Monitoring(EngineState[_Watch]):
     async def statistics(
         self, features: Sequence[int] | None = None, metric: str | None = None, k: int = 10
     ) -> Counted:
-        """What was counted of the features named, else of all observed; with a metric, of the `k` that lead in it.
+        """The statistics of the features that are named, or else of all observed features; with a metric, of the `k` features
+        with its largest values.
 
         Raises:
             Refusal: SAE_NOT_ATTACHED, INVALID_FEATURE_INDEX.
@@ -143,8 +144,8 @@ class Monitoring(EngineState[_Watch]):
         if counting is None:
             return Counted(attached.sae_id, [], 0, 0, None)
         engine, since = counting
-        found = await engine.statistics(asked, metric, k)
-        return Counted(attached.sae_id, found.features, found.tokens, found.activations, since)
+        counts = await engine.statistics(asked, metric, k)
+        return Counted(attached.sae_id, counts.features, counts.tokens, counts.activations, since)
 
     async def counted(self, key: str, index: int) -> FeatureCount | None:
         """What was counted of one feature at the attachment of this key; None where it was not observed."""
@@ -163,7 +164,7 @@ class Monitoring(EngineState[_Watch]):
         history_size: int = rules.HISTORY_DEFAULT,
         top_k: int = rules.TOP_K_DEFAULT,
     ) -> State:
-        """Replace the whole configuration; the newest records are kept that fit.
+        """Replace the whole configuration. As many of the newest records as fit are kept.
 
         Raises:
             Refusal: SAE_NOT_ATTACHED, INVALID_FEATURE_INDEX, or what the engine refuses; then nothing has changed.
@@ -195,7 +196,7 @@ class Monitoring(EngineState[_Watch]):
         return self._ring.clear()
 
     async def reset_statistics(self) -> int:
-        """Count anew; of how many features something was known.
+        """Begin the statistics anew; of how many features there were statistics.
 
         Raises:
             Refusal: SAE_NOT_ATTACHED.
@@ -224,14 +225,14 @@ class Monitoring(EngineState[_Watch]):
             if attached is not self._first():
                 raise Refusal("SAE_NOT_ATTACHED", "the SAE was detached meanwhile")
             self._wanted, self._meant = wanted, attached
-            # what is wanted now is wanted instead of what a crash took
+            # the new configuration replaces the one that a crash took
             self._losses.clear()
             self._ring.resize(wanted.history_size)
             self._tell(is_always=True)
             return self.state()
 
     async def _push(self, attached: Attachment, wanted: Configuration) -> None:
-        """Have the engine do what is wanted at this attachment; on a failure it does what it did."""
+        """Have the engine monitor as configured at this attachment; on a failure the engine goes on as before."""
         engine, _ = self._conductor.loaded().running()
         if not wanted.enabled:
             if self.key() is not None:
@@ -249,7 +250,7 @@ class Monitoring(EngineState[_Watch]):
             self._counting = (engine, attached, self._now())
 
     def _take(self, seen: m.Recorded) -> None:
-        """The engine saw the end of a choice."""
+        """Keep the record of a choice that has ended, and publish it."""
         sae_id, layer = rules.place_of(seen.key)
         record = Record(
             self._now(),
@@ -269,7 +270,7 @@ class Monitoring(EngineState[_Watch]):
         )
 
     def _notice(self, event: object) -> None:
-        """A subscriber of the bus: the attachments changed. Only what the engine must be told waits for its turn."""
+        """Called by the bus. When the attachments change, the state is told at once; commands to the engine wait for their turn."""
         if not isinstance(event, SaeAttached | SaeDetached | LoadComplete | UnloadComplete):
             return
         if self._meant is not None and self._meant is not self._first():
@@ -277,7 +278,7 @@ class Monitoring(EngineState[_Watch]):
         self._tell()
 
     def _forget(self) -> None:
-        """The SAE is attached no longer: nothing is left of what was meant for it but the records."""
+        """The SAE is no longer attached: forget its switch, its features and its statistics; the records stay."""
         self._wanted = replace(self._wanted, enabled=False, features=None)
         self._meant = self._running = self._counting = None
 

@@ -156,7 +156,7 @@ def _header(path: str) -> Header:
     Refusal: INVALID_LOCAL_PATH.
     """
     try:
-        return gguf_files.read(gguf_files.entry(local.resolve_file(path)))
+        return gguf_files.read_header(gguf_files.entry(local.resolve_file(path)))
     except gguf_files.GGUFError as error:
         raise Refusal("INVALID_LOCAL_PATH", str(error)) from error
     except OSError as error:
