@@ -10,19 +10,23 @@ import json
 import struct
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
+
+import msgspec
 
 from steerserve.composition import Owners, Surroundings
 from steerserve.control.bus import Event
 from steerserve.control.requests.generate import Run
 from steerserve.control.residency.resident import Resident
-from steerserve.control.vitals.cards import Cards
+from steerserve.control.vitals.cards import CardReadings
 from steerserve.engine.sandbox.schemas import Checker
 from steerserve.engine.wire import messages as m
 from steerserve.engine.wire.engine import Engine, Report
 from steerserve.errors import Refusal
 from steerserve.hub import client as hub_client
+from steerserve.rules.breaker import BreakerStatus
 from steerserve.rules.cards import Card
 from steerserve.rules.intent import GenerateIntent, Intent, SamplingParameters
 from steerserve.rules.residency import Phase
@@ -63,6 +67,11 @@ async def until(condition: Callable[[], object]) -> None:
     async with asyncio.timeout(PATIENCE):
         while not condition():
             await asyncio.sleep(0)
+
+
+def plain(view: object) -> Any:
+    """A value as the JSON that a door makes of it."""
+    return msgspec.to_builtins(view)
 
 
 # ---------------------------------------------------------------------- the engine
@@ -351,16 +360,16 @@ class Hub:
     """Circuit breakers in whatever state a test puts them."""
 
     def __init__(self) -> None:
-        self.states: list[dict[str, Any]] = []
+        self.states: list[BreakerStatus] = []
 
-    def breakers(self) -> list[dict[str, Any]]:
-        return [dict(state) for state in self.states]
+    def breakers(self) -> list[BreakerStatus]:
+        return list(self.states)
 
-    def reset(self, name: str) -> dict[str, Any]:
-        for state in self.states:
-            if state["name"] == name:
-                state |= {"state": "closed", "is_open": False, "failure_count": 0}
-                return dict(state)
+    def reset(self, name: str) -> BreakerStatus:
+        for place, state in enumerate(self.states):
+            if state.name == name:
+                self.states[place] = replace(state, state="closed", is_open=False, failure_count=0)
+                return self.states[place]
         raise Refusal("BREAKER_NOT_FOUND", "no such breaker")
 
 
@@ -403,7 +412,7 @@ class World(Owners):
                 launcher=launcher,
                 hub=hub_client.Hub(settings),
                 breakers=self.hub,
-                cards=Cards(self.driver.read, torch_version="2.13.0"),
+                cards=CardReadings(self.driver.read, torch_version="2.13.0"),
                 checker=Checker(),
                 now=now,
                 read_free=self._read_free,

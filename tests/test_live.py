@@ -10,7 +10,7 @@ import pytest
 import socketio
 
 from steerserve.control import bus
-from steerserve.control.vitals.cards import Cards
+from steerserve.control.vitals.cards import CardReadings
 from steerserve.live import System, Throttle, payload, with_twins
 from tests.doubles import soon, until
 from tests.rules.test_cards import card
@@ -51,7 +51,7 @@ def server() -> Server:
 
 
 def system(server: Any, seconds: float = 0.001) -> System:
-    return System(server, Cards(lambda: ([card("GPU-a", 0)], None)), seconds)
+    return System(server, CardReadings(lambda: ([card("GPU-a", 0)], None)), seconds)
 
 
 def is_sending() -> bool:

@@ -19,7 +19,7 @@ from steerserve import __version__, log, routes, startup
 from steerserve.api import envelope, reference
 from steerserve.composition import Owners, surroundings
 from steerserve.guards import Guards
-from steerserve.live import Live
+from steerserve.live import LiveEvents
 from steerserve.meter import Meter
 from steerserve.refusals import Refusals
 from steerserve.settings import Settings
@@ -43,7 +43,7 @@ class Service:
             del os.environ[name]
         log.configure(self.settings.log_level, self.settings.log_format)
         self.owners = Owners(self.settings, surroundings(self.settings))
-        self.live = Live(self.owners.bus, self.settings, self.owners.around.cards)
+        self.live = LiveEvents(self.owners.bus, self.settings, self.owners.around.cards)
         self.api = FastAPI(
             title="steerserve",
             version=__version__,

@@ -30,7 +30,7 @@ from steerserve.control.residency import free_memory
 from steerserve.control.residency.conductor import Conductor
 from steerserve.control.residency.engines import Engines
 from steerserve.control.residency.free_memory import Read
-from steerserve.control.vitals.cards import Cards, torch_version
+from steerserve.control.vitals.cards import CardReadings, torch_version
 from steerserve.control.vitals.gauges import Gauges
 from steerserve.control.vitals.health import Vitals
 from steerserve.engine.sandbox.schemas import Checker
@@ -52,7 +52,7 @@ class Surroundings:
     launcher: Engines
     hub: Hub
     breakers: Breakers
-    cards: Cards
+    cards: CardReadings
     checker: Checker
     now: Clock = utc_now
     read_free: Read = free_memory.read
@@ -66,7 +66,7 @@ def surroundings(settings: Settings) -> Surroundings:
         launcher=Engines(settings),
         hub=hub,
         breakers=hub,
-        cards=Cards(torch_version=torch_version()),
+        cards=CardReadings(torch_version=torch_version()),
         checker=Checker(),
     )
 

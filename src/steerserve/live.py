@@ -10,6 +10,7 @@ import asyncio
 import re
 import time
 from collections.abc import Callable
+from dataclasses import asdict
 from typing import Any
 
 import socketio
@@ -17,8 +18,7 @@ import structlog
 
 from steerserve.control import bus as events
 from steerserve.control.bus import Bus
-from steerserve.control.vitals import cards as card_reading
-from steerserve.control.vitals.cards import Cards
+from steerserve.control.vitals.cards import CardReadings, totals
 from steerserve.rules import throttle
 from steerserve.rules.instant import iso
 from steerserve.settings import Settings
@@ -154,7 +154,7 @@ class System:
     """Sends the cards' numbers to whoever joins: at once, then every `seconds` while somebody is there."""
 
     def __init__(
-        self, server: socketio.AsyncServer, cards: Cards, seconds: float = SYSTEM_SECONDS
+        self, server: socketio.AsyncServer, cards: CardReadings, seconds: float = SYSTEM_SECONDS
     ) -> None:
         self._server = server
         self._cards = cards
@@ -191,15 +191,15 @@ class System:
                 log.exception("system_metrics_failed")
 
     async def _send(self, sids: list[str]) -> None:
-        body = card_reading.metrics(await self._cards.reading(self.seconds / 2))
+        body = asdict(totals(await self._cards.reading(self.seconds / 2)))
         for sid in sids:
             await self._server.emit(SYSTEM, body, to=sid)
 
 
-class Live:
+class LiveEvents:
     """Owner of the Socket.IO server. Emission is fire and forget; clients resync over REST."""
 
-    def __init__(self, bus: Bus, settings: Settings, cards: Cards) -> None:
+    def __init__(self, bus: Bus, settings: Settings, cards: CardReadings) -> None:
         allowed = settings.cors_origins
         origins: Any = "*" if "*" in allowed else allowed or None
         self.server = socketio.AsyncServer(

@@ -183,7 +183,7 @@ async def test_an_answer_that_refuses_is_not_repeated(
     await desk.start(1, job)
     await desk.ended()
     assert (desk.codes, desk.waits) == ([code], [])
-    assert desk.hub.breakers()[0]["failure_count"] == 0
+    assert desk.hub.breakers()[0].failure_count == 0
 
 
 async def test_a_file_of_another_commit_is_refused(desk: Desk, tiny: LoopbackHub) -> None:
@@ -215,7 +215,7 @@ async def test_downloads_share_the_breaker(
     await desk.start(3, job)
     await desk.ended(2)
     assert desk.codes[-1] is None
-    assert desk.hub.breakers()[0]["state"] == "closed"
+    assert desk.hub.breakers()[0].state == "closed"
 
 
 async def test_a_storage_address_that_has_run_out_is_asked_for_again(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
+from dataclasses import asdict
 
 import pytest
 
@@ -17,7 +18,7 @@ async def test_one_failure_is_tried_again(make_hub: MakeHub, loopback: LoopbackH
     loopback.fault("/api/models/", times=1, status=500)
     hub = make_hub()
     assert (await hub.describe("acme/tiny")).files
-    assert hub.breakers()[0]["failure_count"] == 0
+    assert hub.breakers()[0].failure_count == 0
 
 
 @pytest.mark.parametrize("status", [408, 429, 500, 503])
@@ -52,7 +53,7 @@ async def test_failures_in_a_row_open_the_breaker_and_a_probe_closes_it(
     assert (refusal.code, refusal.details["recovery_seconds"]) == ("HUB_UNAVAILABLE", 40.0)
     assert len(loopback.seen) == before
     told = hub.breakers()[0]
-    assert told == {
+    assert asdict(told) == {
         "name": "huggingface",
         "state": "open",
         "is_open": True,
@@ -64,11 +65,11 @@ async def test_failures_in_a_row_open_the_breaker_and_a_probe_closes_it(
     }
     clock.now += 40
     refusal = await refused(hub.describe("acme/tiny"))
-    assert (refusal.details["recovery_seconds"], hub.breakers()[0]["trips"]) == (60.0, 2)
+    assert (refusal.details["recovery_seconds"], hub.breakers()[0].trips) == (60.0, 2)
     loopback.heal()
     clock.now += 60
     assert await hub.describe("acme/tiny")
-    assert (hub.breakers()[0]["state"], hub.breakers()[0]["failure_count"]) == ("closed", 0)
+    assert (hub.breakers()[0].state, hub.breakers()[0].failure_count) == ("closed", 0)
 
 
 async def test_a_reset_closes_the_breaker(make_hub: MakeHub, loopback: LoopbackHub) -> None:
@@ -78,7 +79,7 @@ async def test_a_reset_closes_the_breaker(make_hub: MakeHub, loopback: LoopbackH
     await refused(hub.describe("acme/tiny"))
     fault.times = 0
     assert (await refused(hub.describe("acme/tiny"))).code == "HUB_UNAVAILABLE"
-    assert hub.reset("huggingface")["state"] == "closed"
+    assert hub.reset("huggingface").state == "closed"
     assert await hub.describe("acme/tiny")
     with pytest.raises(Refusal) as unknown:
         hub.reset("other")
@@ -97,14 +98,14 @@ async def test_one_probe_at_a_time_and_a_cancelled_one_gives_its_place_back(
     clock.now += 60
     probe = asyncio.create_task(hub.describe("acme/tiny"))
     await held(slow.held)
-    assert hub.breakers()[0]["state"] == "half_open"
+    assert hub.breakers()[0].state == "half_open"
     assert (await refused(hub.describe("acme/tiny"))).details["recovery_seconds"] == 1.0
     (child,) = downloaders()
     probe.cancel()
     with pytest.raises(asyncio.CancelledError):
         await probe
     assert not child.is_running()
-    assert hub.breakers()[0]["state"] == "open"
+    assert hub.breakers()[0].state == "open"
     assert await hub.describe("acme/tiny")
 
 
@@ -116,5 +117,5 @@ async def test_an_answer_that_does_not_come_is_given_up(
     hub = make_hub(describe_seconds=0.6)
     refusal = await refused(hub.describe("acme/tiny"))
     assert refusal.code == "HUB_UNAVAILABLE"
-    assert hub.breakers()[0]["failure_count"] == 1
+    assert hub.breakers()[0].failure_count == 1
     assert not downloaders()

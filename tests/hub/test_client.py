@@ -94,7 +94,7 @@ async def test_repositories_that_may_not_be_seen(
     refusal = await refused(hub.describe("acme/tiny", token=token))
     assert refusal.code == code
     assert said in refusal.message
-    assert hub.breakers()[0]["failure_count"] == 0
+    assert hub.breakers()[0].failure_count == 0
 
 
 @pytest.mark.parametrize("files", [FILES, {"tiny-Q4_0.gguf": b"GGUF"}])
@@ -146,7 +146,7 @@ async def test_a_hostile_listing_is_refused(
     refusal = await refused(hub.describe("acme/evil"))
     assert refusal.code == "DOWNLOAD_FAILED"
     assert refusal.message.isprintable()
-    assert hub.breakers()[0]["failure_count"] == 0
+    assert hub.breakers()[0].failure_count == 0
 
 
 @pytest.mark.parametrize(

@@ -124,4 +124,4 @@ async def test_a_hub_that_fails_counts_against_the_breaker(
     with pytest.raises(Refusal) as refused:
         await header(hub, loopback, file(GOOD, 4160))
     assert refused.value.code == "HUB_UNAVAILABLE"
-    assert hub.breakers()[0]["failure_count"] == 1
+    assert hub.breakers()[0].failure_count == 1

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
+from typing import Any
+
 from fastapi import APIRouter
 from starlette.responses import Response
 
@@ -9,6 +12,7 @@ from steerserve import __version__
 from steerserve.api.envelope import Envelope, success
 from steerserve.control.vitals.gauges import CONTENT_TYPE, Gauges
 from steerserve.control.vitals.health import Vitals
+from steerserve.control.vitals.views import Backend
 from steerserve.errors import Refusal
 
 
@@ -22,9 +26,9 @@ def router(vitals: Vitals, gauges: Gauges) -> APIRouter:
     @routes.get("/ready", response_model=Envelope)
     async def readiness() -> Response:
         state = await vitals.readiness()
-        if state["ready"]:
+        if state.ready:
             return success(state)
-        raise Refusal("NOT_READY", "the service is not ready", **state)
+        raise Refusal("NOT_READY", "the service is not ready", **asdict(state))
 
     @routes.get("/detailed", response_model=Envelope)
     async def detailed() -> Response:
@@ -36,7 +40,7 @@ def router(vitals: Vitals, gauges: Gauges) -> APIRouter:
 
     @routes.get("/inference", response_model=Envelope)
     async def inference() -> Response:
-        return success(vitals.backend())
+        return success(_backend(vitals.backend()))
 
     @routes.get("/metrics", response_model=Envelope)
     async def metrics() -> Response:
@@ -63,3 +67,9 @@ def router(vitals: Vitals, gauges: Gauges) -> APIRouter:
         return success({"version": __version__, "app": "steerserve"})
 
     return routes
+
+
+def _backend(backend: Backend) -> dict[str, Any]:
+    """The limits of the backend that serves; those of the other one are left out."""
+    other = "cbm_config" if backend.cbm_config is None else "queue"
+    return {name: value for name, value in asdict(backend).items() if name != other}

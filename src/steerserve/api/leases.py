@@ -1,10 +1,11 @@
 """/api/models/{id}/lease: pinning the resident model for a limited time.
 
-The lease id leaves in the answer to the grant and comes back in a header; no path, no read and no log has it.
+Only the answer to the grant has the lease id, and the client sends it back in a header. No path, no read and no log has it.
 """
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Body, Header
@@ -15,11 +16,12 @@ from steerserve.api.envelope import Envelope, RowId, success
 from steerserve.control.library.models import Models
 from steerserve.control.residency.conductor import Conductor
 from steerserve.rules import lease as rules
+from steerserve.rules.lease_status import ended_status, status
 
 LeaseHeader = Annotated[str | None, Header(alias=rules.HEADER)]
 TTL = {"type": "integer", "minimum": 1, "description": "seconds; at most LEASE_MAX_TTL_SECONDS"}
 TEXT = {"type": "string", "minLength": 1}
-# the schemas are for readers: what does not fit is refused by the rules, with a code of its own
+# these schemas only document the bodies: the rules refuse what does not fit, with a code of their own
 GrantBody = Annotated[
     Any,
     WithJsonSchema(
@@ -49,8 +51,8 @@ def router(models: Models, conductor: Conductor) -> APIRouter:
     async def grant_lease(model_id: RowId, body: GrantBody = None) -> Response:
         terms = rules.terms(body, leases.limits)
         granted = conductor.lease(await models.get(model_id), terms)
-        told = rules.status(granted.lease, granted.lease.acquired_at)
-        response = success({"lease_id": granted.lease_id, **told}, 201)
+        shown = asdict(status(granted.lease, granted.lease.acquired_at))
+        response = success({"lease_id": granted.lease_id, **shown}, 201)
         response.headers["Cache-Control"] = "no-store"
         return response
 
@@ -67,10 +69,10 @@ def router(models: Models, conductor: Conductor) -> APIRouter:
     ) -> Response:
         lease_id = rules.required_id(lease)
         renewed = leases.renew(model_id, lease_id, rules.renewal(body, leases.limits))
-        return success(rules.status(renewed, leases.now()))
+        return success(status(renewed, leases.now()))
 
     @routes.delete("", response_model=Envelope)
     async def release_lease(model_id: RowId, lease: LeaseHeader = None) -> Response:
-        return success(rules.ended_status(leases.release(model_id, rules.required_id(lease))))
+        return success(ended_status(leases.release(model_id, rules.required_id(lease))))
 
     return routes

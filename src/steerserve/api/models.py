@@ -23,6 +23,7 @@ from steerserve.errors import Refusal
 from steerserve.rules import placement
 from steerserve.rules.gguf import GgufFile, GgufVariant
 from steerserve.rules.instant import iso
+from steerserve.rules.lease_status import LeaseStatus
 from steerserve.rules.naming import parameters_label
 
 
@@ -66,7 +67,7 @@ class LoadBody(RequestBody):
 def record(
     row: ModelRow,
     resident: Resident | None,
-    lease: dict[str, Any] | None,
+    lease: LeaseStatus | None,
     progress: FetchProgress | None,
 ) -> dict[str, Any]:
     """A model record: the stored facts, and for the resident model the live ones. `lease` is the public view of the lease."""

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from typing import Any, Protocol
+from typing import Protocol
+
+from steerserve.rules.breaker import BreakerStatus
 
 
 class Breakers(Protocol):
-    """Whoever calls the hub."""
+    """The part of the service that calls the hub."""
 
-    def breakers(self) -> list[dict[str, Any]]:
-        """`{name, state, failure_count, is_open, trips, ...}` for each."""
+    def breakers(self) -> list[BreakerStatus]:
+        """The status of each breaker."""
 
-    def reset(self, name: str) -> dict[str, Any]:
-        """The breaker, closed.
+    def reset(self, name: str) -> BreakerStatus:
+        """Close a breaker.
 
         Raises:
             Refusal: BREAKER_NOT_FOUND.

@@ -24,7 +24,7 @@ from steerserve.hub.wire import (
     WantedFile,
 )
 from steerserve.rules import breaker
-from steerserve.rules.breaker import Breaker, Limits
+from steerserve.rules.breaker import Breaker, BreakerStatus, Limits
 from steerserve.rules.precision import StoredTensor
 from steerserve.rules.repository import RepoFile, check_paths, check_repo_id, check_revision
 from steerserve.settings import Settings
@@ -183,23 +183,11 @@ class Hub:
             recovery_seconds=seconds or 1.0,
         )
 
-    def breakers(self) -> list[dict[str, Any]]:
+    def breakers(self) -> list[BreakerStatus]:
         """The one breaker, as the operator sees it."""
-        now = self._clock()
-        return [
-            {
-                "name": NAME,
-                "state": self._breaker.state,
-                "is_open": self._breaker.state == "open",
-                "failure_count": self._breaker.failures,
-                "failure_threshold": self._limits.failures,
-                "recovery_seconds": self._limits.recovery_seconds,
-                "retry_in_seconds": breaker.retry_in(self._breaker, self._limits, now),
-                "trips": self._breaker.trips,
-            }
-        ]
+        return [breaker.status(NAME, self._breaker, self._limits, self._clock())]
 
-    def reset(self, name: str) -> dict[str, Any]:
+    def reset(self, name: str) -> BreakerStatus:
         """Close a breaker.
 
         Raises:

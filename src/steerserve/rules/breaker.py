@@ -36,6 +36,33 @@ class Breaker:
         return "half_open" if self.is_probing else "open"
 
 
+@dataclass(frozen=True, slots=True)
+class BreakerStatus:
+    """A breaker as operators see it."""
+
+    name: str
+    state: State
+    is_open: bool
+    failure_count: int
+    failure_threshold: int
+    recovery_seconds: float
+    retry_in_seconds: float
+    trips: int
+
+
+def status(name: str, breaker: Breaker, limits: Limits, now: float) -> BreakerStatus:
+    return BreakerStatus(
+        name=name,
+        state=breaker.state,
+        is_open=breaker.state == "open",
+        failure_count=breaker.failures,
+        failure_threshold=limits.failures,
+        recovery_seconds=limits.recovery_seconds,
+        retry_in_seconds=retry_in(breaker, limits, now),
+        trips=breaker.trips,
+    )
+
+
 def retry_in(breaker: Breaker, limits: Limits, now: float) -> float:
     """Seconds until a call may be let through: 0 when one may be now, but not below 1 while a probe is out."""
     if breaker.opened_at is None:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import hashlib
 import hmac
-import math
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
@@ -304,32 +303,6 @@ def summary(lease: Lease) -> dict[str, Any]:
     """What a refusal tells of the lease that caused it."""
     expires_at = iso(lease.expires_at)
     return {"holder": lease.holder, "reason": lease.reason, "expires_at": expires_at}
-
-
-def status(lease: Lease, now: datetime) -> dict[str, Any]:
-    """What a read tells of a live lease. Seconds are rounded up, so that a live lease never has 0 left."""
-    left = (lease.expires_at - now).total_seconds()
-    return {
-        "model_id": lease.model_id,
-        "model_name": lease.model_name,
-        "holder": lease.holder,
-        "reason": lease.reason,
-        "acquired_at": iso(lease.acquired_at),
-        "renewed_at": iso(lease.renewed_at) if lease.renewed_at else None,
-        "expires_at": iso(lease.expires_at),
-        "ttl_seconds": lease.ttl_seconds,
-        "seconds_remaining": max(0, math.ceil(left)),
-    }
-
-
-def ended_status(ended: Ended) -> dict[str, Any]:
-    """What a read tells of an ended lease."""
-    return {
-        **status(ended.lease, ended.ended_at),
-        "seconds_remaining": 0,
-        "end_reason": ended.end_reason.value,
-        "ended_at": iso(ended.ended_at),
-    }
 
 
 def leased(lease: Lease, operation: str, target_model_id: int) -> Refusal:

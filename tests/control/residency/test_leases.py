@@ -21,7 +21,7 @@ from steerserve.rules.lease import Terms, digest_of
 from steerserve.rules.residency import Phase
 from steerserve.store.catalog import ModelRow
 from tests.control.conftest import Make
-from tests.doubles import PATIENCE, World, soon, until
+from tests.doubles import PATIENCE, World, plain, soon, until
 
 TERMS = Terms("nightly", "evaluation", 60)
 WRONG = "lease_of_somebody_else"
@@ -100,7 +100,7 @@ async def refused(work: Any) -> Refusal:
 
 def end_reason(world: World, row: ModelRow) -> str | None:
     ended = world.conductor.leases.last_ended(row.id)
-    return ended["end_reason"] if ended is not None else None
+    return ended.end_reason if ended is not None else None
 
 
 def granting(world: World, row: ModelRow) -> Refusal:
@@ -115,7 +115,7 @@ def granting(world: World, row: ModelRow) -> Refusal:
 async def test_a_granted_lease_is_told_without_its_id(world: World) -> None:
     row, lease_id = await leased(world)
     status = world.conductor.leases.status()
-    assert status == {
+    assert plain(status) == {
         "model_id": row.id,
         "model_name": "a",
         "holder": "nightly",
@@ -126,7 +126,7 @@ async def test_a_granted_lease_is_told_without_its_id(world: World) -> None:
         "ttl_seconds": 60,
         "seconds_remaining": 60,
     }
-    assert (await world.vitals.detailed())["lease"] == status
+    assert (await world.vitals.detailed()).lease == status
     assert world.conductor.leases.status(row.id) == status
     assert world.conductor.leases.status(row.id + 1) is None
     assert lease_id.startswith("lease_")
@@ -298,11 +298,11 @@ async def test_a_lease_expires_when_somebody_looks_after_its_time(
     clock.pass_(59.5)
     status = world.conductor.leases.status()
     assert status is not None
-    assert status["seconds_remaining"] == 1
+    assert status.seconds_remaining == 1
     assert (await refused(ask(world, "b"))).code == "MODEL_LEASED"
     clock.pass_(0.5)
     assert said.told("lease_ended") == []
-    assert (await world.vitals.detailed())["lease"] is None
+    assert (await world.vitals.detailed()).lease is None
     assert end_reason(world, row) == "expired"
     await served(world, "b")
     with pytest.raises(Refusal) as error:

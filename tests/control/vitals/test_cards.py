@@ -11,10 +11,10 @@ import msgspec
 import pytest
 
 from steerserve.control.vitals import cards as card_reading
-from steerserve.control.vitals.cards import Cards
+from steerserve.control.vitals.cards import CardReadings
 from steerserve.rules.cards import Card, CardProcess
 from steerserve.rules.units import MIB
-from tests.doubles import World, soon
+from tests.doubles import World, plain, soon
 from tests.rules.test_cards import card
 
 SPECIFIED = set(
@@ -38,7 +38,7 @@ class Held:
 
 async def test_those_who_ask_at_once_share_one_reading_and_the_loop_goes_on() -> None:
     driver = Held()
-    cards = Cards(driver.read)
+    cards = CardReadings(driver.read)
     asking = [asyncio.ensure_future(cards.reading()) for _ in range(5)]
     await asyncio.sleep(0)
     assert driver.readings <= 1
@@ -52,7 +52,7 @@ async def test_a_reading_is_good_for_as_long_as_the_asker_says() -> None:
     time = [0.0]
     driver = Held()
     driver.open.set()
-    cards = Cards(driver.read, lambda: time[0])
+    cards = CardReadings(driver.read, lambda: time[0])
     first = await cards.reading(5.0)
     time[0] = 4.9
     assert await cards.reading(5.0) is first
@@ -64,7 +64,7 @@ async def test_a_reading_is_good_for_as_long_as_the_asker_says() -> None:
 
 async def test_a_driver_that_hangs_gives_a_reason_and_is_not_asked_twice() -> None:
     driver = Held()
-    cards = Cards(driver.read)
+    cards = CardReadings(driver.read)
     for _ in range(3):
         late = await cards.reading(patience=0.01)
         assert (late.cards, late.is_late) == ((), True)
@@ -78,7 +78,7 @@ async def test_whatever_the_driver_raises_is_a_reason() -> None:
     def broken() -> Any:
         raise ValueError("secret")
 
-    reading = await Cards(broken).reading()
+    reading = await CardReadings(broken).reading()
     assert (reading.cards, reading.reason) == ((), "the cards cannot be read: ValueError")
 
 
@@ -95,7 +95,7 @@ async def on(world: World, device: str, *cards: Card) -> None:
 
 
 async def test_without_a_driver_there_are_no_cards_and_a_reason(world: World) -> None:
-    body = await world.vitals.gpus()
+    body = plain(await world.vitals.gpus())
     assert (body["cards"], body["reason"]) == ([], "no driver")
     assert body["read_at"].endswith("Z")
 
@@ -105,7 +105,7 @@ async def test_only_a_card_with_the_model_is_measured_and_the_others_are_listed(
 ) -> None:
     await on(world, "cuda:1", card("GPU-a", 0), card("GPU-b", 1), card("GPU-c", None))
     world.launcher.engine.figures = {"cuda:0": (1, 2), "cuda:1": (5 * MIB, 7 * MIB)}
-    first, second, hidden = (await world.vitals.gpus())["cards"]
+    first, second, hidden = plain(await world.vitals.gpus())["cards"]
     for told in (first, second, hidden):
         assert set(told) == SPECIFIED
         assert told["engine_memory"] is None
@@ -117,14 +117,14 @@ async def test_only_a_card_with_the_model_is_measured_and_the_others_are_listed(
 
 async def test_a_tensor_library_built_for_processors_sees_no_card(world: World) -> None:
     world.driver.cards, world.driver.reason = [card("GPU-a", 0)], None
-    blind = Cards(world.driver.read, torch_version="2.13.0+cpu")
-    (told,) = (await card_reading.report(blind, world.conductor))["cards"]
+    blind = CardReadings(world.driver.read, torch_version="2.13.0+cpu")
+    (told,) = plain(await card_reading.report(blind, world.conductor))["cards"]
     assert (told["torch_index"], told["total_mb"]) == (None, 81920)
 
 
 async def test_a_split_model_is_measured_on_each_of_its_cards(world: World) -> None:
     await on(world, "cuda:0, cuda:2", *(card(f"GPU-{i}", i) for i in range(3)))
-    told = (await world.vitals.gpus())["cards"]
+    told = plain(await world.vitals.gpus())["cards"]
     assert [part["torch_measured"] for part in told] == [True, False, True]
 
 
@@ -134,7 +134,7 @@ async def test_an_engine_that_does_not_answer_leaves_its_figures_null(
     monkeypatch.setattr(card_reading, "MEASURE_SECONDS", 0.01)
     await on(world, "cuda:0", card("GPU-a", 0))
     world.launcher.hold("measure")
-    (told,) = (await soon(world.vitals.gpus()))["cards"]
+    (told,) = plain(await soon(world.vitals.gpus()))["cards"]
     assert (told["torch_measured"], told["millm_allocated_mb"]) == (True, None)
 
 
@@ -144,7 +144,7 @@ async def test_a_gguf_model_is_measured_by_its_processes_only(world: World) -> N
         world, "cuda:0", card("GPU-a", 0, processes=used, processes_reason="the driver hides some")
     )
     world.resident.row = replace(world.resident.row, engine="gguf")
-    (told,) = (await world.vitals.gpus())["cards"]
+    (told,) = plain(await world.vitals.gpus())["cards"]
     assert told["engine_memory"] == "not_measured_by_torch"
     assert (told["torch_measured"], told["millm_allocated_mb"]) == (False, None)
     assert told["processes"] == [{"pid": 7, "used_mb": 300}, {"pid": 8, "used_mb": None}]
@@ -171,7 +171,7 @@ async def test_the_numbers_are_sums_and_the_highest_temperature() -> None:
         card("GPU-b", 1, utilization=50, temperature=70, used_mb=1),
         card("GPU-c", 2),
     ]
-    body = card_reading.metrics(await Cards(lambda: (found, None)).reading())
+    body = plain(card_reading.totals(await CardReadings(lambda: (found, None)).reading()))
     assert body["gpu_memory_used_mb"] == 20480 + 1 + 20480
     assert body["gpu_memory_total_mb"] == 3 * 81920
     assert (body["gpu_utilization"], body["gpu_temperature"], body["gpu_count"]) == (30, 70, 3)
@@ -188,6 +188,6 @@ async def test_the_numbers_are_sums_and_the_highest_temperature() -> None:
 
 
 async def test_without_cards_the_numbers_are_null_and_never_zero() -> None:
-    body = card_reading.metrics(await Cards(lambda: ([], "none")).reading())
+    body = plain(card_reading.totals(await CardReadings(lambda: ([], "none")).reading()))
     assert (body.pop("gpu_count"), body.pop("gpus")) == (0, [])
     assert set(body.values()) == {None}

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from typing import Any
 
 from prometheus_client.parser import text_string_to_metric_families
 
-from tests.doubles import World, soon
+from steerserve.rules.breaker import BreakerStatus
+from tests.doubles import World, plain, soon
 from tests.rules.test_cards import card
 
 FIELDS = set(
@@ -35,12 +37,13 @@ async def value(world: World, name: str, /, **labels: str) -> float | None:
     return (await exposed(world)).get((name, tuple(sorted(labels.items()))))
 
 
-def breaker(**changes: Any) -> dict[str, Any]:
-    return {"name": "huggingface", "state": "closed", "is_open": False, "trips": 0} | changes
+def breaker(**changes: Any) -> BreakerStatus:
+    closed = BreakerStatus("huggingface", "closed", False, 0, 5, 60, 0.0, 0)
+    return replace(closed, **changes)
 
 
 async def test_nothing_has_happened_and_what_is_not_measured_is_null(world: World) -> None:
-    body = await world.gauges.body()
+    body = plain(await world.gauges.body())
     assert set(body) >= FIELDS
     assert (body["total_requests"], body["model_loaded"], body["model_name"]) == (0, False, None)
     assert body["latency_ms"] == {"p50": None, "p95": None, "p99": None}
@@ -58,7 +61,7 @@ async def test_what_serves_and_steers_is_told(world: World) -> None:
     stream.complete()
     await soon(asked)
     world.driver.cards, world.driver.reason = [card("GPU-a", 0)], None
-    body = await world.gauges.body()
+    body = plain(await world.gauges.body())
     assert (body["model_loaded"], body["model_name"], body["model_load_count"]) == (True, "a", 1)
     assert (body["sae_attached"], body["sae_id"]) == (True, "sae_a")
     assert (body["steering_enabled"], body["active_features"]) == (True, 2)
@@ -66,7 +69,7 @@ async def test_what_serves_and_steers_is_told(world: World) -> None:
     assert body["time_to_first_token_ms"]["p50"] is not None
     assert body["gpu"]["gpu_count"] == 1
     await world.steering.disable()
-    body = await world.gauges.body()
+    body = plain(await world.gauges.body())
     assert (body["steering_enabled"], body["active_features"]) == (False, 0)
 
 
@@ -132,7 +135,7 @@ async def test_breakers_are_shown_and_their_trips_only_grow(world: World) -> Non
     world.hub.states = [breaker(state="half_open", trips=3)]
     assert await value(world, "circuit_breaker_open", name="huggingface") == 0
     assert await value(world, "circuit_breaker_trips_total", name="huggingface") == 3
-    body = await world.gauges.body()
+    body = plain(await world.gauges.body())
     assert (body["circuit_breaker_open"], body["circuit_breaker_trips"]) == (False, 3)
 
 

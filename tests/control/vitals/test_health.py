@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import threading
-from datetime import datetime
+from dataclasses import replace
+from datetime import datetime, timedelta
 from typing import Any
 
 import pytest
 
 from steerserve.control.vitals import health as vitals
 from steerserve.errors import Refusal
+from steerserve.rules.breaker import BreakerStatus
 from steerserve.rules.cards import Card
 from tests.control.conftest import Make
-from tests.doubles import World, soon, until
+from tests.doubles import World, plain, soon, until
 from tests.rules.test_cards import card
 
 BLOCK = {
@@ -39,7 +41,7 @@ async def test_the_queue_block_counts_what_waits_and_what_runs(make: Make) -> No
     async with make(max_concurrent_requests=3, max_pending_requests=5) as world:
         await world.loaded()
         asked, stream = await world.in_flight()
-        block = (await world.vitals.detailed())["inference"]
+        block = plain(await world.vitals.detailed())["inference"]
         assert set(block) == BLOCK
         assert block == {
             "backend": "queue",
@@ -65,14 +67,14 @@ async def test_a_queue_that_cannot_be_read_leaves_the_block_with_its_error_and_n
         raise OSError("no such queue")
 
     monkeypatch.setattr(world.queue, "counts", broken)
-    block = (await world.vitals.detailed())["inference"]
+    block = plain(await world.vitals.detailed())["inference"]
     assert set(block) == BLOCK
     assert block.pop("error") == "OSError: no such queue"
     assert set(block.values()) == {None}
 
 
 async def test_without_a_model_the_service_is_degraded_and_ready(world: World) -> None:
-    state = await world.vitals.readiness()
+    state = plain(await world.vitals.readiness())
     assert (state["ready"], state["status"]) == (True, "degraded")
     assert component(state, "engine")["status"] == "degraded"
     assert (state["model_loaded"], state["sae_attached"]) == (False, False)
@@ -81,9 +83,9 @@ async def test_without_a_model_the_service_is_degraded_and_ready(world: World) -
 async def test_with_a_model_the_service_is_healthy(world: World) -> None:
     await world.loaded()
     await world.attachments.attach(await world.sae(), 1)
-    state = await world.vitals.readiness()
+    state = plain(await world.vitals.readiness())
     assert (state["ready"], state["status"]) == (True, "healthy")
-    detailed = await world.vitals.detailed()
+    detailed = plain(await world.vitals.detailed())
     assert detailed["model_name"] == "a"
     assert (detailed["sae_id"], detailed["sae_count"]) == ("sae_a", 1)
     assert detailed["lease"] is None
@@ -94,10 +96,10 @@ async def test_while_a_model_loads_the_service_is_degraded_and_ready(world: Worl
     gate = world.launcher.hold("load")
     resident = await world.conductor.load(row)
     await soon(gate.reached.wait())
-    state = await world.vitals.readiness()
+    state = plain(await world.vitals.readiness())
     assert (state["ready"], state["model_loaded"]) == (True, False)
     assert "loading" in component(state, "engine")["message"]
-    assert (await world.vitals.detailed())["model_name"] is None
+    assert plain(await world.vitals.detailed())["model_name"] is None
     gate.open.set()
     await soon(resident.ready)
 
@@ -105,35 +107,35 @@ async def test_while_a_model_loads_the_service_is_degraded_and_ready(world: Worl
 async def test_a_closing_service_is_not_ready(world: World) -> None:
     await world.loaded()
     world.generation.is_closing = True
-    state = await world.vitals.readiness()
+    state = plain(await world.vitals.readiness())
     assert (state["ready"], state["status"]) == (False, "unhealthy")
-    assert world.vitals.liveness()["status"] == "healthy"
+    assert plain(world.vitals.liveness())["status"] == "healthy"
 
 
 async def test_an_unusable_database_is_not_ready_and_the_queue_block_is_still_there(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def broken() -> None:
-        raise OSError("password=hunter2")
+    async def gone() -> str:
+        return "no answer for 2 s"
 
-    monkeypatch.setattr(world.database, "ping", broken)
-    state = await world.vitals.detailed()
+    monkeypatch.setattr(world.database, "fault", gone)
+    state = plain(await world.vitals.detailed())
     assert state["status"] == "unhealthy"
-    assert component(state, "database")["message"] == "not usable: OSError"
+    assert component(state, "database")["message"] == "not usable: no answer for 2 s"
     assert state["inference"]["error"] is None
-    assert not (await world.vitals.readiness())["ready"]
+    assert not plain(await world.vitals.readiness())["ready"]
 
 
 async def test_liveness_tells_the_version_and_a_utc_time(world: World) -> None:
-    state = world.vitals.liveness()
+    state = plain(world.vitals.liveness())
     assert set(state) == {"status", "version", "timestamp", "uptime_seconds"}
     assert state["timestamp"].endswith("Z")
-    assert datetime.fromisoformat(vitals.now()).utcoffset() is not None
+    assert datetime.fromisoformat(state["timestamp"]).utcoffset() == timedelta(0)
 
 
-def breaker(**changes: Any) -> dict[str, Any]:
-    state = {"name": "huggingface", "state": "closed", "failure_count": 0, "is_open": False}
-    return state | {"trips": 0} | changes
+def breaker(**changes: Any) -> BreakerStatus:
+    closed = BreakerStatus("huggingface", "closed", False, 0, 5, 60, 0.0, 0)
+    return replace(closed, **changes)
 
 
 async def test_an_open_breaker_is_shown_and_degrades_without_taking_the_service_out(
@@ -141,19 +143,19 @@ async def test_an_open_breaker_is_shown_and_degrades_without_taking_the_service_
 ) -> None:
     await world.loaded()
     world.hub.states = [breaker()]
-    assert component(await world.vitals.readiness(), "hub")["status"] == "healthy"
+    assert component(plain(await world.vitals.readiness()), "hub")["status"] == "healthy"
     world.hub.states = [breaker(state="open", is_open=True, failure_count=5, trips=1)]
-    state = await world.vitals.readiness()
+    state = plain(await world.vitals.readiness())
     assert (state["ready"], state["status"]) == (True, "degraded")
     assert "huggingface" in component(state, "hub")["message"]
-    detailed = await world.vitals.detailed()
-    assert detailed["circuit_breakers"] == world.hub.states == world.vitals.breakers()
+    detailed = plain(await world.vitals.detailed())
+    assert detailed["circuit_breakers"] == plain(world.hub.states) == plain(world.vitals.breakers())
 
 
 async def test_a_breaker_is_reset_by_its_name(world: World) -> None:
     world.hub.states = [breaker(state="open", is_open=True, failure_count=5)]
-    assert world.vitals.reset("huggingface")["state"] == "closed"
-    assert component(await world.vitals.readiness(), "hub")["status"] == "healthy"
+    assert world.vitals.reset("huggingface").state == "closed"
+    assert component(plain(await world.vitals.readiness()), "hub")["status"] == "healthy"
     with pytest.raises(Refusal) as refused:
         world.vitals.reset("nobody")
     assert refused.value.code == "BREAKER_NOT_FOUND"
@@ -171,18 +173,18 @@ async def test_a_block_that_cannot_be_built_is_null_and_named(
     await world.loaded()
     monkeypatch.setattr(world.hub, "breakers", broken)
     monkeypatch.setattr(world.conductor.leases, "status", broken)
-    monkeypatch.setattr(world.vitals, "_active_profile", broken_read)
-    detailed = await world.vitals.detailed()
+    monkeypatch.setattr(world.serving, "profile", broken_read)
+    detailed = plain(await world.vitals.detailed())
     failed = ("circuit_breakers", "active_profile", "lease")
     assert detailed["errors"] == dict.fromkeys(failed, "OSError")
     assert {detailed[name] for name in failed} == {None}
     assert detailed["model_name"] == "a"
     assert detailed["inference"]["error"] is None
-    assert (await world.vitals.readiness())["ready"]
+    assert plain(await world.vitals.readiness())["ready"]
 
 
 async def test_nothing_fails_while_every_block_can_be_built(world: World) -> None:
-    detailed = await world.vitals.detailed()
+    detailed = plain(await world.vitals.detailed())
     assert detailed["errors"] == {}
     assert detailed["model_placement"] is None
     assert detailed["circuit_breakers"] == []
@@ -201,18 +203,18 @@ async def test_the_cards_are_a_component(
 ) -> None:
     await world.loaded()
     world.driver.cards, world.driver.reason = cards, reason
-    state = await world.vitals.readiness()
+    state = plain(await world.vitals.readiness())
     assert state["status"] == component(state, "gpu")["status"] == status
     assert said in component(state, "gpu")["message"]
 
 
 async def test_the_detailed_body_never_asks_the_driver(world: World) -> None:
-    state = await world.vitals.detailed()
+    state = plain(await world.vitals.detailed())
     assert world.driver.readings == 0
     assert component(state, "gpu")["message"] == "the cards have not been read yet"
     await world.vitals.readiness()
     assert world.driver.readings == 1
-    state = await world.vitals.detailed()
+    state = plain(await world.vitals.detailed())
     assert world.driver.readings == 1
     assert "the processor serves" in component(state, "gpu")["message"]
 
@@ -224,7 +226,7 @@ async def test_a_driver_that_hangs_degrades_and_readiness_still_answers(
     held = threading.Event()
     monkeypatch.setattr(world.cards, "_read", lambda: (held.wait() and [], None))
     await world.loaded()
-    state = await world.vitals.readiness()
+    state = plain(await world.vitals.readiness())
     assert (state["ready"], state["status"]) == (True, "degraded")
     assert "has not answered" in component(state, "gpu")["message"]
     held.set()
@@ -235,16 +237,16 @@ async def test_an_engine_that_cannot_be_started_is_not_ready_unless_one_serves(
     world: World,
 ) -> None:
     world.launcher.reason = "no engine process can be started: OSError"
-    state = await world.vitals.readiness()
+    state = plain(await world.vitals.readiness())
     assert (state["ready"], state["status"]) == (False, "unhealthy")
     assert component(state, "engine")["message"] == world.launcher.reason
     await world.loaded()
-    assert (await world.vitals.readiness())["status"] == "healthy"
+    assert plain(await world.vitals.readiness())["status"] == "healthy"
 
 
 async def test_an_engine_that_died_leaves_the_service_ready(world: World) -> None:
     await world.loaded()
     world.launcher.engine.die()
     await until(lambda: world.conductor.resident is None)
-    state = await world.vitals.readiness()
+    state = plain(await world.vitals.readiness())
     assert (state["ready"], state["status"]) == (True, "degraded")

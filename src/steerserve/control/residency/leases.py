@@ -8,13 +8,14 @@ from __future__ import annotations
 import secrets
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
 
 import structlog
 
 from steerserve.log import lease_ref
 from steerserve.rules import lease as rules
+from steerserve.rules import lease_status
 from steerserve.rules.lease import Book, Ended, Lease, LeaseLimits, Terms
+from steerserve.rules.lease_status import EndedLeaseStatus, LeaseStatus
 from steerserve.settings import Settings
 from steerserve.store.catalog import Clock, utc_now
 
@@ -59,18 +60,18 @@ class Leases:
         """Whether this is the id of the live lease."""
         return lease_id is not None and rules.is_held_by(self.live(), lease_id)
 
-    def status(self, model_id: int | None = None) -> dict[str, Any] | None:
-        """What a read tells of the live lease, or of the one of this model."""
+    def status(self, model_id: int | None = None) -> LeaseStatus | None:
+        """The live lease, where it is one of this model or no model is named."""
         lease = self.live()
         if lease is None or model_id not in (None, lease.model_id):
             return None
-        return rules.status(lease, self.now())
+        return lease_status.status(lease, self.now())
 
-    def last_ended(self, model_id: int) -> dict[str, Any] | None:
-        """What a read tells of the lease of this model that ended last."""
+    def last_ended(self, model_id: int) -> EndedLeaseStatus | None:
+        """The lease of this model that ended last."""
         self.live()
         ended = rules.last_ended(self._book, model_id)
-        return rules.ended_status(ended) if ended is not None else None
+        return lease_status.ended_status(ended) if ended is not None else None
 
     # ------------------------------------------------------------- steps
 

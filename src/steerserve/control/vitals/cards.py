@@ -8,24 +8,29 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
-from typing import Any
 
 import structlog
 
 from steerserve.control.residency.conductor import Conductor
 from steerserve.control.residency.resident import Resident
+from steerserve.control.vitals.views import (
+    CardFigures,
+    CardReport,
+    CardStatus,
+    CardTotals,
+    CardUser,
+)
 from steerserve.engine import cards as driver
 from steerserve.engine.cards import torch_version
 from steerserve.errors import Refusal
 from steerserve.rules.cards import Card
 from steerserve.rules.fields import CHECKPOINT, GGUF
-from steerserve.rules.instant import iso
 from steerserve.rules.residency import Phase
 from steerserve.store.catalog import utc_now
 
-__all__ = ["Cards", "Reading", "metrics", "report", "torch_version"]
+__all__ = ["CardReading", "CardReadings", "report", "torch_version", "totals"]
 
 log = structlog.get_logger(__name__)
 
@@ -38,7 +43,7 @@ NOT_MEASURED = "not_measured_by_torch"
 
 
 @dataclass(frozen=True, slots=True)
-class Reading:
+class CardReading:
     """`reason` says why there are no cards, or why some are missing; `is_late`: the driver has not answered yet."""
 
     cards: tuple[Card, ...]
@@ -48,7 +53,7 @@ class Reading:
     is_late: bool = False
 
 
-class Cards:
+class CardReadings:
     """Owner of the last reading.
 
     Args:
@@ -66,10 +71,10 @@ class Cards:
         self._read = read
         self._clock = clock
         self.are_seen = torch_version is not None and not torch_version.endswith("+cpu")
-        self._under_way: asyncio.Future[Reading] | None = None
-        self.last: Reading | None = None
+        self._under_way: asyncio.Future[CardReading] | None = None
+        self.last: CardReading | None = None
 
-    async def reading(self, max_age: float = 0.0, patience: float = PATIENCE) -> Reading:
+    async def reading(self, max_age: float = 0.0, patience: float = PATIENCE) -> CardReading:
         """The cards as they were at most `max_age` seconds ago; with 0 they are read anew.
 
         A driver that has not answered within `patience` seconds leaves a reading without cards, with that reason.
@@ -81,14 +86,14 @@ class Cards:
             return await asyncio.wait_for(asyncio.shield(self.begin()), patience)
         except TimeoutError:
             reason = f"the driver has not answered for {patience:g} s"
-            return Reading((), reason, utc_now(), self._clock(), is_late=True)
+            return CardReading((), reason, utc_now(), self._clock(), is_late=True)
 
-    def begin(self) -> asyncio.Future[Reading]:
+    def begin(self) -> asyncio.Future[CardReading]:
         """Read them now, or join the reading under way."""
         if self._under_way is not None:
             return self._under_way
         loop = asyncio.get_running_loop()
-        coming: asyncio.Future[Reading] = loop.create_future()
+        coming: asyncio.Future[CardReading] = loop.create_future()
 
         def work() -> None:
             reading = self._now()
@@ -102,37 +107,40 @@ class Cards:
 
     # ------------------------------------------------------------- inside
 
-    def _now(self) -> Reading:
+    def _now(self) -> CardReading:
         try:
             cards, reason = self._read()
         except Exception as error:
             # whatever the driver's library raises, the answer is that there is none
             log.exception("cards_unreadable")
             cards, reason = [], f"the cards cannot be read: {type(error).__name__}"
-        return Reading(tuple(cards), reason, utc_now(), self._clock())
+        return CardReading(tuple(cards), reason, utc_now(), self._clock())
 
-    def _take(self, coming: asyncio.Future[Reading], reading: Reading) -> None:
+    def _take(self, coming: asyncio.Future[CardReading], reading: CardReading) -> None:
         self.last, self._under_way = reading, None
         if not coming.done():
             coming.set_result(reading)
 
 
-async def report(cards: Cards, conductor: Conductor) -> dict[str, Any]:
+async def report(cards: CardReadings, conductor: Conductor) -> CardReport:
     """Every card, read now, with what the tensor library holds on those where it has the resident model."""
     reading, figures = await asyncio.gather(cards.reading(), _figures(conductor.resident))
     resident = conductor.resident
     placed = _placed(resident)
     is_gguf = resident is not None and resident.row.engine == GGUF
-    return {
-        "read_at": iso(reading.read_at),
-        "reason": reading.reason,
-        "cards": [
-            _told(card, figures.get(f"cuda:{card.torch_index}"), card.torch_index in placed)
-            | ({} if cards.are_seen else {"torch_index": None})
-            | {"engine_memory": NOT_MEASURED if is_gguf else None}
+    return CardReport(
+        reading.read_at,
+        reading.reason,
+        [
+            _status(
+                card if cards.are_seen else replace(card, torch_index=None),
+                figures.get(f"cuda:{card.torch_index}"),
+                is_placed=card.torch_index in placed,
+                is_gguf=is_gguf,
+            )
             for card in reading.cards
         ],
-    }
+    )
 
 
 async def _figures(resident: Resident | None) -> Mapping[str, tuple[int, int]]:
@@ -152,46 +160,49 @@ def _placed(resident: Resident | None) -> set[int]:
     return {int(index) for index in re.findall(r"cuda:(\d+)", resident.facts.device)}
 
 
-def _told(card: Card, figures: tuple[int, int] | None, is_placed: bool) -> dict[str, Any]:
+def _status(
+    card: Card, figures: tuple[int, int] | None, *, is_placed: bool, is_gguf: bool
+) -> CardStatus:
     allocated, reserved = figures if figures and is_placed else (None, None)
-    return {
-        "smi_index": card.smi_index,
-        "uuid": card.uuid,
-        "name": card.name,
-        "total_mb": card.total_mb,
-        "used_mb": card.used_mb,
-        "free_mb": card.free_mb,
-        "torch_index": card.torch_index,
-        "torch_measured": is_placed,
-        "millm_allocated_mb": None if allocated is None else allocated >> 20,
-        "millm_reserved_mb": None if reserved is None else reserved >> 20,
-        "processes": [{"pid": p.pid, "used_mb": p.used_mb} for p in card.processes or ()],
-        "processes_reason": card.processes_reason,
-    }
+    return CardStatus(
+        smi_index=card.smi_index,
+        uuid=card.uuid,
+        name=card.name,
+        total_mb=card.total_mb,
+        used_mb=card.used_mb,
+        free_mb=card.free_mb,
+        torch_index=card.torch_index,
+        torch_measured=is_placed,
+        millm_allocated_mb=None if allocated is None else allocated >> 20,
+        millm_reserved_mb=None if reserved is None else reserved >> 20,
+        processes=[CardUser(process.pid, process.used_mb) for process in card.processes or ()],
+        processes_reason=card.processes_reason,
+        engine_memory=NOT_MEASURED if is_gguf else None,
+    )
 
 
-def metrics(reading: Reading) -> dict[str, Any]:
-    """The cards in numbers: sums over them, the highest temperature; None for what no card tells."""
+def totals(reading: CardReading) -> CardTotals:
+    """The cards in numbers; None for what no card tells."""
     cards = reading.cards
-    return {
-        "gpu_utilization": _over(_mean, [card.utilization for card in cards]),
-        "gpu_memory_used_mb": _over(sum, [card.used_mb for card in cards]),
-        "gpu_memory_total_mb": _over(sum, [card.total_mb for card in cards]),
-        "gpu_temperature": _over(max, [card.temperature for card in cards]),
-        "gpu_count": len(cards),
-        "gpus": [
-            {
-                "index": card.smi_index,
-                "uuid": card.uuid,
-                "name": card.name,
-                "utilization": card.utilization,
-                "memory_used_mb": card.used_mb,
-                "memory_total_mb": card.total_mb,
-                "temperature": card.temperature,
-            }
+    return CardTotals(
+        gpu_utilization=_over(_mean, [card.utilization for card in cards]),
+        gpu_memory_used_mb=_over(sum, [card.used_mb for card in cards]),
+        gpu_memory_total_mb=_over(sum, [card.total_mb for card in cards]),
+        gpu_temperature=_over(max, [card.temperature for card in cards]),
+        gpu_count=len(cards),
+        gpus=[
+            CardFigures(
+                card.smi_index,
+                card.uuid,
+                card.name,
+                card.utilization,
+                card.used_mb,
+                card.total_mb,
+                card.temperature,
+            )
             for card in cards
         ],
-    }
+    )
 
 
 def _over(fold: Callable[[list[int]], int], numbers: list[int | None]) -> int | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import platform
 from collections.abc import Iterator
 from contextlib import suppress
+from dataclasses import fields
 from typing import Any
 
 import psutil
@@ -20,9 +21,8 @@ from steerserve.control.metrics import NAMESPACE, Metrics, percentiles
 from steerserve.control.observing.monitoring import Monitoring
 from steerserve.control.requests.queue import Queue
 from steerserve.control.residency.conductor import Conductor
-from steerserve.control.vitals import cards as card_reading
-from steerserve.control.vitals.cards import Cards
-from steerserve.rules.instant import iso
+from steerserve.control.vitals.cards import CardReading, CardReadings, totals
+from steerserve.control.vitals.views import MetricsReport, ReasonedCardTotals
 from steerserve.rules.residency import Phase
 from steerserve.rules.units import MIB
 from steerserve.store.catalog import utc_now
@@ -41,7 +41,7 @@ class Gauges:
         metrics: Metrics,
         conductor: Conductor,
         queue: Queue,
-        cards: Cards,
+        cards: CardReadings,
         hub: Breakers,
         serving: Serving,
         monitoring: Monitoring,
@@ -62,40 +62,39 @@ class Gauges:
         await self._refresh()
         return generate_latest(_Plain(self._metrics.registry))
 
-    async def body(self) -> dict[str, Any]:
-        """The application's metrics as one object; unmeasured is None."""
+    async def body(self) -> MetricsReport:
+        """The application's metrics as one value."""
         await self._refresh()
         metrics, total = self._metrics, self._metrics.total
         resident, attachments = self._conductor.resident, self._conductor.attachments()
         live, monitored = self._serving.live, self._monitoring.watched()
         breakers = self._hub.breakers()
         reading = self._cards.last
-        return {
-            "total_requests": int(total("requests_total")),
-            "active_requests": int(total("requests_active")),
-            "request_errors": int(total("request_errors_total")),
-            "latency_ms": percentiles(metrics.latencies),
-            "time_to_first_token_ms": percentiles(metrics.first_tokens),
-            "prompt_tokens": int(total("prompt_tokens_total")),
-            "completion_tokens": int(total("completion_tokens_total")),
-            "model_loaded": self._is_loaded(),
-            "model_name": resident.row.name if resident and self._is_loaded() else None,
-            "model_load_count": int(total("model_loads_total", outcome="loaded")),
-            "model_load_failures": int(total("model_loads_total", outcome="failed")),
-            "model_unload_count": int(total("model_unloads_total")),
-            "sae_attached": bool(attachments),
-            "sae_id": attachments[0].sae_id if attachments else None,
-            "steering_enabled": live.enabled,
-            "active_features": self._serving.feature_count,
-            **dict.fromkeys(_UNMEASURED),
-            "monitoring_enabled": monitored > 0,
-            "monitored_features": monitored,
-            "circuit_breaker_open": any(breaker["is_open"] for breaker in breakers),
-            "circuit_breaker_trips": sum(breaker["trips"] for breaker in breakers),
-            "gpu": card_reading.metrics(reading) | {"reason": reading.reason} if reading else None,
-            "uptime_seconds": round(metrics.clock() - self._since, 3),
-            "timestamp": iso(utc_now()),
-        }
+        return MetricsReport(
+            total_requests=int(total("requests_total")),
+            active_requests=int(total("requests_active")),
+            request_errors=int(total("request_errors_total")),
+            latency_ms=percentiles(metrics.latencies),
+            time_to_first_token_ms=percentiles(metrics.first_tokens),
+            prompt_tokens=int(total("prompt_tokens_total")),
+            completion_tokens=int(total("completion_tokens_total")),
+            model_loaded=self._is_loaded(),
+            model_name=resident.row.name if resident and self._is_loaded() else None,
+            model_load_count=int(total("model_loads_total", outcome="loaded")),
+            model_load_failures=int(total("model_loads_total", outcome="failed")),
+            model_unload_count=int(total("model_unloads_total")),
+            sae_attached=bool(attachments),
+            sae_id=attachments[0].sae_id if attachments else None,
+            steering_enabled=live.enabled,
+            active_features=self._serving.feature_count,
+            monitoring_enabled=monitored > 0,
+            monitored_features=monitored,
+            circuit_breaker_open=any(breaker.is_open for breaker in breakers),
+            circuit_breaker_trips=sum(breaker.trips for breaker in breakers),
+            gpu=_with_reason(reading) if reading else None,
+            uptime_seconds=round(metrics.clock() - self._since, 3),
+            timestamp=utc_now(),
+        )
 
     # ------------------------------------------------------------- inside
 
@@ -125,11 +124,11 @@ class Gauges:
 
     def _read_breakers(self) -> None:
         for breaker in self._hub.breakers():
-            name = breaker["name"]
-            self._made.breaker_open.labels(name).set(breaker["is_open"])
+            name = breaker.name
+            self._made.breaker_open.labels(name).set(breaker.is_open)
             trips = self._made.breaker_trips.labels(name)
             known = self._metrics.total("circuit_breaker_trips_total", name=name)
-            trips.inc(max(0, breaker["trips"] - known))
+            trips.inc(max(0, breaker.trips - known))
 
     def _read_memory(self) -> None:
         made, resident = self._made, self._conductor.resident
@@ -149,12 +148,6 @@ class Gauges:
     def _is_loaded(self) -> bool:
         resident = self._conductor.resident
         return resident is not None and resident.phase is Phase.LOADED
-
-
-_UNMEASURED = (
-    "circuits_serving circuit_layers_served circuit_layers_composed circuit_claim_faults"
-).split()
-"""Of parts that report nothing here."""
 
 
 class _Made:
@@ -201,3 +194,9 @@ class _Plain:
             kept = [sample for sample in family.samples if not sample.name.endswith("_created")]
             family.samples = kept
             yield family
+
+
+def _with_reason(reading: CardReading) -> ReasonedCardTotals:
+    numbers = totals(reading)
+    shown = {field.name: getattr(numbers, field.name) for field in fields(numbers)}
+    return ReasonedCardTotals(**shown, reason=reading.reason)

@@ -1,0 +1,221 @@
+"""What the health routes answer, as values. An unmeasured number is None, never 0."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+from steerserve.control.interventions.serving import ServingProfile
+from steerserve.rules.breaker import BreakerStatus
+from steerserve.rules.lease_status import LeaseStatus
+
+
+@dataclass(frozen=True, slots=True)
+class Component:
+    """A part of the service; `status` is `healthy`, `degraded` or `unhealthy`."""
+
+    name: str
+    status: str
+    message: str | None = None
+    latency_ms: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Liveness:
+    status: str
+    version: str
+    timestamp: datetime
+    uptime_seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class Readiness:
+    """`status` is the worst status of the components."""
+
+    ready: bool
+    status: str
+    version: str
+    timestamp: datetime
+    components: Sequence[Component]
+    model_loaded: bool
+    sae_attached: bool
+
+
+@dataclass(frozen=True, slots=True)
+class InferenceHealth:
+    """The queue. `error` says why the queue could not be read; every other field is None then."""
+
+    backend: str | None = None
+    cbm_enabled: bool | None = None
+    cbm_running: bool | None = None
+    queue_pending: int | None = None
+    queue_max_concurrent: int | None = None
+    queue_max_pending: int | None = None
+    in_flight: int | None = None
+    queue_waiting: int | None = None
+    batch_backlog_rows: int | None = None
+    estimated_wait_seconds: float | None = None
+    error: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class DetailedHealth:
+    """Everything at once. `errors` has the type of the failure of each block that could not be built."""
+
+    status: str
+    version: str
+    timestamp: datetime
+    uptime_seconds: float
+    components: Sequence[Component]
+    circuit_breakers: Sequence[BreakerStatus] | None
+    model_loaded: bool
+    model_name: str | None
+    model_placement: Mapping[str, Any] | None
+    sae_attached: bool
+    sae_id: str | None
+    sae_count: int
+    sae_ids: Sequence[str]
+    inference: InferenceHealth
+    active_profile: ServingProfile | None
+    lease: LeaseStatus | None
+    errors: Mapping[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class Capabilities:
+    per_request_sampling_params: bool
+    per_request_profile_override: bool
+    streaming: bool = True
+    speculative_decoding: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class QueueLimits:
+    max_concurrent: int
+    max_pending: int
+    current_pending: int
+
+
+@dataclass(frozen=True, slots=True)
+class FixedSampling:
+    """The sampling parameters of the requests that run without a slot, and how many such requests may run."""
+
+    default_temperature: float
+    default_top_p: float
+    max_queue_size: int
+
+
+@dataclass(frozen=True, slots=True)
+class Backend:
+    """Which backend serves. Either `queue` or `cbm_config` is None."""
+
+    backend: str
+    description: str
+    capabilities: Capabilities
+    limitations: Sequence[str] = ()
+    queue: QueueLimits | None = None
+    cbm_config: FixedSampling | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class CardUser:
+    """A process that uses memory of a card."""
+
+    pid: int
+    used_mb: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class CardStatus:
+    """A card with its memory in MiB. The two figures of the tensor library are None on cards where it does not hold the
+    resident model, and where the engine does not answer in time."""
+
+    smi_index: int
+    uuid: str
+    name: str
+    total_mb: int
+    used_mb: int
+    free_mb: int
+    torch_index: int | None
+    torch_measured: bool
+    millm_allocated_mb: int | None
+    millm_reserved_mb: int | None
+    processes: Sequence[CardUser]
+    processes_reason: str | None
+    engine_memory: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class CardReport:
+    """`reason` says why there are no cards, or why some are missing."""
+
+    read_at: datetime
+    reason: str | None
+    cards: Sequence[CardStatus]
+
+
+@dataclass(frozen=True, slots=True)
+class CardFigures:
+    """One card in numbers."""
+
+    index: int
+    uuid: str
+    name: str
+    utilization: int | None
+    memory_used_mb: int
+    memory_total_mb: int
+    temperature: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class CardTotals:
+    """All cards in numbers: sums over them, the mean of their utilization, the highest temperature."""
+
+    gpu_utilization: int | None
+    gpu_memory_used_mb: int | None
+    gpu_memory_total_mb: int | None
+    gpu_temperature: int | None
+    gpu_count: int
+    gpus: Sequence[CardFigures]
+
+
+@dataclass(frozen=True, slots=True)
+class ReasonedCardTotals(CardTotals):
+    """The cards in numbers, and why there are none or why some are missing."""
+
+    reason: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class MetricsReport:
+    """The application's metrics. What no part of the service measures is None."""
+
+    total_requests: int
+    active_requests: int
+    request_errors: int
+    latency_ms: Mapping[str, float | None]
+    time_to_first_token_ms: Mapping[str, float | None]
+    prompt_tokens: int
+    completion_tokens: int
+    model_loaded: bool
+    model_name: str | None
+    model_load_count: int
+    model_load_failures: int
+    model_unload_count: int
+    sae_attached: bool
+    sae_id: str | None
+    steering_enabled: bool
+    active_features: int
+    monitoring_enabled: bool
+    monitored_features: int
+    circuit_breaker_open: bool
+    circuit_breaker_trips: int
+    gpu: ReasonedCardTotals | None
+    uptime_seconds: float
+    timestamp: datetime
+    circuits_serving: int | None = None
+    circuit_layers_served: int | None = None
+    circuit_layers_composed: int | None = None
+    circuit_claim_faults: int | None = None
