@@ -54,10 +54,9 @@ def errors_page() -> str:
     rows = [error_row(row) for row in TABLE.values()]
     return page(
         "Errors",
-        "Every refusal carries a code of this table, in the management envelope under `/api` and in the protocol's error body under "
-        "`/v1`. Every 503 has a `Retry-After` in whole seconds. A status of 200 under `/api` is a refusal in the failure envelope: "
-        "read `success` and `error.code`. Codes marked *final* are answered under `/v1` with `x-should-retry: false`, because "
-        "repeating the request unchanged cannot succeed.",
+        "Every refusal carries a code of this table: under `/api` in the [envelope](index.md#two-doors), under `/v1` in the protocol's error "
+        "body. Every 503 has a `Retry-After` in whole seconds. Some refusals come with status 200; check `success`. Codes marked "
+        "*final* are answered under `/v1` with `x-should-retry: false`, because the same request would be refused again.",
         ("code", "`/api`", "`/v1`", "`/v1` code", "`/v1` type", "`Retry-After`", "meaning"),
         rows,
     )
