@@ -206,6 +206,11 @@ class Refusal(Exception):
         self.details = details
 
     @property
+    def is_final(self) -> bool:
+        """Whether repeating the request cannot change the answer: by its code, or because a model can never fit here."""
+        return self.row.final or self.details.get("can_ever_fit") is False
+
+    @property
     def code(self) -> str:
         return self.row.code
 

@@ -47,10 +47,10 @@ class Refusals:
             self._metrics.failed(refusal.code)
         if path.startswith("/v1"):
             response = Response(render.error_bytes(refusal), row.v1, media_type="application/json")
-            if row.final:
-                response.headers["x-should-retry"] = "false"
         else:
             response = envelope.failure(refusal)
+        if refusal.is_final:
+            response.headers["x-should-retry"] = "false"
         after = retry.seconds(self._settings, refusal, response.status_code)
         if after is not None:
             response.headers["Retry-After"] = str(after)

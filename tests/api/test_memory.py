@@ -54,6 +54,9 @@ def test_a_model_that_does_not_fit_is_refused_with_every_figure(
     assert details["short_devices"] == [card["device"]] == ["cpu"]
     assert details["min_context_tokens"] == details["model_max_context_tokens"] > 0
     assert details["rebalance_passes"] == 0
+    assert details["can_ever_fit"] is False
+    refused = live.http.post(f"/api/models/{huge}/load")
+    assert refused.headers["x-should-retry"] == "false"
     # nothing was touched: the resident model serves, and the other one may be tried again
     assert live.complete("One day", max_tokens=1)["choices"]
     assert live.data("GET", f"/api/models/{huge}")["status"] == "ready"
@@ -61,7 +64,40 @@ def test_a_model_that_does_not_fit_is_refused_with_every_figure(
     answer = live.http.post("/v1/completions", json={"model": "giant", "prompt": "x"})
     assert (answer.status_code, answer.json()["error"]["code"]) == (503, "insufficient_memory")
     assert answer.headers["retry-after"] == str(live.service.settings.retry_after_memory_s)
+    assert answer.headers["x-should-retry"] == "false"
+    assert answer.json()["error"]["details"]["can_ever_fit"] is False
     assert live.data("GET", "/api/health/detailed")["model_name"] == demo.MODEL_NAME
+
+
+def test_a_kv_cache_too_small_for_the_least_context_is_refused_before_the_unload(
+    start: Start, tmp_path: Path
+) -> None:
+    longer = shutil.copytree(demo.MODEL_DIR, tmp_path / "longer")
+    config = json.loads((longer / "config.json").read_text())
+    config["max_position_embeddings"] *= 8
+    (longer / "config.json").write_text(json.dumps(config))
+    with start(kv_cache_mb=2) as live:
+        first = load_demo(live)
+        second = add_model(live, longer, "longer")
+        status, error = live.v1_error("/v1/completions", {"model": "longer", "prompt": "x"})
+        assert (status, error["code"]) == (503, "insufficient_memory")
+        assert "KV_CACHE_MB" in error["message"]
+        details = error["details"]
+        assert (details["before_loading"], details["can_ever_fit"]) == (True, False)
+        assert details["min_context_tokens"] == 4096
+        assert details["per_card"][0]["kv_mb"] > 2
+        assert live.data("GET", "/api/models")["loaded_model_id"] == first
+        assert live.data("GET", f"/api/models/{second}")["status"] == "ready"
+
+
+def test_a_kv_cache_larger_than_the_machine_is_refused_at_the_load(start: Start) -> None:
+    with start(kv_cache_mb=8 << 20) as live:
+        model_id = add_model(live, demo.MODEL_DIR, "demo")
+        status, code, details = live.error("POST", f"/api/models/{model_id}/load")
+        assert (status, code) == (507, "INSUFFICIENT_MEMORY")
+        assert details["can_ever_fit"] is False
+        (card,) = details["per_card"]
+        assert card["kv_mb"] == 8 << 20
 
 
 @pytest.mark.parametrize("gpu", [0, "3", "GPU-12345678-1234-1234-1234-123456789abc"])

@@ -7,7 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from steerserve.errors import Refusal
-from steerserve.rules.memory_fit import Device, Needs, PlacementPlan, plan, working_bytes
+from steerserve.rules.memory_fit import PlacementPlan, plan
+from steerserve.rules.memory_needs import Device, Needs, working_bytes
 from steerserve.rules.placement import GpuChoice, GpuRequest
 from steerserve.rules.units import MIB
 
@@ -50,6 +51,7 @@ def test_a_card_fits_to_the_last_mebibyte() -> None:
     assert refused.code == "INSUFFICIENT_MEMORY"
     assert refused.details == {
         "before_loading": True,
+        "can_ever_fit": False,
         "per_card": [
             {
                 "device": "cuda:0",
@@ -70,6 +72,49 @@ def test_a_card_fits_to_the_last_mebibyte() -> None:
         "rebalance_passes": 0,
         "lowered_limits": {},
     }
+
+
+def test_a_model_that_would_fit_an_empty_card_may_be_tried_again() -> None:
+    busy = replace(card(0, 700), total_mb=9000)
+    assert refusal_of(NEEDS, [busy]).details["can_ever_fit"] is True
+    small = replace(card(0, 700), total_mb=900)
+    refused = refusal_of(NEEDS, [small])
+    assert refused.details["can_ever_fit"] is False
+    assert refused.is_final
+    # two small cards hold it together when both are empty
+    both = [replace(small, total_mb=1200), replace(small, label="cuda:1", index=1, total_mb=1200)]
+    assert refusal_of(NEEDS, both).details["can_ever_fit"] is True
+
+
+def test_a_kv_cache_of_a_set_size_is_part_of_what_has_to_fit() -> None:
+    needs = replace(NEEDS, kv_named=100 * MIB)
+    assert plan(needs, [card(0, WHOLE + 590)], AUTO).shares[0].kv_mb == 100
+    refused = refusal_of(needs, [card(0, WHOLE + 589)])
+    assert "a KV cache of 100 MiB (KV_CACHE_MB)" in refused.message
+    shares = plan(needs, [card(0, 1250), card(1, 1250)], AUTO).shares
+    assert [share.kv_mb for share in shares] == [50, 50]
+
+
+def test_a_set_kv_cache_that_holds_too_few_tokens_is_refused_with_every_figure() -> None:
+    # 10 layers take 10 KiB a token: 9 MiB are 921 tokens, 896 in whole steps
+    needs = replace(NEEDS, kv_named=9 * MIB, kv_step=32)
+    assert needs.kv_tokens_named == 896
+    refused = refusal_of(needs, [card(0, 90_000)])
+    assert refused.code == "INSUFFICIENT_MEMORY"
+    assert "holds 896 tokens of this model; at least 1024 are needed" in refused.message
+    assert (refused.details["can_ever_fit"], refused.details["short_devices"]) == (False, [])
+    assert refused.details["per_card"][0]["kv_mb"] == 10
+    assert plan(replace(needs, kv_named=10 * MIB), [card(0, 90_000)], AUTO).mode == "single"
+
+
+def test_the_least_context_counts_in_whole_steps_of_the_cache() -> None:
+    needs = replace(NEEDS, min_context=33, kv_step=32)
+    assert needs.kv_bytes(1) == 64 * 1024
+
+
+def test_a_model_without_a_kv_cache_asks_for_none() -> None:
+    needs = replace(NEEDS, kv_per_token=0, kv_named=900 * MIB)
+    assert plan(needs, [card(0, 9000)], AUTO).shares[0].kv_mb == 0
 
 
 def test_a_host_is_one_card_without_a_context() -> None:

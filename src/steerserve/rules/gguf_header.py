@@ -97,6 +97,12 @@ def logits_bytes(header: Header, tokens: int, *, embeds: bool) -> int:
     return 2 * _LOGIT_WIDTH * header.vocabulary * tokens
 
 
+def least_cache_bytes(header: Header, cache_type: str, ceiling: int, least: int) -> int:
+    """Bytes of the KV cache of the least context; `ceiling` is GGUF_CONTEXT_LENGTH, 0 for none."""
+    tokens = min(least, longest_context(header, ceiling, least))
+    return -(-tokens // CELLS) * CELLS * kv_bytes_per_token(header, cache_type)
+
+
 def room(
     header: Header, *, kv_bytes: int, cache_type: str, ceiling: int, slots: int, least: int
 ) -> Room:

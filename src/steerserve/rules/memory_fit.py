@@ -6,95 +6,17 @@ loading takes for a moment, and on a card its context.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from steerserve.errors import Refusal
+from steerserve.rules.memory_needs import Device, Needs, Share
 from steerserve.rules.placement import GpuChoice, GpuRequest
 from steerserve.rules.units import MIB
 
 PASSES_MAXIMUM = 4
 """Times that layers are moved between cards before a split counts as impossible."""
-
-PREFILL_TOKENS = 1024
-"""Tokens of one prefill pass, which takes more working memory than any other pass. The batch prefills short prompts
-together up to this many tokens, and a longer prompt in parts of this many."""
-
-LOGIT_ROWS = 32
-"""Rows whose logits are counted: they are sampled together, in float32."""
-
-_LOGIT_COPIES = 3
-_HIDDEN_COPIES = 8
-"""Tensors of tokens x hidden that live at once in a layer: the stream, its norm, queries, keys, values, attention."""
-_MLP_COPIES = 3
-
-
-@dataclass(frozen=True, slots=True)
-class Needs:
-    """What a model takes, in bytes. `first` is what runs before the layers (and all that is not in a layer, when the
-    output head is tied to it), `last` what runs behind them. `kv_per_token` is one layer's."""
-
-    layers: tuple[int, ...]
-    first: int = 0
-    last: int = 0
-    kv_per_token: int = 0
-    min_context: int = 0
-    model_max_context: int = 0
-    working: int = 0
-    working_tokens: int = 0
-    staging: int = 0
-
-    @property
-    def weights(self) -> int:
-        return self.first + sum(self.layers) + self.last
-
-
-@dataclass(frozen=True, slots=True)
-class Device:
-    """A place for weights: `label` is `cuda:N` or `cpu`, `index` the card's number. `free_mb` counts what an unload will
-    give back."""
-
-    label: str
-    name: str
-    free_mb: int
-    context_mb: int = 0
-    index: int | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Share:
-    """What one device would hold of a plan, in MiB."""
-
-    device: Device
-    layers: int
-    weights_mb: int
-    kv_mb: int
-    working_mb: int
-    staging_mb: int
-
-    @property
-    def needed_mb(self) -> int:
-        """All of it; nothing on a device that gets no part."""
-        parts = self.weights_mb + self.kv_mb + self.working_mb + self.staging_mb
-        return parts + self.device.context_mb if parts else 0
-
-    @property
-    def fits(self) -> bool:
-        return self.needed_mb <= self.device.free_mb
-
-    def described(self) -> dict[str, Any]:
-        return {
-            "device": self.device.label,
-            "name": self.device.name,
-            "free_mb": self.device.free_mb,
-            "weights_mb": self.weights_mb,
-            "kv_mb": self.kv_mb,
-            "working_mb": self.working_mb,
-            "staging_mb": self.staging_mb,
-            "context_mb": self.device.context_mb,
-            "needed_mb": self.needed_mb,
-        }
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,25 +67,16 @@ class PlacementPlan:
         return shown
 
 
-def working_bytes(
-    hidden: int,
-    intermediate: int,
-    vocabulary: int,
-    width: int,
-    tokens: int,
-    *,
-    is_int8: bool = False,
-) -> int:
-    """An estimate of what a prefill pass over `tokens` tokens takes beside weights and KV cache.
+class _NoRoom(Exception):
+    """The model does not fit: what each device would have to hold, and how the layers were moved."""
 
-    tokens x (8 x hidden + 3 x intermediate) x width, as one layer's tensors live at once, and the logits of 32 rows in
-    the model's dtype and three times in float32, which is what sampling holds. 8-bit products are made in 32-bit whole
-    numbers and scaled in float32: 16 bytes more for each value of the widest one.
-    """
-    layer = tokens * (_HIDDEN_COPIES * hidden + _MLP_COPIES * intermediate) * width
-    if is_int8:
-        layer += tokens * max(hidden, intermediate) * 16
-    return layer + LOGIT_ROWS * vocabulary * (width + 4 * _LOGIT_COPIES)
+    def __init__(
+        self, shares: Sequence[Share], passes: int = 0, lowered: dict[str, int] | None = None
+    ) -> None:
+        super().__init__()
+        self.shares = shares
+        self.passes = passes
+        self.lowered = lowered or {}
 
 
 def plan(needs: Needs, devices: Sequence[Device], wanted: GpuRequest) -> PlacementPlan:
@@ -175,19 +88,7 @@ def plan(needs: Needs, devices: Sequence[Device], wanted: GpuRequest) -> Placeme
     Raises:
         Refusal: INSUFFICIENT_MEMORY, SPLIT_NOT_HONOURED.
     """
-    ranked = sorted(devices, key=lambda d: -(d.free_mb - d.context_mb))
-    if len(devices) == 1 or not needs.layers:
-        return _single(needs, ranked[0], wanted)
-    if wanted.choice is GpuChoice.ALL:
-        return _shard(needs, devices, wanted, "all_cards_requested")
-    if _whole(needs, ranked[0]).fits:
-        return _single(needs, ranked[0], wanted)
-    for count in range(2, len(devices) + 1):
-        chosen = sorted(ranked[:count], key=devices.index)
-        found, _, _ = _split(needs, chosen)
-        if all(share.fits for share in found):
-            return _shard(needs, chosen, wanted, "no_card_holds_it_alone")
-    return _shard(needs, devices, wanted, "no_card_holds_it_alone")
+    return _planned(needs, devices, lambda places: _place(needs, places, wanted))
 
 
 def plan_in(
@@ -198,9 +99,66 @@ def plan_in(
     Raises:
         Refusal: INSUFFICIENT_MEMORY.
     """
+    return _planned(needs, devices, lambda places: _place_in(needs, places, wanted, proportions))
+
+
+Place = Callable[[Sequence[Device]], PlacementPlan]
+
+
+def _planned(needs: Needs, devices: Sequence[Device], place: Place) -> PlacementPlan:
+    """The plan, or the refusal that tells whether the model could fit this machine at all."""
+    held = needs.kv_tokens_named
+    if held is not None and held < needs.min_context:
+        shares = [_whole(needs, device) for device in devices]
+        why = (
+            f"the KV cache of {_mib(needs.kv_named)} MiB (KV_CACHE_MB) holds {held} tokens of this model; "
+            f"at least {needs.min_context} are needed (TRANSFORMERS_MIN_CONTEXT)"
+        )
+        raise _insufficient(needs, _NoRoom(shares), why, can_ever_fit=False)
+    try:
+        return place(devices)
+    except _NoRoom as lack:
+        can_ever_fit = _fits(place, [device.emptied for device in devices])
+        raise _insufficient(needs, lack, _lacking(needs, lack), can_ever_fit=can_ever_fit) from None
+
+
+def _fits(place: Place, devices: Sequence[Device]) -> bool:
+    try:
+        place(devices)
+    except _NoRoom:
+        return False
+    except Refusal:  # the cards hold the model, though not as the request asked for
+        return True
+    return True
+
+
+def _place(needs: Needs, devices: Sequence[Device], wanted: GpuRequest) -> PlacementPlan:
+    """`plan`, where nothing but room can be lacking.
+
+    Raises:
+        Refusal: SPLIT_NOT_HONOURED.
+    """
+    ranked = sorted(devices, key=lambda d: -(d.free_mb - d.context_mb))
+    if len(devices) == 1 or not needs.layers:
+        return _single(needs, ranked[0], wanted)
+    if wanted.choice is GpuChoice.ALL:
+        return _shard(needs, devices, wanted, "all_cards_requested")
+    if _whole(needs, ranked[0]).fits:
+        return _single(needs, ranked[0], wanted)
+    for count in range(2, len(devices) + 1):
+        chosen = sorted(ranked[:count], key=devices.index)
+        shares, _, _ = _split(needs, chosen)
+        if all(share.fits for share in shares):
+            return _shard(needs, chosen, wanted, "no_card_holds_it_alone")
+    return _shard(needs, devices, wanted, "no_card_holds_it_alone")
+
+
+def _place_in(
+    needs: Needs, devices: Sequence[Device], wanted: GpuRequest, proportions: Sequence[float]
+) -> PlacementPlan:
     shares = _shares(needs, devices, _counts(len(needs.layers), proportions))
     if not all(share.fits for share in shares):
-        raise insufficient(needs, shares)
+        raise _NoRoom(shares)
     used = tuple(share for share in shares if share.layers)
     labels = tuple(share.device.label for share in used for _ in range(share.layers))
     mode = "shard" if len(used) > 1 else "single"
@@ -210,7 +168,7 @@ def plan_in(
 def _single(needs: Needs, device: Device, wanted: GpuRequest) -> PlacementPlan:
     share = _whole(needs, device)
     if not share.fits:
-        raise insufficient(needs, [share])
+        raise _NoRoom([share])
     reason = "most_free_card_fits"
     if device.index is None:
         reason = "host_memory"
@@ -224,7 +182,7 @@ def _shard(
 ) -> PlacementPlan:
     shares, passes, lowered = _split(needs, devices)
     if not all(share.fits for share in shares):
-        raise insufficient(needs, shares, passes=passes, lowered=lowered)
+        raise _NoRoom(shares, passes, lowered)
     unused = [share.device.label for share in shares if not share.layers]
     if unused and wanted.choice is GpuChoice.ALL:
         raise Refusal(
@@ -240,30 +198,34 @@ def _shard(
     return PlacementPlan("shard", reason, wanted.named, used, labels, passes)
 
 
-def insufficient(
-    needs: Needs,
-    shares: Sequence[Share],
-    *,
-    passes: int = 0,
-    lowered: dict[str, int] | None = None,
-) -> Refusal:
-    """The refusal of a load that does not fit, with the figures of every card."""
-    short = [share for share in shares if not share.fits]
-    told = "; ".join(
+def _lacking(needs: Needs, lack: _NoRoom) -> str:
+    """The sentence that names the devices without enough memory."""
+    cache = f"a context of {needs.min_context} tokens"
+    if needs.kv_tokens_named is not None:
+        cache = f"a KV cache of {_mib(needs.kv_named)} MiB (KV_CACHE_MB)"
+    figures = "; ".join(
         f"{s.device.label} has {s.device.free_mb} MiB free of the {s.needed_mb} MiB it would need"
-        for s in short
+        for s in lack.shares
+        if not s.fits
     )
+    return f"the model does not fit with {cache}: {figures}"
+
+
+def _insufficient(needs: Needs, lack: _NoRoom, why: str, *, can_ever_fit: bool) -> Refusal:
+    """The refusal of a load that does not fit, with the figures of every card."""
+    never = "" if can_ever_fit else "; it cannot fit this machine with these settings"
     return Refusal(
         "INSUFFICIENT_MEMORY",
-        f"the model does not fit with a context of {needs.min_context} tokens: {told}",
+        why + never,
         before_loading=True,
-        per_card=[share.described() for share in shares],
+        can_ever_fit=can_ever_fit,
+        per_card=[share.described() for share in lack.shares],
         working_memory={"method": "estimated", "tokens": needs.working_tokens},
-        short_devices=[share.device.label for share in short],
+        short_devices=[share.device.label for share in lack.shares if not share.fits],
         min_context_tokens=needs.min_context,
         model_max_context_tokens=needs.model_max_context,
-        rebalance_passes=passes,
-        lowered_limits=lowered or {},
+        rebalance_passes=lack.passes,
+        lowered_limits=lack.lowered,
     )
 
 
@@ -291,7 +253,7 @@ def _share(
         device,
         count,
         _mib(weights),
-        _mib(needs.kv_per_token * count * needs.min_context),
+        _mib(needs.kv_bytes(count)),
         _mib(needs.working),
         _mib(needs.staging),
     )
@@ -309,9 +271,9 @@ def _shares(needs: Needs, devices: Sequence[Device], counts: Sequence[int]) -> l
 
 
 def _split(needs: Needs, devices: Sequence[Device]) -> tuple[list[Share], int, dict[str, int]]:
-    """Layers in order over the devices, in proportion to their free memory, then moved until all fit or none can.
+    """The shares of the devices: layers in order, in proportion to free memory, then moved until all fit or none can.
 
-    Also the passes of moving, and the MiB of weights left to each device that had to give layers away.
+    The answer also has the passes of moving, and the MiB of weights left to each device that had to give layers away.
     """
     counts = _proportional(needs, devices)
     lowered: dict[str, int] = {}
@@ -344,7 +306,7 @@ def _push(
 def _proportional(needs: Needs, devices: Sequence[Device]) -> list[int]:
     """Layers per device by its free memory. A card without room for working memory and one layer gets none."""
     fixed = _mib(needs.working) + _mib(needs.staging)
-    least = _mib(min(needs.layers) + needs.kv_per_token * needs.min_context)
+    least = _mib(min(needs.layers) + needs.kv_bytes(1))
     rooms = [d.free_mb - d.context_mb - fixed for d in devices]
     rooms = [room if room >= least else 0 for room in rooms]
     total, layers = sum(rooms), len(needs.layers)

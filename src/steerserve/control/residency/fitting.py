@@ -18,7 +18,8 @@ from steerserve.files.weights import Weights
 from steerserve.rules import memory_fit, precision
 from steerserve.rules.architecture import is_embedding_only
 from steerserve.rules.cards import Card
-from steerserve.rules.memory_fit import PREFILL_TOKENS, Device, Needs, PlacementPlan
+from steerserve.rules.memory_fit import PlacementPlan
+from steerserve.rules.memory_needs import LENGTH_STEP, PREFILL_TOKENS, Device, Needs, working_bytes
 from steerserve.rules.placement import GpuRequest, select
 from steerserve.rules.precision import Held, Machine, Scheme
 from steerserve.rules.units import MIB
@@ -70,11 +71,10 @@ async def plan(
         context = settings.transformers_cuda_context_mb
         devices = [device(card, context, returns_mb) for card in cards]
     else:
-        free = free_host_mb() if free_host_mb else psutil.virtual_memory().available // MIB
-        devices = [Device(HOST, "host memory", free + returns_mb.get(HOST, 0))]
+        devices = [host(free_host_mb, returns_mb)]
 
     def work() -> PlacementPlan:
-        needed = needs(weights, held, settings.transformers_min_context)
+        needed = needs(weights, held, settings.transformers_min_context, settings.kv_cache_mb)
         return memory_fit.plan(needed, devices, wanted)
 
     # tens of thousands of tensors are counted for a quarter of a second
@@ -115,8 +115,9 @@ async def cards_now(read_cards: ReadCards, patience: float = PATIENCE) -> list[C
     return cards
 
 
-def needs(weights: Weights, held: Held, least_context: int) -> Needs:
-    """What a checkpoint takes, held so, with a context of `least_context` tokens or all it has."""
+def needs(weights: Weights, held: Held, least_context: int, kv_cache_mb: int = 0) -> Needs:
+    """What a checkpoint takes, held so, with a context of `least_context` tokens, or of as many as it can have, and a KV
+    cache of `kv_cache_mb` MiB, or with 0 of what that context takes."""
     shape = weights.shape
     layers, first, last = _weight_bytes(weights, held)
     embeds = is_embedding_only(weights.architecture)
@@ -129,9 +130,11 @@ def needs(weights: Weights, held: Held, least_context: int) -> Needs:
         first=first,
         last=last,
         kv_per_token=0 if embeds else shape.kv_values * held.width,
+        kv_step=LENGTH_STEP,
+        kv_named=kv_cache_mb * MIB,
         min_context=least,
         model_max_context=shape.max_context,
-        working=memory_fit.working_bytes(
+        working=working_bytes(
             shape.hidden,
             shape.intermediate,
             0 if embeds else shape.vocabulary,
@@ -212,7 +215,14 @@ def device(card: Card, context_mb: int, returns_mb: Mapping[str, int]) -> Device
     """A card as a place for weights, with what an unload gives back of it, which is never more than it has."""
     label = f"cuda:{card.torch_index}"
     free = min(card.total_mb, card.free_mb + returns_mb.get(label, 0))
-    return Device(label, card.name, free, context_mb, card.smi_index)
+    return Device(label, card.name, free, context_mb, card.smi_index, card.total_mb)
+
+
+def host(free_host_mb: Callable[[], int] | None, returns_mb: Mapping[str, int]) -> Device:
+    """The host's memory as a place for weights; `free_host_mb` is asked in the place of the system where it is given."""
+    memory = psutil.virtual_memory()
+    free = free_host_mb() if free_host_mb else memory.available // MIB
+    return Device(HOST, "host memory", free + returns_mb.get(HOST, 0), total_mb=memory.total // MIB)
 
 
 def built_for_cards() -> bool:

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
-import psutil
-
 from steerserve.control.residency import fitting
-from steerserve.control.residency.fitting import HOST, ReadCards
+from steerserve.control.residency.fitting import ReadCards
 from steerserve.engine.cards import read
 from steerserve.engine.gguf.messages import Card as Seen
 from steerserve.rules import gguf, gguf_header, memory_fit
 from steerserve.rules.cards import Card
 from steerserve.rules.gguf_header import CELLS, Header, kv_bytes_per_token
-from steerserve.rules.memory_fit import Device, Needs, PlacementPlan
+from steerserve.rules.memory_fit import PlacementPlan
+from steerserve.rules.memory_needs import Needs, working_bytes
 from steerserve.rules.placement import GpuRequest, select
 from steerserve.rules.units import MIB
 from steerserve.settings import Settings
@@ -43,9 +42,7 @@ async def plan(
     cards = select(wanted, _cards(seen, known, returns_mb))
     needed = needs(header, settings)
     if not cards:
-        free = free_host_mb() if free_host_mb else psutil.virtual_memory().available // MIB
-        host = Device(HOST, "host memory", free + returns_mb.get(HOST, 0))
-        return memory_fit.plan(needed, [host], wanted)
+        return memory_fit.plan(needed, [fitting.host(free_host_mb, returns_mb)], wanted)
     context = settings.transformers_cuda_context_mb
     devices = [fitting.device(card, context, returns_mb) for card in cards]
     if shares is not None and len(cards) == len(seen) > 1:
@@ -72,13 +69,17 @@ def needs(header: Header, settings: Settings) -> Needs:
     layers = max(1, header.layers)
     inside = max(0, header.tensor_bytes - header.embedding_bytes)
     kv = 0 if header.is_embedding_only else kv_bytes_per_token(header, settings.gguf_kv_cache_type)
+    # the engine never makes a larger cache than all its slots can use
+    most = -(-context // CELLS) * CELLS * settings.max_concurrent_requests * kv
     return Needs(
         layers=(inside // layers,) * layers,
         first=header.embedding_bytes + inside % layers,
         kv_per_token=-(-kv // layers),
+        kv_step=CELLS,
+        kv_named=min(settings.kv_cache_mb * MIB, most),
         min_context=-(-min(least, context) // CELLS) * CELLS,
         model_max_context=header.context_length or 0,
-        working=memory_fit.working_bytes(
+        working=working_bytes(
             header.hidden_size, _MLP * header.hidden_size, header.vocabulary, _WIDTH, tokens
         )
         + gguf_header.logits_bytes(header, tokens, embeds=embeds),

@@ -21,7 +21,8 @@ from steerserve.rules.gguf_header import Header, Room
 from steerserve.rules.units import MIB
 
 KV_SHARE = 3
-"""Without a setting, one part in this many of the free memory is given to the KV cache."""
+"""Without a setting, one part in this many of the free memory is given to the KV cache; more where the least context takes
+more."""
 
 PROBE_SECONDS = 60.0
 
@@ -185,9 +186,13 @@ def _room(options: Options, header: Header, cards: list[Card]) -> Room:
         context = gguf_header.longest_context(header, options.context_length, options.min_context)
         return Room(context, context)
     free = sum(card.free_bytes for card in cards) or psutil.virtual_memory().available
+    spare = max(0, free - header.tensor_bytes)
+    least = gguf_header.least_cache_bytes(
+        header, options.cache_type, options.context_length, options.min_context
+    )
     return gguf_header.room(
         header,
-        kv_bytes=options.kv_cache_mb * MIB or max(0, free - header.tensor_bytes) // KV_SHARE,
+        kv_bytes=options.kv_cache_mb * MIB or max(spare // KV_SHARE, min(spare, least)),
         cache_type=options.cache_type,
         ceiling=options.context_length,
         slots=options.slots,

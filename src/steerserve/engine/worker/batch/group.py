@@ -20,7 +20,7 @@ from steerserve.engine.worker.observing.observers import Observers
 from steerserve.engine.worker.rows import constrain, sampling
 from steerserve.engine.worker.rows.rows import Ending, Pooling, Row, Writing
 from steerserve.errors import Refusal
-from steerserve.rules.memory_fit import PREFILL_TOKENS
+from steerserve.rules.memory_needs import PREFILL_TOKENS
 
 ROWS_MAXIMUM = 128
 """Rows that decode together, unless one request alone has more; their logits over a large vocabulary take memory too."""

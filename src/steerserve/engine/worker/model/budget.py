@@ -9,8 +9,8 @@ import torch
 from steerserve.engine.wire.messages import Claims
 from steerserve.engine.worker import memory
 from steerserve.engine.worker.model.checkpoint import Checkpoint
-from steerserve.engine.worker.model.kv import LENGTH_STEP
 from steerserve.errors import Refusal
+from steerserve.rules.memory_needs import LENGTH_STEP
 from steerserve.rules.units import MIB
 
 KV_SHARE = 3

@@ -15,7 +15,7 @@ from transformers import AutoModelForCausalLM
 
 from steerserve.engine.wire.prompts import Continuation
 from steerserve.engine.worker import memory
-from steerserve.engine.worker.model.kv import LENGTH_STEP, SlotCache
+from steerserve.engine.worker.model.kv import SlotCache
 from steerserve.engine.worker.model.transformer import (
     Report,
     Transformer,
@@ -23,6 +23,7 @@ from steerserve.engine.worker.model.transformer import (
     first_line,
 )
 from steerserve.errors import Refusal
+from steerserve.rules.memory_needs import LENGTH_STEP
 from steerserve.rules.precision import Scheme
 
 _CHECK_TOKENS = 24

@@ -10,9 +10,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-LENGTH_STEP = 32
-"""Decode reads the cache in lengths of this many tokens, so that kernels see few shapes."""
-
 Held = dict[int, tuple[Tensor, Tensor]]
 """One row's keys and values [kv_heads, tokens, head_dim] by layer."""
 

@@ -22,10 +22,10 @@ from steerserve.engine.wire.messages import (
     TokenScore,
 )
 from steerserve.engine.worker import memory
-from steerserve.engine.worker.model.kv import LENGTH_STEP
 from steerserve.engine.worker.rows import sampling
 from steerserve.engine.worker.rows.constrain import Constraint
 from steerserve.engine.worker.rows.text import TextStream
+from steerserve.rules.memory_needs import LENGTH_STEP
 
 Ending = Outcome | Refused
 

@@ -1,0 +1,137 @@
+"""What a model needs in memory, and what one device would hold of it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+PREFILL_TOKENS = 1024
+"""Tokens of one prefill pass, which takes more working memory than any other pass. The batch prefills short prompts
+together up to this many tokens, and a longer prompt in parts of this many."""
+
+LENGTH_STEP = 32
+"""The engine makes its KV cache in whole steps of this many tokens, so that kernels see few shapes."""
+
+LOGIT_ROWS = 32
+"""Rows whose logits are counted: they are sampled together, in float32."""
+
+_LOGIT_COPIES = 3
+_HIDDEN_COPIES = 8
+"""Tensors of tokens x hidden that live at once in a layer: the stream, its norm, queries, keys, values, attention."""
+_MLP_COPIES = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Needs:
+    """What a model takes, in bytes.
+
+    `first` is what runs before the layers (and everything that is not in a layer, when the output head is tied to it),
+    `last` is what runs behind them. `kv_per_token` is the KV cache of one token in one layer; the cache is made in
+    whole steps of `kv_step` tokens. `kv_named` is the size of the cache of all layers where KV_CACHE_MB sets one, else 0.
+    """
+
+    layers: tuple[int, ...]
+    first: int = 0
+    last: int = 0
+    kv_per_token: int = 0
+    kv_step: int = 1
+    kv_named: int = 0
+    min_context: int = 0
+    model_max_context: int = 0
+    working: int = 0
+    working_tokens: int = 0
+    staging: int = 0
+
+    @property
+    def weights(self) -> int:
+        return self.first + sum(self.layers) + self.last
+
+    @property
+    def kv_tokens_named(self) -> int | None:
+        """Tokens that a cache of the set size holds; None where no size is set, or the model has no cache."""
+        each = self.kv_per_token * len(self.layers)
+        if not self.kv_named or not each:
+            return None
+        return self.kv_named // each // self.kv_step * self.kv_step
+
+    def kv_bytes(self, layers: int) -> int:
+        """The KV cache of so many layers: their part of the set size, and never less than the least context takes."""
+        tokens = -(-self.min_context // self.kv_step) * self.kv_step
+        least = self.kv_per_token * layers * tokens
+        if self.kv_tokens_named is None:
+            return least
+        return max(least, self.kv_named * layers // len(self.layers))
+
+
+@dataclass(frozen=True, slots=True)
+class Device:
+    """A place for weights: `label` is `cuda:N` or `cpu`, `index` the card's number. `free_mb` counts what an unload will
+    give back; `total_mb` is its whole memory, None where that is not known."""
+
+    label: str
+    name: str
+    free_mb: int
+    context_mb: int = 0
+    index: int | None = None
+    total_mb: int | None = None
+
+    @property
+    def emptied(self) -> Device:
+        """The same device when nothing lies on it."""
+        return self if self.total_mb is None else replace(self, free_mb=self.total_mb)
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """What one device would hold of a plan, in MiB."""
+
+    device: Device
+    layers: int
+    weights_mb: int
+    kv_mb: int
+    working_mb: int
+    staging_mb: int
+
+    @property
+    def needed_mb(self) -> int:
+        """All of it; nothing on a device that gets no part."""
+        parts = self.weights_mb + self.kv_mb + self.working_mb + self.staging_mb
+        return parts + self.device.context_mb if parts else 0
+
+    @property
+    def fits(self) -> bool:
+        return self.needed_mb <= self.device.free_mb
+
+    def described(self) -> dict[str, Any]:
+        return {
+            "device": self.device.label,
+            "name": self.device.name,
+            "free_mb": self.device.free_mb,
+            "weights_mb": self.weights_mb,
+            "kv_mb": self.kv_mb,
+            "working_mb": self.working_mb,
+            "staging_mb": self.staging_mb,
+            "context_mb": self.device.context_mb,
+            "needed_mb": self.needed_mb,
+        }
+
+
+def working_bytes(
+    hidden: int,
+    intermediate: int,
+    vocabulary: int,
+    width: int,
+    tokens: int,
+    *,
+    is_int8: bool = False,
+) -> int:
+    """An estimate of what a prefill pass over `tokens` tokens takes beside weights and KV cache.
+
+    tokens x (8 x hidden + 3 x intermediate) x width, as one layer's tensors live at once, and the logits of 32 rows in
+    the model's dtype and three times in float32, which is what sampling holds. 8-bit products are made in 32-bit whole
+    numbers and scaled in float32: 16 bytes more for each value of the widest one.
+    """
+    layer = tokens * (_HIDDEN_COPIES * hidden + _MLP_COPIES * intermediate) * width
+    if is_int8:
+        layer += tokens * max(hidden, intermediate) * 16
+    return layer + LOGIT_ROWS * vocabulary * (width + 4 * _LOGIT_COPIES)
