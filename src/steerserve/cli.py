@@ -1,4 +1,4 @@
-"""The command line: serve, demo, doctor, openapi. It parses arguments and starts; nothing else."""
+"""The command line: serve, demo, doctor, openapi. It only parses arguments and starts the work."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def root(
 
 
 def _serve(host: str | None, port: int | None) -> None:
-    # the application reads the environment itself, so what was given here goes there
+    # the application reads its settings from the environment, so the options are put there
     if host is not None:
         os.environ["HOST"] = host
     if port is not None:

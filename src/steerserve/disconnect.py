@@ -12,11 +12,12 @@ Result = TypeVar("Result")
 
 
 class Disconnected(Exception):
-    """Nobody is waiting for the answer."""
+    """The client went away, so nobody waits for the answer."""
 
 
 async def unless_disconnected(request: Request, work: Coroutine[Any, Any, Result]) -> Result:
-    """The work's result; it is cancelled when the client goes away first. The request's body must have been read.
+    """The result of the work, which is cancelled when the client goes away first. The body of the request must have
+    been read before.
 
     Raises:
         Disconnected: the client went away.

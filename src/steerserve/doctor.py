@@ -21,7 +21,7 @@ HUB_PATIENCE = 3.0
 
 
 def report(settings: Settings) -> str:
-    """One line a fact."""
+    """A line for each fact."""
     facts: list[tuple[str, Callable[[], str]]] = [
         ("steerserve", lambda: f"{__version__}, Python {platform.python_version()}"),
         ("cards", cards),
@@ -36,21 +36,21 @@ def report(settings: Settings) -> str:
 
 
 def cards() -> str:
-    """The NVIDIA cards, through the driver's own library; no context is made on any."""
+    """The NVIDIA cards, read through the library of the driver, which takes no memory on them."""
     try:
         pynvml.nvmlInit()
     except pynvml.NVMLError as error:
         return f"none found ({error}); models run on the processor, every feature works there"
     try:
-        found = []
+        lines = []
         for index in range(pynvml.nvmlDeviceGetCount()):
             card = pynvml.nvmlDeviceGetHandleByIndex(index)
             held = pynvml.nvmlDeviceGetMemoryInfo(card)
             name = pynvml.nvmlDeviceGetName(card)
-            found.append(
+            lines.append(
                 f"{index}: {name}, {held.free / GIB:.1f} of {held.total / GIB:.1f} GiB free"
             )
-        return "; ".join(found) or "none found"
+        return "; ".join(lines) or "none found"
     finally:
         pynvml.nvmlShutdown()
 
@@ -105,7 +105,7 @@ def listens_on(settings: Settings) -> str:
     who = (
         "this machine only"
         if settings.is_loopback
-        else "every machine that reaches it, without a login"
+        else f"every machine that reaches it, {'with a key' if settings.api_keys else 'without a login'}"
     )
     return f"{settings.host}:{settings.port}, for {who}"
 

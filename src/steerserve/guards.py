@@ -71,8 +71,8 @@ class Guards:
     def _foreign_host(self, headers: Headers) -> Refusal | None:
         """A web page whose name was pointed at this machine (DNS rebinding) sends its own name as Host.
 
-        On a loopback bind only the names of this machine are accepted. On any other bind requests of browsers are held to
-        names that no stranger can register: addresses, names without dots, ALLOWED_HOSTS.
+        On a loopback bind only the names of this machine are accepted. On any other bind requests of browsers are
+        held to names that no stranger can register: addresses, names without dots, ALLOWED_HOSTS.
         """
         host = headers.get("host", "")
         name = _name(host)
@@ -102,8 +102,8 @@ class Guards:
         )
 
     def _keyless(self, scope: Scope, headers: Headers) -> Refusal | None:
-        """Where API_KEYS is set, a request without one of its keys. Probes need none, and a browser's question whether it
-        may send a request (CORS preflight) cannot carry one."""
+        """Where API_KEYS is set, a request without one of its keys. Probes need none, and a browser's question
+        whether it may send a request (CORS preflight) cannot carry one."""
         is_preflight = (
             scope.get("method") == "OPTIONS" and "access-control-request-method" in headers
         )

@@ -1,7 +1,7 @@
-"""The Socket.IO door: which event goes out under which name with which payload. Nothing comes in but subscriptions.
+"""The Socket.IO door: the name and the payload of each event that clients get. Clients send nothing but subscriptions.
 
-Keys of model, SAE and steering events are camelCase, with snake_case twins for clients that read those; keys of other
-events are snake_case.
+Keys of model, SAE and steering events are camelCase, and each is repeated in snake_case for clients that read those
+names. Keys of other events are snake_case.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ log = structlog.get_logger(__name__)
 
 SYSTEM = "system:metrics"
 SYSTEM_SECONDS = 2.0
-"""Between two reports of the cards."""
+"""The time between two reports of the cards."""
 ACTIVATION_SECONDS = 0.1
-"""Between two reports of what monitoring saw; those between are in its history."""
+"""The least time between two monitoring events. The history of monitoring has the records between them."""
 
 
 def payload(event: events.Event) -> tuple[str, dict[str, Any]]:
@@ -114,7 +114,8 @@ def with_twins(body: dict[str, Any]) -> dict[str, Any]:
 
 
 class Throttle:
-    """Drops reports that come too fast; the first and the last of each work always pass."""
+    """Drops reports that follow each other too fast. The first and the last report of a download or a load always
+    pass."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
@@ -151,7 +152,8 @@ class Throttle:
 
 
 class System:
-    """Sends the cards' numbers to whoever joins: at once, then every `seconds` while somebody is there."""
+    """Sends the numbers of the cards to each client that joins: at once, then every `seconds` until the client
+    leaves."""
 
     def __init__(
         self, server: socketio.AsyncServer, cards: CardReadings, seconds: float = SYSTEM_SECONDS
@@ -164,7 +166,7 @@ class System:
 
     async def join(self, sid: str, _data: Any = None) -> None:
         if not self._server.manager.is_connected(sid, "/"):
-            return  # it left before its turn came
+            return  # the client has left meanwhile
         self._joined.add(sid)
         if self._sending is None:
             self._sending = asyncio.create_task(self._send_on(), name="system-metrics")
@@ -187,7 +189,7 @@ class System:
             try:
                 await self._send(list(self._joined))
             except Exception:
-                # fire and forget: the next report may go through
+                # nobody waits for a report, and the next one may succeed
                 log.exception("system_metrics_failed")
 
     async def _send(self, sids: list[str]) -> None:
@@ -197,7 +199,8 @@ class System:
 
 
 class LiveEvents:
-    """Owner of the Socket.IO server. Emission is fire and forget; clients resync over REST."""
+    """Owner of the Socket.IO server. Nothing waits until a client got an event; a client that missed some reads the
+    state over the management API."""
 
     def __init__(self, bus: Bus, settings: Settings, cards: CardReadings) -> None:
         allowed = settings.cors_origins
@@ -224,4 +227,4 @@ class LiveEvents:
 
 
 async def _joined(_sid: str, _data: Any = None) -> None:
-    """Activations are sent to everyone, so joining needs nothing more."""
+    """Activations are sent to every client, so joining changes nothing."""

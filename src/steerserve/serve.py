@@ -1,4 +1,4 @@
-"""Running the service: the listening socket first, then the application, and a stop that lets streams finish."""
+"""Running the service: it listens first, then starts the application, and its stop lets streams finish."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from steerserve.settings import Settings
 log = structlog.get_logger(__name__)
 APPLICATION = "steerserve.app:Service"
 CONNECTION_PATIENCE = 2
-"""Seconds that open connections get after the requests in flight are done."""
+"""Seconds that open connections may stay open after the last request was answered."""
 
 
 class Server(uvicorn.Server):
@@ -68,7 +68,7 @@ class Server(uvicorn.Server):
 
 
 def run(settings: Settings) -> int:
-    """Serve until a signal; the exit code."""
+    """Serve until a signal ends the service, and give the exit code."""
     try:
         holding = _hold(settings.steerserve_home)
         for name in ("model_cache_dir", "sae_cache_dir"):
@@ -105,7 +105,7 @@ def _address(listening: socket.socket) -> str:
 
 
 def kill_engines() -> None:
-    """End every engine process that is left; they ignore the signals that a terminal sends to all."""
+    """End every engine process that is left. Engines ignore the signals that a terminal sends to all its processes."""
     for child in multiprocessing.active_children():
         child.kill()
 
@@ -136,8 +136,8 @@ def _check_folder(folder: Path, name: str) -> None:
 
 
 def _hold(home: Path) -> TextIO:
-    """Take the data folder for this service alone, until the file is closed. A second service would undo the statuses of
-    the first.
+    """Take the data folder for this service alone, until the file is closed. A second service would undo the statuses
+    of the first.
 
     Raises:
         CannotStart: the folder cannot be used, or another service uses it.

@@ -65,8 +65,8 @@ class Settings(BaseSettings):
     )
     database_url: Annotated[str, AfterValidator(values.database_url)] = Field(
         default="",
-        description="URL of the database; by default a SQLite file in STEERSERVE_HOME. SQLite: sqlite:////folder/file.db. "
-        "PostgreSQL: postgresql://user:password@host/name, which needs the extra `postgres`.",
+        description="URL of the database; by default a SQLite file in STEERSERVE_HOME. "
+        "SQLite: sqlite:////folder/file.db. PostgreSQL: postgresql://user:password@host/name, which needs the extra `postgres`.",
     )
     host: str = Field(
         default="127.0.0.1",
@@ -80,13 +80,13 @@ class Settings(BaseSettings):
     )
     allowed_hosts: Texts = Field(
         default=[],
-        description="Further host names accepted in the Host header: of every request while HOST is a loopback address, of "
-        "requests from web pages else.",
+        description="Further host names that the Host header may have. While HOST is a loopback address, every request is "
+        "held to this machine's names and these; else only requests of browsers are.",
     )
     api_keys: Keys = Field(
         default=[],
-        description="Keys of which every request must bring one as `Authorization: Bearer <key>`, separated by commas, or "
-        "`@` and the path of a file with one key on each line. Only liveness and readiness need none.",
+        description="Keys, separated by commas, or `@` and the path of a file with one key on each line. Every request but "
+        "liveness and readiness must bring one as `Authorization: Bearer <key>`.",
     )
     log_level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = Field(
         default="INFO", description="Least severe level that is logged."
@@ -172,13 +172,14 @@ class Settings(BaseSettings):
     )
     transformers_cuda_context_mb: Mebibytes = Field(
         default=500,
-        description="Memory in MiB that the driver takes on each card a model is placed on, for the check before a load.",
+        description="Memory in MiB that the driver takes on each card of a model; the check before a load counts it.",
     )
     transformers_idle_cache_release_s: float = Field(
         default=5.0,
         ge=-DAY,
         le=DAY,
-        description="Seconds without work after which the engine gives unused card memory back; 0 at once, negative never.",
+        description="Seconds without work after which the engine gives unused card memory back. 0 means at once, and a "
+        "negative number never.",
     )
     gguf_context_length: CountOrNone = Field(
         default=32_768,

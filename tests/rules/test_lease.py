@@ -158,6 +158,11 @@ def test_at_most_one_lease_is_live() -> None:
             "leased_model_name": "m1",
             "operation": "lease",
             "target_model_id": model,
+            "ways_out": [
+                "wait until 2026-03-01T12:01:00Z",
+                f"DELETE /api/models/{MODEL}/lease with the id of the lease in X-Service-Lease",
+                "the id of the lease in X-Service-Lease of this request",
+            ],
         }
     assert current(granted(book, OTHER_ID, 60)).digest == leases.digest_of(OTHER_ID)
 

@@ -28,7 +28,7 @@ from starlette.responses import Response
 from steerserve.errors import Refusal
 
 AT_ONCE = 1 << 16
-"""Bytes of JSON that the event loop reads itself; more is read in a thread."""
+"""The largest JSON, in bytes, that is parsed on the event loop; larger JSON is parsed in a thread."""
 
 _encode = msgspec.json.Encoder().encode
 
@@ -37,7 +37,7 @@ _DIGITS = re.compile(r"-?[0-9]{1,64}", re.ASCII)
 
 def _plain(value: Any) -> Any:
     """Raises:
-    ValueError: for what only a lenient reader takes as a number: blanks, signs, underscores, a fraction.
+    ValueError: the text has blanks, a plus sign, leading zeros, underscores or a fraction.
     """
     if isinstance(value, str) and not (_DIGITS.fullmatch(value) and str(int(value)) == value):
         raise ValueError("a whole number in plain digits")
@@ -45,7 +45,7 @@ def _plain(value: Any) -> Any:
 
 
 RowId = Annotated[int, BeforeValidator(_plain), Path()]
-"""The id of a row in a path, written in one way only."""
+"""The id of a record in a path. Only the usual form of a number is accepted."""
 
 
 class RequestBody(BaseModel):
@@ -90,7 +90,7 @@ def _unknown_field(name: str, known: Sequence[str]) -> InitErrorDetails:
 
 
 class Envelope(BaseModel):
-    """What every `/api` route answers."""
+    """The answer of every `/api` route."""
 
     success: bool
     data: Any | None
@@ -101,7 +101,7 @@ RESPONSES: dict[int | str, dict[str, Any]] = {
     status: {"model": Envelope, "description": "a refusal; `error.code` says which"}
     for status in (400, 403, 404, 405, 409, 413, 422, 500, 503, 507)
 }
-"""What every management route may answer beside its success."""
+"""The refusals that every management route may answer."""
 
 
 def success(data: Any, status: int = 200) -> Response:
@@ -110,7 +110,7 @@ def success(data: Any, status: int = 200) -> Response:
 
 
 def failure(refusal: Refusal, status: int | None = None) -> Response:
-    """A refusal as the envelope says it, with the status of its code unless one is given."""
+    """The envelope of a refusal, with the status of its code where no other is given."""
     details = dict(refusal.details)
     if refusal.param is not None:
         details.setdefault("param", refusal.param)
@@ -133,7 +133,7 @@ def require_json(request: Request) -> None:
 
 
 def read_json(body: bytes) -> Any:
-    """A body in which no object has one key twice, because of two values neither is known to be the one meant.
+    """The JSON of a body. A key that stands twice in one object is refused, because either of its values may be meant.
 
     Raises:
         Refusal: VALIDATION_ERROR.
@@ -145,7 +145,8 @@ def read_json(body: bytes) -> Any:
 
 
 async def unambiguous(request: Request) -> None:
-    """A dependency of routes that take maps and do not `read_json` themselves: refuses what that refuses for a repeated key.
+    """A dependency of routes whose bodies have maps and are parsed by the framework: it refuses a key that stands
+    twice.
 
     Raises:
         Refusal: VALIDATION_ERROR.
@@ -158,17 +159,17 @@ async def unambiguous(request: Request) -> None:
 
 
 def _check_once(body: bytes) -> None:
-    with suppress(ValueError, RecursionError):  # what is no JSON is refused by the route
+    with suppress(ValueError, RecursionError):  # the route itself refuses a body that is not JSON
         json.loads(body, object_pairs_hook=_once)
 
 
 def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) < len(pairs):
+    unique = dict(pairs)
+    if len(unique) < len(pairs):
         twice = Counter(key for key, _ in pairs).most_common(1)[0][0]
         shown = _printable(twice)
         raise _malformed(f"the key {shown!r} stands twice in one object", shown)
-    return found
+    return unique
 
 
 def _printable(key: str) -> str:

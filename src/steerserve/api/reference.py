@@ -15,7 +15,8 @@ Schema = Mapping[str, Any]
 
 POLICY = {"Content-Security-Policy": "default-src 'none'; style-src 'unsafe-inline'"}
 _STYLE = """
-body { font: 16px/1.5 system-ui, sans-serif; max-width: 60rem; margin: 2rem auto; padding: 0 1rem; color: #1a1a1a; background: #fff }
+body { font: 16px/1.5 system-ui, sans-serif; max-width: 60rem; margin: 2rem auto; padding: 0 1rem }
+body { color: #1a1a1a; background: #fff }
 a { color: #0b57d0 } code { font-family: ui-monospace, monospace; font-size: .92em }
 details { border-top: 1px solid #ddd; padding: .4rem 0 } summary { cursor: pointer }
 summary b { display: inline-block; min-width: 4.5rem } table { border-collapse: collapse; margin: .5rem 0 }
@@ -76,8 +77,8 @@ def _page(document: Schema, body: str) -> Response:
 
 def _sections(document: Schema) -> Iterator[str]:
     yield (
-        '<p>The same for programs: <a href="openapi.json">openapi.json</a>. Routes under <code>/v1</code> are those of the '
-        "OpenAI API. Routes under <code>/api</code> answer <code>{success, data, error}</code>.</p>"
+        '<p>The same for programs: <a href="openapi.json">openapi.json</a>. Routes under <code>/v1</code> are '
+        "those of the OpenAI API. Routes under <code>/api</code> answer <code>{success, data, error}</code>.</p>"
     )
     tagged: defaultdict[str, list[str]] = defaultdict(list)
     for path, operations in document["paths"].items():

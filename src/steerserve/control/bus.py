@@ -1,4 +1,5 @@
-"""Typed events inside the control plane. Owners publish; a subscriber that fails is logged and skipped."""
+"""Typed events inside the control plane. Owners publish them. A subscriber that fails is logged, and the others still
+get the event."""
 
 from __future__ import annotations
 
@@ -14,7 +15,7 @@ log = structlog.get_logger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class DownloadProgress:
-    """`progress` is in percent; the speed None while it is not known."""
+    """`progress` is in percent. The speed is None until it was measured."""
 
     model_id: int
     progress: float
@@ -76,7 +77,7 @@ class SaeDetached:
 
 @dataclass(frozen=True, slots=True)
 class SaeDownloadProgress:
-    """100 is said at the end only."""
+    """`percent` is 100 in the last report only."""
 
     sae_id: str
     percent: int
@@ -95,7 +96,7 @@ class SaeDownloadError:
 
 @dataclass(frozen=True, slots=True)
 class SteeringUpdate:
-    """`values` are those of the first attached SAE; `others` has those of the other ones, by their keys."""
+    """`values` are the values of the first attached SAE. `others` has the values of the other SAEs, by their keys."""
 
     enabled: bool
     values: dict[str, float]
@@ -104,7 +105,7 @@ class SteeringUpdate:
 
 @dataclass(frozen=True, slots=True)
 class MonitoringState:
-    """No features are all of them."""
+    """An empty list of features means that all features are monitored."""
 
     enabled: bool
     features: list[int]
@@ -141,7 +142,7 @@ Subscriber = Callable[[Any], None]
 
 
 class Bus:
-    """Delivers each event to every subscriber, in order, at once."""
+    """Calls every subscriber with each event, in the order of their subscription, before `publish` returns."""
 
     def __init__(self) -> None:
         self._subscribers: list[Subscriber] = []

@@ -99,8 +99,8 @@ class Database:
         await self._fresh.dispose()
 
     async def fault(self) -> str | None:
-        """Why the database cannot be used; None while it can. The database is asked at most once in CHECK_SECONDS: a new
-        connection reads the version of the schema and writes one row."""
+        """Why the database cannot be used; None while it can. The database is asked at most once in CHECK_SECONDS: a
+        new connection reads the version of the schema and writes one row."""
         async with self._checking:
             now = self._clock()
             if self._checked is None or now - self._checked >= CHECK_SECONDS:
@@ -220,8 +220,8 @@ def _check_file(file: Path) -> None:
 
 
 def _is_fault_of_database(error: Exception) -> bool:
-    """Whether an exception says something of the database, its server or its disk. The PostgreSQL driver may be missing,
-    so its exceptions are known by their module."""
+    """Whether an exception says something of the database, its server or its disk. The PostgreSQL driver may be
+    missing, so its exceptions are known by their module."""
     kinds = (SQLAlchemyError, sqlite3.Error, OSError)
     return isinstance(error, kinds) or type(error).__module__.startswith("asyncpg")
 

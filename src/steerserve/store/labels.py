@@ -21,7 +21,8 @@ _KEPT = 8
 
 
 class Labels:
-    """Reads and writes of the labels. Those of the SAEs read last are kept in memory: every answer with features asks."""
+    """Reads and writes of the labels. Those of the SAEs read last are kept in memory: every answer with features
+    asks."""
 
     def __init__(self, database: Database) -> None:
         self._database = database

@@ -36,8 +36,8 @@ def upgrade(connection: Connection, file: Path | None, now: datetime) -> None:
     version = MigrationContext.configure(connection).get_current_revision()
     if version is not None and version not in known:
         raise CannotStart(
-            f"a newer steerserve wrote it (its schema is {version[:20]!r}, this version knows up to {newest!r}): install "
-            "that version again, or name another database in DATABASE_URL"
+            f"a newer steerserve wrote it (its schema is {version[:20]!r}, this version knows up to {newest!r}): "
+            "install that version again, or name another database in DATABASE_URL"
         )
     if version == newest:
         return

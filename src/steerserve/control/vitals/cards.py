@@ -1,4 +1,5 @@
-"""The cards as they were last read. Reading blocks, so it has a thread of its own, one at a time, and never the loop."""
+"""The cards as they were last read. A reading blocks, so each runs in a thread of its own, and only one runs at a
+time."""
 
 from __future__ import annotations
 
@@ -38,7 +39,7 @@ Read = Callable[[], tuple[list[Card], str | None]]
 PATIENCE = 5.0
 """Seconds after which a driver that does not answer is reported as such."""
 MEASURE_SECONDS = 1.0
-"""How long the engine may take to tell what it holds."""
+"""How long the engine may take to answer how much memory it holds."""
 NOT_MEASURED = "not_measured_by_torch"
 
 

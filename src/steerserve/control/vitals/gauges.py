@@ -1,4 +1,4 @@
-"""The state of the service in numbers at the moment they are asked for, beside what the counters kept; as JSON and as text."""
+"""The metrics: the numbers that the counters kept, and the state of the owners at the moment of the question."""
 
 from __future__ import annotations
 
@@ -151,7 +151,7 @@ class Gauges:
 
 
 class _Made:
-    """The series that are written when they are asked for."""
+    """The series whose values are set when somebody asks for them."""
 
     def __init__(self, metrics: Metrics) -> None:
         registry = metrics.registry
@@ -184,7 +184,7 @@ class _Made:
 
 
 class _Plain:
-    """The series of a registry without the times at which they were made: twice the text for nothing."""
+    """The series of a registry without their `_created` samples, which would double the text and serve nobody."""
 
     def __init__(self, inner: Collector) -> None:
         self._inner = inner

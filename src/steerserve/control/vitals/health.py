@@ -1,4 +1,5 @@
-"""Health: liveness, readiness, components, the queue block, the cards. Each block is built in its own guard."""
+"""Health: liveness, readiness, components, the queue, the cards. A block that cannot be built does not take the
+others with it."""
 
 from __future__ import annotations
 
@@ -45,11 +46,12 @@ CARDS_SECONDS = 1.0
 
 
 class Vitals:
-    """Reads the state of the owners; owns nothing but the time of the start.
+    """Reads the state of the owners. It has no state of its own but the time of the start and the failure of the
+    first load.
 
     Args:
-        hub: whose circuit breakers are shown and reset.
-        starts: why engines cannot be started; None where nothing says so.
+        hub: has the circuit breakers that are shown and reset.
+        starts: tells why engines cannot be started, or None.
     """
 
     def __init__(
@@ -159,8 +161,8 @@ class Vitals:
         )
 
     def backend(self) -> Backend:
-        """Which backend serves, and what it can do. With continuous batching, requests that the batch refuses are served
-        serially."""
+        """Which backend serves, and what it can do. With continuous batching, requests that the batch refuses are
+        served serially."""
         settings, counts = self._settings, self._queue.counts()
         if self._generation.is_batching:
             return Backend(
