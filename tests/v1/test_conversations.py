@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from steerserve import demo
+from tests.near import check_same_chat
 from tests.service import Running
 from tests.v1.conftest import Zoo
 
@@ -31,9 +32,13 @@ def test_each_conversation_is_answered_in_its_place(shared: Running) -> None:
     answer = shared.post(CHAT, chat(extra_messages=[SEA, KIND])).json()
     alone = [shared.post(CHAT, chat(messages=one)).json() for one in (STORY, SEA, KIND)]
     assert [choice["index"] for choice in answer["choices"]] == [0, 1, 2]
-    assert [choice["message"] for choice in answer["choices"]] == [
-        one["choices"][0]["message"] for one in alone
-    ]
+    for messages, choice, one in zip((STORY, SEA, KIND), answer["choices"], alone, strict=True):
+        expected = one["choices"][0]
+        assert choice["message"]["role"] == "assistant"
+        assert choice["finish_reason"] == expected["finish_reason"] == "length"
+        check_same_chat(
+            shared, messages, choice["message"]["content"], expected["message"]["content"]
+        )
     for name in ("prompt_tokens", "completion_tokens", "total_tokens"):
         assert answer["usage"][name] == sum(one["usage"][name] for one in alone)
 
