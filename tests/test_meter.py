@@ -92,7 +92,8 @@ async def asked(app: ASGIApp, sent: list[Message], scope: Scope | None = None) -
     async def send(message: Message) -> None:
         sent.append(message)
 
-    await app(scope or {"type": "http", "path": "/v1/chat/completions"}, receive, send)
+    plain = {"type": "http", "method": "POST", "path": "/v1/chat/completions", "headers": []}
+    await app(scope or plain, receive, send)
 
 
 async def test_a_request_is_active_until_its_answer_has_ended() -> None:

@@ -26,6 +26,14 @@ def scrub(_logger: Any, _method: str, event: MutableMapping[str, Any]) -> Mutabl
     return event
 
 
+def _without_color(
+    _logger: Any, _method: str, event: MutableMapping[str, Any]
+) -> MutableMapping[str, Any]:
+    """Drop the second, coloured copy of its message that uvicorn adds to a line."""
+    event.pop("color_message", None)
+    return event
+
+
 def lease_ref(digest: bytes) -> str:
     """The 8 characters by which the log names a lease, made from the digest of its id: they do not tell the id."""
     return digest.hex()[:8]
@@ -39,6 +47,7 @@ def configure(level: str, form: str) -> None:
         structlog.stdlib.add_logger_name,
         structlog.processors.TimeStamper(fmt="iso", utc=True),
         structlog.stdlib.ExtraAdder(),
+        _without_color,
     ]
     # exceptions become text before the scrub, so that a secret inside one is replaced too
     final: list[Any] = [structlog.stdlib.ProcessorFormatter.remove_processors_meta]

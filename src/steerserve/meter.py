@@ -1,46 +1,81 @@
-"""The outermost layer: every request is counted and timed, also those that no route answered.
+"""The outermost layer: every request has an id, is counted, timed, and logged in one line, also those that no route answered.
 
-Probes of health and the live events' connections are left out: they say nothing of the load.
+Probes of health and the connections of live events are not counted, because they say nothing of the load; a probe that
+succeeds is logged at the level debug, and live events are not logged.
 """
 
 from __future__ import annotations
 
+import re
+import secrets
+
+import structlog
+from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from structlog.contextvars import bound_contextvars
 
-from steerserve.control.metrics import Metrics
+from steerserve.control.metrics import CURRENT, Metrics, RequestRecord
 
-UNCOUNTED = ("/api/health", "/socket.io")
+log = structlog.get_logger(__name__)
+
+HEALTH = "/api/health"
+LIVE_EVENTS = "/socket.io"
 UNKNOWN = "unknown"
 """The route of a path that the application does not have."""
 
+REQUEST_ID = "X-Request-Id"
+_TAKEN = re.compile(r"[A-Za-z0-9._:/+=@-]{1,128}")
+"""An id that a client may give its request."""
+
 
 class Meter:
-    """Plain ASGI: what passes through is looked at and never touched."""
+    """Plain ASGI: a request passes as it is, and its answer gets two headers."""
 
     def __init__(self, app: ASGIApp, metrics: Metrics) -> None:
         self._app = app
         self._metrics = metrics
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http" or not is_counted(scope["path"]):
+        if scope["type"] != "http" or scope["path"].startswith(LIVE_EVENTS):
             await self._app(scope, receive, send)
             return
-        metrics, seen = self._metrics, _Seen()
+        request_id, record = request_id_of(Headers(scope=scope)), RequestRecord()
+        token = CURRENT.set(record)
+        try:
+            with bound_contextvars(request_id=request_id):
+                await self._serve(scope, receive, send, request_id, record)
+        finally:
+            CURRENT.reset(token)
+
+    async def _serve(
+        self, scope: Scope, receive: Receive, send: Send, request_id: str, record: RequestRecord
+    ) -> None:
+        metrics, seen, counted = self._metrics, _Seen(), is_counted(scope["path"])
+        began = metrics.clock()
 
         async def watched(message: Message) -> None:
             if message["type"] == "http.response.start":
                 seen.start(message)
+                headers = MutableHeaders(scope=message)
+                headers[REQUEST_ID] = request_id
+                if not seen.is_stream:
+                    headers["Server-Timing"] = _timing(record, metrics.clock() - began)
             await send(message)
 
-        began = metrics.clock()
-        metrics.active.inc()
+        if counted:
+            metrics.active.inc()
         try:
             await self._app(scope, receive, watched)
         finally:
-            metrics.active.dec()
             seconds = metrics.clock() - began
             route = getattr(scope.get("route"), "path", UNKNOWN)
-            metrics.answered(route, seen.status, seconds, is_stream=seen.is_stream)
+            if counted:
+                metrics.active.dec()
+                metrics.answered(route, seen.status, seconds, is_stream=seen.is_stream)
+            line = _line(record, seconds, seen)
+            is_probe = not counted and seen.status < 400
+            say = log.debug if is_probe else log.info
+            say("request", request_id=request_id, method=scope["method"], route=route, **line)
 
 
 class _Seen:
@@ -58,4 +93,28 @@ class _Seen:
 
 
 def is_counted(path: str) -> bool:
-    return not path.startswith(UNCOUNTED)
+    return not path.startswith((HEALTH, LIVE_EVENTS))
+
+
+def request_id_of(headers: Headers) -> str:
+    """The id that the client gave its request, or a new one where the client gave none or a bad one."""
+    wanted = headers.get(REQUEST_ID, "")
+    return wanted if _TAKEN.fullmatch(wanted) else f"req_{secrets.token_hex(12)}"
+
+
+def _timing(record: RequestRecord, seconds: float) -> str:
+    """The phases of a request as a `Server-Timing` header, in milliseconds."""
+    phases = record.timing.phases() if record.timing else {}
+    phases["total"] = round(seconds * 1000, 3)
+    return ", ".join(f"{name};dur={milliseconds}" for name, milliseconds in phases.items())
+
+
+def _line(record: RequestRecord, seconds: float, seen: _Seen) -> dict[str, object]:
+    """What the access log says of a request beside its id and its route. It never has a text that a client sent."""
+    line: dict[str, object] = {"status": seen.status, "stream": seen.is_stream}
+    line |= {"ms": round(seconds * 1000, 3), "model": record.model, "code": record.code}
+    if record.timing is not None:
+        line |= {f"{name}_ms": value for name, value in record.timing.phases().items()}
+        line["prompt_tokens"] = record.timing.prompt_tokens
+        line["completion_tokens"] = record.timing.completion_tokens
+    return {name: value for name, value in line.items() if value is not None}

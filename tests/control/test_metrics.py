@@ -52,6 +52,8 @@ def test_a_generating_request_is_timed_from_the_queue_to_its_tokens(
     timing.take(Piece(1, 0, "", 5, "stop"))
     timing.take(Piece(1, 1, "", 1, "stop"))
     timing.ended()
+    assert timing.phases() == {"queue": 2000.0, "prefill": 1000.0, "decode": 500.0}
+    assert (timing.prompt_tokens, timing.completion_tokens) == (12, 6)
     assert seen(metrics, "queue_wait_seconds") == (1, 2.0)
     assert seen(metrics, "time_to_first_token_seconds") == (1, 3.0)
     # choice 0 took half a second for four tokens after its first; choice 1 had one token only

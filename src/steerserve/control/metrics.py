@@ -1,7 +1,7 @@
-"""What happened so far: requests, tokens, times, loads. It is told by those who do the work, and counts.
+"""Counts and times of requests, tokens and loads, reported by those who do the work.
 
-Everything is kept in one registry of its own. Labels have few values: routes as the application declares them, statuses,
-codes of the error table; never a name that a client sends.
+All series are in one registry of the service. Labels have few values: routes as the application declares them, statuses,
+codes of the error table; never a name that a client sends. What the access log says of one request is collected here too.
 """
 
 from __future__ import annotations
@@ -9,11 +9,13 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable, Iterable
+from contextvars import ContextVar
+from dataclasses import dataclass
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 from steerserve.control.bus import Event, LoadComplete, LoadError, LoadProgress, UnloadComplete
-from steerserve.engine.wire.messages import Outcome, Piece, Started
+from steerserve.engine.wire.messages import Embedded, Outcome, Piece, Scored, Started
 
 NAMESPACE = "steerserve"
 RECENT = 1000
@@ -23,6 +25,19 @@ PERCENTILES = (50, 95, 99)
 _LONG = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0)
 _SHORT = (0.001, 0.002, 0.005, 0.01, 0.015, 0.02, 0.03, 0.05, 0.075, 0.1, 0.2, 0.5, 1.0)
 _LOAD = (0.5, 1.0, 2.0, 5.0, 10.0, 20.0, 30.0, 60.0, 120.0, 300.0, 600.0, 1800.0)
+
+
+@dataclass(slots=True)
+class RequestRecord:
+    """What the access log says of one request, written while the request is served. `code` is that of its refusal."""
+
+    model: str | None = None
+    code: str | None = None
+    timing: Timing | None = None
+
+
+CURRENT: ContextVar[RequestRecord | None] = ContextVar("CURRENT", default=None)
+"""The record of the request that this task serves."""
 
 
 class Metrics:
@@ -82,12 +97,24 @@ class Metrics:
     def failed(self, code: str) -> None:
         """A refusal was answered, as a status or inside a stream."""
         self._errors.labels(code).inc()
+        record = CURRENT.get()
+        if record is not None:
+            record.code = code
         if code == "QUEUE_FULL":
             self._queue_full.inc()
 
+    def resolved(self, model: str) -> None:
+        """The request that is served names this model."""
+        record = CURRENT.get()
+        if record is not None:
+            record.model = model
+
     def request(self) -> Timing:
         """The measure of an inferring request that enters the queue now."""
-        return Timing(self)
+        timing, record = Timing(self), CURRENT.get()
+        if record is not None:
+            record.timing = timing
+        return timing
 
     def took(self, event: Event) -> None:
         """A subscriber of the bus: loads and unloads."""
@@ -135,16 +162,40 @@ class Metrics:
 class Timing:
     """The measure of one inferring request. Taking an event costs a reading of the clock and an addition."""
 
-    __slots__ = ("_began", "_choices", "_metrics")
+    __slots__ = ("_admitted", "_began", "_choices", "_metrics", "_read", "prompt_tokens", "scored")
 
     def __init__(self, metrics: Metrics) -> None:
         self._metrics = metrics
         self._began = metrics.clock()
+        self._admitted: float | None = None
+        self._read: float | None = None
         self._choices: dict[int, _Choice] = {}
+        self.prompt_tokens = 0
+        self.scored = 0
+
+    @property
+    def completion_tokens(self) -> int:
+        return self.scored + sum(choice.tokens for choice in self._choices.values())
+
+    def phases(self) -> dict[str, float]:
+        """Milliseconds of each phase that the request has been through: `queue` until it held its slot, with the load of its
+        model; `prefill` until its first token, or its last score or embedding; `decode` from its first token to its last."""
+        phases: dict[str, float] = {}
+        if self._admitted is not None:
+            phases["queue"] = self._admitted - self._began
+            starts = [choice.first for choice in self._choices.values()]
+            if self._read is not None or starts:
+                read = min(starts) if self._read is None else self._read
+                phases["prefill"] = read - self._admitted
+            if starts:
+                last = max(choice.last for choice in self._choices.values())
+                phases["decode"] = last - min(starts)
+        return {name: round(seconds * 1000, 3) for name, seconds in phases.items()}
 
     def admitted(self) -> None:
-        """It has a slot."""
-        self._metrics.queue_wait.observe(self._metrics.clock() - self._began)
+        """The request has a slot."""
+        self._admitted = self._metrics.clock()
+        self._metrics.queue_wait.observe(self._admitted - self._began)
 
     def take(self, event: Started | Outcome) -> None:
         metrics = self._metrics
@@ -157,10 +208,14 @@ class Timing:
             metrics.completion_tokens.inc(event.tokens - choice.tokens)
             choice.tokens, choice.last = event.tokens, now
         elif isinstance(event, Started):
-            metrics.prompt_tokens.inc(sum(event.prompt_tokens))
+            self.prompt_tokens = sum(event.prompt_tokens)
+            metrics.prompt_tokens.inc(self.prompt_tokens)
+        elif isinstance(event, Scored | Embedded):
+            self._read = metrics.clock()
+            self.scored += isinstance(event, Scored)
 
     def ended(self) -> None:
-        """No event follows: what the choices had is observed, also of those that were cut off."""
+        """No event follows. The times of all choices are observed, also of those that were cut off."""
         for choice in self._choices.values():
             if choice.tokens > choice.at_first:
                 spent = choice.last - choice.first

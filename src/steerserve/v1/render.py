@@ -183,7 +183,7 @@ async def _fold(
         "choices": [shape.choice(i, choice, intent) for i, choice in enumerate(choices)],
         "usage": _usage(opened.started, choices),
         "system_fingerprint": opened.run.fingerprint,
-        **service,
+        **({"service": service} if service else {}),
     }
 
 
@@ -225,10 +225,14 @@ async def _stream(
                         continue
                 if end["finish_reason"] is not None:
                     is_last = all(choice.finish for choice in choices)
-                    usage = {"usage": _usage(opened.started, choices)} if is_last else {}
-                    yield chunk([end], **usage)
-            if service:
-                yield chunk([], **service)
+                    more: dict[str, Any] = {}
+                    if is_last:
+                        more["usage"] = _usage(opened.started, choices)
+                    if is_last and intent.activations is None:
+                        more["service"] = _timed(opened)
+                    yield chunk([end], **more)
+            if intent.activations is not None:
+                yield chunk([], service=service | _timed(opened))
         except Refusal as refusal:
             door.metrics.failed(refusal.code)
             yield (
@@ -273,8 +277,13 @@ def _service(
     asked = intent.activations
     assert asked is not None
     read_point = UNSTEERED if isinstance(intent, ScoreIntent) else asked.read_point
-    told = activations(opened.run, found, read_point, opened.labels)
-    return {"service": {"sae_activations": told}}
+    return {"sae_activations": activations(opened.run, found, read_point, opened.labels)}
+
+
+def _timed(opened: _Opened) -> dict[str, Any]:
+    """The times of a streamed request, which come after its headers."""
+    phases = opened.run.timing.phases()
+    return {"timing": {f"{name}_ms": milliseconds for name, milliseconds in phases.items()}}
 
 
 def _usage(started: Started, choices: list[AnswerChoice]) -> dict[str, int]:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from steerserve.control.interventions.profiles import Profiles
 from steerserve.control.interventions.serving import Serving
-from steerserve.control.metrics import Metrics
+from steerserve.control.metrics import Metrics, Timing
 from steerserve.control.observing.monitoring import Monitoring
 from steerserve.control.requests.planning import Admitted, Planner
 from steerserve.control.requests.queue import Queue
@@ -44,6 +44,7 @@ class Run:
     backend: str
     admitted: Admitted
     events: AsyncIterator[Started | Outcome]
+    timing: Timing
 
 
 class _Flow:
@@ -115,6 +116,7 @@ class Generation:
         """
         if self.is_closing:
             raise Refusal("SHUTTING_DOWN", "the service is shutting down")
+        self._metrics.resolved(model.name)
         row, profile = model.row, None
         if isinstance(intent, GenerateIntent):
             profile = await self._named(intent)
@@ -124,11 +126,12 @@ class Generation:
         view = self._conductor.view(intent.lease)
         residency.may_serve(view, row.id, row.name, may_load=intent.may_load)
         self.active += 1
-        flow, backend = _Flow(), self._backend(intent, row)
-        pump = asyncio.create_task(self._pump(intent, row, profile, backend, flow))
+        flow, backend, timing = _Flow(), self._backend(intent, row), self._metrics.request()
+        pump = asyncio.create_task(self._pump(intent, row, profile, backend, flow, timing))
         try:
             admitted = await flow.admitted()
-            yield Run(model.name, fingerprint(admitted.resident), backend, admitted, flow.events())
+            mark = fingerprint(admitted.resident)
+            yield Run(model.name, mark, backend, admitted, flow.events(), timing)
         finally:
             self.active -= 1
             pump.cancel()
@@ -166,9 +169,9 @@ class Generation:
         profile: dial.Profile | None,
         backend: str,
         flow: _Flow,
+        timing: Timing,
     ) -> None:
         queue = self._queue if backend == batching.SERIAL else self._batched
-        timing = self._metrics.request()
         try:
             async with AsyncExitStack() as held:
                 await held.enter_async_context(queue.room())
