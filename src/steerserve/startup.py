@@ -23,8 +23,8 @@ log = structlog.get_logger(__name__)
 async def begin(owners: Owners) -> None:
     """Do what the settings ask for at the start. A failure is logged, and the service serves on."""
     settings = owners.settings
+    await _renew_ids(owners)
     try:
-        await owners.saes.renew_ids()
         if settings.demo:
             _announce(await start_demo(owners), settings)
         elif settings.auto_load_model:
@@ -35,6 +35,16 @@ async def begin(owners: Owners) -> None:
         log.error("start_failed", code=refusal.code, reason=refusal.message)
     except Exception:
         log.exception("start_failed")
+
+
+async def _renew_ids(owners: Owners) -> None:
+    """Renew the ids of SAEs that an earlier version registered; a failure is logged and the old ids stay."""
+    try:
+        await owners.saes.renew_ids()
+    except (
+        Exception
+    ):  # border of the start: whatever the database or a disk does, the service serves on
+        log.exception("sae_ids_not_renewed")
 
 
 async def _load(owners: Owners, name: str) -> None:

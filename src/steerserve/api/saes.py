@@ -32,7 +32,7 @@ LIMIT_MAXIMUM = 20_000
 """As many entries as a repository can have files."""
 
 OTHER_FILES = 200
-"""Files named that belong to no SAE; their number is always told."""
+"""Most files outside SAEs that an answer names; it always has their number."""
 
 _MESSAGES = {
     "downloading": "the download has begun",

@@ -113,8 +113,8 @@ class _Reader:
         for _ in range(keys):
             key = self._name()
             self._value(key, self._number("I"))
-        found = [self._tensor() for _ in range(tensors)]
-        self._measure(found)
+        listed = [self._tensor() for _ in range(tensors)]
+        self._measure(listed)
         self._read_token_texts()
         return self._part
 

@@ -130,7 +130,7 @@ class Downloads:
         run.end.add_done_callback(self._ends.discard)
 
     async def cancel(self, key: Key) -> bool:
-        """End a download and remove what it fetched. Returns when its process is gone and `on_end` has been told; False
+        """End a download and remove what it fetched. Returns when its process is gone and `on_end` has returned; False
         when there was nothing to cancel."""
         run = self._runs.get(key)
         if run is None or run.end is None:

@@ -46,5 +46,5 @@ def disk_room(job: Job, others: Sequence[Job]) -> tuple[int, int, int]:
 
 
 def percent_of(present: int, total: int) -> int:
-    """At most 99, because 100 is told at the end only."""
+    """At most 99, because 100 is shown at the end only."""
     return min(99, 100 * present // total) if total else 0

@@ -1,9 +1,9 @@
 """Monitoring of the first attached SAE: its configuration, the records of finished generations, and the statistics that
 the engine keeps.
 
-What is reported is what the engine does: an edit counts once the engine has it, and monitoring is enabled exactly while
-the engine that was told so still has the SAE attached. An engine that ended by itself is told again once it has its SAEs
-back; a detach ends monitoring for good.
+The state follows the engine: an edit counts once the engine has accepted it, and monitoring is enabled exactly while that
+engine still has the SAE attached. After a crash the next engine gets the configuration again once the SAE is attached; a
+detach ends monitoring for good.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ class Counted:
 
 @dataclass(frozen=True, slots=True)
 class _Watch:
-    """What was to be monitored, and of which SAE: see `Attachment.place`."""
+    """The configuration that a crash took, and the place of its SAE (see `Attachment.place`)."""
 
     place: tuple[int, str]
     wanted: Configuration
@@ -80,7 +80,7 @@ class Monitoring(EngineState[_Watch]):
         self._bus = bus
         self._now = now
         self._wanted = Configuration()
-        # the attachment that the switch and the features are meant for
+        # the attachment that `_wanted.enabled` and `_wanted.features` concern
         self._meant: Attachment | None = None
         self._running: tuple[Engine, Attachment] | None = None
         self._counting: tuple[Engine, Attachment, datetime] | None = None
@@ -270,7 +270,7 @@ class Monitoring(EngineState[_Watch]):
         )
 
     def _notice(self, event: object) -> None:
-        """Called by the bus. When the attachments change, the state is told at once; commands to the engine wait for their turn."""
+        """Called by the bus. When the attachments change, the state is published at once; commands to the engine wait for their turn."""
         if not isinstance(event, SaeAttached | SaeDetached | LoadComplete | UnloadComplete):
             return
         if self._meant is not None and self._meant is not self._first():
@@ -290,8 +290,8 @@ class Monitoring(EngineState[_Watch]):
 
     @asynccontextmanager
     async def put_back(self, back: Return, loss: Callable[[], _Watch]) -> AsyncIterator[Switch]:
-        """Monitor the first SAE again, if it is the one that was monitored. The engine is told beside the requests: the
-        model does not wait for it to serve."""
+        """Monitor the first SAE again after a crash, if it is the SAE that was monitored. The command runs beside the
+        requests: the model serves without waiting for it."""
         first = next(iter(back.attached), None)
         if first is None or first.place != loss().place:
             yield unchanged
@@ -306,7 +306,7 @@ class Monitoring(EngineState[_Watch]):
         yield resume
 
     async def _resume(self, first: Attachment) -> None:
-        """Tell the next engine what is monitored, unless an edit has told it already, or the SAE is gone."""
+        """Give the next engine the configuration, unless an edit has given one already, or the SAE is gone."""
         async with self._editing:
             if first is not self._meant or self._running is not None:
                 return
