@@ -114,8 +114,8 @@ class Owners:
         )
         self.steering = Steering(conductor, bus)
         documents = Documents(around.database)
-        self.serving = Serving(documents, self.steering, conductor)
-        self.profiles = Profiles(documents, self.serving, conductor)
+        self.serving = Serving(documents, self.steering, conductor, self.catalog)
+        self.profiles = Profiles(documents, self.serving, conductor, self.catalog)
 
     def _make_observing(self) -> None:
         self.monitoring = Monitoring(self.conductor, self.bus, self.around.now)

@@ -690,6 +690,38 @@ def test_an_export_comes_back_as_it_was(empty: Running) -> None:
         path = f"{PROFILES}/{found['id']}"
 
 
+def test_a_profile_of_another_home_finds_its_sae_and_its_model_under_other_ids(
+    both: Running,
+) -> None:
+    steer(both, {"5": 3})
+    made = both.data("POST", f"{PROFILES}/save-current", {"name": "here"}, 201)
+    exported = both.data("GET", f"{PROFILES}/{made['id']}/export")
+    digest = exported["sae"]["content_digest"]
+    assert re.fullmatch("[0-9a-f]{64}", digest)
+    assert made["sae_id"] == f"sae_{digest[:12]}"
+    assert exported["model"] == {"name": demo.MODEL_NAME, "repo_id": None}
+    there = exported | {"name": "there", "sae_id": "sae_there", "model_id": "4711"}
+    found = both.data("POST", IMPORT, there, 201)
+    assert (found["sae_id"], found["model_id"]) == ("sae_there", "4711")
+    path = f"{PROFILES}/{found['id']}"
+    again = both.data("GET", f"{path}/export")
+    assert (again["sae"], again["model"]) == (exported["sae"], exported["model"])
+    both.data("DELETE", STEERING)
+    assert activate(both, found)["warnings"] == []
+    assert state(both) == ({"5": 3.0}, True, found["id"])
+    assert echo(both, profile="there") == echo(both)
+    change(both, found, layer=made["layer"])
+    assert echo(both, steering_intensity=0.5)[1] == "0.5"
+    other = there | {"name": "other", "sae": there["sae"] | {"content_digest": "0" * 64}}
+    unknown = both.data("POST", IMPORT, other, 201)
+    refused = both.error("POST", f"{PROFILES}/{unknown['id']}/activate")
+    assert refused[:2] == (400, "PROFILE_INCOMPATIBLE")
+    change(both, found, sae_id="sae_none", model_id="acme/else")
+    assert both.error("POST", f"{path}/activate")[:2] == (400, "PROFILE_INCOMPATIBLE")
+    change(both, found, sae_id=None)
+    assert "acme/else" in activate(both, found)["warnings"][0]
+
+
 def test_the_older_form_is_imported(empty: Running) -> None:
     body = {
         "name": "older",

@@ -13,6 +13,7 @@ import pytest
 from sqlalchemy.exc import StatementError
 
 from steerserve.errors import Refusal
+from steerserve.rules.provenance import ModelOrigin, Origin, SaeOrigin
 from steerserve.store.db import Database
 from steerserve.store.documents import Documents, ProfileRow
 
@@ -45,6 +46,7 @@ async def test_a_profile_comes_back_whole_by_id_and_by_name(database: Database) 
         steering={14: 2.5, 903: -1.0},
         intensity=0.5,
         source_kind="manual",
+        origin=None,
         created_at=NOW,
         updated_at=NOW,
     )
@@ -162,3 +164,15 @@ async def test_a_change_of_what_is_not_there_is_not_found(
     documents: Documents, unknown: str, changes: dict[str, Any]
 ) -> None:
     assert await code_of(documents.change_profile(unknown, changes)) == "PROFILE_NOT_FOUND"
+
+
+async def test_an_origin_comes_back_and_is_replaced_by_a_change(database: Database) -> None:
+    documents = Documents(database)
+    origin = Origin(SaeOrigin("acme/saes", "abc", "layer_3"), ModelOrigin("demo", "acme/demo"))
+    made = await documents.add_profile(**PROFILE, origin=origin)
+    assert (await documents.profile(made.id)).origin == origin
+    await documents.change_profile(made.id, {"name": "new"})
+    assert (await documents.profile(made.id)).origin == origin
+    changed = await documents.change_profile(made.id, {"origin": Origin(None, origin.model)})
+    assert changed.origin == Origin(None, origin.model)
+    assert (await documents.change_profile(made.id, {"origin": Origin()})).origin is None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import unicodedata
+from dataclasses import asdict
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends
@@ -34,6 +35,7 @@ from steerserve.errors import Refusal
 from steerserve.rules import profile as rules
 from steerserve.rules.instant import iso
 from steerserve.rules.profile import ImportedProfile
+from steerserve.rules.provenance import Origin
 
 LARGEST_INTEGER = 2**31 - 1
 DOCUMENT_BYTES = 2**20
@@ -171,12 +173,16 @@ def record(row: Any, active_id: str | None) -> dict[str, Any]:
     }
 
 
-def document(row: Any) -> dict[str, Any]:
-    """A profile as it travels."""
+def document(row: Any, origin: Origin) -> dict[str, Any]:
+    """A profile as it travels. `sae` and `model` say what these are where ids differ; the one that is not known is left
+    out."""
     saved = record(row, None)
-    return {"version": rules.VERSION} | {
-        name: value for name, value in saved.items() if name not in ("id", "is_active")
-    }
+    known = {"sae": origin.sae, "model": origin.model}
+    return (
+        {"version": rules.VERSION}
+        | {name: value for name, value in saved.items() if name not in ("id", "is_active")}
+        | {name: asdict(part) for name, part in known.items() if part is not None}
+    )
 
 
 def router(profiles: Profiles, serving: Serving) -> APIRouter:
@@ -269,7 +275,8 @@ def router(profiles: Profiles, serving: Serving) -> APIRouter:
 
     @routes.get("/{profile_id}/export", response_model=Envelope)
     async def export_profile(profile_id: str) -> Response:
-        return success(document(await profiles.get(profile_id)))
+        row = await profiles.get(profile_id)
+        return success(document(row, await profiles.origin(row)))
 
     return routes
 

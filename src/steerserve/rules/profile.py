@@ -10,7 +10,9 @@ from itertools import islice
 from typing import Any
 
 from steerserve.errors import Refusal
+from steerserve.rules import provenance
 from steerserve.rules.attachment import Sae, SaeChoice
+from steerserve.rules.provenance import Origin
 from steerserve.rules.steering import BATCH_MAXIMUM, Values
 
 INTENSITY_MAXIMUM = 2.0
@@ -121,11 +123,13 @@ def site(profile: Profile, attached: Sequence[Sae], param: str | None = None) ->
 
 @dataclass(frozen=True, slots=True)
 class ImportedProfile:
-    """An imported profile: its values, checked, and its other fields as they stand in the document."""
+    """An imported profile: its values, checked, its other fields as they stand in the document, and what the document says
+    of its SAE and its model."""
 
     steering: dict[int, float]
     fields: dict[str, Any]
     warnings: tuple[str, ...]
+    origin: Origin | None = None
 
 
 def read(body: Any) -> ImportedProfile:
@@ -145,7 +149,7 @@ def read(body: Any) -> ImportedProfile:
     names = ("name", "description", "model_id", "sae_id", "layer", "intensity")
     fields = {name: body[name] for name in names if name in body}
     warnings = _older(body, fields)
-    return ImportedProfile(_entries(body), fields, warnings)
+    return ImportedProfile(_entries(body), fields, warnings, provenance.read(body))
 
 
 def _check_kind(body: dict[str, Any]) -> None:

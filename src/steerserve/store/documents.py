@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import asdict, dataclass, fields
 from datetime import datetime
 from typing import Any
 
@@ -14,6 +14,8 @@ from sqlalchemy.exc import IntegrityError
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from steerserve.errors import Refusal
+from steerserve.rules import provenance
+from steerserve.rules.provenance import Origin
 from steerserve.store.catalog import Clock, utc_now
 from steerserve.store.db import Database
 from steerserve.store.tables import UNSTORABLE, profiles
@@ -21,7 +23,8 @@ from steerserve.store.tables import UNSTORABLE, profiles
 
 @dataclass(frozen=True, slots=True)
 class ProfileRow:
-    """One saved profile; `steering` is in the order of its indices."""
+    """One saved profile; `steering` is in the order of its indices. `origin` is what an imported document said of its SAE
+    and its model."""
 
     id: str
     name: str
@@ -32,6 +35,7 @@ class ProfileRow:
     steering: dict[int, float]
     intensity: float
     source_kind: str
+    origin: Origin | None
     created_at: datetime
     updated_at: datetime
 
@@ -89,7 +93,9 @@ class Documents:
         try:
             async with self._database.write() as connection:
                 await connection.execute(
-                    insert(profiles).values(**values, id=profile_id, created_at=now, updated_at=now)
+                    insert(profiles).values(
+                        **_columns(values), id=profile_id, created_at=now, updated_at=now
+                    )
                 )
                 row = await _first(connection, profiles.c.id == profile_id)
         except IntegrityError as error:
@@ -108,7 +114,7 @@ class Documents:
         row = None
         if not UNSTORABLE.search(profile_id):
             is_it = profiles.c.id == profile_id
-            new = {**changes, "updated_at": self._now()}
+            new = {**_columns(changes), "updated_at": self._now()}
             try:
                 async with self._database.write() as connection:
                     await connection.execute(update(profiles).where(is_it).values(**new))
@@ -145,7 +151,14 @@ async def _first(connection: AsyncConnection, matches: ColumnElement[bool]) -> P
 
 
 def _record(row: RowMapping) -> ProfileRow:
-    return ProfileRow(**{field.name: row[field.name] for field in fields(ProfileRow)})
+    values = {field.name: row[field.name] for field in fields(ProfileRow)}
+    origin = values["origin"]
+    return ProfileRow(**values | {"origin": None if origin is None else provenance.read(origin)})
+
+
+def _columns(values: Mapping[str, Any]) -> dict[str, Any]:
+    origin = values.get("origin")
+    return {**values, "origin": asdict(origin)} if origin is not None else dict(values)
 
 
 def _taken(name: Any) -> Refusal:

@@ -146,6 +146,7 @@ profiles = Table(
     Column("steering", FeatureValues, nullable=False),
     Column("intensity", Float, nullable=False, default=1.0),
     Column("source_kind", String(20), nullable=False, default="manual"),
+    Column("origin", JsonObject),
     Column("created_at", UtcDateTime, nullable=False),
     Column("updated_at", UtcDateTime, nullable=False),
     UniqueConstraint("name", name="uq_profiles_name"),

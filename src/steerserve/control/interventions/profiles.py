@@ -5,19 +5,24 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from steerserve.control.interventions.serving import Serving
+from steerserve.control.interventions.serving import Serving, origin_of
 from steerserve.control.residency.conductor import Conductor
 from steerserve.rules import profile as rules
 from steerserve.rules.profile import ImportedProfile
+from steerserve.rules.provenance import ModelOrigin, Origin
 from steerserve.rules.serving import steered
+from steerserve.store.catalog import Catalog
 from steerserve.store.documents import Documents, ProfileRow
 
 
 class Profiles:
     """Checks what is saved. Feature indices are checked against an SAE only when a profile is applied to it."""
 
-    def __init__(self, documents: Documents, serving: Serving, conductor: Conductor) -> None:
+    def __init__(
+        self, documents: Documents, serving: Serving, conductor: Conductor, catalog: Catalog
+    ) -> None:
         self._documents = documents
+        self._catalog = catalog
         self._serving = serving
         self._conductor = conductor
 
@@ -98,6 +103,7 @@ class Profiles:
         if "steering" in changed:
             changed["steering"] = rules.feature_values(changed["steering"])
         async with self._serving.editing:
+            changed |= await self._changed_origin(profile_id, changed)
             row = await self._documents.change_profile(profile_id, changed)
             await self._serving.amend(row)
         return row
@@ -123,4 +129,23 @@ class Profiles:
             Refusal: PROFILE_ALREADY_EXISTS, VALIDATION_ERROR.
         """
         rules.check_intensity(fields.get("intensity", 1.0))
-        return await self._documents.add_profile(**fields, steering=document.steering)
+        return await self._documents.add_profile(
+            **fields, steering=document.steering, origin=document.origin
+        )
+
+    async def origin(self, row: ProfileRow) -> Origin:
+        """What the SAE and the model of a profile are, for an export: as the document said that the profile came in, else
+        as they are registered here."""
+        known = row.origin or Origin()
+        saes, models = await self._catalog.saes(), await self._catalog.models()
+        sae = next((origin_of(sae) for sae in saes if sae.id == row.sae_id), None)
+        names = (ModelOrigin(m.name, m.repo_id) for m in models if str(m.id) == row.model_id)
+        return Origin(known.sae or sae, known.model or next(names, None))
+
+    async def _changed_origin(self, profile_id: str, changes: Mapping[str, Any]) -> dict[str, Any]:
+        """The origin without the SAE or the model that the changes replace; nothing where there is none."""
+        origin = (await self._documents.profile(profile_id)).origin
+        if origin is None:
+            return {}
+        sae = None if "sae_id" in changes else origin.sae
+        return {"origin": Origin(sae, None if "model_id" in changes else origin.model)}

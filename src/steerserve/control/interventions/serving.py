@@ -12,11 +12,13 @@ from dataclasses import dataclass
 
 from steerserve.control.interventions.steering import Steering
 from steerserve.control.residency.conductor import Conductor
-from steerserve.control.residency.resident import Attachment, Resident
+from steerserve.control.residency.resident import Attachment
 from steerserve.errors import Refusal
 from steerserve.rules import serving as rules
 from steerserve.rules.profile import Profile
+from steerserve.rules.provenance import SaeOrigin
 from steerserve.rules.steering import Live
+from steerserve.store.catalog import Catalog, SaeRow
 from steerserve.store.documents import Documents, ProfileRow
 
 LISTED = 20
@@ -47,8 +49,11 @@ class Serving:
     """Owner of what serves. `editing` is held while a profile is activated, ended, changed or deleted, so that none is
     deleted or changed between the read of its record and its activation."""
 
-    def __init__(self, documents: Documents, steering: Steering, conductor: Conductor) -> None:
+    def __init__(
+        self, documents: Documents, steering: Steering, conductor: Conductor, catalog: Catalog
+    ) -> None:
         self._documents = documents
+        self._catalog = catalog
         self._steering = steering
         self._conductor = conductor
         self.editing = asyncio.Lock()
@@ -88,6 +93,15 @@ class Serving:
             return None
         return ServingProfile(row.id, row.name, row.source_kind, row.intensity)
 
+    async def applicable(self, row: ProfileRow) -> Profile:
+        """The saved profile as it is applied here. An SAE that is registered here under another id than where the profile
+        was made is named by its id here."""
+        sae_id, origin = row.sae_id, row.origin.sae if row.origin else None
+        if sae_id is not None and origin is not None:
+            same = (sae.id for sae in await self._catalog.saes() if origin.is_same(origin_of(sae)))
+            sae_id = next(same, sae_id)
+        return Profile(row.name, row.steering, row.intensity, sae_id, row.layer)
+
     # ------------------------------------------------------------- changing
 
     async def activate(self, profile_id: str, *, applies: bool = True) -> ActivationReport:
@@ -99,7 +113,7 @@ class Serving:
         """
         async with self.editing:
             row = await self._documents.profile(profile_id)
-            profile, warnings = _applicable(row), self._warnings(row)
+            profile, warnings = await self.applicable(row), self._warnings(row)
             applied = applies and bool(row.steering)
             if applied:
                 warnings += await self._apply(profile_id, profile)
@@ -136,7 +150,8 @@ class Serving:
     async def amend(self, row: ProfileRow) -> None:
         """The saved profile was changed: where it is active, the dial scales its new values from now on. The live values
         stay. The caller holds `editing`."""
-        await self._steering.everywhere(lambda live: rules.amend(live, row.id, _applicable(row)))
+        profile = await self.applicable(row)
+        await self._steering.everywhere(lambda live: rules.amend(live, row.id, profile))
 
     # ------------------------------------------------------------- inside
 
@@ -157,23 +172,25 @@ class Serving:
 
     def _warnings(self, row: ProfileRow) -> tuple[str, ...]:
         resident = self._conductor.resident
-        if row.model_id is None or resident is None or row.model_id in _names(resident):
+        if resident is None or row.model_id is None:
             return ()
-        return (
-            f"the profile was made for model {row.model_id!r}; {resident.row.name!r} is loaded",
-        )
+        name, repo_id = resident.row.name, resident.row.repo_id
+        model = row.origin.model if row.origin else None
+        if model is not None:
+            made_for, is_same = model.name or model.repo_id, model.is_called(name, repo_id)
+        else:
+            made_for = row.model_id
+            is_same = made_for in (str(resident.row.id), name, repo_id)
+        if is_same:
+            return ()
+        return (f"the profile was made for model {made_for!r}; {name!r} is loaded",)
 
 
-def _applicable(row: ProfileRow) -> Profile:
-    """The saved profile as it is applied."""
-    return Profile(row.name, row.steering, row.intensity, row.sae_id, row.layer)
+def origin_of(sae: SaeRow) -> SaeOrigin:
+    """What a registered SAE is, whatever its id."""
+    return SaeOrigin(sae.repository_id, sae.revision, sae.file_path, sae.content_digest)
 
 
 def _listed(features: Sequence[int]) -> str:
     more = f" and {len(features) - LISTED} more" if len(features) > LISTED else ""
     return f"features {', '.join(map(str, features[:LISTED]))}{more}"
-
-
-def _names(resident: Resident) -> tuple[str | None, ...]:
-    """What a profile may call the loaded model."""
-    return (str(resident.row.id), resident.row.name, resident.row.repo_id)

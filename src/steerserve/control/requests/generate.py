@@ -93,6 +93,7 @@ class Generation:
         self._queue = queue
         self._profiles = profiles
         self._checker = checker
+        self._serving = serving
         self._planner = Planner(settings, serving)
         self._metrics = metrics
         self._monitoring = monitoring
@@ -160,7 +161,7 @@ class Generation:
             if intent.intensity == 0.0:
                 return None
             raise
-        return dial.Profile(row.name, row.steering, row.intensity, row.sae_id, row.layer)
+        return await self._serving.applicable(row)
 
     async def _pump(
         self,

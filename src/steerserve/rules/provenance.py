@@ -1,0 +1,69 @@
+"""What an SAE and a model are, whatever ids they have: by this a profile finds its SAE in another home."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+LONGEST = 500
+"""Characters of a text that are kept."""
+
+_UNPRINTABLE = re.compile("[\x00-\x1f\x7f\ud800-\udfff]")
+
+
+@dataclass(frozen=True, slots=True)
+class SaeOrigin:
+    """Where an SAE of the hub comes from, or the SHA-256 of an SAE that was registered from disk."""
+
+    repository_id: str | None = None
+    revision: str | None = None
+    file_path: str | None = None
+    content_digest: str | None = None
+
+    def is_same(self, other: SaeOrigin) -> bool:
+        """Whether both are known to be one SAE: the same content, or the same file of the same commit."""
+        if self.content_digest is not None and self.content_digest == other.content_digest:
+            return True
+        place = (self.repository_id, self.revision, self.file_path)
+        is_known = self.repository_id is not None and self.revision is not None
+        return is_known and place == (other.repository_id, other.revision, other.file_path)
+
+
+@dataclass(frozen=True, slots=True)
+class ModelOrigin:
+    """What a model is called."""
+
+    name: str | None = None
+    repo_id: str | None = None
+
+    def is_called(self, name: str, repo_id: str | None) -> bool:
+        """Whether a model with this name and repository is the one."""
+        return name == self.name or (repo_id is not None and repo_id == self.repo_id)
+
+
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """The SAE and the model that a profile was made for; None where nothing is known of them."""
+
+    sae: SaeOrigin | None = None
+    model: ModelOrigin | None = None
+
+
+def read(document: Mapping[str, Any]) -> Origin | None:
+    """What a document says of its SAE and its model. Texts that cannot be one are left out; None where nothing is left."""
+    sae = SaeOrigin(**_texts(document, "sae", SaeOrigin.__slots__))
+    model = ModelOrigin(**_texts(document, "model", ModelOrigin.__slots__))
+    origin = Origin(sae if sae != SaeOrigin() else None, model if model != ModelOrigin() else None)
+    return origin if origin != Origin() else None
+
+
+def _texts(document: Mapping[str, Any], part: str, names: tuple[str, ...]) -> dict[str, str]:
+    said = document.get(part)
+    values = {name: said.get(name) for name in names} if isinstance(said, Mapping) else {}
+    return {name: text for name, text in values.items() if isinstance(text, str) and _is_text(text)}
+
+
+def _is_text(text: str) -> bool:
+    return 0 < len(text) <= LONGEST and not _UNPRINTABLE.search(text)
