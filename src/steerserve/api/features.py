@@ -82,7 +82,8 @@ def router(features: Features) -> APIRouter:
         openapi_extra=_IMPORT,
     )
     async def add_labels(sae_id: str, request: Request, replace: bool = False) -> Response:
-        """`replace` forgets the labels that were there before. The body may also be JSON Lines, as application/x-ndjson."""
+        """`replace` forgets the labels that were there before. The body may also be JSON Lines, as
+        application/x-ndjson."""
         done = await features.add_labels(sae_id, await _document(request), replace=replace)
         return success(
             {

@@ -70,7 +70,8 @@ def record(
     lease: LeaseStatus | None,
     progress: FetchProgress | None,
 ) -> dict[str, Any]:
-    """A model record: the stored facts, and for the resident model the live ones. `lease` is the public view of the lease."""
+    """A model record: the stored facts, and for the resident model the live ones. `lease` is the public view of the
+    lease."""
     live = resident if resident is not None and resident.row.id == row.id else None
     facts = live.facts if live else None
     return {

@@ -22,8 +22,8 @@ Labels = Mapping[int, str]
 
 
 class Configure(RequestBody):
-    """The whole configuration; a field that is left out takes its default. Without `features`, or with an empty list, all
-    features are monitored, and the state shows an empty list."""
+    """The whole configuration; a field that is left out takes its default. Without `features`, or with an empty list,
+    all features are monitored, and the state shows an empty list."""
 
     enabled: bool = True
     features: list[int] | None = None

@@ -69,8 +69,8 @@ class SaePreviewBody(SaeHubBody):
 
 
 class NewSae(SaeHubBody):
-    """An SAE to register: the SAE at `file_path` of `repository_id`, all SAEs of the repository without a `file_path`, or
-    the folder or file `local_path` of this machine, in place."""
+    """An SAE to register: the SAE at `file_path` of `repository_id`, all SAEs of the repository without a
+    `file_path`, or the folder or file `local_path` of this machine, in place."""
 
     repository_id: Annotated[str, Field(min_length=1, max_length=255)] | None = None
     local_path: Annotated[str, Field(min_length=1, max_length=500)] | None = None

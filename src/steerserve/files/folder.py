@@ -1,5 +1,6 @@
-"""Where downloads lie on the disk. `<cache>/<owner>--<name>/<commit>` holds only files of finished downloads; a download
-that is not finished keeps its files beside it, in `<commit>.parts`, and moves them over when it has them all.
+"""Where downloads lie on the disk. `<cache>/<owner>--<name>/<commit>` holds only files of finished downloads; a
+download that is not finished keeps its files beside it, in `<commit>.parts`, and moves them over when it has them
+all.
 """
 
 from __future__ import annotations
@@ -51,7 +52,8 @@ class CommitFolder:
         return self.path / file.path
 
     def whole(self, file: SizedFile) -> Path:
-        """Where a fetched file waits. It is named by a digest, so that no file name of the hub reaches the staging folder."""
+        """Where a fetched file waits. It is named by a digest, so that no file name of the hub reaches the staging
+        folder."""
         return self.staging / hashlib.sha256(file.path.encode()).hexdigest()[:32]
 
     def part(self, file: SizedFile) -> Path:
@@ -79,7 +81,8 @@ class CommitFolder:
         self._tidy()
 
     def discard(self, files: Iterable[SizedFile], *, tidy: bool = True) -> None:
-        """Remove the parts of these files that unfinished downloads fetched; with `tidy` also folders that are empty then.
+        """Remove the parts of these files that unfinished downloads fetched; with `tidy` also folders that are empty
+        then.
 
         Raises:
             OSError: the first of them that cannot be removed, when all the others are.
@@ -89,8 +92,8 @@ class CommitFolder:
             self._tidy()
 
     def remove(self, files: Sequence[SizedFile]) -> None:
-        """Remove a deleted model's files, finished and fetched in part, and folders that are empty then. The caller leaves
-        out what other models of the same commit have too.
+        """Remove a deleted model's files, finished and fetched in part, and folders that are empty then. The caller
+        leaves out what other models of the same commit have too.
 
         Raises:
             OSError: the first of them that cannot be removed, when all the others are.
@@ -105,7 +108,8 @@ class CommitFolder:
             self._tidy()
 
     def remove_staged(self) -> None:
-        """Remove everything that unfinished downloads of this commit have fetched. No download of the commit may be running."""
+        """Remove everything that unfinished downloads of this commit have fetched. No download of the commit may be
+        running."""
         shutil.rmtree(self.staging, ignore_errors=True)
         self._tidy()
 

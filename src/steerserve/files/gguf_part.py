@@ -48,7 +48,8 @@ class GGUFError(ValueError):
 
 @dataclass(slots=True)
 class Part:
-    """One file's header. `values` has scalars and the few texts and lists that are used, `lengths` those of all lists."""
+    """One file's header. `values` has scalars and the few texts and lists that are used, `lengths` those of all
+    lists."""
 
     size: int
     values: dict[str, Value] = field(default_factory=dict)

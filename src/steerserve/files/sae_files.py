@@ -44,8 +44,8 @@ def remove(folder: Path, repo_id: str, gone: Set[str | None], kept: Set[str | No
 
 
 def content_digest(place: Path) -> str:
-    """The SHA-256 of an SAE on this machine: of its file, or of the files in its folder that make it an SAE. Names of files
-    and folders do not count.
+    """The SHA-256 of an SAE on this machine: of its file, or of the files in its folder that make it an SAE. Names of
+    files and folders do not count.
 
     Every byte is read, which takes about a second for a gigabyte: a digest of samples could take two SAEs for one that
     differ in a bias only.

@@ -36,8 +36,8 @@ class ModelShape:
 
 @dataclass(frozen=True, slots=True)
 class Weights:
-    """The weights of a checkpoint. `tensors` is empty where the weights are pickles, whose size `pickled_bytes` is all that can be
-    known without running them; `dtype` is what the configuration names."""
+    """The weights of a checkpoint. `tensors` is empty where the weights are pickles, whose size `pickled_bytes` is
+    all that can be known without running them; `dtype` is what the configuration names."""
 
     architecture: str | None
     dtype: str | None

@@ -52,7 +52,8 @@ _ANSWERS = {
 
 
 def environment(home: Path) -> dict[str, str]:
-    """The environment of a downloader: few variables of the service's. The hub's library keeps its files below `home`."""
+    """The environment of a downloader: few variables of the service's. The hub's library keeps its files below
+    `home`."""
     kept = [*_KEPT, *_PROXIES, *(name.lower() for name in _PROXIES)]
     return {name: os.environ[name] for name in kept if name in os.environ} | {
         "HF_HOME": str(home / ".hub"),

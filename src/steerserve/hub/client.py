@@ -1,4 +1,5 @@
-"""The model hub, asked about repositories. Each question is a process of its own; a circuit breaker stands before all."""
+"""The model hub, asked about repositories. Each question is a process of its own; a circuit breaker stands before
+all."""
 
 from __future__ import annotations
 

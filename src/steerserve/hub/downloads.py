@@ -52,8 +52,8 @@ Sleep = Callable[[float], Awaitable[None]]
 
 @dataclass(slots=True, eq=False)
 class _Run:
-    """A job under way. `work` fetches the files, then has them read; it may be cancelled, except while files are moved to
-    their places. `end` waits for `work` and is never cancelled."""
+    """A job under way. `work` fetches the files, then has them read; it may be cancelled, except while files are
+    moved to their places. `end` waits for `work` and is never cancelled."""
 
     job: Job
     on_progress: OnProgress
@@ -206,8 +206,8 @@ class Downloads:
                 run.is_moving = False
 
     async def _attempt(self, key: Key, run: _Run, number: int) -> None:
-        """Run one downloader process. Only the first attempt may use the hub's chunk store, because a second attempt cannot go on
-        with a file that the chunk store fetched in part.
+        """Run one downloader process. Only the first attempt may use the hub's chunk store, because a second attempt
+        cannot go on with a file that the chunk store fetched in part.
 
         Raises:
             Trouble

@@ -53,7 +53,8 @@ TAGS_MAXIMUM = 200
 
 
 def describe(job: Describe, session: Session) -> Described:
-    """What the hub says of a repository at one commit. Values of the wrong type are None, a malformed listing is refused.
+    """What the hub says of a repository at one commit. Values of the wrong type are None, a malformed listing is
+    refused.
 
     Raises:
         Trouble
@@ -150,7 +151,8 @@ def _is_encodable(path: str) -> bool:
 
 
 def _check_access(repo_id: str, sha: str, file: WantedFile, session: Session) -> None:
-    """The facts of a gated repository are public; only a request for one of its files tells whether the token has access."""
+    """The facts of a gated repository are public; only a request for one of its files tells whether the token has
+    access."""
     url = hf_hub_url(repo_id, file.path, revision=sha, endpoint=session.endpoint)
     get_hf_file_metadata(url, headers=session.headers, endpoint=session.endpoint, token=False)
 

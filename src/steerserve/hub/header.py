@@ -1,4 +1,5 @@
-"""The header of a safetensors file of the hub, read by ranges: 8 bytes of length, then JSON, and nothing of the tensors.
+"""The header of a safetensors file of the hub, read by ranges: 8 bytes of length, then JSON, and nothing of the
+tensors.
 
 Only the downloader process imports this.
 """
@@ -32,7 +33,8 @@ def fetch_header(job: Headers, session: Session) -> list[tuple[str, str, list[in
     """Name, dtype, shape and bytes of each tensor.
 
     Raises:
-        Trouble: FAILED, with the name of the file, when its header is damaged or longer than `HEADER_BYTES`, or lists more
+        Trouble: FAILED, with the name of the file, when its header is damaged or longer than `HEADER_BYTES`, or lists
+            more
             than `TENSORS` tensors.
     """
     if job.file.size == 0:
@@ -62,8 +64,8 @@ def _damaged(job: Headers, fault: str) -> Trouble:
 
 
 def _bytes(url: str, count: int, session: Session) -> tuple[bytes, int | None]:
-    """The first bytes of a file, so many at most, and its size where the answer tells it. An answer that holds all of the
-    file instead is read no further.
+    """The first bytes of a file, so many at most, and its size where the answer tells it. An answer that holds all of
+    the file instead is read no further.
 
     Raises:
         Trouble

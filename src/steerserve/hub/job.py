@@ -23,8 +23,8 @@ class Job:
 
 @dataclass(frozen=True, slots=True)
 class FetchProgress:
-    """How far a download is. Bytes that were there before it began count as downloaded. `percent` is 100 only at the end;
-    `speed_bps` (bytes a second) is None while nothing flows."""
+    """How far a download is. Bytes that were there before it began count as downloaded. `percent` is 100 only at the
+    end; `speed_bps` (bytes a second) is None while nothing flows."""
 
     downloaded_bytes: int
     total_bytes: int
@@ -33,8 +33,8 @@ class FetchProgress:
 
 
 def disk_room(job: Job, others: Sequence[Job]) -> tuple[int, int, int]:
-    """Bytes that the job still fetches, bytes that are free, and bytes that the other jobs still fetch. A file that several
-    jobs fetch, this one among them, counts once."""
+    """Bytes that the job still fetches, bytes that are free, and bytes that the other jobs still fetch. A file that
+    several jobs fetch, this one among them, counts once."""
     promised = {
         CommitFolder(other.folder).final(file): missing_bytes(other.folder, [file])
         for other in others

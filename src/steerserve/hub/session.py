@@ -73,8 +73,8 @@ class Session:
     def stream(
         self, url: str, headers: dict[str, str] | None = None, *, at_home: bool = False
     ) -> Iterator[httpx2.Response]:
-        """A GET whose answer is a success, redirects followed one by one and their bodies left unread. `at_home` follows
-        them within the hub only.
+        """A GET whose answer is a success, redirects followed one by one and their bodies left unread. `at_home`
+        follows them within the hub only.
 
         Raises:
             Trouble

@@ -1,4 +1,5 @@
-"""Fetching the files of a repository into a staging folder: resumed where an earlier attempt stopped, checked when whole.
+"""Fetching the files of a repository into a staging folder: resumed where an earlier attempt stopped, checked when
+whole.
 
 huggingface_hub itself no longer goes on with partial files (each of its downloads starts a file of its own and removes
 it on failure), so the bytes are fetched here; its metadata call and its chunk store are used as they are.
@@ -152,8 +153,8 @@ class _Transfer:
             self.part.unlink()
 
     def _check(self, path: Path) -> None:
-        """Compare the content with the digest that the hub listed. Reading a large file takes a while, so the counter is told
-        that the work goes on."""
+        """Compare the content with the digest that the hub listed. Reading a large file takes a while, so the counter
+        is told that the work goes on."""
         digest = _hasher(self.file.digest, self.size)
         if digest is None:
             return
@@ -167,8 +168,8 @@ class _Transfer:
     # ------------------------------------------------------------- the hub's chunk store
 
     def _may_use_xet(self, facts: HfFileMetadata) -> bool:
-        """Whether the hub offers the file in its chunk store. A transfer from there cannot be resumed, so a file that has begun
-        is fetched over plain HTTP."""
+        """Whether the hub offers the file in its chunk store. A transfer from there cannot be resumed, so a file that
+        has begun is fetched over plain HTTP."""
         data = facts.xet_file_data
         if data is None or importlib.util.find_spec("hf_xet") is None:
             return False
@@ -244,7 +245,8 @@ def _goes_on(response: httpx2.Response, have: int) -> bool:
 
 
 def _hasher(digest: str | None, size: int) -> Any:
-    """The hash function of a digest: SHA-256 of the content, or SHA-1 of the git blob. None for a digest of another form."""
+    """The hash function of a digest: SHA-256 of the content, or SHA-1 of the git blob. None for a digest of another
+    form."""
     if digest is None or not re.fullmatch(r"[0-9a-f]+", digest):
         return None
     if len(digest) == 64:

@@ -80,7 +80,8 @@ class GgufVariant:
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """Files that are not offered: `kind` is `incomplete` (shards are missing) or `ambiguous` (one label, two models)."""
+    """Files that are not offered: `kind` is `incomplete` (shards are missing) or `ambiguous` (one label, two
+    models)."""
 
     kind: str
     name: str

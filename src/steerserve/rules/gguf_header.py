@@ -72,7 +72,8 @@ def kv_bytes_per_token(header: Header, cache_type: str) -> int:
 
 
 def longest_context(header: Header, ceiling: int, default: int) -> int:
-    """Tokens of context that the file and the ceiling (0 for none) allow; an encoder that says nothing takes one pass."""
+    """Tokens of context that the file and the ceiling (0 for none) allow; an encoder that says nothing takes one
+    pass."""
     named = header.context_length or (BATCH if header.is_embedding_only else 0)
     return min((n for n in (named, ceiling) if n), default=default)
 

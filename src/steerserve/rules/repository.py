@@ -1,4 +1,5 @@
-"""Repositories of a model hub: which names may be asked for, which listings are trusted, which files a checkpoint needs."""
+"""Repositories of a model hub: which names may be asked for, which listings are trusted, which files a checkpoint
+needs."""
 
 from __future__ import annotations
 

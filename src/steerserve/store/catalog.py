@@ -21,7 +21,8 @@ from steerserve.store.tables import UNSTORABLE, feature_labels, models, profiles
 Clock = Callable[[], datetime]
 LARGEST_ID = 2**31 - 1
 TOLD = ("format", "architecture", "dtype", "hook_name", "site", "trained_on")
-"""Texts that an SAE's checkpoint says of itself. A column keeps the beginning that fits; `claims` keeps the whole text."""
+"""Texts that an SAE's checkpoint says of itself. A column keeps the beginning that fits; `claims` keeps the whole
+text."""
 Record = TypeVar("Record")
 
 
@@ -54,9 +55,10 @@ class ModelRow:
 
 @dataclass(frozen=True, slots=True)
 class SaeRow:
-    """One registered SAE; `local_path` is its folder or file, None until it is downloaded, and `file_path` where that lies
-    in its repository, None for the whole of it. `content_digest` is the SHA-256 of an SAE of this machine. `claims` is what the checkpoint says of itself (`engine.messages.Claims`);
-    what is not known before it is read is None or empty."""
+    """One registered SAE; `local_path` is its folder or file, None until it is downloaded, and `file_path` where that
+    lies in its repository, None for the whole of it. `content_digest` is the SHA-256 of an SAE of this machine.
+    `claims` is what the checkpoint says of itself (`engine.messages.Claims`); what is not known before it is read is
+    None or empty."""
 
     id: str
     repository_id: str | None
@@ -207,7 +209,8 @@ class Catalog:
         return await self.sae(sae_id)
 
     async def put_sae(self, sae_id: str, *, may_add: bool = True, **values: Any) -> SaeRow:
-        """Write what a download says of an SAE, into a new record where there is none. The record of an attached SAE stays as it is.
+        """Write what a download says of an SAE, into a new record where there is none. The record of an attached SAE
+        stays as it is.
 
         Raises:
             Refusal: SAE_NOT_FOUND where there is no record and none may be added.
@@ -237,7 +240,7 @@ class Catalog:
         """Remove the records of SAEs and the labels of their features, all of them or none."""
         async with self._database.write() as connection:
             for sae_id in sae_ids:
-                # the record goes before its labels, so that a writer of labels either comes before both or finds no record
+                # the record goes before its labels: a writer of labels comes before both, or finds no record
                 await connection.execute(delete(saes).where(saes.c.id == sae_id))
                 await connection.execute(
                     delete(feature_labels).where(feature_labels.c.sae_id == sae_id)

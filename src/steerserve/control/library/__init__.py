@@ -9,6 +9,6 @@
 - `model_records`, `sae_records`: what files or checkpoints say, as the values of a record.
 - `sae_reading`: engine processes that read SAE checkpoints. Files of models are read here, from their headers.
 
-Locks, in the order in which they are taken: `Saes._registering`, the conductor's `editing`, `RecordedDownloads._deciding`.
-Views that leave this room are frozen dataclasses; `api/` makes the JSON.
+Locks, in the order in which they are taken: `Saes._registering`, the conductor's `editing`,
+`RecordedDownloads._deciding`. Views that leave this room are frozen dataclasses; `api/` makes the JSON.
 """

@@ -141,9 +141,9 @@ class ModelDownloads(RecordedDownloads[int, ModelPlan, dict[str, Any]]):
     ) -> ModelRow | None:
         """The record whose download this request goes on with, because the download failed or its files are gone.
 
-        (1) A record of the very commit comes first. (2) A request that names a revision concerns that commit only. (3)
-        Where a branch has moved on since a download failed, the record moves with the branch. (4) Any other record of the
-        same repository and quantization is that model already.
+        (1) A record of the very commit comes first. (2) A request that names a revision concerns that commit only.
+        (3) Where a branch has moved on since a download failed, the record moves with the branch. (4) Any other
+        record of the same repository and quantization is that model already.
 
         Raises:
             Refusal: MODEL_ALREADY_EXISTS.
@@ -218,8 +218,8 @@ class ModelDownloads(RecordedDownloads[int, ModelPlan, dict[str, Any]]):
         )
 
     async def _write(self, model_id: int, event: Event, **values: Any) -> bool:
-        """Write into the record what happened to the model; whether the database took it. If not, the next start repairs
-        the status."""
+        """Write into the record what happened to the model; whether the database took it. If not, the next start
+        repairs the status."""
         change = self._catalog.change_model(model_id, status=AFTER[event], **values)
         return await noted(change, model_id=model_id) is not None
 

@@ -21,7 +21,8 @@ from steerserve.store.catalog import ModelRow
 
 @dataclass(frozen=True, slots=True)
 class ModelRequest:
-    """A model asked of the hub. `precision` None is FP16, or what the GGUF label says. The token is used and dropped."""
+    """A model asked of the hub. `precision` None is FP16, or what the GGUF label says. The token is used and
+    dropped."""
 
     repo_id: str
     revision: str | None = None
@@ -34,7 +35,8 @@ class ModelRequest:
 
 @dataclass(frozen=True, slots=True)
 class ModelPlan:
-    """The files that one record stands for. `label` is the quantization label of a GGUF model, None for a checkpoint."""
+    """The files that one record stands for. `label` is the quantization label of a GGUF model, None for a
+    checkpoint."""
 
     repository: Repository
     precision: str

@@ -62,8 +62,8 @@ class Models:
         )
 
     async def remove(self, model_id: int) -> ModelRow:
-        """Forget a model. Its download is cancelled, and its files are removed if they came from the hub; the files of a
-        local source never are.
+        """Forget a model. Its download is cancelled, and its files are removed if they came from the hub; the files
+        of a local source never are.
 
         Raises:
             Refusal: MODEL_NOT_FOUND, MODEL_BUSY, MODEL_LOCKED.

@@ -95,12 +95,12 @@ class SaeDownloads(RecordedDownloads[str, SaePlan, Sequence[ReadSae]]):
     async def begin(self, request: SaeRequest) -> tuple[SaeRow, str]:
         """Register an SAE and begin its download, or go on with a download that had failed.
 
-        The record, and the status to answer: `downloading`, or `already_downloading`, `cached`, `attached` for an SAE that
-        is there already.
+        The record, and the status to answer: `downloading`, or `already_downloading`, `cached`, `attached` for an SAE
+        that is there already.
 
         Raises:
-            Refusal: what `describe` raises, VALIDATION_ERROR for a path that names no SAE, SAE_INCOMPATIBLE for an SAE that
-                can never be attached, INSUFFICIENT_DISK, SHUTTING_DOWN.
+            Refusal: what `describe` raises, VALIDATION_ERROR for a path that names no SAE, SAE_INCOMPATIBLE for an
+                SAE that can never be attached, INSUFFICIENT_DISK, SHUTTING_DOWN.
         """
         pinned = await self._pinned(request)
         if pinned is not None:
@@ -139,7 +139,8 @@ class SaeDownloads(RecordedDownloads[str, SaePlan, Sequence[ReadSae]]):
 
     @asynccontextmanager
     async def stopped(self, sae_id: str) -> AsyncIterator[list[SaeRow]]:
-        """The record, and the records of its units, with their downloads cancelled. While this is open no download begins.
+        """The record, and the records of its units, with their downloads cancelled. While this is open no download
+        begins.
 
         Raises:
             Refusal: SAE_NOT_FOUND.
@@ -166,8 +167,8 @@ class SaeDownloads(RecordedDownloads[str, SaePlan, Sequence[ReadSae]]):
         return [row, *(unit for unit in await self._same_commit(row) if unit.file_path is not None)]
 
     async def remove_files(self, rows: Sequence[SaeRow]) -> int:
-        """Remove the files of forgotten SAEs of one commit, but not those that other registered SAEs use. The bytes that
-        this gave back."""
+        """Remove the files of forgotten SAEs of one commit, but not those that other registered SAEs use. The bytes
+        that this gave back."""
         row = rows[0]
         if row.repository_id is None or row.revision is None:
             return 0

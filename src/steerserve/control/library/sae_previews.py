@@ -20,8 +20,8 @@ WHOLE_ONLY = "this format tells its tensors only when it is downloaded; the size
 
 @dataclass(frozen=True, slots=True)
 class SaeQuery:
-    """A page of a repository's SAEs; `limit` None is all of them. With `file_path` the SAE that it names, and its tensors.
-    The token is used and dropped."""
+    """A page of a repository's SAEs; `limit` None is all of them. With `file_path` the SAE that it names, and its
+    tensors. The token is used and dropped."""
 
     repo_id: str
     revision: str | None = None
@@ -37,8 +37,8 @@ class SaeQuery:
 
 @dataclass(frozen=True, slots=True)
 class UnitHeader:
-    """What the header of one unit tells. `tensors` is None where the format tells nothing before the unit is downloaded,
-    and `width` None where the tensors are not those of an SAE; `note` says why."""
+    """What the header of one unit tells. `tensors` is None where the format tells nothing before the unit is
+    downloaded, and `width` None where the tensors are not those of an SAE; `note` says why."""
 
     tensors: tuple[StoredTensor, ...] | None
     width: Width | None
@@ -47,8 +47,8 @@ class UnitHeader:
 
 @dataclass(frozen=True, slots=True)
 class SaePreview:
-    """`page` has some of the `matched` units that fit the query, of `total_units`; `others` are the files that belong to
-    no SAE. `header` is that of the only unit, where `file_path` named it."""
+    """`page` has some of the `matched` units that fit the query, of `total_units`; `others` are the files that belong
+    to no SAE. `header` is that of the only unit, where `file_path` named it."""
 
     repository: Repository
     page: tuple[Unit, ...]

@@ -1,4 +1,5 @@
-"""Reading what SAE checkpoints say of themselves, in engine processes of their own, so that a hostile file harms nothing."""
+"""Reading what SAE checkpoints say of themselves, in engine processes of their own, so that a hostile file harms
+nothing."""
 
 from __future__ import annotations
 

@@ -82,8 +82,8 @@ class Saes:
             return await self._add(place, digest, claims), False
 
     async def renew_ids(self) -> None:
-        """Give SAEs that an earlier version registered on this machine the id of their content, once. An SAE whose files
-        cannot be read now keeps its id until it is registered again."""
+        """Give SAEs that an earlier version registered on this machine the id of their content, once. An SAE whose
+        files cannot be read now keeps its id until it is registered again."""
         for row in await self._catalog.saes():
             if row.content_digest is None and row.repository_id is None and row.local_path:
                 try:
@@ -114,7 +114,8 @@ class Saes:
             return renamed
 
     async def _moved(self, row: SaeRow, place: Path) -> SaeRow:
-        """The record of content that was registered at another path. Where that path is gone, the record gets this one."""
+        """The record of content that was registered at another path. Where that path is gone, the record gets this
+        one."""
         former = Path(row.local_path or "")
         if await asyncio.to_thread(former.exists):
             return row
@@ -137,9 +138,9 @@ class Saes:
             raise Refusal("SAE_LOAD_FAILED", "another SAE has this path") from error
 
     async def remove(self, sae_id: str) -> tuple[SaeRow, int]:
-        """Forget an SAE; its record, and the bytes that its files gave back. Its download is cancelled, and its files are
-        removed if they came from the hub and no other SAE uses them; the files of a local source never are. The record
-        of a repository goes with the records of all its SAEs: all of them or none.
+        """Forget an SAE; its record, and the bytes that its files gave back. Its download is cancelled, and its files
+        are removed if they came from the hub and no other SAE uses them; the files of a local source never are. The
+        record of a repository goes with the records of all its SAEs: all of them or none.
 
         Raises:
             Refusal: SAE_NOT_FOUND, SAE_ALREADY_ATTACHED.

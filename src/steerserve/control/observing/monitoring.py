@@ -1,9 +1,9 @@
 """Monitoring of the first attached SAE: its configuration, the records of finished generations, and the statistics that
 the engine keeps.
 
-The state follows the engine: an edit counts once the engine has accepted it, and monitoring is enabled exactly while that
-engine still has the SAE attached. After a crash the next engine gets the configuration again once the SAE is attached; a
-detach ends monitoring for good.
+The state follows the engine: an edit counts once the engine has accepted it, and monitoring is enabled exactly while
+that engine still has the SAE attached. After a crash the next engine gets the configuration again once the SAE is
+attached; a detach ends monitoring for good.
 """
 
 from __future__ import annotations
@@ -55,7 +55,8 @@ class State:
 
 @dataclass(frozen=True, slots=True)
 class Counted:
-    """Statistics of one SAE since `since`, None where nothing was ever monitored; `activations` counts active features."""
+    """Statistics of one SAE since `since`, None where nothing was ever monitored; `activations` counts active
+    features."""
 
     sae_id: str
     features: list[FeatureCount]
@@ -132,8 +133,8 @@ class Monitoring(EngineState[_Watch]):
     async def statistics(
         self, features: Sequence[int] | None = None, metric: str | None = None, k: int = 10
     ) -> Counted:
-        """The statistics of the features that are named, or else of all observed features; with a metric, of the `k` features
-        with its largest values.
+        """The statistics of the features that are named, or else of all observed features; with a metric, of the `k`
+        features with its largest values.
 
         Raises:
             Refusal: SAE_NOT_ATTACHED, INVALID_FEATURE_INDEX.
@@ -270,7 +271,8 @@ class Monitoring(EngineState[_Watch]):
         )
 
     def _notice(self, event: object) -> None:
-        """Called by the bus. When the attachments change, the state is published at once; commands to the engine wait for their turn."""
+        """Called by the bus. When the attachments change, the state is published at once; commands to the engine wait
+        for their turn."""
         if not isinstance(event, SaeAttached | SaeDetached | LoadComplete | UnloadComplete):
             return
         if self._meant is not None and self._meant is not self._first():
