@@ -42,7 +42,7 @@ LOAD: dict[str, Any] = {
 def stored(folder: Path, *, scale: float = 1.0, d_in: int = 32, **fields: Any) -> Path:
     values = arrays("standard", d_in=d_in, d_sae=4096)
     values["W_dec"] = values["W_dec"] * np.float32(scale)
-    return write(folder, config_v6("standard", d_in=d_in, **fields), values)
+    return write(folder, config_v6("standard", d_in=d_in, d_sae=4096, **fields), values)
 
 
 def attached(

@@ -11,7 +11,7 @@ from steerserve.engine.worker.model.checkpoint import Checkpoint
 from steerserve.engine.worker.sae import formats, selfcheck, sites
 from steerserve.engine.worker.sae.sites import Site
 from steerserve.errors import Refusal
-from steerserve.rules.sae_sites import RESID_POST
+from steerserve.rules.sae_sites import RESID_POST, objection
 from steerserve.rules.units import MIB
 
 HOST = torch.device("cpu")
@@ -66,7 +66,7 @@ def _site(claims: Claims, model: Checkpoint, layer: int) -> Site:
     if claims.site is None and claims.hook_name is not None:
         raise Refusal(
             "SAE_INCOMPATIBLE",
-            f"the SAE reads at {claims.hook_name!r}, which names no known site; an override of its site may",
+            f"the SAE reads at {claims.hook_name!r}, {objection(claims.hook_name)}; give the site as an override",
             hook_name=claims.hook_name,
         )
     site = sites.find(model.model, model.layers, claims.site or RESID_POST, layer)

@@ -95,30 +95,10 @@ def build(
         Refusal: SAE_INCOMPATIBLE for a checkpoint that can never be attached; SAE_LOAD_FAILED for a part that is
             missing, not finite or of the wrong shape, and when an override is needed.
     """
-    if description.reason:
-        raise Refusal("SAE_INCOMPATIBLE", description.reason, format=description.format)
-    missing = needs(description)
-    if missing:
-        keys = shapes_of(description.tensors)
-        stored = ", ".join(f"{name} {shape}" for name, shape in keys.items())
-        raise Refusal(
-            "SAE_LOAD_FAILED",
-            f"the files do not say how the SAE computes; give the overrides {', '.join(missing)}. "
-            f"The file holds {stored}",
-            needs=missing,
-            tensors=keys,
-        )
+    _check_computable(description)
     shape = dimensions_of(description)
     parts = _Parts(description, shape)
-    W_dec = parts.matrix("W_dec")
-    factor = parts.finetuned()
-    if factor is not None:
-        product = W_dec.float() * factor[:, None]
-        W_dec = product.to(W_dec.dtype) if _is_finite(product.to(W_dec.dtype)) else product
-        if not _is_finite(W_dec):
-            raise misfit(
-                description, "a decoder row multiplied by its scaling_factor is not finite"
-            )
+    W_dec = parts.decoder()
     is_scaled = description.normalisation == SCALED
     c = (description.norm_factor or 1.0) if is_scaled else 1.0
     scale = c / description.embedding_scale
@@ -136,7 +116,7 @@ def build(
         W_enc=kept(W_enc, dtype),
         b_enc=parts.vector("b_enc", shape.d_sae),
         W_dec=kept(W_dec, dtype),
-        # sae-lens does the same: for an embedding only the matrices are in the other scale, not b_dec
+        # sae-lens scales only the matrices of an embedding's SAE: decoding multiplies b_dec by the scale again
         b_dec=parts.vector("b_dec", shape.d_in) / description.embedding_scale,
         activation=str(description.activation),
         input_scale=scale,
@@ -151,6 +131,22 @@ def build(
         is_centred=bool(description.is_centred),
         is_calibrated=not is_scaled or description.norm_factor is not None,
     )
+
+
+def _check_computable(description: Description) -> None:
+    if description.reason:
+        raise Refusal("SAE_INCOMPATIBLE", description.reason, format=description.format)
+    missing = needs(description)
+    if missing:
+        shapes = shapes_of(description.tensors)
+        stored = ", ".join(f"{name} {shape}" for name, shape in shapes.items())
+        raise Refusal(
+            "SAE_LOAD_FAILED",
+            f"the files do not say how the SAE computes; give the overrides {', '.join(missing)}. "
+            f"The file holds {stored}",
+            needs=missing,
+            tensors=shapes,
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,11 +184,19 @@ class _Parts:
             raise misfit(description, "a threshold is not a finite number")
         return values
 
-    def finetuned(self) -> Tensor | None:
-        """The factor that finetuning gave to each decoder row (SAELens before 6); None where there is none."""
+    def decoder(self) -> Tensor:
+        """W_dec, each row multiplied by the factor that finetuning gave to it (SAELens before 6). The product is in the
+        dtype of the file, or in float32 where it is beyond the range of that dtype."""
+        W_dec = self.matrix("W_dec")
         if "scaling_factor" not in self.description.parts:
-            return None
-        return self.vector("scaling_factor", self.shape.d_sae)
+            return W_dec
+        factor = self.vector("scaling_factor", self.shape.d_sae)
+        product = W_dec.float() * factor[:, None]
+        cast = product.to(W_dec.dtype)
+        if not _is_finite(product):
+            fault = "a decoder row multiplied by its scaling_factor is not finite"
+            raise misfit(self.description, fault)
+        return cast if _is_finite(cast) else product
 
     def _finite(self, part: str) -> Tensor:
         name = self.description.parts[part]
