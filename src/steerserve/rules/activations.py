@@ -1,4 +1,4 @@
-"""SAE activations that one request asks to see: what it may ask, which positions it means, and how much that can be."""
+"""SAE activations in answers: which a request may ask for, at which positions, and how many."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Positions = str | tuple[int, int]
 
 @dataclass(frozen=True, slots=True)
 class Activations:
-    """What a request asks to see.
+    """The activations that a request asks for.
 
     Attributes:
         sae_id: the attached SAE; None means the only one.
@@ -41,7 +41,7 @@ class Activations:
 
 
 def parse(raw: Any, max_top_k: int) -> Activations:
-    """The field's value, with everything checked that needs no model.
+    """The field's value, after every check that needs no model.
 
     Raises:
         Refusal: SAE_ACTIVATIONS_REFUSED naming the part.
@@ -112,7 +112,7 @@ def site(asked: Activations, attached: Sequence[Sae]) -> Sae:
 
 
 def most_positions(positions: Positions, prompt_tokens: int, max_tokens: int) -> int:
-    """How many positions can come to be read, counting `max_tokens` in full."""
+    """The largest number of positions that can be read, with `max_tokens` counted in full."""
     match positions:
         case "last":
             return 1

@@ -1,4 +1,4 @@
-"""What an architecture's name says a checkpoint can do."""
+"""What a checkpoint can do, judged by the name of its architecture."""
 
 from __future__ import annotations
 

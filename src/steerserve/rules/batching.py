@@ -19,8 +19,8 @@ class Fixed:
 
 
 def backend(intent: Intent, fixed: Fixed | None, *, is_monitored: bool = False) -> str:
-    """`cbm` for a request of the fixed sampling parameters that asks for nothing else; `fixed` is None where
-    continuous batching is off, and `is_monitored` sends everything to the serial path."""
+    """Where a request runs: `cbm` for one of the fixed sampling parameters that uses no other feature, else `serial`. `fixed` is
+    None where continuous batching is off. With `is_monitored` every request is `serial`."""
     if fixed is None or is_monitored or not isinstance(intent, GenerateIntent):
         return SERIAL
     sampling = intent.sampling

@@ -21,8 +21,8 @@ Overlay = Mapping[str, Values]
 
 @dataclass(frozen=True, slots=True)
 class Sweep:
-    """What is compared: `steering` are values for the attached SAE `sae_id` at `layer` (None: the first that fits), None
-    takes the base from elsewhere."""
+    """The intensities to compare, and the base that they multiply. `steering` has the base for the attached SAE `sae_id` at
+    `layer` (None: the first that fits); without `steering` the base is the named profile, else the live values."""
 
     intensities: tuple[float, ...]
     steering: Values | None = None
@@ -79,7 +79,7 @@ def base(sweep: Sweep, otherwise: Overlay, attached: Sequence[AttachedSae]) -> O
 
 
 def overlays(found: Overlay, intensities: Sequence[float]) -> tuple[Overlay, ...]:
-    """What each completion is steered by; empty for intensity 0."""
+    """The steering of each completion; empty for intensity 0."""
     return tuple(
         {
             key: {i: min(MAXIMUM, max(MINIMUM, value * one)) for i, value in values.items()}

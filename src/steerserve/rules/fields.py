@@ -1,4 +1,4 @@
-"""Which request fields each `/v1` route honours, refuses or does not use, and the strict-mode verdict.
+"""Which request fields each `/v1` route honours, refuses or does not use, and which headers it takes.
 
 Refused fields would change the output and cannot be honoured: they are refused before any model is loaded. The values
 that mean no change are accepted everywhere. Everything else that is unknown is reported, and refused in strict mode.
@@ -64,7 +64,7 @@ _IDLE_IN_SCORING: tuple[tuple[str, tuple[Any, ...]], ...] = (
 """Sampling fields that do not apply to scoring, with the values that ask for nothing."""
 
 Known = Mapping[str, Any]
-"""Fields of an object that are read -> those of the objects inside, None where what is inside is not looked at."""
+"""A field of an object that is read -> the fields of its value that are read; None where the value is not looked into."""
 
 _ANY = None
 _MESSAGE: Known = {"role": _ANY, "content": {"type": _ANY, "text": _ANY}, "name": _ANY}
@@ -133,7 +133,7 @@ def unused_by(engine: str, body: Mapping[str, Any]) -> list[str]:
 
 
 _AS_IDS = "return_tokens_as_token_ids"
-"""Says how log-probabilities are written, so it is used only where they are asked for."""
+"""This field says how log-probabilities are written, so it is unused in a request without log-probabilities."""
 
 
 def is_scoring(body: Mapping[str, Any]) -> bool:
@@ -237,11 +237,11 @@ def check_strict(locations: list[str]) -> None:
 
 
 _WRITTEN = "".join(set(map(chr, range(0x20, 0x7F))) - set(" %,"))
-"""Characters of a location that the header has as they are; the blank and the comma separate, the percent sign encodes."""
+"""Characters that the header writes as they are. The others are percent-encoded, so that blank and comma only separate."""
 
 
 def header_value(locations: Sequence[str], limit: int) -> str:
-    """Locations joined by `, ` in at most `limit` bytes; what is cut off is counted in a last `+N more`."""
+    """Locations joined by `, ` in at most `limit` bytes. Locations that do not fit are counted in a last `+N more`."""
     kept: list[str] = []
     length = 0
     best = ""

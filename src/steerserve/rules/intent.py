@@ -1,4 +1,4 @@
-"""What a `/v1` request wants: the only thing that passes the compatible door."""
+"""What a `/v1` request wants, as frozen values. Only these pass from the compatible door to the control plane."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class SamplingParameters:
     """How tokens are chosen, with every bound already checked.
 
     `temperature` 0 is greedy, `top_p` 0 keeps the most probable token only; `repetition_penalty` 1 is none;
-    `has_penalty` also where two penalties cancel out.
+    `has_penalty` is true also where the two penalties cancel out.
     """
 
     temperature: float = 1.0
@@ -33,7 +33,7 @@ class SamplingParameters:
 
 @dataclass(frozen=True, slots=True)
 class OutputConstraint:
-    """What each choice must be: a JSON object (`schema` None), or a document that validates."""
+    """The form of each choice: a JSON object, or with `is_schema` a document that the schema accepts."""
 
     name: str | None = None
     schema: Any = None
@@ -59,8 +59,12 @@ class BaseIntent:
 
 @dataclass(frozen=True, slots=True)
 class GenerateIntent(BaseIntent):
-    """Complete each prompt `n` times, or with a `sweep` once at each of its intensities; `has_special` adds the tokenizer's special tokens to texts, `template` has variables
-    for the template of conversations."""
+    """Complete each prompt `n` times, or with a `sweep` once at each of its intensities.
+
+    Attributes:
+        has_special: whether a text gets the tokenizer's special tokens.
+        template: variables for the chat template of conversations.
+    """
 
     prompts: tuple[Prompt, ...]
     sampling: SamplingParameters

@@ -1,4 +1,4 @@
-"""What the grammar engine is given in place of a client's schema: the same, read the narrow way.
+"""The grammar engine's copy of a client's schema, in which disputed constructs mean the narrower of two things.
 
 Validators (Python's `re`, JSON's numbers) and the grammar engine (a Rust regex dialect, doubles) differ at the edges.
 Where they do, the engine's copy admits a little less, so that what it lets a model write is valid for both.
@@ -28,7 +28,7 @@ LONGEST = 2**31
 """The engine's counters have 32 bits; no document gets here."""
 
 WHOLE_MAXIMUM = 2**53
-"""The engine computes in doubles: a whole number beyond this may become another one."""
+"""The engine computes in doubles, so a whole number beyond this one may be changed."""
 
 DIGITS = 15
 """Significant digits of a decimal fraction that the engine reads and writes unchanged."""

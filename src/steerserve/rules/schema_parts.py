@@ -13,7 +13,7 @@ Schema = dict[str, Any] | bool
 Path = tuple[str, ...]
 
 ANNOTATIONS = frozenset(("title", "description", "default", "examples"))
-"""Keywords that say nothing about an instance; what they hold is never looked at."""
+"""Keywords that say nothing about an instance. Their values are never looked at."""
 
 TYPES = ("null", "boolean", "integer", "number", "string", "array", "object")
 REFERENCE = "#/$defs/"
@@ -52,7 +52,7 @@ def path_of(reference: str) -> Path:
 
 
 def resolve(root: Schema, reference: str) -> Any:
-    """What a reference of the form `#/$defs/...` names in the document, or None."""
+    """The part of the document that a reference of the form `#/$defs/...` names, or None."""
     found: Any = root
     for token in path_of(reference):
         if isinstance(found, dict):
@@ -67,7 +67,7 @@ def resolve(root: Schema, reference: str) -> Any:
 def idle_references(root: Schema) -> set[int]:
     """Identities of the parts whose `$ref` closes a cycle on which an instance is never entered.
 
-    Such a schema asks about one instance whether it is valid if it is valid, and validators recurse without end.
+    Such a schema applies itself to the same instance again, and validators recurse without end.
     """
     idle: set[int] = set()
     open_parts: set[int] = set()
@@ -91,7 +91,7 @@ def idle_references(root: Schema) -> set[int]:
 
 
 def is_endless(root: Schema) -> bool:
-    """Whether no finite document can satisfy a schema, because what it requires requires itself.
+    """Whether no finite document can satisfy a schema, because a required part contains itself.
 
     The least fixed point over the parts that some finite instance may satisfy; scalar keywords count as satisfiable.
     """

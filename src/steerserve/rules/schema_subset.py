@@ -1,7 +1,7 @@
 """Which JSON Schemas a `response_format` may hold: the keywords, the form of their values, references, and sizes.
 
-What only a compiler can tell (regular expressions, contradictions) is left to `engine/sandbox/schemas.py`. This walk sees to it
-that no keyword gets there that would be ignored.
+`engine/sandbox/schemas.py` then finds what only a compiler can find (bad regular expressions, contradictions). No keyword that
+the compiler would ignore passes the checks here.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ def fault(keyword: str, path: Path, reason: str | None = None) -> Fault:
 
 
 def refusal(faults: list[Fault]) -> Refusal:
-    """The refusal that names them all, as far as they can be counted."""
+    """The refusal that names the faults, up to a bound."""
     named = "; ".join(_named(found) for found in faults[:NAMED])
     more = f" and {len(faults) - NAMED} more" if len(faults) > NAMED else ""
     return Refusal(
@@ -172,7 +172,7 @@ class _Walk:
 
 
 def _bad_ranges(schema: dict[str, Any], path: Path) -> Iterator[Fault]:
-    """Bounds that leave nothing between them, or that the engine cannot tell apart."""
+    """Pairs of bounds with no value between them, or so close that the engine cannot tell them apart."""
     kinds = schema.get("type")
     is_integer = "integer" in (kinds if isinstance(kinds, list) else [kinds])
     for low, high in RANGES:

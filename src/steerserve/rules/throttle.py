@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 LEAST_SECONDS = 0.25
-"""Between two reports of the same work."""
+"""Time between two reports of the same work."""
 
 
 def may_pass(

@@ -1,4 +1,4 @@
-"""The bodies of the `/v1` requests: their form, its validation, and the API description."""
+"""The bodies of `/v1` requests: their fields, their validation, and their part of the API description."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class JsonSchema(Body):
 
 
 class ResponseFormat(Body):
-    """What each choice must be."""
+    """The form that each choice must have."""
 
     type: Literal["text", "json_object", "json_schema"]
     json_schema: JsonSchema | None = None
@@ -140,7 +140,7 @@ class EmbeddingBody(Body):
 
 
 class Fault(BaseModel):
-    """What went wrong; `code` is stable."""
+    """Why the request was refused; `code` is stable."""
 
     model_config = ConfigDict(extra="allow")
     message: str
@@ -178,7 +178,7 @@ def validated(kind: type[Kind], raw: dict[str, Any]) -> Kind:
     """The body of a request.
 
     Raises:
-        Refusal: naming the location of what is wrong.
+        Refusal: naming the location of the first fault.
     """
     try:
         return kind.model_validate(raw)
@@ -200,7 +200,7 @@ _CODES = {
     activations.FIELD: "SAE_ACTIVATIONS_REFUSED",
 }
 _BRANCHES = frozenset({"str", "constrained-str", "float", "bool", "Positions"})
-"""What a validator writes into a location for a branch of a union."""
+"""Names of union branches that a validator writes into a location."""
 
 
 def _location(parts: tuple[int | str, ...]) -> str:

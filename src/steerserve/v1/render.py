@@ -94,7 +94,8 @@ async def embed(request: Request, accepted: Accepted[EmbedIntent], door: Door) -
 
 @dataclass(frozen=True, slots=True)
 class _Opened:
-    """A request that was started: its headers are known, its events follow. `labels` name the features that it reads."""
+    """A request that the engine has started: the headers of its answer, and its events to come. `labels` name the features whose
+    activations it asks for."""
 
     run: Run
     started: Started
@@ -195,7 +196,8 @@ async def _stream(
     opened: _Opened,
     door: Door,
 ) -> AsyncIterator[bytes]:
-    """Server-sent events: the role, the text, the finish with the usage, `[DONE]`; an error event where it fails."""
+    """Server-sent events: the role, the text, the finish with the usage, `[DONE]`. A failure becomes an error event before
+    `[DONE]`."""
 
     def chunk(choices: list[dict[str, Any]], **more: Any) -> bytes:
         return (
@@ -314,7 +316,7 @@ def error_bytes(refusal: Refusal) -> bytes:
 
 
 def in_stream(refusal: Refusal, retry_after: int | None) -> dict[str, Any]:
-    """A refusal after the 200 was sent; `retry_after` stands in for the header."""
+    """The error event of a refusal after the 200 was sent. `retry_after` takes the place of the header."""
     body = error_body(refusal)
     if retry_after is not None:
         body["error"]["retry_after"] = retry_after

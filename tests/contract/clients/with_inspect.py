@@ -1,4 +1,7 @@
-"""The calls of inspect-ai: small evaluations of the model `openai-api/local/<model>`."""
+"""The calls of inspect-ai: small evaluations of the models `openai-api/local/<model>` and `openai/<model>`.
+
+The provider `openai` uses the responses API for a model that it does not know, unless `-M responses_api=false` tells it not to.
+"""
 
 from __future__ import annotations
 
@@ -16,18 +19,20 @@ from told import BASE_URL, MODEL, STORY, Calls
 
 calls = Calls("inspect_ai", "openai")
 NAME = f"openai-api/local/{MODEL}"
+OPENAI = f"openai/{MODEL}"
 os.environ |= {"LOCAL_BASE_URL": BASE_URL, "LOCAL_API_KEY": "any"}
+os.environ |= {"OPENAI_BASE_URL": BASE_URL, "OPENAI_API_KEY": "any"}
 
 
-def evaluated(**fields: Any) -> EvalLog:
+def evaluated(name: str = NAME, **fields: Any) -> EvalLog:
     samples = [Sample(input=STORY, target="e"), Sample(input="The sea?", target="e")]
     task = Task(dataset=samples, solver=generate(), scorer=includes())
-    (log,) = eval(task, model=NAME, max_tokens=8, log_dir="logs", display="none", **fields)
+    (log,) = eval(task, model=name, max_tokens=8, log_dir="logs", display="none", **fields)
     assert log.status == "success", log.error
     return log
 
 
-@calls.works("an evaluation with `generate` and a seed")
+@calls.works("an evaluation of `openai-api/local/<model>` with `generate` and a seed")
 def evaluate() -> None:
     log = evaluated(seed=7)
     assert log.stats.model_usage[NAME].output_tokens == 16
@@ -46,6 +51,21 @@ def logprobs() -> None:
     answer = asyncio.run(get_model(NAME, config=config).generate(STORY))
     assert answer.choices[0].logprobs is not None
     assert len(answer.choices[0].logprobs.content[0].top_logprobs) == 2
+
+
+@calls.works("an evaluation of `openai/<model>` with `-M responses_api=false`")
+def openai() -> None:
+    log = evaluated(OPENAI, model_args={"responses_api": False})
+    assert log.stats.model_usage[OPENAI].output_tokens == 16
+
+
+@calls.refused(
+    "`openai/<model>` as it is: it calls the responses API",
+    says="no route '/v1/responses'",
+    instead="`-M responses_api=false`",
+)
+def responses() -> None:
+    evaluated(OPENAI)
 
 
 calls.tell()

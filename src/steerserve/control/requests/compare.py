@@ -20,7 +20,8 @@ from steerserve.rules.intent import GenerateIntent
 
 @dataclass(slots=True)
 class Side:
-    """One completion: `steering` by attachment (`sae_id@layer`), and its readings where they were asked for."""
+    """One completion. `steering` has the values by attachment (`sae_id@layer`); `readings` are there where the request asks for
+    activations."""
 
     intensity: float
     steering: Overlay
@@ -32,7 +33,7 @@ class Side:
 
 @dataclass(frozen=True, slots=True)
 class Compared:
-    """The sides in the order of the intensities asked for; `tapped` is where the readings come from, `labels` name their
+    """The sides, in the order of the request's intensities. `tapped` is the SAE that the readings come from, `labels` name its
     features."""
 
     model: str

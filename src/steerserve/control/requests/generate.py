@@ -1,4 +1,4 @@
-"""The road of every inferring `/v1` request: resolve the model, a place in the room, the model, a slot, the stream."""
+"""The road of every inferring `/v1` request: a place in the waiting room, the model, a slot, the stream of events."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class Run:
 
 
 class _Flow:
-    """What passes from the task that holds the slot to the one that answers the client."""
+    """Carries events from the task that holds the slot to the task that answers the client."""
 
     def __init__(self) -> None:
         self._items: asyncio.Queue[Admitted | Started | Outcome | Exception | None] = (
@@ -59,7 +59,7 @@ class _Flow:
         self._items.put_nowait(item)
 
     async def admitted(self) -> Admitted:
-        """What serves, once there is a slot."""
+        """How the request is served, once it has a slot."""
         first = await self._items.get()
         if isinstance(first, Exception):
             raise first
@@ -148,7 +148,7 @@ class Generation:
         return batching.backend(intent, fixed if is_batching else None, is_monitored=is_monitored)
 
     async def _named(self, intent: GenerateIntent) -> dial.Profile | None:
-        """The profile that a request names; an unknown one passes only where the dial is off.
+        """The profile that a request names. An unknown profile is accepted only where the request's intensity is 0.
 
         Raises:
             Refusal: PROFILE_NOT_FOUND.
@@ -190,7 +190,7 @@ class Generation:
                         flow.put(event)
             flow.put(None)
         except Exception as error:
-            # whatever ends the request is raised where its events are read
+            # the task that reads the events raises the error again
             flow.put(error)
         finally:
             timing.ended()
@@ -224,7 +224,7 @@ class Generation:
 
 
 def fingerprint(resident: Resident) -> str:
-    """`service:<model>@<revision>:<dtype>/<quantization>:<engine>`; what is not known is `unrecorded`."""
+    """`service:<model>@<revision>:<dtype>/<quantization>:<engine>`; a part that is not known is written `unrecorded`."""
     row, facts = resident.row, resident.facts
     revision = row.revision or "unrecorded"
     if row.engine == fields.GGUF:

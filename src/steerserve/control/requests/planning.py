@@ -1,4 +1,4 @@
-"""What the engine is told of an admitted request: how it is steered, what it reads, and how its tokens are chosen."""
+"""Commands for the engine from admitted requests: how a request is steered, what it reads, how its tokens are chosen."""
 
 from __future__ import annotations
 
@@ -22,8 +22,15 @@ from steerserve.settings import Settings
 
 @dataclass(frozen=True, slots=True)
 class Admitted:
-    """A request that holds its model and its slot: what serves it, how it is steered (`plan`), and what it answers of that
-    (`echo`). `overlays` are those of a sweep, one for each prompt; all is planned on the `epoch`."""
+    """A request that holds its model and its slot.
+
+    Attributes:
+        plan: how the request is steered.
+        echo: the intensity that the answer tells; None where the dial changes nothing.
+        tapped: the SAE whose activations the request asks for.
+        overlays: the steering of each prompt of a sweep; empty for other requests.
+        epoch: the epoch of the live values that all this was planned on.
+    """
 
     resident: Resident
     plan: m.Plan
@@ -97,7 +104,7 @@ class Planner:
     def _swept(
         self, intent: Intent, profile: dial.Profile | None, resident: Resident
     ) -> tuple[compare.Overlay, ...]:
-        """What each prompt of a sweep is steered by; nothing for other requests."""
+        """The steering of each prompt of a sweep; empty for other requests."""
         if not isinstance(intent, GenerateIntent) or intent.sweep is None:
             return ()
         attached = list(resident.attachments.values())
@@ -137,7 +144,7 @@ class Planner:
 
 
 def _tapped(intent: Intent, resident: Resident) -> Attachment | None:
-    """Where the features are read that a request asks for."""
+    """The attached SAE whose activations a request asks for."""
     if isinstance(intent, EmbedIntent) or intent.activations is None:
         return None
     site = activations.site(intent.activations, list(resident.attachments.values()))

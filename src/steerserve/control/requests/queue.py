@@ -33,7 +33,7 @@ class QueueCounts:
 
 
 class Queue:
-    """First come, first served. A request enters the room, does what it must before it runs, then takes a slot."""
+    """First come, first served. A request enters the room, waits for its model there, then takes a slot."""
 
     def __init__(
         self,
@@ -78,7 +78,7 @@ class Queue:
 
     @asynccontextmanager
     async def slot(self) -> AsyncIterator[None]:
-        """A slot, for one who has a place in the room; waits for it."""
+        """A slot, for a request that has a place in the room; waits until one is free."""
         async with self._slots:
             self._holding += 1
             since = self._clock()
