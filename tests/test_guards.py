@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
 import websockets.exceptions
 from websockets.sync.client import connect
 
-from tests.conftest import Start
 from tests.service import Running, running
 
 KEYS = ("first-key-of-two", "second-key-of-two")
+PAGE = "https://app.example"
 BEARER = {"Authorization": f"Bearer {KEYS[1]}"}
 
 
@@ -27,7 +26,11 @@ def opened(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
 
 @pytest.fixture(scope="module")
 def keyed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
-    with running(tmp_path_factory.mktemp("keyed"), api_keys=",".join(KEYS)) as live:
+    """A service with the keys of a file, which the page PAGE may call."""
+    home = tmp_path_factory.mktemp("keyed")
+    file = home / "keys"
+    file.write_text("\n".join(KEYS))
+    with running(home, api_keys=f"@{file}", cors_origins=PAGE) as live:
         yield live
 
 
@@ -128,19 +131,10 @@ def test_a_key_is_in_no_line_of_the_log(
     assert not any(secret in lines for secret in (*KEYS, "sentinel-of-a-stranger"))
 
 
-def test_the_question_whether_a_page_may_ask_needs_no_key(start: Start) -> None:
-    page = "https://app.example"
-    with start(api_keys=KEYS[0], cors_origins=page) as live:
-        asked = {"Origin": page, "Access-Control-Request-Method": "POST"}
-        answer = live.http.options("/v1/models", headers=asked)
-        assert answer.status_code == 200
-        assert answer.headers["access-control-allow-origin"] == page
-        assert live.http.options("/v1/models").status_code == 401
-
-
-def test_keys_of_a_file_are_read_at_the_start(start: Start, tmp_path: Path) -> None:
-    file = tmp_path / "keys"
-    file.write_text("\n".join(KEYS))
-    with start(api_keys=f"@{file}") as live:
-        assert live.http.get("/api/models").status_code == 401
-        assert live.http.get("/api/models", headers=BEARER).status_code == 200
+def test_the_question_whether_a_page_may_ask_needs_no_key(keyed: Running) -> None:
+    asked = {"Origin": PAGE, "Access-Control-Request-Method": "POST"}
+    answer = keyed.http.options("/v1/models", headers=asked)
+    assert answer.status_code == 200
+    assert answer.headers["access-control-allow-origin"] == PAGE
+    assert keyed.http.options("/v1/models").status_code == 401
+    assert keyed.http.get("/v1/models", headers={"Origin": PAGE}).status_code == 401
