@@ -89,7 +89,7 @@ Layer = Annotated[int, Field(ge=0, le=LARGEST_INTEGER)]
 
 
 class Snapshot(RequestBody):
-    """What the live values are saved under."""
+    """The name and the description that the live values are saved under."""
 
     name: Name
     description: Description | None = None
@@ -111,7 +111,7 @@ class NewProfile(ProfileFields):
 
 
 class ProfileChanges(RequestBody):
-    """What is sent is replaced, `steering` as a whole; null empties a field that may be empty."""
+    """The fields to replace, `steering` as a whole. null empties a field that may be empty."""
 
     answered = frozenset({"id", "is_active", "created_at", "updated_at"})
 
@@ -215,7 +215,8 @@ def router(profiles: Profiles, serving: Serving) -> APIRouter:
         responses=_NO_DOCUMENT,
     )
     async def import_profile(request: Request) -> Response:
-        """Save what an export answered. A document that is no profile is told with status 200 and `success: false`."""
+        """Save a document that an export answered. A document that is no profile is refused with status 200 and
+        `success: false`."""
         require_json(request)
         body = await request.body()
         if len(body) > DOCUMENT_BYTES:
@@ -246,7 +247,8 @@ def router(profiles: Profiles, serving: Serving) -> APIRouter:
 
     @routes.patch("/{profile_id}", response_model=Envelope, dependencies=maps)
     async def change_profile(profile_id: str, body: ProfileChanges) -> Response:
-        """What steers now stays as it is, also where the profile is active, until it is activated again."""
+        """The live values stay as they are until the profile is activated again; the dial of an active profile uses
+        the new values at once."""
         changes = body.model_dump(include=body.model_fields_set)
         return success(told(await profiles.change(profile_id, changes)))
 

@@ -1,5 +1,5 @@
-"""/api/saes/steering: the live values of one attached SAE, the first one where the request names none. Every route answers
-the state after it."""
+"""/api/saes/steering: the live values of one attached SAE, the first one where the request names none. Every route
+answers the state after it."""
 
 from __future__ import annotations
 

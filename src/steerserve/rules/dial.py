@@ -1,10 +1,9 @@
 """The dial of one request: a profile by name, an intensity, or both, as the overlay to apply and the value to echo.
 
-One function decides both, so that what is echoed is what is applied. Order: (1) with no SAE attached nothing changes;
-(2) `off` and 0 steer nothing and check no base; (3) a named profile is the base, else the active one as it was authored,
-else the live values; (4) the base is scaled by the request's intensity, else by the profile's own; (5) each value is
-clamped to [-200, 200].
-"""
+One function decides both, so that the reported intensity is the applied one. Order: (1) with no SAE attached nothing
+changes; (2) `off` and 0 steer nothing and check no base; (3) the base is the named profile, else the active one as it
+is saved, else the live values; (4) the base is scaled by the request's intensity, else by the profile's own; (5) each
+value is clamped to [-200, 200]."""
 
 from __future__ import annotations
 
@@ -29,7 +28,7 @@ Intensity = float | str
 
 @dataclass(frozen=True, slots=True)
 class Range:
-    """What `min` and `max` mean where the base declares no range."""
+    """The intensities that `min` and `max` stand for where the base declares no range."""
 
     lowest: float = 0.5
     highest: float = 1.5
@@ -37,8 +36,8 @@ class Range:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """`overlay` replaces the live values of every attached SAE for one request; None follows them. `echo` is the
-    intensity to report, None where the dial changes nothing."""
+    """`overlay` replaces the live values of every attached SAE for one request; with None the request follows the live
+    values. `echo` is the intensity to report, None where the dial changes nothing."""
 
     overlay: Mapping[str, Values] | None = None
     echo: float | None = None
@@ -74,7 +73,7 @@ def plan(
 ) -> Plan:
     """The steering of one request that names a profile, an intensity, or both.
 
-    `profile` is the named one, None when it is unknown, which only `off` lets pass.
+    `profile` is the named profile. It is None where no profile has that name; only `off` lets such a request pass.
 
     Raises:
         Refusal: PROFILE_INCOMPATIBLE.
@@ -97,7 +96,7 @@ def plan(
 
 
 def echo(value: float) -> str:
-    """An intensity as its header says it: at most three decimals, but never 0 for what is not 0."""
+    """An intensity as text for the header: at most three decimals, but never 0 for an intensity that is not 0."""
     text = f"{value:.3f}".rstrip("0").rstrip(".")
     return f"{value:.3g}" if text == "0" and value else text
 

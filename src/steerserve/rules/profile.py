@@ -18,7 +18,7 @@ from steerserve.rules.steering import BATCH_MAXIMUM, Values
 INTENSITY_MAXIMUM = 2.0
 FEATURES_MAXIMUM = BATCH_MAXIMUM
 VERSION = "1.0"
-"""The version that an export says it has."""
+"""The version of exported documents."""
 
 CLUSTER_KINDS = ("mistudio.cluster-definition", "mistudio.cluster-bundle")
 CLUSTER_IMPORT = "/api/clusters/import"
@@ -26,15 +26,15 @@ CLUSTER_IMPORT = "/api/clusters/import"
 _INDEX = re.compile(r"[ \t\r\n]*\+?[0-9]{1,18}[ \t\r\n]*")
 _ENTRY = "an entry is a feature index, a whole number from 0 on, and a number"
 _NAMED = 20
-"""How many offenders a refusal names."""
+"""How many bad keys a refusal names."""
 
 
 # ------------------------------------------------------------- saving
 
 
 def feature_values(values: Mapping[str, Any], *, is_import: bool = False) -> dict[int, float]:
-    """The map with indices and values converted: at most 1,000 features, each once. Values may lie outside of what an SAE
-    is steered by; they are clamped when the profile is applied.
+    """The map with indices and values converted: at most 1,000 features, each once. Values may lie outside of what an
+    SAE is steered by; they are clamped when the profile is applied.
 
     Raises:
         Refusal: VALIDATION_ERROR naming the keys whose entries do not convert.
@@ -85,7 +85,7 @@ def check_intensity(intensity: float) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Profile:
-    """A saved profile as it is applied; `sae_id` and `layer` None fit any."""
+    """A saved profile as it is applied. Without `sae_id` it fits any SAE, without `layer` any layer."""
 
     name: str
     values: Values
@@ -100,7 +100,7 @@ class Profile:
 
 
 def site(profile: Profile, attached: Sequence[Sae], param: str | None = None) -> Sae:
-    """The attached SAE that a profile was made for, the first where several fit.
+    """The attached SAE that a profile was made for; where several fit, the first of them.
 
     Raises:
         Refusal: PROFILE_INCOMPATIBLE when none is.
@@ -123,8 +123,8 @@ def site(profile: Profile, attached: Sequence[Sae], param: str | None = None) ->
 
 @dataclass(frozen=True, slots=True)
 class ImportedProfile:
-    """An imported profile: its values, checked, its other fields as they stand in the document, and what the document says
-    of its SAE and its model."""
+    """An imported profile: its values, checked, its other fields as they stand in the document, and what the document
+    says of its SAE and its model."""
 
     steering: dict[int, float]
     fields: dict[str, Any]
@@ -171,7 +171,8 @@ def _check_kind(body: dict[str, Any]) -> None:
 
 
 def _older(body: dict[str, Any], fields: dict[str, Any]) -> tuple[str, ...]:
-    """Take the model and the layer from where the older form keeps them."""
+    """Fill `fields` with the model and the layer, which the older form keeps in objects of their own. Returns
+    warnings."""
     for name in ("model", "sae"):
         if not isinstance(body.get(name, {}), dict):
             raise invalid(name, "not an object")
@@ -203,7 +204,8 @@ def _entries(body: dict[str, Any]) -> dict[int, float]:
 
 
 def _of_list(features: Any) -> dict[str, Any]:
-    """The older form's list of {index, strength} as a map; an entry that is none is kept under its place."""
+    """The older form's list of {index, strength} as a map. An entry of another form is kept under its place in the
+    list, so that the refusal can name it."""
     if not isinstance(features, list):
         raise invalid("features", "not a list of {index, strength}")
     values: dict[str, Any] = {}
@@ -216,7 +218,7 @@ def _of_list(features: Any) -> dict[str, Any]:
 
 
 def invalid(field: str, why: str, keys: Iterable[str] = (), *, is_import: bool = False) -> Refusal:
-    """A field, or some keys of it, that cannot be taken."""
+    """The refusal of a field, or of some keys of it."""
     named = [_shown(key) for key in islice(keys, _NAMED)]
     places = [["body", field, key] for key in named] or [["body", field]]
     more: dict[str, Any] = {"invalid_keys": named} if is_import else {}
@@ -229,5 +231,5 @@ def invalid(field: str, why: str, keys: Iterable[str] = (), *, is_import: bool =
 
 
 def _shown(text: str) -> str:
-    """A text as an answer can carry it."""
+    """At most 100 characters of a text, with half surrogate pairs written out."""
     return text[:100].encode(errors="backslashreplace").decode()

@@ -52,7 +52,8 @@ class Origin:
 
 
 def read(document: Mapping[str, Any]) -> Origin | None:
-    """What a document says of its SAE and its model. Texts that cannot be one are left out; None where nothing is left."""
+    """What a document says of its SAE and its model. Texts that cannot be one are left out; None where nothing is
+    left."""
     sae = SaeOrigin(**_texts(document, "sae", SaeOrigin.__slots__))
     model = ModelOrigin(**_texts(document, "model", ModelOrigin.__slots__))
     origin = Origin(sae if sae != SaeOrigin() else None, model if model != ModelOrigin() else None)

@@ -18,9 +18,9 @@ from steerserve.rules.steering import MANUAL, Active, Live, Values
 def activate(
     live: Live, profile_id: str, profile: Profile, attached: Sequence[AttachedSae]
 ) -> Live:
-    """(1) Values need an attached SAE, (2) the one they were made for, (3) whose features they name. (4) Each is
-    scaled by the profile's intensity and clamped, and (5) all of them replace what MANUAL held, and steering is
-    enabled; an empty profile clears. One step of the epoch.
+    """Steer by a profile. (1) A profile with values needs an attached SAE, (2) the one that it was made for, (3)
+    which has all its features. (4) Each value is multiplied by the profile's intensity and clamped. (5) The values
+    replace those of MANUAL, and steering is switched on; an empty profile clears. One step of the epoch.
 
     Raises:
         Refusal: SAE_NOT_ATTACHED, PROFILE_INCOMPATIBLE, INVALID_FEATURE_INDEX.
@@ -45,8 +45,8 @@ def activate(
 
 
 def cleared(before: Live, after: Live) -> dict[str, list[int]]:
-    """The features that an operator had set by hand at other SAEs than the one that a profile now steers, by the keys of
-    these SAEs. What an earlier activation had set there is not counted."""
+    """The features that an operator had set by hand at other SAEs than the one that a profile now steers, by the keys
+    of these SAEs. What an earlier activation had set there is not counted."""
     active = before.active
     applied = active.left if active is not None else {}
     return {
@@ -57,7 +57,7 @@ def cleared(before: Live, after: Live) -> dict[str, list[int]]:
 
 
 def steered(live: Live, attached: Sequence[AttachedSae]) -> AttachedSae:
-    """The attached SAE whose values are all there are; the first where none has any.
+    """The only attached SAE that has values, or the first attached SAE where none has any.
 
     Raises:
         Refusal: SAE_NOT_ATTACHED; PROFILE_INCOMPATIBLE when several have values, which no profile can keep.
@@ -84,8 +84,8 @@ def adopt(live: Live, profile_id: str, profile: Profile) -> Live:
 
 
 def amend(live: Live, profile_id: str, profile: Profile) -> Live:
-    """The saved profile was changed: where it is active, the dial scales its new values. The live values stay, and it is
-    no step of the epoch."""
+    """The saved profile was changed: where it is active, the dial scales its new values. The live values stay, and it
+    is no step of the epoch."""
     active = live.active
     if active is None or active.profile_id != profile_id:
         return live
@@ -94,7 +94,8 @@ def amend(live: Live, profile_id: str, profile: Profile) -> Live:
 
 
 def deactivate(live: Live, profile_id: str, *, clears: bool) -> Live:
-    """No profile is active, and what MANUAL held is forgotten where `clears`; for one that is not active, nothing."""
+    """End the active profile, and forget the values of MANUAL where `clears`. A profile that is not active changes
+    nothing."""
     if live.active is None or live.active.profile_id != profile_id:
         return live
     after = steering.replace_all(live, MANUAL, {}) if clears else live
@@ -102,9 +103,9 @@ def deactivate(live: Live, profile_id: str, *, clears: bool) -> Live:
 
 
 def dialed(live: Live, attached: Sequence[AttachedSae]) -> Mapping[str, Values]:
-    """What an intensity alone scales. (1) What an operator switched off stays off. (2) The active profile's values as they
-    are saved, so that the dial is absolute; none where no attached SAE fits them. (3) The live values where no profile is
-    active, or where an operator has changed what the activation left."""
+    """What an intensity alone scales. (1) What an operator switched off stays off. (2) The active profile's values as
+    they are saved, so that the dial is absolute; none where no attached SAE fits them. (3) The live values where no
+    profile is active, or where an operator has changed what the activation left."""
     active = live.active
     if active is not None and not active.is_applied:
         return {} if active.is_muted else _authored(active, attached)  # (1), (2)

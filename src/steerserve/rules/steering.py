@@ -1,7 +1,7 @@
-"""Live steering as a value: who set what, bounds, auto-enable, the epoch, and what a row of the batch really gets.
+"""The live steering values: their owners, their bounds, the switch, the epoch, and what a row of the batch gets.
 
-A key names one attached SAE (`sae_id@layer`). Values belong to owners and add up. Every edit returns a new value; the
-epoch grows by one exactly when an edit changed something.
+A key names one attached SAE (`sae_id@layer`). Values belong to owners, and those of all owners are added. Every edit
+returns a new `Live`; the epoch grows by one exactly when the edit changed something that steers.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ MAXIMUM = 200.0
 BATCH_MAXIMUM = 1000
 
 MANUAL = "manual"
-"""The owner of what the plain routes and the profiles set."""
+"""The owner of the values that the plain routes and the profiles set."""
 
 _INDEX = re.compile(r"0|-?[1-9][0-9]{0,63}")
 """A whole number, which is written in one way only. An index that no SAE has is refused by its number."""
 
 Values = Mapping[int, float]
 Owned = Mapping[str, Mapping[str, Values]]
-"""Owner -> key -> values; no map in it is empty."""
+"""Owner -> key -> values. None of these maps is empty."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +39,8 @@ class Active:
         choice: the SAE that it is made for.
         is_applied: whether its values became live values when it was activated. `key` names the SAE that got them, None
             where it has no values, and `left` is all that MANUAL held right after.
-        is_muted: of a profile that was not applied: an operator had switched steering off, and the dial does not turn it on.
+        is_muted: of a profile that was not applied: an operator had switched steering off, and the dial does not turn
+            it on.
     """
 
     profile_id: str
@@ -55,7 +56,8 @@ class Active:
 class Live:
     """What every request is steered by unless its own plan says otherwise.
 
-    `values` is the sum of what the owners hold, each sum within [-200, 200]; given without owners, it is MANUAL's.
+    `values` is the sum over the owners, each sum held within [-200, 200]. A `Live` that is made from `values` alone has
+    them as MANUAL's.
     """
 
     epoch: int = 0
@@ -105,7 +107,7 @@ def check_index(index: int, d_sae: int) -> None:
 
 
 def check_value(value: float) -> None:
-    """A value set directly lies in [-200, 200]; it is rejected outside, never clamped.
+    """A value that is set directly lies in [-200, 200]. A value outside is refused, never clamped.
 
     Raises:
         Refusal: VALIDATION_ERROR.
@@ -120,9 +122,9 @@ def check_value(value: float) -> None:
 
 
 def set_values(live: Live, key: str, d_sae: int, edits: Values, owner: str = MANUAL) -> Live:
-    """Set some features of one SAE, merging into what this owner has set; setting any value enables.
+    """Set some features of one SAE, merged into the values of this owner. Setting any value switches steering on.
 
-    All-or-nothing: one bad index or value raises and nothing changes.
+    One bad index or value raises, and nothing changes.
     """
     for index, value in edits.items():
         check_index(index, d_sae)
@@ -135,7 +137,8 @@ def set_values(live: Live, key: str, d_sae: int, edits: Values, owner: str = MAN
 
 
 def replace_all(live: Live, owner: str, values: Mapping[str, Values]) -> Live:
-    """What an owner holds becomes these values, key by key. Any value enables; none left of anybody disables."""
+    """Replace all values of an owner by these, key by key. Any value switches steering on; where no owner has a value
+    left, steering is off."""
     owned = {**live.owned, owner: values}
     return _step(live, owned, enabled=live.enabled or any(values.values()))
 
@@ -155,7 +158,8 @@ def switch_off(live: Live) -> Live:
 
 
 def remove(live: Live, key: str, d_sae: int, index: int) -> Live:
-    """Forget one feature, whoever set it; forgetting the last one also disables. One that is not set changes nothing."""
+    """Forget one feature, whoever set it. Forgetting the last one switches steering off; a feature that is not set
+    changes nothing."""
     check_index(index, d_sae)
     if index not in live.of(key):
         return live
@@ -178,7 +182,8 @@ def leave(live: Live, key: str) -> Live:
 
 
 def mark(before: Live, after: Live, active: Active | None) -> Live:
-    """The edit that led from `before` to `after`, and who is the active profile with it: one step of the epoch."""
+    """The edit that led from `before` to `after`, together with a change of the active profile, as one step of the
+    epoch."""
     same = (before.enabled, before.owned, before.active) == (after.enabled, after.owned, active)
     return before if same else replace(after, active=active, epoch=before.epoch + 1)
 
@@ -186,7 +191,8 @@ def mark(before: Live, after: Live, active: Active | None) -> Live:
 def effective(
     live: Live, overlay: Mapping[str, Values] | None, planned_on: int, key: str
 ) -> Values:
-    """What one row gets at `key`: its overlay while the epoch is the one it was planned on, else the live values.
+    """The values of one row at `key`: its overlay while the epoch is the one in which the row was planned, else the
+    live values.
 
     Values of 0 are left out, so that an SAE turned to 0 is the model without any hook, bit for bit.
     """
@@ -227,7 +233,7 @@ def _sum(parts: Iterable[Mapping[str, Values]]) -> dict[str, Values]:
 
 
 def _without(live: Live, key: str, index: int | None = None) -> Owned:
-    """What the owners hold without one feature at `key`, or without any there."""
+    """The values of all owners without one feature at `key`, or, without an index, without every feature there."""
 
     def left(values: Values) -> Values:
         return {} if index is None else {i: v for i, v in values.items() if i != index}
@@ -241,8 +247,8 @@ def _without(live: Live, key: str, index: int | None = None) -> Owned:
 def _step(
     live: Live, owned: Owned, *, enabled: bool, is_kept: bool = False, mutes: bool = False
 ) -> Live:
-    """The values after an edit, or `live` itself when the edit changed nothing. Without any value nothing is enabled unless
-    `is_kept`. `mutes` says that an operator switches steering off."""
+    """The values after an edit, or `live` itself when the edit changed nothing. Without any value nothing is enabled
+    unless `is_kept`. `mutes` says that an operator switches steering off."""
     full = {o: {k: v for k, v in held.items() if v} for o, held in owned.items()}
     full = {owner: held for owner, held in full.items() if held}
     enabled = enabled and (is_kept or bool(full))
@@ -254,7 +260,8 @@ def _step(
 def _still_active(
     active: Active | None, owned: Owned, *, enabled: bool, mutes: bool
 ) -> Active | None:
-    """The active profile after an edit. A profile whose values were applied ends once all values at its SAE are gone."""
+    """The active profile after an edit. A profile whose values were applied ends once all values at its SAE are
+    gone."""
     if active is None or (active.key is not None and active.key not in owned.get(MANUAL, {})):
         return None
     if active.is_applied:

@@ -23,8 +23,8 @@ from steerserve.store.tables import UNSTORABLE, profiles
 
 @dataclass(frozen=True, slots=True)
 class ProfileRow:
-    """One saved profile; `steering` is in the order of its indices. `origin` is what an imported document said of its SAE
-    and its model."""
+    """One saved profile; `steering` is in the order of its indices. `origin` is what an imported document said of its
+    SAE and its model."""
 
     id: str
     name: str
@@ -45,7 +45,7 @@ def new_profile_id() -> str:
 
 
 class Documents:
-    """Reads and writes of the profiles. Their names are compared exactly."""
+    """Reads and writes profiles. Names of profiles are compared exactly."""
 
     def __init__(
         self,
@@ -58,7 +58,7 @@ class Documents:
         self._new_id = new_id
 
     async def profiles(self) -> list[ProfileRow]:
-        """All of them, oldest first."""
+        """All profiles, oldest first."""
         async with self._database.read() as connection:
             rows = await connection.execute(
                 select(profiles).order_by(profiles.c.created_at, profiles.c.id)
@@ -104,7 +104,7 @@ class Documents:
         return row
 
     async def change_profile(self, profile_id: str, changes: Mapping[str, Any]) -> ProfileRow:
-        """Replace the named columns of one profile; without any, nothing changes.
+        """Replace the columns of one profile that `changes` names. Without changes, nothing is written.
 
         Raises:
             Refusal: PROFILE_NOT_FOUND, PROFILE_ALREADY_EXISTS.
@@ -127,7 +127,7 @@ class Documents:
 
     async def remove_profile(self, profile_id: str) -> None:
         """Raises:
-        Refusal: PROFILE_NOT_FOUND; of two that remove the same one, the second gets it.
+        Refusal: PROFILE_NOT_FOUND, also for the second of two removals of one profile.
         """
         removed = 0
         if not UNSTORABLE.search(profile_id):

@@ -30,7 +30,7 @@ from steerserve.store.catalog import Catalog, SaeRow
 
 @dataclass(frozen=True, slots=True)
 class Member:
-    """One of a set, attached; `was_there` before the set was asked for."""
+    """One SAE of a set that was attached. `was_there` says that it was attached before the request."""
 
     attachment: Attachment
     was_there: bool
@@ -78,7 +78,7 @@ class Attachments:
                 INVALID_LOCAL_PATH, INSUFFICIENT_MEMORY.
         """
         async with self._conductor.editing:
-            # it may have been deleted, or may have come, while this edit waited
+            # the SAE may have been deleted or attached while this edit waited for the one before it
             row = await self._catalog.sae(sae.id)
             resident = self._conductor.loaded()
             wanted = AttachRequest(row, layer, dtype, m.Overrides(**overrides or {}), is_checked)
@@ -135,15 +135,15 @@ class Attachments:
                     await self._exchange(resident, [], made)
             await self._note(resident, [], made)
             found = [resident.attachments[wanted.key] for wanted in asked]
-        # what is named twice is there the second time
+        # an SAE that the set names twice was there before, the second time
         return [
             Member(a, was_there=a.key not in missing or a in found[:number])
             for number, a in enumerate(found)
         ]
 
     async def detach(self, sae_id: str) -> int:
-        """Detach every layer of an SAE after the requests in flight, and leave it out of what a crash took; the MiB that
-        come back.
+        """Detach every layer of an SAE after the requests in flight, and leave it out of what a crash took; the MiB
+        that come back.
 
         Raises:
             Refusal: SAE_NOT_ATTACHED.
@@ -198,7 +198,7 @@ class Attachments:
 
     @asynccontextmanager
     async def _undoing(self, resident: Resident) -> AsyncIterator[list[Attachment]]:
-        """What is put into the list is taken out of the engine again if the block fails."""
+        """If the block fails, every attachment that it put into the list is taken out of the engine again."""
         engine, _ = resident.running()
         made: list[Attachment] = []
         try:
@@ -242,7 +242,7 @@ class Attachments:
     async def _note(
         self, resident: Resident, old: Sequence[Attachment], new: Sequence[Attachment]
     ) -> None:
-        """Tell the records and everybody else."""
+        """Write the statuses of the SAEs into their records, and publish the events."""
         still = {attachment.sae_id for attachment in resident.attachments.values()}
         for sae_id in dict.fromkeys(attachment.sae_id for attachment in old):
             if sae_id not in still:
@@ -256,7 +256,7 @@ class Attachments:
 
 
 def _replacing(attached: Attachment, before: Sequence[Attachment]) -> Attachment:
-    """It warns of what it replaces."""
+    """The attachment with warnings that name the SAEs that it replaces."""
     told = [
         f"replaced {old.sae_id} at layer {old.layer}; its steering values are cleared"
         for old in before
@@ -266,7 +266,7 @@ def _replacing(attached: Attachment, before: Sequence[Attachment]) -> Attachment
 
 @contextmanager
 def _naming(wanted: AttachRequest) -> Iterator[None]:
-    """A refusal says of which member of a set it is."""
+    """A refusal inside the block names the member of the set that it is about."""
     try:
         yield
     except Refusal as refusal:

@@ -27,7 +27,7 @@ class Profiles:
         self._conductor = conductor
 
     async def list(self) -> list[ProfileRow]:
-        """All of them, oldest first."""
+        """All profiles, oldest first."""
         return await self._documents.profiles()
 
     async def get(self, profile_id: str) -> ProfileRow:
@@ -55,7 +55,7 @@ class Profiles:
         layer: int | None = None,
         intensity: float = 1.0,
     ) -> ProfileRow:
-        """Save a profile under a name that no other has.
+        """Save a profile under a name that no other profile has.
 
         Raises:
             Refusal: PROFILE_ALREADY_EXISTS, VALIDATION_ERROR.
@@ -72,7 +72,8 @@ class Profiles:
         )
 
     async def save_current(self, name: str, description: str | None) -> ProfileRow:
-        """Save the live values, and what they were found good for: the attached SAE that has some, else the first.
+        """Save the live values together with their SAE and the loaded model. The SAE is the one that has values, else
+        the first attached one.
 
         Raises:
             Refusal: SAE_NOT_ATTACHED, PROFILE_ALREADY_EXISTS; PROFILE_INCOMPATIBLE when several SAEs have values;
@@ -109,7 +110,8 @@ class Profiles:
         return row
 
     async def remove(self, profile_id: str) -> bool:
-        """Delete a profile. An active one is ended first and its values are cleared; the answer says whether it was active.
+        """Delete a profile. An active one is ended first and its values are cleared; the answer says whether it was
+        active.
 
         Raises:
             Refusal: PROFILE_NOT_FOUND; ENGINE_UNAVAILABLE, and then nothing is deleted.
@@ -123,7 +125,7 @@ class Profiles:
     async def add_document(
         self, document: ImportedProfile, fields: Mapping[str, Any]
     ) -> ProfileRow:
-        """Save an imported profile. `fields` are the document's, checked.
+        """Save an imported profile. `fields` are the checked fields of the document.
 
         Raises:
             Refusal: PROFILE_ALREADY_EXISTS, VALIDATION_ERROR.
@@ -134,8 +136,8 @@ class Profiles:
         )
 
     async def origin(self, row: ProfileRow) -> Origin:
-        """What the SAE and the model of a profile are, for an export: as the document said that the profile came in, else
-        as they are registered here."""
+        """What the SAE and the model of a profile are, for an export: as the document said that the profile came in,
+        else as they are registered here."""
         known = row.origin or Origin()
         saes, models = await self._catalog.saes(), await self._catalog.models()
         sae = next((origin_of(sae) for sae in saes if sae.id == row.sae_id), None)

@@ -94,8 +94,8 @@ class Serving:
         return ServingProfile(row.id, row.name, row.source_kind, row.intensity)
 
     async def applicable(self, row: ProfileRow) -> Profile:
-        """The saved profile as it is applied here. An SAE that is registered here under another id than where the profile
-        was made is named by its id here."""
+        """The saved profile as it is applied here. An SAE that is registered here under another id than where the
+        profile was made is named by its id here."""
         sae_id, origin = row.sae_id, row.origin.sae if row.origin else None
         if sae_id is not None and origin is not None:
             same = (sae.id for sae in await self._catalog.saes() if origin.is_same(origin_of(sae)))
@@ -105,8 +105,9 @@ class Serving:
     # ------------------------------------------------------------- changing
 
     async def activate(self, profile_id: str, *, applies: bool = True) -> ActivationReport:
-        """Make a profile the active one: its values times its intensity replace the live values, and steering is enabled,
-        in one step. Everything is checked before anything changes. Without `applies` the live values stay as they are.
+        """Make a profile the active one: its values times its intensity replace the live values, and steering is
+        enabled, in one step. Everything is checked before anything changes. Without `applies` the live values stay as
+        they are.
 
         Raises:
             Refusal: PROFILE_NOT_FOUND, SAE_NOT_ATTACHED, PROFILE_INCOMPATIBLE, INVALID_FEATURE_INDEX.
@@ -137,8 +138,8 @@ class Serving:
         return was_active and clears
 
     async def end(self, profile_id: str, *, clears: bool) -> bool:
-        """End the profile where it is active, also among the values that wait for their model to be loaded again after a
-        crash; the answer says whether it was active. The caller holds `editing`.
+        """End the profile where it is active, also among the values that wait for their model to be loaded again
+        after a crash; the answer says whether it was active. The caller holds `editing`.
 
         Raises:
             Refusal: ENGINE_UNAVAILABLE, and then it is active still.
@@ -148,8 +149,8 @@ class Serving:
         )
 
     async def amend(self, row: ProfileRow) -> None:
-        """The saved profile was changed: where it is active, the dial scales its new values from now on. The live values
-        stay. The caller holds `editing`."""
+        """The saved profile was changed: where it is active, the dial scales its new values from now on. The live
+        values stay. The caller holds `editing`."""
         profile = await self.applicable(row)
         await self._steering.everywhere(lambda live: rules.amend(live, row.id, profile))
 

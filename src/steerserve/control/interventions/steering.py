@@ -1,8 +1,8 @@
 """The live steering values, their epoch, and the engine's copy of both.
 
-An edit is a pure step of `rules/steering`. It counts once the engine has taken it, so that the values that are reported are
-the values that are applied. Whose values they are is not known here: `serving.py` knows the active profile.
-"""
+An edit is a pure step of `rules/steering`. It counts once the engine has taken it, so that the values that are
+reported are the values that are applied. Whose values they are is not known here: `serving.py` knows the active
+profile."""
 
 from __future__ import annotations
 
@@ -98,7 +98,8 @@ class Steering(EngineState[Live]):
         await self._edit(choice, lambda live, sae: rules.remove(live, sae.key, sae.d_sae, index))
 
     async def clear(self) -> None:
-        """Forget every value of every SAE, whoever set it, also the values that wait for their model to be loaded again.
+        """Forget every value of every SAE, whoever set it, also the values that wait for their model to be loaded
+        again.
 
         Raises:
             Refusal: SAE_NOT_ATTACHED when no SAE is attached and none waits.
@@ -120,15 +121,16 @@ class Steering(EngineState[Live]):
         await self._edit(choice, lambda live, sae: rules.clear_one(live, sae.key))
 
     async def act(self, step: Step) -> Live:
-        """Take one step, decided on the values and the attachments of this moment, and answer the values after the step. A
-        step that raises, or that the engine does not take, changes nothing."""
+        """Take one step, decided on the values and the attachments of this moment, and answer the values after the
+        step. A step that raises, or that the engine does not take, changes nothing."""
         async with self._editing:
             await self._apply(step(self._live, self._conductor.attachments()))
             return self._live
 
     async def everywhere(self, step: Callable[[Live], Live]) -> bool:
-        """Take a step that needs no SAE on the live values and on the values that wait for their model to be loaded again
-        after a crash, so that these come back as an operator left them. The answer says whether the step changed any."""
+        """Take a step that needs no SAE on the live values and on the values that wait for their model to be loaded
+        again after a crash, so that these come back as an operator left them. The answer says whether the step
+        changed any."""
         async with self._editing:
             before = self._live
             await self._apply(step(before))
