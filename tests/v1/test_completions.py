@@ -97,6 +97,13 @@ def test_each_prompt_of_a_list_yields_its_choice(shared: Running) -> None:
     assert answer["usage"]["completion_tokens"] == 24
 
 
+def test_texts_that_differ_where_rounding_does_not_decide_are_told_apart(shared: Running) -> None:
+    text = text_of(shared.complete("One day", max_tokens=8, temperature=0))
+    for other in (text[: len(text) // 2] + " zebra zebra", "Q" + text):
+        with pytest.raises(AssertionError):
+            check_same_completion(shared, "One day", text, other)
+
+
 def test_a_list_of_prompts_streams_every_choice_with_its_finish(shared: Running) -> None:
     body = {"model": MODEL, "prompt": ["One day", "The sea"], "max_tokens": 5}
     events = shared.stream("/v1/completions", body)
