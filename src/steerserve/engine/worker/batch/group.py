@@ -216,9 +216,12 @@ class Group:
         """
         plans = [row.plan for row in rows]
         try:
-            with self._observers.watching(rows, spans) as catches, self._saes.of(plans, catches):
-                return forward()
+            with self._saes.of(plans, self._observers.expect(rows, spans)):
+                logits = forward()
+            self._observers.settle()
+            return logits
         except Exception as error:
+            self._observers.discard()
             # whatever a forward pass raises is these rows' failure, and nobody else's
             log.exception("forward_pass_failed", rows=len(rows))
             return error
@@ -235,34 +238,42 @@ class Group:
         ended: list[int] = []
         for i, row in enumerate(rows):
             new = self._taken(row, tokens.get(i), logits[i])
+            if not isinstance(new[-1], Refused) and is_last(new[-1]):
+                new = self._ended(row, new)
+                if not isinstance(new[-1], Refused):
+                    self._keep(first + i)
+                ended.append(first + i)
+            elif isinstance(new[-1], Refused):
+                ended.append(first + i)
             outcomes += new
-            if isinstance(new[-1], Refused):
-                ended.append(first + i)
-            elif is_last(new[-1]):
-                self._keep(first + i)
-                ended.append(first + i)
         for index in reversed(ended):
             self._leave(index)
         return outcomes
 
     def _taken(self, row: Row, token: Refusal | int | None, logits: Tensor) -> list[Ending]:
-        """What a row makes of its token, or of its logits if it only reads; before its end, what observers saw of it."""
+        """What a row makes of its token, or of its logits if it only reads."""
         try:
+            if not isinstance(row.goal, Writing):
+                return row.end(logits)
             if isinstance(token, Refusal):
                 raise token
-            new = (
-                row.accept(token, self._model.end_tokens)
-                if isinstance(row.goal, Writing)
-                else row.end(logits)
-            )
-            is_over = not isinstance(new[-1], Refused) and is_last(new[-1])
-            return [*self._observers.end(row), *new] if is_over else new
-        except Refusal as refusal:
-            return [row.refused(refusal.code, refusal.message, **refusal.details)]
+            return row.accept(token, self._model.end_tokens)
         except Exception as error:
-            # what reading a row's logits or its text raises is its own failure
-            log.exception("row_failed")
-            return [row.failed(error, self._model.device, 1)]
+            return [self._refused(row, error)]
+
+    def _ended(self, row: Row, end: list[Ending]) -> list[Ending]:
+        """The end of a row, behind what the observers send of it."""
+        try:
+            return [*self._observers.end(row), *end]
+        except Exception as error:
+            return [self._refused(row, error)]
+
+    def _refused(self, row: Row, error: Exception) -> Refused:
+        """An error over one row's logits, text or observers, which ends this row's request only."""
+        if isinstance(error, Refusal):
+            return row.refused(error.code, error.message, **error.details)
+        log.exception("row_failed")
+        return row.failed(error, self._model.device, 1)
 
     def _sampled(self, logits: Tensor, rows: list[Row]) -> dict[int, Refusal | int | None]:
         """By its place, the next token of each row that writes, or why there is none."""

@@ -132,7 +132,7 @@ class FeatureMonitor(Observer):
                 self._waiting.append(self._caught if is_all else self._caught[texts])
             for place, one in enumerate(self._expected):
                 self._latest[one.row.name] = Seen(one.row, one.position, self._caught, place)
-        self.discard()
+            self.discard()
 
     def discard(self) -> None:
         """Expect nothing, and drop the copies of a pass that failed."""

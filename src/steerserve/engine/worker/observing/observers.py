@@ -5,8 +5,7 @@ The batch knows this list and none of its members, so a new member changes nothi
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Sequence
 
 from steerserve.engine.wire.messages import Embed, Event, Generate, Outcome, Score
 from steerserve.engine.worker.attached.hooks import Catch, HookedSaes
@@ -80,23 +79,21 @@ class Observers:
             self.forget(command.id)
             raise
 
-    @contextmanager
-    def watching(
-        self, rows: Sequence[Row], spans: Sequence[Span]
-    ) -> Iterator[Mapping[int, Sequence[Catch]]]:
-        """Around a forward pass over these rows: by the number of an attached SAE, what takes its site's value."""
-        try:
-            catches: dict[int, list[Catch]] = {}
-            for member in self._members:
-                for number, catch in member.expect(rows, spans):
-                    catches.setdefault(number, []).append(catch)
-            yield catches
-            for member in self._members:
-                member.settle()
-        except BaseException:
-            for member in self._members:
-                member.discard()
-            raise
+    def expect(self, rows: Sequence[Row], spans: Sequence[Span]) -> dict[int, list[Catch]]:
+        """Before a pass over these rows: by the number of an attached SAE, the functions that take its site's value."""
+        catches: dict[int, list[Catch]] = {}
+        for member in self._members:
+            for number, catch in member.expect(rows, spans):
+                catches.setdefault(number, []).append(catch)
+        return catches
+
+    def settle(self) -> None:
+        for member in self._members:
+            member.settle()
+
+    def discard(self) -> None:
+        for member in self._members:
+            member.discard()
 
     def end(self, row: Row) -> list[Outcome]:
         """Raises:

@@ -164,16 +164,16 @@ class Taps(Observer):
                 number, reader = reading
                 reader.expect(*span)
                 wanted.setdefault(number, []).append((place, reader))
-                self._in_pass.append(reader)
+        self._in_pass = [reader for readers in wanted.values() for _, reader in readers]
         return [(number, partial(_catch_rows, readers)) for number, readers in wanted.items()]
 
     def settle(self) -> None:
         for reader in self._in_pass:
             reader.settle()
-        self._in_pass.clear()
+        self._in_pass = []
 
     def discard(self) -> None:
-        self._in_pass.clear()
+        self._in_pass = []
 
     def end(self, row: Row) -> Sequence[Outcome]:
         """Raises:
