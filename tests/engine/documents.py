@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from transformers import PreTrainedTokenizerFast
 
-from steerserve.engine.worker.rows.constrain import Constraint, Grammars, mask
+from steerserve.engine.worker.rows.constrain import Grammars, RowConstraint, mask
 from tests.engine import models
 
 CLOSERS = ('"', "}", "]", "<eos>")
@@ -26,7 +26,7 @@ def grammars(
 
 def write(
     source: Grammars,
-    rows: list[Constraint],
+    rows: list[RowConstraint],
     steps: int,
     seed: int = 0,
     tokenizer: Any = None,

@@ -47,7 +47,7 @@ from steerserve.engine.worker.observing.monitor import FeatureMonitor, special_t
 from steerserve.engine.worker.observing.observers import Observers
 from steerserve.engine.worker.observing.taps import Taps
 from steerserve.engine.worker.observing.target import target_of
-from steerserve.engine.worker.rows.rows import Ending, Row
+from steerserve.engine.worker.rows.rows import BatchRow, Ending
 from steerserve.engine.worker.sae import sites
 from steerserve.engine.worker.sae.canonical import Sae
 from steerserve.errors import Refusal
@@ -111,7 +111,7 @@ class Verbatim:
 class Answer:
     """What came of one choice."""
 
-    row: Row
+    row: BatchRow
     text: str = ""
     finish: str | None = None
     pieces: list[Piece] = field(default_factory=list)
@@ -177,7 +177,7 @@ class Bench:
         special: bool = True,
         tap: Tap | None = None,
         ids: list[int] | None = None,
-    ) -> list[Row]:
+    ) -> list[BatchRow]:
         """Add a request for the distribution of the token after each prompt; its rows, in the order of the prompts."""
         texts = [prompts] if isinstance(prompts, str) else prompts
         wanted = [Text(t, special) if isinstance(t, str) else t for t in texts]
@@ -190,7 +190,7 @@ class Bench:
 
     def embed(
         self, request: int, prompts: str | list[str], *, ids: list[int] | None = None
-    ) -> list[Row]:
+    ) -> list[BatchRow]:
         """Add a request for the vector of each text; its rows, in the order of the texts."""
         texts = [prompts] if isinstance(prompts, str) else prompts
         model: Any = self.model if ids is None else Verbatim(self.model, ids)
@@ -253,7 +253,7 @@ class Bench:
             for t in [*group.cache._keys.values(), *group.cache._values.values()]
         )
 
-    def live_rows(self, request: int) -> list[Row]:
+    def live_rows(self, request: int) -> list[BatchRow]:
         """The rows a request has anywhere in the batch."""
         waiting = [row for rows, _ in self.batch._waiting for row in rows]
         held = [row for group in self.batch._groups() for row in group.all_rows()]

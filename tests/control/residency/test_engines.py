@@ -7,7 +7,7 @@ import pytest
 from steerserve.control.residency.engines import FORGOTTEN, Engines
 from steerserve.engine.checkpoint import process
 from steerserve.engine.gguf import process as llama_process
-from steerserve.engine.gguf.messages import Card
+from steerserve.engine.gguf.messages import LlamaCard
 from steerserve.settings import Settings
 from tests.doubles import soon
 
@@ -58,14 +58,14 @@ class Asked:
     """A GGUF engine's process that sees the cards it is given."""
 
     def __init__(self) -> None:
-        self.cards: list[Card] = []
+        self.cards: list[LlamaCard] = []
         self.times = 0
 
     def install(self, monkeypatch: pytest.MonkeyPatch) -> None:
         process = self
 
         class Started:
-            async def cards(self, server_bin: str | None) -> list[Card]:
+            async def cards(self, server_bin: str | None) -> list[LlamaCard]:
                 process.times += 1
                 return list(process.cards)
 
@@ -84,7 +84,7 @@ async def test_free_memory_is_asked_for_again_where_there_are_cards(
     asked = Asked()
     asked.install(monkeypatch)
     for free in (5000, 3000):
-        asked.cards = [Card("CUDA0", free)]
+        asked.cards = [LlamaCard("CUDA0", free)]
         assert [card.free_bytes for card in await engines.gguf_cards()] == [free]
     asked.cards = []
     assert [await engines.gguf_cards() for _ in range(3)] == [[], [], []]

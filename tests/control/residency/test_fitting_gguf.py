@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from steerserve.control.residency import fitting_gguf
-from steerserve.engine.gguf.messages import Card as Seen
+from steerserve.engine.gguf.messages import LlamaCard
 from steerserve.errors import Refusal
 from steerserve.rules.cards import Card
 from steerserve.rules.gguf_header import Header
@@ -35,7 +35,7 @@ async def planned(
 ) -> PlacementPlan:
     return await fitting_gguf.plan(
         HEADER,
-        [Seen(f"CUDA{i}", mb * MIB) for i, mb in enumerate(free)],
+        [LlamaCard(f"CUDA{i}", mb * MIB) for i, mb in enumerate(free)],
         GpuRequest(),
         returns or {},
         settings(),

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from steerserve.engine.checkpoint import client
 from steerserve.engine.gguf import client as llama
 from steerserve.engine.gguf import process as llama_process
-from steerserve.engine.gguf.messages import Card
+from steerserve.engine.gguf.messages import LlamaCard
 from steerserve.engine.wire.engine import Engine
 from steerserve.rules.fields import CHECKPOINT, GGUF
 from steerserve.settings import Settings
@@ -39,7 +39,7 @@ class Engines:
         self._failed = None
         return made
 
-    async def gguf_cards(self) -> list[Card]:
+    async def gguf_cards(self) -> list[LlamaCard]:
         """The cards that the GGUF engine sees. It is asked each time, because their free memory changes, but only once
         where there are none: that stays so.
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from steerserve.control.residency import fitting
 from steerserve.control.residency.fitting import ReadCards
 from steerserve.engine.cards import read
-from steerserve.engine.gguf.messages import Card as Seen
+from steerserve.engine.gguf.messages import LlamaCard
 from steerserve.rules import gguf, gguf_header, memory_fit
 from steerserve.rules.cards import Card
 from steerserve.rules.gguf_header import CELLS, Header, kv_bytes_per_token
@@ -24,7 +24,7 @@ _MLP = 4
 
 async def plan(
     header: Header,
-    seen: Sequence[Seen],
+    seen: Sequence[LlamaCard],
     wanted: GpuRequest,
     returns_mb: Mapping[str, int],
     settings: Settings,
@@ -88,7 +88,7 @@ def needs(header: Header, settings: Settings) -> Needs:
 
 
 def _cards(
-    seen: Sequence[Seen], known: Sequence[Card], returns_mb: Mapping[str, int]
+    seen: Sequence[LlamaCard], known: Sequence[Card], returns_mb: Mapping[str, int]
 ) -> list[Card]:
     """The engine's cards, in its order, as the driver knows them; where that does not fit, as the engine tells them,
     which is without their size."""

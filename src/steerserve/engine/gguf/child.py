@@ -16,7 +16,7 @@ from typing import Any, BinaryIO, Protocol
 
 import msgspec
 
-from steerserve.engine.gguf.messages import Card, Cards, Hello, Serve, Serving, line
+from steerserve.engine.gguf.messages import Hello, LlamaCard, LlamaCards, Serve, ServeAnswer, line
 from steerserve.engine.gguf.program import Program
 
 _CARD_TYPES = frozenset({"GPU", "IGPU"})
@@ -27,8 +27,8 @@ _WARNINGS = 2
 class Backend(Protocol):
     """What runs the model."""
 
-    def cards(self) -> Cards: ...
-    def serve(self, wanted: Serve) -> Serving: ...
+    def cards(self) -> LlamaCards: ...
+    def serve(self, wanted: Serve) -> ServeAnswer: ...
     def wait(self) -> None:
         """Return when the server has ended by itself."""
 
@@ -43,21 +43,21 @@ class Library:
         self._xllamacpp: Any = importlib.import_module("xllamacpp")
         self._server: Any = None
 
-    def cards(self) -> Cards:
-        return Cards(
+    def cards(self) -> LlamaCards:
+        return LlamaCards(
             [
-                Card(str(device["name"]), int(device["memory_free"]))
+                LlamaCard(str(device["name"]), int(device["memory_free"]))
                 for device in self._xllamacpp.get_device_info()
                 if device["type"].name.rpartition("_")[2] in _CARD_TYPES
             ]
         )
 
-    def serve(self, wanted: Serve) -> Serving:
+    def serve(self, wanted: Serve) -> ServeAnswer:
         try:
             self._server = self._xllamacpp.Server(self._parameters(wanted))
         except RuntimeError as error:
-            return Serving(error=str(error))
-        return Serving(url=self._server.listening_address)
+            return ServeAnswer(error=str(error))
+        return ServeAnswer(url=self._server.listening_address)
 
     def wait(self) -> None:
         threading.Event().wait()
@@ -104,7 +104,7 @@ def main() -> None:
         backend: Backend = Program(hello.server_bin) if hello.server_bin else Library()
         _say(answers, backend.cards())
     except (ImportError, OSError) as error:
-        _say(answers, Cards(error=str(error)))
+        _say(answers, LlamaCards(error=str(error)))
         return
     if not (wanted := commands.readline()):
         return
@@ -125,7 +125,7 @@ def _answers() -> BinaryIO:
     return ours
 
 
-def _say(answers: BinaryIO, message: Cards | Serving) -> None:
+def _say(answers: BinaryIO, message: LlamaCards | ServeAnswer) -> None:
     answers.write(line(message))
     answers.flush()
 

@@ -21,7 +21,7 @@ from steerserve.engine.gguf.loading import Model, Opened, Options
 from steerserve.engine.gguf.process import LlamaProcess
 from steerserve.engine.gguf.rows import (
     Events,
-    Row,
+    LlamaRow,
     piece_of,
     refuse_unhonoured,
     until_finished,
@@ -31,7 +31,7 @@ from steerserve.engine.sandbox.templates import Templates
 from steerserve.engine.wire import endings
 from steerserve.engine.wire import messages as m
 from steerserve.engine.wire.engine import Answers, Engine, Report
-from steerserve.engine.wire.prompts import Place, Prompt, check_length, max_tokens
+from steerserve.engine.wire.prompts import NamedPrompt, Prompt, check_length, max_tokens
 from steerserve.engine.wire.stops import StopStrings
 from steerserve.errors import Refusal
 from steerserve.rules.gguf_header import Header
@@ -229,19 +229,19 @@ class GgufEngine(Engine):
         sampling: m.Sampling,
         context: int,
         field: str = "prompt",
-    ) -> list[Row]:
+    ) -> list[LlamaRow]:
         """A row for each prompt, its tokens counted."""
         rows = []
         try:
             for index, prompt in enumerate(prompts):
-                with Place(prompts, index, field):
+                with NamedPrompt(prompts, index, field):
                     check_length(prompt, found.header.longest_token, context, sampling.max_tokens)
                     tokens = await self._tokens(found.server, found.header, prompt)
                     if not tokens:
                         why = "the prompt has no tokens"
                         raise Refusal("INVALID_PARAMETER", why, param="prompt")
                     limit = max_tokens(sampling, len(tokens), context)
-                rows.append(Row(index, tokens, limit, sampling.stops))
+                rows.append(LlamaRow(index, tokens, limit, sampling.stops))
         except Lost:
             raise await self._lost() from None
         except Refusal:
@@ -277,7 +277,7 @@ class GgufEngine(Engine):
         return task
 
     async def _write(
-        self, found: Opened, row: Row, number: int, fields: dict[str, Any], events: Events
+        self, found: Opened, row: LlamaRow, number: int, fields: dict[str, Any], events: Events
     ) -> None:
         """Complete one prompt. The row keeps its cells until the server has really let go of it."""
         place = await self._gate.enter(row.tokens, len(row.tokens) + row.max_tokens)
@@ -301,7 +301,7 @@ class GgufEngine(Engine):
             self._gate.leave(place)
 
     async def _pool(
-        self, server: LlamaServer, rows: list[Row], number: int, events: Events
+        self, server: LlamaServer, rows: list[LlamaRow], number: int, events: Events
     ) -> None:
         """Embed the texts one after the other, with the server to ourselves."""
         async with self._gate.alone():

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 
 
 @dataclass(slots=True, eq=False)
-class Place:
+class LlamaSlot:
     """One slot of the server. `tokens` is what its cache begins with, `held` what its row may come to fill."""
 
     number: int
@@ -27,7 +27,7 @@ class Place:
 class _Waiter:
     tokens: Sequence[int]
     need: int
-    admitted: asyncio.Future[Place | None] = field(
+    admitted: asyncio.Future[LlamaSlot | None] = field(
         default_factory=lambda: asyncio.get_running_loop().create_future()
     )
 
@@ -41,7 +41,7 @@ class Gate:
 
     def __init__(self, pool: int, places: int) -> None:
         self._pool = pool
-        self._free = [Place(number) for number in range(places)]
+        self._free = [LlamaSlot(number) for number in range(places)]
         self._running = 0
         self._held = 0
         self._is_alone = False
@@ -57,13 +57,13 @@ class Gate:
         """Tokens that the running rows may come to fill."""
         return self._held
 
-    async def enter(self, tokens: Sequence[int], need: int) -> Place:
+    async def enter(self, tokens: Sequence[int], need: int) -> LlamaSlot:
         """A place for a row with these prompt tokens that may fill `need` cells, until `leave`."""
         place = await self._turn(_Waiter(tokens, need))
         assert place is not None
         return place
 
-    def leave(self, place: Place) -> None:
+    def leave(self, place: LlamaSlot) -> None:
         self._running -= 1
         self._held -= place.held
         self._turns += 1
@@ -84,7 +84,7 @@ class Gate:
         self._is_alone = False
         self._admit()
 
-    async def _turn(self, waiter: _Waiter) -> Place | None:
+    async def _turn(self, waiter: _Waiter) -> LlamaSlot | None:
         self._waiting.append(waiter)
         self._admit()
         try:
@@ -117,7 +117,7 @@ class Gate:
             return not self._running
         return bool(self._free) and self._held + waiter.need <= self._pool
 
-    def _taken(self, waiter: _Waiter) -> Place:
+    def _taken(self, waiter: _Waiter) -> LlamaSlot:
         """The free place whose cache has most of the prompt already; among equals the one unused for longest."""
         best = max(
             self._free, key=lambda place: (_common(place.tokens, waiter.tokens), -place.turn)

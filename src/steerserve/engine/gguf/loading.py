@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import psutil
 
 from steerserve.engine.gguf import process as llama_process
-from steerserve.engine.gguf.messages import Card, Serve
+from steerserve.engine.gguf.messages import LlamaCard, Serve
 from steerserve.engine.gguf.process import LlamaProcess
 from steerserve.engine.gguf.server import LlamaServer, Lost
 from steerserve.engine.wire import messages as m
@@ -56,7 +56,7 @@ class Opened:
     room: Room
     slots: int
     embed_context: int
-    cards: list[Card]
+    cards: list[LlamaCard]
 
 
 class _NoEmbeddings(Exception):
@@ -181,7 +181,7 @@ def _wanted(
     )
 
 
-def _room(options: Options, header: Header, cards: list[Card]) -> Room:
+def _room(options: Options, header: Header, cards: list[LlamaCard]) -> Room:
     if header.is_embedding_only:
         context = gguf_header.longest_context(header, options.context_length, options.min_context)
         return Room(context, context)

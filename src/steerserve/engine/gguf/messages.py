@@ -16,17 +16,17 @@ class Hello(msgspec.Struct):
     server_bin: str | None = None
 
 
-class Card(msgspec.Struct):
+class LlamaCard(msgspec.Struct):
     """A card as the engine names it, with its free memory in bytes."""
 
     name: str
     free_bytes: int
 
 
-class Cards(msgspec.Struct):
+class LlamaCards(msgspec.Struct):
     """The cards that the engine sees; none on a host without."""
 
-    cards: list[Card] = []
+    cards: list[LlamaCard] = []
     error: str | None = None
 
 
@@ -44,12 +44,12 @@ class Serve(msgspec.Struct):
     tensor_split: list[float] | None = None
 
 
-class Serving(msgspec.Struct):
+class ServeAnswer(msgspec.Struct):
     """Where it is served, or that it cannot be; the reason is on the standard error."""
 
     url: str | None = None
     error: str | None = None
 
 
-def line(message: Hello | Cards | Serve | Serving) -> bytes:
+def line(message: Hello | LlamaCards | Serve | ServeAnswer) -> bytes:
     return msgspec.json.encode(message) + b"\n"

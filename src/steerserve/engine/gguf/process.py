@@ -14,7 +14,15 @@ from typing import TypeVar
 import msgspec
 import psutil
 
-from steerserve.engine.gguf.messages import MODULE, Card, Cards, Hello, Serve, Serving, line
+from steerserve.engine.gguf.messages import (
+    MODULE,
+    Hello,
+    LlamaCard,
+    LlamaCards,
+    Serve,
+    ServeAnswer,
+    line,
+)
 from steerserve.engine.wire import endings
 from steerserve.errors import Refusal
 from steerserve.rules.units import MIB
@@ -48,7 +56,7 @@ _LOADING = re.compile(r"^(?:error loading model\w*: +)+")
 _PATH = re.compile(r"(?:/[^\s'\":,]+)+/")
 _ADDRESS = re.compile(r"0x[0-9a-fA-F]+")
 
-Answer = TypeVar("Answer", Cards, Serving)
+Answer = TypeVar("Answer", LlamaCards, ServeAnswer)
 
 
 class LlamaProcess:
@@ -66,7 +74,7 @@ class LlamaProcess:
     def pid(self) -> int:
         return self._child.pid
 
-    async def cards(self, server_bin: str | None) -> list[Card]:
+    async def cards(self, server_bin: str | None) -> list[LlamaCard]:
         """The cards that the engine sees.
 
         Raises:
@@ -75,7 +83,7 @@ class LlamaProcess:
         self._is_library = server_bin is None
         try:
             async with asyncio.timeout(START_SECONDS):
-                found = await self._ask(Hello(server_bin), Cards)
+                found = await self._ask(Hello(server_bin), LlamaCards)
         except TimeoutError:
             raise Refusal("MODEL_LOAD_FAILED", "the GGUF engine does not start") from None
         if found is None or found.error is not None:
@@ -90,7 +98,7 @@ class LlamaProcess:
             Refusal: MODEL_LOAD_FAILED, with the engine's own reason.
         """
         self._is_loading = True
-        answer = await self._ask(wanted, Serving)
+        answer = await self._ask(wanted, ServeAnswer)
         self._is_loading = False
         if answer is None or answer.url is None:
             raise Refusal(

@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 
-from steerserve.engine.gguf.messages import Card, Cards, Serve, Serving
+from steerserve.engine.gguf.messages import LlamaCard, LlamaCards, Serve, ServeAnswer
 
 ASK_SECONDS = 30.0
 """What the program may take to list its options or its cards."""
@@ -43,11 +43,11 @@ class Program:
         self._child: subprocess.Popen[str] | None = None
         self._is_killed = False
 
-    def cards(self) -> Cards:
+    def cards(self) -> LlamaCards:
         found = _CARD.findall(self._ask("--list-devices"))
-        return Cards([Card(name, int(free) << 20) for name, free in found])
+        return LlamaCards([LlamaCard(name, int(free) << 20) for name, free in found])
 
-    def serve(self, wanted: Serve) -> Serving:
+    def serve(self, wanted: Serve) -> ServeAnswer:
         with _key_file(wanted.api_key) as key_file:
             self._child = subprocess.Popen(  # noqa: S603 -- the operator names the program
                 [self._path, *self._options(wanted), "--api-key-file", str(key_file)],
@@ -60,8 +60,8 @@ class Program:
             )
             port = self._port()
             if port is None or not self._is_healthy(port):
-                return Serving(error="the program did not start to serve")
-        return Serving(url=f"http://127.0.0.1:{port}")
+                return ServeAnswer(error="the program did not start to serve")
+        return ServeAnswer(url=f"http://127.0.0.1:{port}")
 
     def wait(self) -> None:
         """Return when the program has ended; by the same signal, if it was one."""

@@ -17,7 +17,7 @@ Events = asyncio.Queue[m.Outcome | Exception]
 
 
 @dataclass(slots=True, eq=False)
-class Row:
+class LlamaRow:
     """One completion: its tokens, its bound, and whether somebody still waits for it."""
 
     choice: int

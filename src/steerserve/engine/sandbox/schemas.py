@@ -47,14 +47,14 @@ STEP_SECONDS = 0.05
 """Processor time of one byte of a rehearsed document. A large vocabulary takes about twice as long."""
 
 
-class Ask(msgspec.Struct):
+class SchemaQuestion(msgspec.Struct):
     """`schema` is JSON text. With a `text` the document is validated, without the schema is checked."""
 
     schema: str
     text: str | None = None
 
 
-class Answer(msgspec.Struct):
+class SchemaAnswer(msgspec.Struct):
     """Nothing when all is well; else the reason, and the keywords that cause it. `is_unfinished`: the question met a limit of
     time, memory or depth, so nothing is known of what was asked."""
 
@@ -94,7 +94,7 @@ class Checker:
         if digest in self._passed:
             self._passed.move_to_end(digest)
             return
-        answer = await self._ask(Ask(text))
+        answer = await self._ask(SchemaQuestion(text))
         if answer.reason is not None:
             raise refusal(answer.faults or [fault("", (), answer.reason)])
         self._passed[digest] = None
@@ -107,7 +107,7 @@ class Checker:
         Raises:
             Refusal: CONSTRAINED_OUTPUT_UNCHECKED when validation does not end within its limits.
         """
-        answer = await self._ask(Ask(compact(schema), text))
+        answer = await self._ask(SchemaQuestion(compact(schema), text))
         if answer.is_unfinished:
             raise Refusal(
                 "CONSTRAINED_OUTPUT_UNCHECKED",
@@ -120,16 +120,18 @@ class Checker:
         for lane in self._lanes:
             await lane.close()
 
-    async def _ask(self, ask: Ask) -> Answer:
+    async def _ask(self, ask: SchemaQuestion) -> SchemaAnswer:
         """The answer of a process, or why it has none within its limits."""
         lane = await self._free.get()
         try:
             found = await lane.ask(msgspec.json.encode(ask), CHECK_SECONDS)
-            return msgspec.json.decode(found, type=Answer)
+            return msgspec.json.decode(found, type=SchemaAnswer)
         except TimeoutError:
-            return Answer(f"takes longer than {CHECK_SECONDS:g} s to check", is_unfinished=True)
+            return SchemaAnswer(
+                f"takes longer than {CHECK_SECONDS:g} s to check", is_unfinished=True
+            )
         except Died:
-            return Answer("needs more memory or depth than a check has", is_unfinished=True)
+            return SchemaAnswer("needs more memory or depth than a check has", is_unfinished=True)
         finally:
             self._free.put_nowait(lane)
 
@@ -137,17 +139,17 @@ class Checker:
 # ------------------------------------------------------------------ in the process
 
 
-def check(schema: Schema, tokenizer: LLTokenizer) -> Answer:
+def check(schema: Schema, tokenizer: LLTokenizer) -> SchemaAnswer:
     """Compile the schema, and walk some documents of it."""
     faults = list(_bad_patterns(schema))
     if faults:
-        return Answer("patterns that cannot be compiled", faults)
+        return SchemaAnswer("patterns that cannot be compiled", faults)
     if is_endless(schema):
-        return Answer("no finite document can satisfy it")
+        return SchemaAnswer("no finite document can satisfy it")
     matcher = _compiled(schema, tokenizer)
     if matcher.is_error():
-        return Answer(_line(matcher.get_error()), list(_refused_patterns(schema, tokenizer)))
-    return Answer(_rehearse(matcher))
+        return SchemaAnswer(_line(matcher.get_error()), list(_refused_patterns(schema, tokenizer)))
+    return SchemaAnswer(_rehearse(matcher))
 
 
 def validate(schema: Schema, text: str) -> str | None:
@@ -241,22 +243,24 @@ def main() -> None:
     limit(MEMORY_BYTES)
     tokenizer = LLTokenizer("byte")
     serve(
-        lambda body: msgspec.json.encode(_answer(msgspec.json.decode(body, type=Ask), tokenizer)),
+        lambda body: msgspec.json.encode(
+            _answer(msgspec.json.decode(body, type=SchemaQuestion), tokenizer)
+        ),
         CHECK_SECONDS,
     )
 
 
-def _answer(ask: Ask, tokenizer: LLTokenizer) -> Answer:
+def _answer(ask: SchemaQuestion, tokenizer: LLTokenizer) -> SchemaAnswer:
     schema = json.loads(ask.schema)
     if ask.text is not None:
         try:
-            return Answer(validate(schema, ask.text))
+            return SchemaAnswer(validate(schema, ask.text))
         except RecursionError:
-            return Answer("is nested too deep to be validated", is_unfinished=True)
+            return SchemaAnswer("is nested too deep to be validated", is_unfinished=True)
     try:
         return check(schema, tokenizer)
     except ValueError as error:
-        return Answer(_line(str(error)))
+        return SchemaAnswer(_line(str(error)))
 
 
 if __name__ == "__main__":

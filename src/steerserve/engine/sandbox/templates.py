@@ -43,7 +43,7 @@ OPEN_FILES = 3
 _ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")
 
 
-class Ask(msgspec.Struct):
+class TemplateQuestion(msgspec.Struct):
     """A conversation to render, with the texts of the tokens that begin and end a text."""
 
     template: str
@@ -52,7 +52,7 @@ class Ask(msgspec.Struct):
     eos_token: str | None = None
 
 
-class Answer(msgspec.Struct):
+class TemplateAnswer(msgspec.Struct):
     """The text, or why there is none."""
 
     text: str = ""
@@ -91,7 +91,9 @@ class Templates:
         if not template:
             raise Refusal("NO_CHAT_TEMPLATE", "the model has no chat template; use /v1/completions")
         conversation = Continuation(messages)
-        answer = await self._ask(Ask(template, conversation.messages, bos_token, eos_token))
+        answer = await self._ask(
+            TemplateQuestion(template, conversation.messages, bos_token, eos_token)
+        )
         if answer.reason is not None:
             raise Refusal(
                 "INVALID_PARAMETER",
@@ -105,14 +107,14 @@ class Templates:
         """End the process. Whoever waits for it is refused."""
         await self._lane.close()
 
-    async def _ask(self, ask: Ask) -> Answer:
+    async def _ask(self, ask: TemplateQuestion) -> TemplateAnswer:
         try:
             found = await self._lane.ask(msgspec.json.encode(ask), RENDER_SECONDS)
-            return msgspec.json.decode(found, type=Answer)
+            return msgspec.json.decode(found, type=TemplateAnswer)
         except TimeoutError:
-            return Answer(reason=f"rendering takes longer than {RENDER_SECONDS:g} s")
+            return TemplateAnswer(reason=f"rendering takes longer than {RENDER_SECONDS:g} s")
         except Died:
-            return Answer(reason="rendering needs more memory or depth than there is")
+            return TemplateAnswer(reason="rendering needs more memory or depth than there is")
 
 
 # ------------------------------------------------------------------ in the process
@@ -183,7 +185,7 @@ def _compiled(template: str) -> jinja2.Template:
     return environment.from_string(template)
 
 
-def rendered(ask: Ask) -> Answer:
+def rendered(ask: TemplateQuestion) -> TemplateAnswer:
     """The conversation with a generation prompt behind it."""
     tokens = {"bos_token": ask.bos_token, "eos_token": ask.eos_token}
     try:
@@ -195,14 +197,14 @@ def rendered(ask: Ask) -> Answer:
             **{name: token for name, token in tokens.items() if token is not None},
         )
     except MemoryError:
-        return Answer(reason="rendering needs more memory or depth than there is")
+        return TemplateAnswer(reason="rendering needs more memory or depth than there is")
     except Exception as error:
         # templates raise whatever their author chose
         line = (str(error).splitlines() or [type(error).__name__])[0]
-        return Answer(reason=_ADDRESS.sub("", line)[:REASON_CHARACTERS])
+        return TemplateAnswer(reason=_ADDRESS.sub("", line)[:REASON_CHARACTERS])
     if len(text) > TEXT_MAXIMUM:
-        return Answer(reason=f"the text is longer than {TEXT_MAXIMUM} characters")
-    return Answer(text)
+        return TemplateAnswer(reason=f"the text is longer than {TEXT_MAXIMUM} characters")
+    return TemplateAnswer(text)
 
 
 def main() -> None:
@@ -210,12 +212,16 @@ def main() -> None:
     limit(MEMORY_BYTES)
     # what is imported late, for errors above all, is imported now: no file is opened after this
     rendered(
-        Ask("{{ strftime_now('%d %b %Y') }}{{ messages | tojson }}{{ raise_exception('') }}", [])
+        TemplateQuestion(
+            "{{ strftime_now('%d %b %Y') }}{{ messages | tojson }}{{ raise_exception('') }}", []
+        )
     )
-    rendered(Ask("{% if %}", []))
+    rendered(TemplateQuestion("{% if %}", []))
     resource.setrlimit(resource.RLIMIT_NOFILE, (OPEN_FILES, OPEN_FILES))
     serve(
-        lambda body: msgspec.json.encode(rendered(msgspec.json.decode(body, type=Ask))),
+        lambda body: msgspec.json.encode(
+            rendered(msgspec.json.decode(body, type=TemplateQuestion))
+        ),
         RENDER_SECONDS,
     )
 

@@ -17,7 +17,7 @@ MARK = "[the text that is continued]"
 Prompt = m.Text | m.Chat
 
 
-class Place:
+class NamedPrompt:
     """Names the offending prompt in what is refused inside the block."""
 
     def __init__(self, prompts: Sequence[Prompt], index: int, field: str = "prompt") -> None:

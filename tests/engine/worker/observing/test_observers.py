@@ -24,7 +24,7 @@ from steerserve.engine.worker.attached.hooks import Catch, HookedSaes
 from steerserve.engine.worker.batch.batch import Batch
 from steerserve.engine.worker.model.checkpoint import Checkpoint
 from steerserve.engine.worker.observing.observers import Observer, Observers, Span
-from steerserve.engine.worker.rows.rows import Row
+from steerserve.engine.worker.rows.rows import BatchRow
 from steerserve.errors import Refusal
 from tests.engine.running import Bench, generated, hooked, random_sae, site_of, words
 
@@ -45,14 +45,16 @@ class Watcher(Observer):
         self.breaks = False
 
     def begin(
-        self, command: Generate | Score | Embed, rows: Sequence[Row], saes: HookedSaes
+        self, command: Generate | Score | Embed, rows: Sequence[BatchRow], saes: HookedSaes
     ) -> None:
         if command.id in self.refuses:
             raise Refusal("INVALID_PARAMETER", "not this one")
         self.saes = saes
         self.log.append(f"begin {command.id}")
 
-    def expect(self, rows: Sequence[Row], spans: Sequence[Span]) -> Iterable[tuple[int, Catch]]:
+    def expect(
+        self, rows: Sequence[BatchRow], spans: Sequence[Span]
+    ) -> Iterable[tuple[int, Catch]]:
         if self.breaks:
             raise RuntimeError("an observer with a mistake")
         assert self.saes is not None
@@ -76,7 +78,7 @@ class Watcher(Observer):
         self.log.append("discard")
         self.caught = {}
 
-    def end(self, row: Row) -> Sequence[Outcome]:
+    def end(self, row: BatchRow) -> Sequence[Outcome]:
         self.log.append(f"end {row.request}")
         if row.request == 9:
             raise Refusal("INTERNAL_ERROR", "no end for this row")

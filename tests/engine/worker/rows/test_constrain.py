@@ -12,7 +12,7 @@ import torch
 from jsonschema import Draft202012Validator
 
 from steerserve.engine.worker.rows import constrain
-from steerserve.engine.worker.rows.constrain import Constraint, Grammars, mask
+from steerserve.engine.worker.rows.constrain import Grammars, RowConstraint, mask
 from steerserve.errors import Refusal
 from steerserve.rules.schema_dialect import JSON_OBJECT
 from steerserve.rules.schema_subset import check, compact
@@ -99,7 +99,7 @@ def tiny() -> Grammars:
     return grammars()
 
 
-def constraint(source: Grammars, schema: Any) -> Constraint:
+def constraint(source: Grammars, schema: Any) -> RowConstraint:
     check(schema)
     return source.compile(compact(schema)).result().constraint()
 
@@ -108,7 +108,7 @@ def ids(text: str) -> list[int]:
     return models.tokenizer()(text, add_special_tokens=False)["input_ids"]  # type: ignore[return-value]
 
 
-def follow(row: Constraint, text: str) -> bool:
+def follow(row: RowConstraint, text: str) -> bool:
     """Whether the text is a whole document under the constraint."""
     try:
         for token in ids(text):
@@ -118,7 +118,7 @@ def follow(row: Constraint, text: str) -> bool:
     return row.may_end
 
 
-def allowed(row: Constraint) -> set[int]:
+def allowed(row: RowConstraint) -> set[int]:
     masked, refusals = mask(torch.zeros(1, 331), [row])
     assert not refusals
     return set(torch.isfinite(masked[0]).nonzero().flatten().tolist())

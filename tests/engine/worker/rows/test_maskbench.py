@@ -11,7 +11,7 @@ import pytest
 from jsonschema import Draft202012Validator
 
 from steerserve.engine.sandbox.schemas import Checker
-from steerserve.engine.worker.rows.constrain import Constraint, Grammars
+from steerserve.engine.worker.rows.constrain import Grammars, RowConstraint
 from steerserve.errors import Refusal
 from steerserve.rules.schema_subset import check, compact
 from tests.engine import models
@@ -40,7 +40,7 @@ async def checker() -> AsyncIterator[Checker]:
     await checker.close()
 
 
-def row_of(source: Grammars, case: dict[str, Any]) -> Constraint:
+def row_of(source: Grammars, case: dict[str, Any]) -> RowConstraint:
     return source.compile(compact(case["schema"])).result().constraint()
 
 

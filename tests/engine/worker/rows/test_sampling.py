@@ -9,14 +9,14 @@ import torch
 from torch import Tensor
 
 from steerserve.engine.worker.rows import sampling
-from steerserve.engine.worker.rows.sampling import Choice, generator, sample
+from steerserve.engine.worker.rows.sampling import Sampler, generator, sample
 
 DRAWS = 6000
 LOGITS = torch.tensor([1.0, 3.0, -2.0, 2.5, 0.0, -5.0, 2.4, 1.5, -1.0, 0.3, 2.9, -math.inf])
 
 
-def choice(temperature: float = 1.0, top_p: float = 1.0, seed: int = 0) -> Choice:
-    return Choice(temperature, top_p, 1.0, generator(seed, 0))
+def choice(temperature: float = 1.0, top_p: float = 1.0, seed: int = 0) -> Sampler:
+    return Sampler(temperature, top_p, 1.0, generator(seed, 0))
 
 
 def nucleus(logits: Tensor, temperature: float, top_p: float) -> Tensor:
@@ -86,7 +86,7 @@ def test_logits_are_not_modified(dtype: torch.dtype) -> None:
     logits = LOGITS[None].to(dtype)
     before = logits.clone()
     seen = torch.ones(LOGITS.numel(), dtype=torch.bool)
-    sample(logits, [Choice(1.0, 0.5, 1.3, generator(1, 0), seen)])
+    sample(logits, [Sampler(1.0, 0.5, 1.3, generator(1, 0), seen)])
     assert torch.equal(logits, before)
 
 
@@ -128,7 +128,7 @@ def test_a_token_of_no_weight_is_never_drawn() -> None:
 def test_the_penalty_divides_positive_and_multiplies_negative_logits_of_seen_tokens() -> None:
     logits = torch.tensor([[2.0, -2.0, 3.0, -1.0, 0.0]])
     seen = torch.tensor([True, True, False, False, True])
-    rows = [Choice(0.0, 1.0, 2.0, generator(0, 0), seen)]
+    rows = [Sampler(0.0, 1.0, 2.0, generator(0, 0), seen)]
     found = sampling._penalised(logits, rows)
     torch.testing.assert_close(found, torch.tensor([[1.0, -4.0, 3.0, -1.0, 0.0]]))
 
@@ -136,14 +136,14 @@ def test_the_penalty_divides_positive_and_multiplies_negative_logits_of_seen_tok
 def test_the_penalty_moves_the_choice_of_its_row_only() -> None:
     logits = torch.tensor([[2.0, 1.9, 0.0], [2.0, 1.9, 0.0]])
     seen = torch.tensor([True, False, False])
-    rows = [choice(0.0), Choice(0.0, 1.0, 1.5, generator(0, 0), seen)]
+    rows = [choice(0.0), Sampler(0.0, 1.0, 1.5, generator(0, 0), seen)]
     assert sample(logits, rows) == [0, 1]
 
 
 def test_the_penalty_is_applied_before_the_temperature() -> None:
     seen = torch.zeros(LOGITS.numel(), dtype=torch.bool)
     seen[1] = True
-    row = Choice(0.8, 0.9, 1.4, generator(6, 0), seen)
+    row = Sampler(0.8, 0.9, 1.4, generator(6, 0), seen)
     drawn = sample(LOGITS.expand(DRAWS, -1), [row] * DRAWS)
     penalised = LOGITS.clone()
     penalised[1] /= 1.4
@@ -167,4 +167,4 @@ def test_a_seed_and_a_choice_fix_the_draws() -> None:
 @pytest.mark.parametrize("seed", [0, 2**31, 2**53, 2**63 - 1, -1, -(2**63)])
 def test_every_seed_of_64_bits_is_taken(seed: int) -> None:
     for number in (0, 1):
-        sample(LOGITS[None], [Choice(1.0, 0.9, 1.0, generator(seed, number))])
+        sample(LOGITS[None], [Sampler(1.0, 0.9, 1.0, generator(seed, number))])

@@ -8,12 +8,12 @@ from typing import Any, Protocol
 import torch
 
 from steerserve.engine.wire import messages as m
-from steerserve.engine.wire.prompts import Place, check_length, max_tokens
+from steerserve.engine.wire.prompts import NamedPrompt, check_length, max_tokens
 from steerserve.engine.worker import memory
 from steerserve.engine.worker.model.checkpoint import Checkpoint
 from steerserve.engine.worker.rows import sampling
-from steerserve.engine.worker.rows.constrain import Constraint
-from steerserve.engine.worker.rows.rows import Pooling, Row, Scoring, Writing
+from steerserve.engine.worker.rows.constrain import RowConstraint
+from steerserve.engine.worker.rows.rows import BatchRow, Pooling, Scoring, Writing
 from steerserve.engine.worker.rows.text import TextStream
 from steerserve.errors import Refusal
 from steerserve.rules import activations
@@ -36,8 +36,8 @@ def rows_of(
     context: int,
     kv_tokens: int,
     *,
-    constrain: Callable[[], Constraint] | None = None,
-) -> list[Row]:
+    constrain: Callable[[], RowConstraint] | None = None,
+) -> list[BatchRow]:
     """The rows of a request, `n` per prompt.
 
     Raises:
@@ -45,16 +45,16 @@ def rows_of(
             template refuses), SAE_ACTIVATIONS_REFUSED, INSUFFICIENT_MEMORY (seeded rows that can never be in the
             cache together).
     """
-    rows: list[Row] = []
+    rows: list[BatchRow] = []
     for index, prompt in enumerate(command.prompts):
         plan = command.plans[index] if command.plans else command.plan
-        with Place(command.prompts, index) as where:
+        with NamedPrompt(command.prompts, index) as where:
             named = command.sampling.max_tokens
             ids = _encoded(prompt, model, context, named, "INVALID_PARAMETER")
             limit = max_tokens(command.sampling, len(ids), context)
             for i in range(command.n):
                 goal = _writing(command.sampling, model, i, ids, constrain)
-                row = Row(command.id, index * command.n + i, ids, plan, goal, limit)
+                row = BatchRow(command.id, index * command.n + i, ids, plan, goal, limit)
                 row.where = where
                 row.label = command.label
                 _check_tap(command.tap, row, len(command.prompts))
@@ -74,7 +74,7 @@ def rows_of(
     return rows
 
 
-def scoring_rows(command: m.Score, model: Checkpoint, context: int) -> list[Row]:
+def scoring_rows(command: m.Score, model: Checkpoint, context: int) -> list[BatchRow]:
     """One unsteered row per prompt.
 
     Raises:
@@ -93,17 +93,17 @@ def scoring_rows(command: m.Score, model: Checkpoint, context: int) -> list[Row]
     allowed = None if command.allowed is None else torch.tensor(command.allowed).to(model.device)
     rows = []
     for index, prompt in enumerate(command.prompts):
-        with Place(command.prompts, index) as where:
+        with NamedPrompt(command.prompts, index) as where:
             ids = _encoded(prompt, model, context, 1, "INVALID_SCORING_REQUEST")
             max_tokens(m.Sampling(max_tokens=1), len(ids), context)
             goal = Scoring(command.temperature, command.top, allowed, model.decode_token)
-            row = Row(command.id, index, ids, m.Suppressed(), goal, where=where)
+            row = BatchRow(command.id, index, ids, m.Suppressed(), goal, where=where)
             _check_tap(command.tap, row)
             rows.append(row)
     return rows
 
 
-def pooling_rows(command: m.Embed, model: Tokens, context: int) -> list[Row]:
+def pooling_rows(command: m.Embed, model: Tokens, context: int) -> list[BatchRow]:
     """One unsteered row per text.
 
     Raises:
@@ -111,14 +111,14 @@ def pooling_rows(command: m.Embed, model: Tokens, context: int) -> list[Row]:
     """
     rows = []
     for index, prompt in enumerate(command.prompts):
-        with Place(command.prompts, index, "input") as where:
+        with NamedPrompt(command.prompts, index, "input") as where:
             ids = _encoded(prompt, model, context, 0, "INVALID_PARAMETER")
             max_tokens(m.Sampling(max_tokens=0), len(ids), context)
-            rows.append(Row(command.id, index, ids, m.Suppressed(), Pooling(), where=where))
+            rows.append(BatchRow(command.id, index, ids, m.Suppressed(), Pooling(), where=where))
     return rows
 
 
-def shortest_first(rows: list[Row]) -> list[Row]:
+def shortest_first(rows: list[BatchRow]) -> list[BatchRow]:
     """Reads of one request in an order that wastes little padding: their answers carry their place."""
     return sorted(rows, key=lambda row: len(row.prompt))
 
@@ -138,7 +138,7 @@ def _encoded(
     return ids
 
 
-def _check_tap(tap: m.Tap | None, row: Row, rows: int = 1) -> None:
+def _check_tap(tap: m.Tap | None, row: BatchRow, rows: int = 1) -> None:
     """Whether the answer has room for the activations of a row, one of `rows` alike.
 
     Raises:
@@ -155,14 +155,14 @@ def _writing(
     model: Checkpoint,
     repeat: int,
     ids: list[int],
-    constrain: Callable[[], Constraint] | None,
+    constrain: Callable[[], RowConstraint] | None,
 ) -> Writing:
     seen = None
     if wanted.repetition_penalty != 1.0:
         seen = torch.zeros(model.vocabulary, dtype=torch.bool, device=model.device)
         seen[torch.tensor(ids, device=model.device)] = True
     # the prompts of one request are seeded alike, its repeats differ
-    choice = sampling.Choice(
+    choice = sampling.Sampler(
         wanted.temperature,
         wanted.top_p,
         wanted.repetition_penalty,

@@ -17,7 +17,7 @@ from steerserve.engine.worker.batch.group import Group
 from steerserve.engine.worker.batch.prefix import Prefixes
 from steerserve.engine.worker.model.checkpoint import Checkpoint
 from steerserve.engine.worker.observing.observers import Observers
-from steerserve.engine.worker.rows.rows import Ending, Row, settled
+from steerserve.engine.worker.rows.rows import BatchRow, Ending, settled
 
 log = structlog.get_logger(__name__)
 
@@ -39,7 +39,7 @@ class Batch:
         self._kv_tokens = kv_tokens
         self._shared = self._group(Prefixes(prefix_tokens) if prefix_tokens else None)
         self._seeded: dict[int, Group] = {}
-        self._waiting: deque[tuple[list[Row], bool]] = deque()
+        self._waiting: deque[tuple[list[BatchRow], bool]] = deque()
 
     @property
     def is_idle(self) -> bool:
@@ -50,7 +50,7 @@ class Batch:
         """Tokens of cache that are allocated."""
         return sum(group.reserved for group in self._groups())
 
-    def add(self, rows: list[Row], *, is_seeded: bool) -> None:
+    def add(self, rows: list[BatchRow], *, is_seeded: bool) -> None:
         """Let a request's rows in as soon as there is room: seeded rows all at once, others one by one."""
         if is_seeded:
             self._waiting.append((rows, True))

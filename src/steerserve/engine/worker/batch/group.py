@@ -18,7 +18,7 @@ from steerserve.engine.worker.model.checkpoint import Checkpoint
 from steerserve.engine.worker.model.kv import SlotCache
 from steerserve.engine.worker.observing.observers import Observers
 from steerserve.engine.worker.rows import constrain, sampling
-from steerserve.engine.worker.rows.rows import Ending, Pooling, Row, Writing
+from steerserve.engine.worker.rows.rows import BatchRow, Ending, Pooling, Writing
 from steerserve.errors import Refusal
 from steerserve.rules.memory_needs import PREFILL_TOKENS
 
@@ -47,9 +47,9 @@ class Group:
         self._observers = observers
         self._prefixes = prefixes
         self.cache = SlotCache()
-        self.rows: list[Row] = []
-        self.partial: Row | None = None
-        self.joining: deque[Row] = deque()
+        self.rows: list[BatchRow] = []
+        self.partial: BatchRow | None = None
+        self.joining: deque[BatchRow] = deque()
 
     @property
     def is_empty(self) -> bool:
@@ -60,10 +60,10 @@ class Group:
         """Tokens of cache held."""
         return self.cache.rows * self.cache.length
 
-    def all_rows(self) -> list[Row]:
+    def all_rows(self) -> list[BatchRow]:
         return [*self.rows, *([self.partial] if self.partial else []), *self.joining]
 
-    def may_join(self, new: list[Row], budget: int) -> bool:
+    def may_join(self, new: list[BatchRow], budget: int) -> bool:
         """Whether the rows fit beside those here within `budget` tokens of cache."""
         count, length = self._shape(new)
         if count > max(ROWS_MAXIMUM, len(new)):
@@ -71,7 +71,7 @@ class Group:
         fits = count <= self.cache.rows and length <= self.cache.length
         return fits or count * length <= budget
 
-    def join(self, new: list[Row], budget: int) -> None:
+    def join(self, new: list[BatchRow], budget: int) -> None:
         """Reserve room for the rows; they are prefilled by the coming steps."""
         count, length = self._shape(new)
         if count > self.cache.rows or length > self.cache.length:
@@ -103,7 +103,7 @@ class Group:
 
     # ------------------------------------------------------------- inside
 
-    def _shape(self, new: list[Row]) -> tuple[int, int]:
+    def _shape(self, new: list[BatchRow]) -> tuple[int, int]:
         every = [*self.all_rows(), *new]
         return len(every), max(row.need for row in every)
 
@@ -133,7 +133,7 @@ class Group:
         self.rows.extend(rows)
         return self._accept(logits, first, len(rows))
 
-    def _next_rows(self) -> list[Row]:
+    def _next_rows(self) -> list[BatchRow]:
         """The next rows to prefill in one pass: padded to the longest they stay within PREFILL_TOKENS.
 
         A row that begins with a kept prefix goes by itself, from where that ends.
@@ -148,7 +148,7 @@ class Group:
             width = widest
         return rows
 
-    def _begin(self, row: Row) -> Row:
+    def _begin(self, row: BatchRow) -> BatchRow:
         """Note what steers the row, and fill in a kept prefix."""
         row.version = self._saes.version
         found = self._kept(row)
@@ -174,7 +174,7 @@ class Group:
                 self._prefixes.clear()
             memory.recover(error)
 
-    def _kept(self, row: Row) -> tuple[Entry, int] | None:
+    def _kept(self, row: BatchRow) -> tuple[Entry, int] | None:
         if self._prefixes is None or not row.may_reuse:
             return None
         return self._prefixes.find(self._saes.signature(row.plan), row.prompt)
@@ -208,7 +208,7 @@ class Group:
         return self._accept(logits, 0, count)
 
     def _pass(
-        self, rows: list[Row], spans: list[tuple[int, int]], forward: Callable[[], Tensor]
+        self, rows: list[BatchRow], spans: list[tuple[int, int]], forward: Callable[[], Tensor]
     ) -> Tensor | Exception:
         """A forward pass with the rows' steering and the observers in place, or the error that ended it.
 
@@ -250,7 +250,7 @@ class Group:
             self._leave(index)
         return outcomes
 
-    def _taken(self, row: Row, token: Refusal | int | None, logits: Tensor) -> list[Ending]:
+    def _taken(self, row: BatchRow, token: Refusal | int | None, logits: Tensor) -> list[Ending]:
         """What a row makes of its token, or of its logits if it only reads."""
         try:
             if not isinstance(row.goal, Writing):
@@ -261,21 +261,21 @@ class Group:
         except Exception as error:
             return [self._refused(row, error)]
 
-    def _ended(self, row: Row, end: list[Ending]) -> list[Ending]:
+    def _ended(self, row: BatchRow, end: list[Ending]) -> list[Ending]:
         """The end of a row, behind what the observers send of it."""
         try:
             return [*self._observers.end(row), *end]
         except Exception as error:
             return [self._refused(row, error)]
 
-    def _refused(self, row: Row, error: Exception) -> Refused:
+    def _refused(self, row: BatchRow, error: Exception) -> Refused:
         """An error over one row's logits, text or observers, which ends this row's request only."""
         if isinstance(error, Refusal):
             return row.refused(error.code, error.message, **error.details)
         log.exception("row_failed")
         return row.failed(error, self._model.device, 1)
 
-    def _sampled(self, logits: Tensor, rows: list[Row]) -> dict[int, Refusal | int | None]:
+    def _sampled(self, logits: Tensor, rows: list[BatchRow]) -> dict[int, Refusal | int | None]:
         """By its place, the next token of each row that writes, or why there is none."""
         goals = {i: row.goal for i, row in enumerate(rows) if isinstance(row.goal, Writing)}
         if not goals:
@@ -286,7 +286,7 @@ class Group:
         tokens = sampling.sample(logits, [goal.sampler for goal in goals.values()])
         return {place: refusals.get(i, tokens[i]) for i, place in enumerate(goals)}
 
-    def _failed(self, rows: list[Row], error: Exception) -> list[Ending]:
+    def _failed(self, rows: list[BatchRow], error: Exception) -> list[Ending]:
         refusals: dict[int, Ending] = {
             row.request: row.failed(error, self._model.device, len(rows)) for row in rows
         }

@@ -8,7 +8,7 @@ import structlog
 
 from steerserve.engine.worker import memory
 from steerserve.engine.worker.model.encoder import Encoder
-from steerserve.engine.worker.rows.rows import Ending, Row, embedded, settled
+from steerserve.engine.worker.rows.rows import BatchRow, Ending, embedded, settled
 
 PASS_TOKENS = 2048
 """Tokens of one pass with its padding; a longer text goes by itself."""
@@ -21,13 +21,13 @@ class Passes:
 
     def __init__(self, model: Encoder) -> None:
         self._model = model
-        self._waiting: deque[Row] = deque()
+        self._waiting: deque[BatchRow] = deque()
 
     @property
     def is_idle(self) -> bool:
         return not self._waiting
 
-    def add(self, rows: list[Row], *, is_seeded: bool = False) -> None:
+    def add(self, rows: list[BatchRow], *, is_seeded: bool = False) -> None:
         self._waiting.extend(rows)
 
     def cancel(self, request: int) -> None:

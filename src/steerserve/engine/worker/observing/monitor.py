@@ -20,7 +20,7 @@ from steerserve.engine.worker.attached.hooks import Catch
 from steerserve.engine.worker.observing.counts import RunningCounts
 from steerserve.engine.worker.observing.observers import Observer, Span
 from steerserve.engine.worker.observing.target import Seen, Target
-from steerserve.engine.worker.rows.rows import Row, RowName
+from steerserve.engine.worker.rows.rows import BatchRow, RowName
 from steerserve.rules import steering
 
 log = structlog.get_logger(__name__)
@@ -47,7 +47,7 @@ class Expected:
     """One row of the coming pass that is observed: it is the row at `place` in the pass, and its token at `at` among the
     tokens of the pass is observed, which has `position` in the row. `is_text` is False for a special token."""
 
-    row: Row
+    row: BatchRow
     place: int
     at: int
     position: int
@@ -91,7 +91,9 @@ class FeatureMonitor(Observer):
 
     # ------------------------------------------------------------- beside a pass
 
-    def expect(self, rows: Sequence[Row], spans: Sequence[Span]) -> Iterable[tuple[int, Catch]]:
+    def expect(
+        self, rows: Sequence[BatchRow], spans: Sequence[Span]
+    ) -> Iterable[tuple[int, Catch]]:
         """Of each row, only the token whose logits the pass gives is observed, so the records do not depend on how a long
         prompt was cut. A special token is observed only while its choice has nothing else to record, and is not counted.
         """
@@ -141,7 +143,7 @@ class FeatureMonitor(Observer):
 
     # ------------------------------------------------------------- between passes
 
-    def end(self, row: Row) -> Sequence[Outcome]:
+    def end(self, row: BatchRow) -> Sequence[Outcome]:
         """The latest token of the choice becomes its record, which `events` encodes with the records of other choices."""
         seen = self._latest.pop(row.name, None)
         if seen is not None:

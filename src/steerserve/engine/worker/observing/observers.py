@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 
 from steerserve.engine.wire.messages import Embed, Event, Generate, Outcome, Score
 from steerserve.engine.worker.attached.hooks import Catch, HookedSaes
-from steerserve.engine.worker.rows.rows import Row
+from steerserve.engine.worker.rows.rows import BatchRow
 
 Span = tuple[int, int]
 """The position of a row's first token in a pass, and how many of its tokens the pass reads."""
@@ -19,7 +19,7 @@ class Observer:
     """One observer. Each method is a point at which it is asked; the defaults do nothing."""
 
     def begin(
-        self, command: Generate | Score | Embed, rows: Sequence[Row], saes: HookedSaes
+        self, command: Generate | Score | Embed, rows: Sequence[BatchRow], saes: HookedSaes
     ) -> None:
         """The rows of a request are about to join the batch.
 
@@ -27,7 +27,9 @@ class Observer:
             Refusal: the request is refused, and `forget` follows.
         """
 
-    def expect(self, rows: Sequence[Row], spans: Sequence[Span]) -> Iterable[tuple[int, Catch]]:
+    def expect(
+        self, rows: Sequence[BatchRow], spans: Sequence[Span]
+    ) -> Iterable[tuple[int, Catch]]:
         """The next pass reads these spans of these rows. Returns the numbers of the attached SAEs whose values are
         wanted in this pass, each with what takes the value."""
         return ()
@@ -38,7 +40,7 @@ class Observer:
     def discard(self) -> None:
         """The pass failed: what was caught in it is dropped."""
 
-    def end(self, row: Row) -> Sequence[Outcome]:
+    def end(self, row: BatchRow) -> Sequence[Outcome]:
         """The row is complete. Returns what is sent before its end.
 
         Raises:
@@ -67,7 +69,7 @@ class Observers:
         self._members = tuple(members)
 
     def begin(
-        self, command: Generate | Score | Embed, rows: Sequence[Row], saes: HookedSaes
+        self, command: Generate | Score | Embed, rows: Sequence[BatchRow], saes: HookedSaes
     ) -> None:
         """Raises:
         Refusal: what a member refuses; the others have forgotten the request then.
@@ -79,7 +81,7 @@ class Observers:
             self.forget(command.id)
             raise
 
-    def expect(self, rows: Sequence[Row], spans: Sequence[Span]) -> dict[int, list[Catch]]:
+    def expect(self, rows: Sequence[BatchRow], spans: Sequence[Span]) -> dict[int, list[Catch]]:
         """Before a pass over these rows: by the number of an attached SAE, the functions that take its site's value."""
         catches: dict[int, list[Catch]] = {}
         for member in self._members:
@@ -95,7 +97,7 @@ class Observers:
         for member in self._members:
             member.discard()
 
-    def end(self, row: Row) -> list[Outcome]:
+    def end(self, row: BatchRow) -> list[Outcome]:
         """Raises:
         Refusal: the row ends with this refusal instead.
         """

@@ -14,7 +14,7 @@ from steerserve.engine.worker import memory
 from steerserve.engine.worker.attached.hooks import Catch, HookedSaes
 from steerserve.engine.worker.observing.observers import Observer, Span
 from steerserve.engine.worker.observing.ranking import largest
-from steerserve.engine.worker.rows.rows import Row, RowName
+from steerserve.engine.worker.rows.rows import BatchRow, RowName
 from steerserve.engine.worker.sae.canonical import NEEDS_K, Sae
 from steerserve.errors import Refusal
 from steerserve.rules import activations
@@ -143,7 +143,7 @@ class Taps(Observer):
         self._in_pass: list[TapReader] = []
 
     def begin(
-        self, command: Generate | Score | Embed, rows: Sequence[Row], saes: HookedSaes
+        self, command: Generate | Score | Embed, rows: Sequence[BatchRow], saes: HookedSaes
     ) -> None:
         """Raises:
         Refusal: SAE_NOT_ATTACHED; INSUFFICIENT_MEMORY as `HookedSaes.sae`.
@@ -155,7 +155,9 @@ class Taps(Observer):
         for row in rows:
             self._readers[row.name] = number, TapReader(tap, sae, len(row.prompt))
 
-    def expect(self, rows: Sequence[Row], spans: Sequence[Span]) -> Iterable[tuple[int, Catch]]:
+    def expect(
+        self, rows: Sequence[BatchRow], spans: Sequence[Span]
+    ) -> Iterable[tuple[int, Catch]]:
         if not self._readers:
             return ()
         wanted: dict[int, list[tuple[int, TapReader]]] = {}
@@ -175,7 +177,7 @@ class Taps(Observer):
     def discard(self) -> None:
         self._in_pass = []
 
-    def end(self, row: Row) -> Sequence[Outcome]:
+    def end(self, row: BatchRow) -> Sequence[Outcome]:
         """Raises:
         Refusal: as `TapReader.readings`.
         """

@@ -12,7 +12,7 @@ from torch import Tensor
 from steerserve.engine.wire.messages import RECORD_MAXIMUM, Recorded
 from steerserve.engine.worker.attached.hooks import HookedSaes
 from steerserve.engine.worker.observing.ranking import is_active, largest
-from steerserve.engine.worker.rows.rows import Row
+from steerserve.engine.worker.rows.rows import BatchRow
 from steerserve.engine.worker.sae.canonical import NEEDS_K
 from steerserve.rules import steering
 
@@ -22,7 +22,7 @@ class Seen:
     """A row at its latest observed token, which has `position` in the row. The token's values are `rows[place]`, where
     `rows` [n, d_in] was copied from one pass."""
 
-    row: Row
+    row: BatchRow
     position: int
     rows: Tensor
     place: int

@@ -26,7 +26,7 @@ from steerserve.engine.worker.observing.target import target_of
 from steerserve.engine.worker.process import loading
 from steerserve.engine.worker.process.loading import LoadedEncoder, LoadedModel
 from steerserve.engine.worker.rows.constrain import Grammar
-from steerserve.engine.worker.rows.rows import Row
+from steerserve.engine.worker.rows.rows import BatchRow
 from steerserve.engine.worker.sae import formats
 from steerserve.errors import Refusal
 from steerserve.rules.schema_dialect import JSON_OBJECT
@@ -186,8 +186,8 @@ class Commands:
     def _begin(
         self,
         command: m.Generate | m.Score | m.Embed,
-        prompts: list[Row],
-        rows: list[Row],
+        prompts: list[BatchRow],
+        rows: list[BatchRow],
         *,
         is_seeded: bool = False,
     ) -> m.Started:

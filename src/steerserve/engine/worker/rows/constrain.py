@@ -108,12 +108,12 @@ class Grammar:
         self._schema = schema
         self._matcher = matcher
 
-    def constraint(self) -> Constraint:
+    def constraint(self) -> RowConstraint:
         """The constraint of one row, before its first token."""
-        return Constraint(self._grammars, self._schema, self._matcher.deep_copy())
+        return RowConstraint(self._grammars, self._schema, self._matcher.deep_copy())
 
 
-class Constraint:
+class RowConstraint:
     """What one row has written of its document, and what may come next."""
 
     def __init__(self, grammars: Grammars, schema: str, matcher: LLMatcher) -> None:
@@ -190,7 +190,7 @@ class Constraint:
 
 
 def mask(
-    logits: Tensor, constraints: Sequence[Constraint | None]
+    logits: Tensor, constraints: Sequence[RowConstraint | None]
 ) -> tuple[Tensor, dict[int, Refusal]]:
     """The logits of the tokens that may come next.
 

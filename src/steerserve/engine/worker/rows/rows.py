@@ -23,7 +23,7 @@ from steerserve.engine.wire.messages import (
 )
 from steerserve.engine.worker import memory
 from steerserve.engine.worker.rows import sampling
-from steerserve.engine.worker.rows.constrain import Constraint
+from steerserve.engine.worker.rows.constrain import RowConstraint
 from steerserve.engine.worker.rows.text import TextStream
 from steerserve.rules.memory_needs import LENGTH_STEP
 
@@ -37,9 +37,9 @@ RowName = tuple[int, int]
 class Writing:
     """A completion: how its tokens are chosen, and the text they become."""
 
-    sampler: sampling.Choice
+    sampler: sampling.Sampler
     text: TextStream
-    constraint: Constraint | None = None
+    constraint: RowConstraint | None = None
 
 
 @dataclass(slots=True)
@@ -52,7 +52,7 @@ class Scoring:
     allowed: Tensor | None
     text_of: Callable[[int], str]
 
-    def read(self, row: Row, logits: Tensor) -> Scored | Refused:
+    def read(self, row: BatchRow, logits: Tensor) -> Scored | Refused:
         """The score of a row from its last logits [vocabulary].
 
         log p = log_softmax(logits / temperature) over the candidates; temperature 0 does not scale.
@@ -92,13 +92,13 @@ class Pooling:
     def add(self, sums: Tensor) -> None:
         self.total = sums if self.total is None else self.total + sums
 
-    def read(self, row: Row) -> Embedded | Refused:
+    def read(self, row: BatchRow) -> Embedded | Refused:
         """The mean over the row's tokens."""
         assert self.total is not None
         return embedded(row, self.total / len(row.prompt))
 
 
-def embedded(row: Row, vector: Tensor) -> Embedded | Refused:
+def embedded(row: BatchRow, vector: Tensor) -> Embedded | Refused:
     """The vector [hidden] of a row as its event."""
     if not bool(torch.isfinite(vector).all()):
         return row.refused("NON_FINITE_LOGITS", "the model produced NaN or infinite states")
@@ -107,7 +107,7 @@ def embedded(row: Row, vector: Tensor) -> Embedded | Refused:
 
 
 @dataclass(slots=True)
-class Row:
+class BatchRow:
     """One row, from its prompt to its end. `version` is the steering's when its prefill began, `where` names its prompt
     among several in what is refused, `label` names it in what monitoring records; without one it is not monitored."""
 

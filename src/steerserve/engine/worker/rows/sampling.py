@@ -14,7 +14,7 @@ COLDEST = 1e-4
 
 
 @dataclass(slots=True)
-class Choice:
+class Sampler:
     """How one row samples. `seen` [vocabulary] marks the tokens of its prompt and completion; None without penalty."""
 
     temperature: float
@@ -42,7 +42,7 @@ def generator(seed: int | None, choice: int) -> torch.Generator:
     return torch.Generator().manual_seed(seed)
 
 
-def sample(logits: Tensor, choices: list[Choice]) -> list[int | None]:
+def sample(logits: Tensor, choices: list[Sampler]) -> list[int | None]:
     """One token per row.
 
     The nucleus (Holtzman et al. 2020, arXiv:1904.09751) is drawn from exactly and without a sort: draw a token from
@@ -102,7 +102,7 @@ def _draw(weights: Tensor, generators: list[torch.Generator]) -> tuple[list[int]
     return drawn[:, 0].tolist(), above.tolist()
 
 
-def _penalised(logits: Tensor, choices: list[Choice]) -> Tensor:
+def _penalised(logits: Tensor, choices: list[Sampler]) -> Tensor:
     """The repetition penalty of Keskar et al. 2019 (arXiv:1909.05858): seen tokens' logits are divided by it when
     positive and multiplied when negative."""
     rows = [i for i, c in enumerate(choices) if c.seen is not None]
