@@ -1,4 +1,4 @@
-"""An engine process, seen from the control plane: commands, answers, one stream per request, and its end."""
+"""The checkpoint engine seen from the control plane: its process, commands, answers, and one stream per request."""
 
 from __future__ import annotations
 
@@ -187,7 +187,8 @@ class CheckpointEngine(Engine):
         Closing the iterator early cancels the request in the engine.
 
         Raises:
-            Refusal: what the engine refused; MODEL_NOT_LOADED when it had ended before, ENGINE_UNAVAILABLE when it ended
+            Refusal: what the engine refused; MODEL_NOT_LOADED when it had ended before, ENGINE_UNAVAILABLE when it
+            ended
                 meanwhile.
         """
         if self.ended.done():

@@ -1,4 +1,5 @@
-"""The process of one GGUF model: llama.cpp's server on a loopback port, from the library or from a `llama-server` program.
+"""The process of one GGUF model: llama.cpp's server on a loopback port, from the library or from a `llama-server`
+program.
 
 It ends when its standard input closes. The key that opens the port never stands in its arguments or its environment.
 """
@@ -36,10 +37,10 @@ class Backend(Protocol):
 
 
 class Library:
-    """llama.cpp's server inside this process. It takes the process along when it fails."""
+    """llama.cpp's server inside this process. When it crashes, the process ends with it."""
 
     def __init__(self) -> None:
-        # here and not at the top: a program in its place needs nothing of it
+        # imported only here: a process that runs a program in its place does not need the library
         self._xllamacpp: Any = importlib.import_module("xllamacpp")
         self._server: Any = None
 
@@ -72,13 +73,13 @@ class Library:
         params.hostnames, params.port, params.api_keys = ["127.0.0.1"], 0, [wanted.api_key]
         params.ui, params.warmup, params.verbosity = False, False, _WARNINGS
         params.cors_origins = ""
-        # neither shrunk to fit nor kept in host memory beside the cache: what is promised is what there is
+        # the context must not be shrunk to fit, and no second cache in host memory is kept
         params.fit_params, params.cache_ram_mib = False, 0
         params.n_ctx, params.n_parallel, params.kv_unified = wanted.pool, wanted.slots, True
         params.n_batch = params.n_ubatch = wanted.batch
         params.n_gpu_layers = _ALL_LAYERS
         params.cpuparams.n_threads = params.cpuparams_batch.n_threads = wanted.threads
-        # the model's own template is rendered elsewhere; one that cannot be read would fail the load
+        # the control plane renders the model's own template; a template that cannot be read would fail the load
         params.chat_template = "chatml"
         if wanted.cache_type == "q8_0":
             params.cache_type_k = params.cache_type_v = library.ggml_type.GGML_TYPE_Q8_0
@@ -114,12 +115,12 @@ def main() -> None:
     if serving.url:
         backend.wait()
     backend.kill()
-    # not at once: what the engine still has to say of its failure is written on the way out
+    # not `os._exit`: the engine writes the rest of its messages about a failure on the way out
     sys.exit(1)
 
 
 def _answers() -> BinaryIO:
-    """Our own standard output; whatever else writes there, writes to the standard error."""
+    """A private copy of the standard output. The output of everybody else goes to the standard error."""
     ours = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)
     return ours
@@ -132,7 +133,7 @@ def _say(answers: BinaryIO, message: LlamaCards | ServeAnswer) -> None:
 
 def _end_with_input(backend: Backend) -> None:
     """End the process when its input closes, at the latest when a load that runs is over."""
-    # past the buffer, whose lock would be in the way of an exit
+    # read past the buffer, whose lock would hold up an exit
     while os.read(0, 1 << 10):
         pass
     backend.kill()

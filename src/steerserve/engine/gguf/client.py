@@ -1,8 +1,8 @@
 """A GGUF model served by llama.cpp in a process of its own, behind the same surface as the checkpoint engine.
 
-It owns the process, the HTTP client to it, the renderer of the chat template and the gate before the server's slots. Prompts
-are tokenized by the server and sent as token ids, so that counts are exact; every request is streamed, because the server
-notices that a client left only where it writes to it.
+It owns the process, the HTTP client to it, the renderer of the chat template and the gate before the server's slots.
+Prompts are tokenized by the server and sent as token ids, so that counts are exact; every request is streamed,
+because the server notices that a client has left only when it writes to that client.
 """
 
 from __future__ import annotations
@@ -131,8 +131,8 @@ class GgufEngine(Engine):
         label: str | None = None,
         plans: Sequence[m.Plan] = (),
     ) -> Answers:
-        """Started, then the pieces of each choice until it has its `finish`. Closing the iterator early cancels. `label` and
-        `plans` are for SAEs, which there are none of here.
+        """Started, then the pieces of each choice until it has its `finish`. Closing the iterator early cancels.
+        `label` and `plans` have no effect, because they are about SAEs.
 
         Raises:
             Refusal: CONTEXT_LENGTH_EXCEEDED, NO_CHAT_TEMPLATE, INVALID_PARAMETER (an empty prompt, messages that the
@@ -194,7 +194,7 @@ class GgufEngine(Engine):
         await self._end(await asyncio.shield(process.ended))
 
     async def _end(self, reason: str) -> None:
-        """Say that the process is gone, and end what is left without it."""
+        """Announce that the process is gone, and end everything that depends on it."""
         if not self.ended.done():
             self.ended.set_result(reason)
         await self._templates.close()
@@ -208,7 +208,7 @@ class GgufEngine(Engine):
         return self._parting or endings.gone(why)
 
     async def _lost(self) -> Refusal:
-        """What a request is refused with whose connection broke: the engine has ended, or is of no more use."""
+        """The refusal of a request whose connection broke. An engine that has not ended by then is killed."""
         await asyncio.wait([self.ended], timeout=llama_process.STOP_SECONDS)
         if not self.ended.done():
             assert self._process is not None
@@ -245,7 +245,7 @@ class GgufEngine(Engine):
         except Lost:
             raise await self._lost() from None
         except Refusal:
-            if self.ended.done():  # the renderer went with the model
+            if self.ended.done():  # the renderer of templates was closed because the engine ended
                 raise self._gone() from None
             raise
         return rows
@@ -260,7 +260,7 @@ class GgufEngine(Engine):
         return await server.tokenize(text, special=not has_bos)
 
     def _spawn(self, work: Work, events: Events) -> asyncio.Task[None]:
-        """Run the work of a request beside it; what it raises is raised where its events are read."""
+        """Run the work of a request in a task. Its errors are raised where the events of the request are read."""
 
         async def guarded() -> None:
             try:
@@ -268,7 +268,7 @@ class GgufEngine(Engine):
             except Lost:
                 events.put_nowait(await self._lost())
             except Exception as error:
-                # the reader of the events is the request's own border
+                # whoever reads the events handles the error
                 events.put_nowait(error)
 
         task = asyncio.create_task(guarded())
@@ -279,7 +279,7 @@ class GgufEngine(Engine):
     async def _write(
         self, found: Opened, row: LlamaRow, number: int, fields: dict[str, Any], events: Events
     ) -> None:
-        """Complete one prompt. The row keeps its cells until the server has really let go of it."""
+        """Complete one prompt. The row keeps its slot until the server has stopped working on it."""
         place = await self._gate.enter(row.tokens, len(row.tokens) + row.max_tokens)
         row.is_sent = True
         stops, seen, is_over = StopStrings(row.stops), list(row.tokens), False
@@ -303,7 +303,7 @@ class GgufEngine(Engine):
     async def _pool(
         self, server: LlamaServer, rows: list[LlamaRow], number: int, events: Events
     ) -> None:
-        """Embed the texts one after the other, with the server to ourselves."""
+        """Embed the texts one after the other, while no other request uses the server."""
         async with self._gate.alone():
             for row in rows:
                 row.is_sent = True

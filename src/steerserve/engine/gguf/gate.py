@@ -1,7 +1,7 @@
-"""Who may use the llama.cpp server now: rows that write share a pool of KV cells, an embedding has the server to itself.
+"""Who may use the llama.cpp server: rows that write share a pool of KV cells, an embedding has the server alone.
 
-First come, first served. The server would end every request when its pool runs out, and would let an embedding wait until
-nobody writes any more; here neither can happen, because nothing is sent that does not fit.
+First come, first served. The server itself would end every request when its pool runs out, and would let an embedding
+wait as long as anybody writes. The gate prevents both: a row is sent only when its cells are free.
 """
 
 from __future__ import annotations
@@ -15,7 +15,8 @@ from dataclasses import dataclass, field
 
 @dataclass(slots=True, eq=False)
 class LlamaSlot:
-    """One slot of the server. `tokens` is what its cache begins with, `held` what its row may come to fill."""
+    """One slot of the server. `tokens` are those at the beginning of its cache; `held` counts the cells that its row
+    may fill."""
 
     number: int
     tokens: Sequence[int] = ()
@@ -54,7 +55,7 @@ class Gate:
 
     @property
     def held(self) -> int:
-        """Tokens that the running rows may come to fill."""
+        """Tokens that the running rows may fill."""
         return self._held
 
     async def enter(self, tokens: Sequence[int], need: int) -> LlamaSlot:
@@ -73,7 +74,7 @@ class Gate:
 
     @asynccontextmanager
     async def alone(self) -> AsyncIterator[None]:
-        """The whole server; newcomers wait behind."""
+        """While open, no other request uses the server; later ones wait."""
         await self._turn(_Waiter((), 0))
         try:
             yield
@@ -94,7 +95,7 @@ class Gate:
                 self._waiting.remove(waiter)
                 self._admit()
             elif waiter.admitted.done() and not waiter.admitted.cancelled():
-                # its turn came in the moment it was cancelled
+                # it was admitted in the moment in which it was cancelled
                 place = waiter.admitted.result()
                 self._end_alone() if place is None else self.leave(place)
             raise
@@ -118,7 +119,8 @@ class Gate:
         return bool(self._free) and self._held + waiter.need <= self._pool
 
     def _taken(self, waiter: _Waiter) -> LlamaSlot:
-        """The free place whose cache has most of the prompt already; among equals the one unused for longest."""
+        """The free slot whose cache begins with most of the prompt; among equals, the one that was unused for
+        longest."""
         best = max(
             self._free, key=lambda place: (_common(place.tokens, waiter.tokens), -place.turn)
         )
@@ -130,7 +132,7 @@ class Gate:
 
 
 def _common(one: Sequence[int], other: Sequence[int]) -> int:
-    """How many tokens both begin with, by halving, because comparing slices is quick."""
+    """The number of tokens that both begin with, found by halving, because comparing slices is quick."""
     low, high = 0, min(len(one), len(other))
     while low < high:
         middle = (low + high + 1) // 2

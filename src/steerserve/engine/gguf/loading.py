@@ -27,13 +27,13 @@ more."""
 PROBE_SECONDS = 60.0
 
 Keep = Callable[[LlamaProcess], None]
-"""Told of each process as it starts; it raises where none is wanted any more."""
+"""Called with each process when it has started. Raises a refusal where the load was given up meanwhile."""
 
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """What the settings say of GGUF models. `threads` 0 takes the physical cores, `kv_cache_mb` 0 a part of what is free,
-    `context_length` 0 what the file says; `server_bin` is a `llama-server` program in place of the library."""
+    """The settings of GGUF models. `threads` 0 takes the physical cores, `kv_cache_mb` 0 a part of the free memory,
+    `context_length` 0 the length in the file; `server_bin` is a `llama-server` program in place of the library."""
 
     slots: int = 8
     context_length: int = 32_768
@@ -48,7 +48,8 @@ class Options:
 
 @dataclass(frozen=True, slots=True)
 class Opened:
-    """A model being served. Lengths in tokens; `embed_context` is 0 where it does not embed, `cards` are those it lies on."""
+    """A model being served. Lengths in tokens; `embed_context` is 0 where it does not embed; `cards` are the cards
+    that hold it."""
 
     process: LlamaProcess
     server: LlamaServer
@@ -60,7 +61,7 @@ class Opened:
 
 
 class _NoEmbeddings(Exception):
-    """A model that was to embed does not load, or does not embed."""
+    """A model that is loaded with embeddings does not load, or does not embed."""
 
     def __init__(self, why: Refusal) -> None:
         super().__init__(why.message)
@@ -69,7 +70,8 @@ class _NoEmbeddings(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Model:
-    """A model to load: its first file, what its header says, and proportions over the cards in place of the setting's."""
+    """A model to load: its first file, what its header says, and proportions over the cards in place of the
+    setting's."""
 
     path: str
     header: Header
@@ -96,7 +98,7 @@ async def opened(options: Options, report: Report, model: Model, keep: Keep) -> 
 
 
 def facts(found: Opened, cache_type: str) -> m.Loaded:
-    """What the rest of the service is told of the model."""
+    """The facts that the rest of the service gets about the model."""
     header, is_encoder = found.header, found.header.is_embedding_only
     each = gguf_header.kv_bytes_per_token(header, cache_type)
     memory_mb = found.process.memory_mb()
@@ -210,7 +212,7 @@ async def _loaded(process: LlamaProcess, serve: Serve) -> LlamaServer:
 
 
 async def _probe(server: LlamaServer, process: LlamaProcess) -> None:
-    """Embed a short text: some architectures take the pooling and fail at the first one."""
+    """Embed a short text: some architectures load with pooling and then fail at the first text."""
     try:
         async with asyncio.timeout(PROBE_SECONDS):
             await server.embed(await server.tokenize("a", special=True) or [0])
@@ -221,7 +223,7 @@ async def _probe(server: LlamaServer, process: LlamaProcess) -> None:
 
 
 def _device(name: str) -> str:
-    """A card as the rest of the service names it: CUDA0 is cuda:0."""
+    """The name of a card in the rest of the service: CUDA0 is cuda:0."""
     kind = name.rstrip("0123456789")
     number = name[len(kind) :]
     return f"{kind.lower()}:{number}" if number else kind.lower()

@@ -1,6 +1,7 @@
-"""What the llama.cpp process is told and answers: JSON lines on its standard input and output.
+"""The messages to and from the llama.cpp process: JSON lines on its standard input and output.
 
-It is asked for the cards it sees, then to serve a model; it answers each with one line and ends when its input closes.
+The process is asked which cards it sees, then to serve a model. It answers each with one line, and ends when its input
+closes.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ class Serve(msgspec.Struct):
 
 
 class ServeAnswer(msgspec.Struct):
-    """Where it is served, or that it cannot be; the reason is on the standard error."""
+    """The address at which the model is served, or `error`; the engine's own reason is on the standard error."""
 
     url: str | None = None
     error: str | None = None

@@ -28,10 +28,10 @@ from steerserve.errors import Refusal
 from steerserve.rules.units import MIB
 
 START_SECONDS = 60.0
-"""What the process may take to start and to list the cards."""
+"""Seconds in which the process must start and list the cards."""
 
 STOP_SECONDS = 5.0
-"""What a process whose input closed may take before it is killed."""
+"""Seconds after which a process whose input was closed is killed."""
 
 LINES_KEPT = 200
 LINE_BYTES = 1000
@@ -40,8 +40,8 @@ _KEPT = (
     "PATH HOME PYTHONPATH LD_LIBRARY_PATH CUDA_VISIBLE_DEVICES NVIDIA_VISIBLE_DEVICES "
     "NVIDIA_DRIVER_CAPABILITIES HIP_VISIBLE_DEVICES ROCR_VISIBLE_DEVICES"
 ).split()
-# spinning threads of an idle model would take the processors from everybody else; no debugger is wanted at a crash;
-# cards have to have the numbers that the driver gives them
+# threads of an idle model must not spin and take the processors; a crash must not start a debugger; cards are
+# numbered as the driver numbers them
 _ADDED = (
     ("OMP_WAIT_POLICY", "passive"),
     ("GGML_NO_BACKTRACE", "1"),
@@ -108,7 +108,8 @@ class LlamaProcess:
         return answer.url
 
     async def trouble(self) -> str:
-        """What the engine says went wrong, once it has ended: the first of its lines that tells."""
+        """The reason of a failure in the engine's own words: the first of its lines that names a trouble, once it has
+        ended."""
         await self.stop()
         for text in self._lines:
             if _TROUBLE.search(text):
@@ -116,7 +117,7 @@ class LlamaProcess:
         return self.ended.result()
 
     async def _last_words(self) -> str:
-        """The trouble of a process that ends by itself: asked to, it would keep some of its lines to itself."""
+        """The trouble of a process that ends by itself. One that is asked to end would not write all of its lines."""
         await asyncio.wait([self.ended], timeout=STOP_SECONDS)
         return await self.trouble()
 
@@ -133,7 +134,7 @@ class LlamaProcess:
             self._child.kill()
 
     async def stop(self) -> None:
-        """End the process: politely, so that it takes along what it started, then by force."""
+        """End the process: politely, so that it ends the program it started, then by force."""
         assert self._child.stdin is not None
         self._child.stdin.close()
         if self._is_library and self._is_loading:
@@ -169,7 +170,7 @@ class LlamaProcess:
 
 
 async def start() -> LlamaProcess:
-    """A started process that has not been told anything."""
+    """A started process that has got no message yet."""
     environment = {name: os.environ[name] for name in _KEPT if name in os.environ}
     child = await asyncio.create_subprocess_exec(
         sys.executable,
@@ -184,6 +185,6 @@ async def start() -> LlamaProcess:
 
 
 def _cleaned(text: str) -> str:
-    """A line of the engine's without what precedes the reason, and without folders and addresses."""
+    """A line of the engine without the words before the reason, and without folders and addresses."""
     text = _LOADING.sub("", _PREFIX.sub("", text.strip(), count=1))
     return _ADDRESS.sub("an address", _PATH.sub("", text))[:REASON_CHARACTERS] or "unknown"

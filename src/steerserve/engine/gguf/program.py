@@ -19,7 +19,7 @@ from pathlib import Path
 from steerserve.engine.gguf.messages import LlamaCard, LlamaCards, Serve, ServeAnswer
 
 ASK_SECONDS = 30.0
-"""What the program may take to list its options or its cards."""
+"""Seconds in which the program must list its options or its cards."""
 
 HEALTH_SECONDS = 5.0
 _PARENT_DEATH_SIGNAL = 1
@@ -32,7 +32,7 @@ _WHERE_KNOWN = (
     ("--kv-unified",),
     ("--slots",),
 )
-"""Options that only some versions have, and that those need."""
+"""Options that only some versions know; the versions that know them need them."""
 
 
 class Program:
@@ -117,7 +117,7 @@ class Program:
         return options + [part for option in _WHERE_KNOWN if option[0] in known for part in option]
 
     def _port(self) -> int | None:
-        """The port that the program says it listens on; None when it ended. What it writes is passed on."""
+        """The port on which the program listens, read from its output; None when it ended. Its output is passed on."""
         assert self._child is not None
         assert self._child.stdout is not None
         for text in self._child.stdout:
@@ -136,7 +136,7 @@ class Program:
             sys.stderr.flush()
 
     def _is_healthy(self, port: int) -> bool:
-        """Wait until the model is loaded; whoever started this process limits the time."""
+        """Wait until the model is loaded, without a limit: the process that started this one limits the time."""
         assert self._child is not None
         while True:
             connection = http.client.HTTPConnection("127.0.0.1", port, timeout=HEALTH_SECONDS)
@@ -165,7 +165,8 @@ def _key_file(key: str) -> Iterator[Path]:
 
 
 def _die_with(parent: int) -> None:
-    """Linux only; elsewhere the program is killed when our input closes."""
+    """Let the kernel kill the program when its parent dies (Linux only; elsewhere it is killed when our input
+    closes)."""
     with contextlib.suppress(OSError, AttributeError):
         ctypes.CDLL(None).prctl(_PARENT_DEATH_SIGNAL, signal.SIGKILL)
     if os.getppid() != parent:  # it died before it could be told

@@ -1,4 +1,4 @@
-"""One completion or text of a request to a GGUF model, and what is told of it."""
+"""One completion or text of a request to a GGUF model, and the events about it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from steerserve.engine.wire.stops import StopStrings
 from steerserve.errors import Refusal
 
 Events = asyncio.Queue[m.Outcome | Exception]
-"""What the rows of a request have to say."""
+"""The outcomes of the rows of a request, or the error that ends it."""
 
 
 @dataclass(slots=True, eq=False)
@@ -29,7 +29,8 @@ class LlamaRow:
     task: asyncio.Task[None] | None = None
 
     def drop(self) -> None:
-        """Nobody waits any more. What was sent ends with the next token, before its cells are given to others."""
+        """Nobody waits for the row any more. A row that was sent ends with its next token, and its slot is free only
+        then."""
         self.is_wanted = False
         if self.task is not None and not self.is_sent:
             self.task.cancel()
@@ -45,7 +46,7 @@ async def until_finished(events: Events, choices: int) -> AsyncGenerator[m.Outco
 
 
 def piece_of(stops: StopStrings, chunk: Chunk, number: int, choice: int) -> m.Piece:
-    """What is certain of a choice's text after one more chunk."""
+    """The text of a choice that is certain after one more chunk."""
     text = stops.push(chunk.text)
     if stops.is_stopped:
         return m.Piece(number, choice, text, chunk.count, "stop")
@@ -61,7 +62,7 @@ def refuse_unhonoured(
     constraint: m.Constraint | None,
     tap: m.Tap | None,
 ) -> None:
-    """What the doors refuse before; here it would silently change nothing."""
+    """Refuse the fields that have no effect on a GGUF model. The routes refuse them first."""
     if n != 1:
         not_honoured("n")
     if sampling.seed is not None:

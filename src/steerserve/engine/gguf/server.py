@@ -26,7 +26,7 @@ _FINISHES = {"eos": "stop", "word": "stop", "limit": "length"}
 
 
 class Lost(Exception):
-    """The connection broke, or what came over it is no answer: the engine has ended or is of no more use."""
+    """The connection broke, or the answer cannot be read: the engine has ended or is broken."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +50,7 @@ def sampling_fields(wanted: m.Sampling, context: int) -> dict[str, Any]:
         "repeat_last_n": context,
         "presence_penalty": 0.0,
         "frequency_penalty": 0.0,
-        # off by the order above, and said again where a model file names defaults
+        # the order above leaves these out; they are set too, because a model file may name other defaults
         "top_k": 0,
         "min_p": 0.0,
         "typical_p": 1.0,
@@ -122,7 +122,8 @@ class LlamaServer:
         raise Lost("the answer ended early")
 
     async def until_idle(self, slot: int) -> None:
-        """Return when the server has let go of a slot; it notices a client that left only when it writes."""
+        """Return when the server has stopped working on a slot: it notices that a client has left only when it writes
+        to it."""
         pause = FIRST_LOOK
         while await self._is_busy(slot):
             await asyncio.sleep(pause)
@@ -176,5 +177,5 @@ def _failed(found: Any) -> Refusal:
 
 
 def _is_finite(value: object) -> bool:
-    """The server writes what is not finite as null."""
+    """Whether a value is a finite number; the server writes others as null."""
     return isinstance(value, int | float) and math.isfinite(value)

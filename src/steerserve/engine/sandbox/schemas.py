@@ -1,6 +1,8 @@
-"""The checker: child processes that compile schemas and validate documents, so that a hostile one cannot block the service.
+"""The checker: child processes that compile schemas and validate documents, so that a hostile one cannot block the
+service.
 
-`Checker` is their client in the control plane; `python -m steerserve.engine.sandbox.schemas` is a process, which is asked in JSON.
+`Checker` is their client in the control plane; `python -m steerserve.engine.sandbox.schemas` is a process, which is
+asked in JSON.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """Rendering the chat template of a GGUF file in a process of its own, so that a hostile template harms nothing.
 
-`Templates` is its client in the control plane; `python -m steerserve.engine.sandbox.templates` is the process: sandboxed Jinja with
-what model templates expect, under limits of time and memory, that opens no file once it is ready.
+`Templates` is its client in the control plane; `python -m steerserve.engine.sandbox.templates` is the process:
+sandboxed Jinja with what model templates expect, under limits of time and memory, that opens no file once it is
+ready.
 """
 
 from __future__ import annotations

@@ -1,1 +1,1 @@
-"""What crosses the process border, and what both engines do alike."""
+"""The messages between the control plane and an engine process, and the parts that both kinds of engine share."""

@@ -18,9 +18,9 @@ class Load(Message, frozen=True):
     """Load a checkpoint folder; one per engine process. `kv_cache_mb` 0 derives it from free memory, and
     `prefix_cache_mb` None from that; `grammar_cache` compiled grammars are kept.
 
-    `devices` says where: nothing leaves it to the engine, one device holds everything, else it is the device of each
-    decoder layer. `working_mb` is what passes are expected to take beside weights and KV cache. After
-    `idle_cache_release_s` seconds without work, memory that is kept for later tensors is given back; below 0, never.
+    `devices` is empty where the engine chooses, one device for everything, or the device of each decoder layer.
+    `working_mb` is the memory that passes are expected to take beside weights and KV cache. After
+    `idle_cache_release_s` seconds without work, memory that is kept for later tensors is given back; never if below 0.
     """
 
     id: int
@@ -38,21 +38,21 @@ class Load(Message, frozen=True):
 
 
 class Measure(Message, frozen=True):
-    """Read what the allocator holds on the cards that the model lies on."""
+    """Read how many bytes the allocator holds on the cards of the model."""
 
     id: int
 
 
 class Inspect(Message, frozen=True):
-    """Read what an SAE checkpoint holds, without a model."""
+    """Read the claims of an SAE checkpoint; no model is needed."""
 
     id: int
     source: SaeSource
 
 
 class Attach(Message, frozen=True):
-    """Put an SAE at a layer under `key`; `check` runs the self-check on a short text. `dtype` is what its matrices are
-    kept in (`float32`, `bfloat16`, `float16`); None keeps that of the file."""
+    """Put an SAE at a layer under `key`; `check` runs the self-check on a short text. `dtype` is the dtype of its
+    matrices (`float32`, `bfloat16`, `float16`); None keeps that of the file."""
 
     id: int
     key: str
@@ -69,7 +69,7 @@ class Detach(Message, frozen=True):
 
 class Monitor(Message, frozen=True):
     """Watch the features of the SAE `key` in every generation, or none where it is None. `features` restricts what is
-    encoded; `top_k` is how many of the largest a record names. What was counted before stays until `ResetStatistics`."""
+    encoded; `top_k` is how many of the largest a record names. The statistics stay until `ResetStatistics`."""
 
     id: int
     key: str | None
@@ -78,8 +78,9 @@ class Monitor(Message, frozen=True):
 
 
 class ReadStatistics(Message, frozen=True):
-    """What was counted since the last reset: of the `features` named, else of all that were active; with `metric` (`mean`,
-    `max`, `active_ratio`, or `count`: the tokens at which it was active) only the best `k` of them, ties by index."""
+    """Read the statistics since the last reset: those of `features`, or of all features that were active. With
+    `metric` (`mean`, `max`, `active_ratio`, or `count`: the tokens at which a feature was active), only those of the
+    `k` largest, ties by index."""
 
     id: int
     features: list[int] | None = None
@@ -92,8 +93,8 @@ class ResetStatistics(Message, frozen=True):
 
 
 class Explore(Message, frozen=True):
-    """Geometry of an SAE's decoder: of the attached one `key`, else of the one at `source`. Facts of the `features` named,
-    and with `nearest` the features whose decoder directions have the largest cosine with that of the first of them."""
+    """Read the geometry of the attached SAE `key`, or of the SAE at `source`: facts of `features`, and the `nearest`
+    features, whose decoder directions have the largest cosine with that of the first feature named."""
 
     id: int
     key: str | None
@@ -115,8 +116,8 @@ class Steer(Message, frozen=True):
 
 
 class Generate(Message, frozen=True):
-    """Complete each prompt `n` times; choice `prompt * n + i`. `plans` has one for each prompt, in place of `plan`. `label`
-    names the request in what monitoring records; without one it is not monitored."""
+    """Complete each prompt `n` times; choice `prompt * n + i`. `plans` has one for each prompt, in place of `plan`.
+    `label` names the request in records of monitoring; a request without a label is not monitored."""
 
     id: int
     prompts: list[Text | Chat]
@@ -132,8 +133,8 @@ class Generate(Message, frozen=True):
 class Score(Message, frozen=True):
     """The distribution of the token after each prompt, unsteered; one choice per prompt.
 
-    `top` alternatives are listed, and with `allowed` every one of its tokens; none at all where `top` is None. Logits are
-    divided by `temperature`.
+    `top` alternatives are listed, and with `allowed` every one of its tokens; none at all where `top` is None. Logits
+    are divided by `temperature`.
     """
 
     id: int

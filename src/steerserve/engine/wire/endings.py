@@ -1,4 +1,4 @@
-"""How the end of an engine process is worded, whichever engine it is."""
+"""The words about the end of an engine process, the same for both kinds of engine."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from steerserve.errors import Refusal
 
 
 def reason(exit_code: int | None) -> str:
-    """Why a process is gone, as a clause."""
+    """The reason why a process is gone, as a clause."""
     if exit_code is not None and exit_code < 0:
         return f"the engine process was ended by signal {-exit_code}"
     if not exit_code:
@@ -15,10 +15,10 @@ def reason(exit_code: int | None) -> str:
 
 
 def gone(why: str) -> Refusal:
-    """What requests in flight are refused with."""
+    """The refusal of requests that were in flight."""
     return Refusal("ENGINE_UNAVAILABLE", f"{why}; the model has to be loaded again")
 
 
 def gone_before(why: str) -> Refusal:
-    """What a request is refused with whose engine had ended before its turn came."""
+    """The refusal of a request whose engine ended while the request waited."""
     return Refusal("MODEL_NOT_LOADED", f"{why} while the request waited")

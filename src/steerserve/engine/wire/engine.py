@@ -1,7 +1,7 @@
 """What the control plane asks of an engine, whichever kind it is.
 
-Each engine holds at most one model. The defaults are those of an engine whose model has no layers to hook: whatever needs
-an SAE is refused, and what would only take something away has nothing to do.
+Each engine holds at most one model. The defaults are those of an engine whose model has no layers to hook: whatever
+needs an SAE is refused, and what would only take something away has nothing to do.
 """
 
 from __future__ import annotations
@@ -24,8 +24,9 @@ def no_layers() -> Refusal:
 
 
 class Engine(ABC):
-    """One engine. `ended` is done when its process is gone, with the reason as a clause; `applied` has, for each attached
-    SAE, the forward passes in which its steering was added; `on_record` is called with each record of monitoring."""
+    """One engine. `ended` is done when its process is gone, with the reason as a clause; `applied` has, for each
+    attached SAE, the forward passes in which its steering was added; `on_record` is called with each record of
+    monitoring."""
 
     def __init__(self) -> None:
         self.applied: dict[str, int] = {}
@@ -67,7 +68,8 @@ class Engine(ABC):
         label: str | None = None,
         plans: Sequence[m.Plan] = (),
     ) -> Answers:
-        """Started, then the pieces of each choice until its `finish`. Closing the iterator early cancels the request."""
+        """Started, then the pieces of each choice until its `finish`. Closing the iterator early cancels the
+        request."""
 
     async def score(
         self,

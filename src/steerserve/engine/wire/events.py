@@ -1,4 +1,4 @@
-"""Events from the engine: answers to commands, and what comes of requests."""
+"""Events from the engine: answers to commands, and the outcomes of requests."""
 
 from __future__ import annotations
 
@@ -18,8 +18,9 @@ class Progress(Message, frozen=True):
 
 
 class Loaded(Message, frozen=True):
-    """Facts of the loaded model. Sizes in tokens, features and MiB; `quantization` is what it is held as. `site_widths` has
-    the width of every site that an SAE may read and write here, by its name in `rules.sae_sites.SITES`."""
+    """Facts of the loaded model. Sizes in tokens, features and MiB; `quantization` is what it is held as.
+    `site_widths` has the width of every site that an SAE may read and write here, by its name in
+    `rules.sae_sites.SITES`."""
 
     id: int
     architecture: str
@@ -50,10 +51,11 @@ class Measured(Message, frozen=True):
 
 
 class Claims(Message, frozen=True):
-    """What an SAE checkpoint says of itself, read from headers. None where it says nothing.
+    """The facts that an SAE checkpoint states about itself, read from its headers; None where it states nothing.
 
-    `reason` says why it can never be attached (a transcoder, a cross-layer transcoder); `needs` names the overrides without
-    which it cannot (`activation`, ...); `tensors` has the shapes as stored; `normalisation` and `dtype` are as stored.
+    `reason` says why it can never be attached (a transcoder, a cross-layer transcoder); `needs` names the overrides
+    that it needs before it can be attached (`activation`, ...); `tensors` has the shapes as stored; `normalisation`
+    and `dtype` are as stored.
     """
 
     format: str
@@ -137,9 +139,9 @@ class Explored(Message, frozen=True):
 
 
 class Recorded(Message, frozen=True):
-    """What monitoring saw at the last token of one choice that ended: `position` within prompt and completion, the active
-    features (not 0; or all those named) as [index, value], the largest by magnitude first, equals by index, at most
-    RECORD_MAXIMUM of `fired`."""
+    """The record of monitoring at the last token of a choice that ended: `position` within prompt and completion, the
+    active features (not 0; or all those named) as [index, value], the largest by magnitude first, equals by index, at
+    most RECORD_MAXIMUM of `fired`."""
 
     id: int
     label: str
@@ -222,7 +224,7 @@ class Reading(Message, frozen=True):
 
 
 class Activated(Message, frozen=True):
-    """What a tap read; it comes before the end of its choice."""
+    """The readings of a tap; they come before the end of their choice."""
 
     id: int
     readings: list[Reading]
@@ -233,7 +235,7 @@ Outcome = Piece | Scored | Embedded | Activated
 
 
 class Stepped(Message, frozen=True):
-    """One turn of the engine: what came of it, and what each attached SAE's hook has done since it was attached."""
+    """One step of the engine: its outcomes, and for each attached SAE the passes in which its steering was added."""
 
     outcomes: list[Outcome]
     applied: dict[str, int]
@@ -256,5 +258,5 @@ Event = (
 
 
 def is_last(event: Outcome) -> bool:
-    """Whether its choice ends with it."""
+    """Whether the choice ends with this event."""
     return isinstance(event, Scored | Embedded) or (isinstance(event, Piece) and bool(event.finish))

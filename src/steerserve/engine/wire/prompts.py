@@ -1,4 +1,4 @@
-"""What both engines do with prompts: last messages that are continued, and refusals of lengths."""
+"""Prompts, the same for both kinds of engine: last messages that are continued, and refusals of lengths."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from steerserve.engine.wire import messages as m
 from steerserve.errors import Refusal
 
 LENGTH_MARGIN = 4
-"""How many times its longest token's length a token may stand for after a tokenizer's own normalisation."""
+"""A token may stand for this many times the length of the longest token, because tokenizers normalise texts first."""
 
 MARK = "[the text that is continued]"
 """Stands for the text of an assistant message while a template renders that message."""
@@ -18,7 +18,7 @@ Prompt = m.Text | m.Chat
 
 
 class NamedPrompt:
-    """Names the offending prompt in what is refused inside the block."""
+    """Names the prompt in every refusal that is raised inside the block."""
 
     def __init__(self, prompts: Sequence[Prompt], index: int, field: str = "prompt") -> None:
         self._is_one = len(prompts) == 1
@@ -40,11 +40,11 @@ class NamedPrompt:
 
 
 class Continuation:
-    """A conversation for a chat template, apart from the text of a last assistant message, which is continued: that text
-    follows raw on what stands before it, rendered with the generation prompt.
+    """A conversation for a chat template, without the text of a last assistant message, which is continued: this text
+    follows verbatim on the rendering of the messages before it with the generation prompt.
 
-    Many templates refuse a conversation of no messages. Where the assistant message is the only one, the template renders a
-    marked message instead, and the rendering up to the mark is what stands before the text.
+    Many templates refuse a conversation without messages. Where the assistant message is the only one, the template
+    renders a marked message instead, and the rendering before the mark is the beginning of the prompt.
     """
 
     def __init__(self, messages: Sequence[dict[str, Any]]) -> None:
@@ -77,8 +77,8 @@ class Continuation:
 def check_length(
     prompt: Prompt, longest_token: int, context: int, max_tokens: int | None = None
 ) -> None:
-    """A text that cannot possibly fit is refused before it is tokenized, which would hold up others. `max_tokens` is the
-    number that the request names.
+    """Refuse a text that cannot fit the context before it is tokenized, because tokenizing it would hold up other
+    requests. `max_tokens` is the number that the request names.
 
     Raises:
         Refusal: CONTEXT_LENGTH_EXCEEDED, with the least number of tokens that the prompt can have.
@@ -98,7 +98,8 @@ def check_length(
 
 
 def max_tokens(wanted: m.Sampling, prompt_tokens: int, context: int) -> int:
-    """Completion tokens of a prompt: what the request names, or the default lowered to what the context leaves.
+    """The most completion tokens of a prompt: the number that the request names, or the default, lowered to the room
+    that the context leaves.
 
     Raises:
         Refusal: CONTEXT_LENGTH_EXCEEDED when the prompt leaves no room, or not the room that was named.

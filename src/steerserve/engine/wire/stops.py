@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 
 class StopStrings:
-    """Cuts a text at the first stop string, and holds back what may be the beginning of one."""
+    """Cuts a text at the first stop string, and holds back an end of the text that may be the beginning of one."""
 
     def __init__(self, stops: Sequence[str]) -> None:
         self._stops = [stop for stop in stops if stop]
@@ -26,7 +26,7 @@ class StopStrings:
         return text
 
     def finish(self) -> str:
-        """What is still held when no text follows."""
+        """The text that is still held back; no text follows."""
         text, self._held = self._held, ""
         return text
 

@@ -1,4 +1,4 @@
-"""What commands and events are made of: prompts, sampling, steering plans, sources of SAEs."""
+"""The parts of commands and events: prompts, sampling, steering plans, sources of SAEs."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Chat(Message, frozen=True):
 
 
 class Sampling(Message, frozen=True):
-    """How tokens are chosen. `repetition_penalty` 1 is none; `max_tokens` None takes the default."""
+    """How tokens are chosen. A `repetition_penalty` of 1 does nothing; `max_tokens` None takes `default_max_tokens`."""
 
     temperature: float = 1.0
     top_p: float = 1.0
@@ -67,10 +67,10 @@ class Tap(Message, frozen=True):
 
 
 class Overrides(Message, frozen=True):
-    """What an operator says of an SAE in place of what its files say; None leaves it to the files.
+    """Facts of an SAE that an operator states in place of those in its files; None takes the one in the files.
 
-    `normalisation` is one of `none`, `layer_norm`, `constant_norm_rescale`, `expected_average_only_in`; `norm_factor` is
-    the scalar c = sqrt(d_in) / E||x|| of the last. `site` is a hook name or one of `rules.sae_sites.SITES`.
+    `normalisation` is one of `none`, `layer_norm`, `constant_norm_rescale`, `expected_average_only_in`; `norm_factor`
+    is the scalar c = sqrt(d_in) / E||x|| of the last. `site` is a hook name or one of `rules.sae_sites.SITES`.
     """
 
     activation: str | None = None
@@ -84,8 +84,8 @@ class Overrides(Message, frozen=True):
 
 
 class SaeSource(Message, frozen=True):
-    """An SAE on disk: the folder or the one file `path`. `name` is what layer, width and site may be read from where
-    the files do not say them: `owner/repo/path/in/it`, or the path itself."""
+    """An SAE on disk: the folder or the one file `path`. Where the files do not state layer, width or site, these are
+    read from `name`: `owner/repo/path/in/it`, or the path itself."""
 
     path: str
     name: str
@@ -93,6 +93,6 @@ class SaeSource(Message, frozen=True):
 
 
 class Constraint(Message, frozen=True):
-    """What each choice must be: `schema` is a JSON Schema as JSON text, None for any JSON object."""
+    """The form of each choice: `schema` is a JSON Schema as JSON text; None allows any JSON object."""
 
     schema: str | None = None

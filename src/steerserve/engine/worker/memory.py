@@ -11,7 +11,7 @@ import psutil
 import torch
 
 KEPT_BYTES = 1 << 28
-"""Tensors up to this size reuse freed memory, and this much of it is kept."""
+"""Tensors up to this many bytes reuse freed memory, and this many freed bytes are kept for them."""
 _TRIM_THRESHOLD = -1
 _MMAP_THRESHOLD = -3
 _HOST_REFUSAL = re.compile(r"can't allocate memory|not enough memory")
@@ -31,7 +31,7 @@ def described(where: torch.device) -> dict[str, str]:
 
 
 def free(where: torch.device) -> int:
-    """Bytes that can still be taken on the device, those included that the allocator keeps without using them."""
+    """Bytes that can still be allocated on the device, including those that the allocator holds unused."""
     if where.type == "cuda":
         kept = torch.cuda.memory_reserved(where) - torch.cuda.memory_allocated(where)
         return int(torch.cuda.mem_get_info(where)[0]) + int(kept)
@@ -48,20 +48,20 @@ def measured(devices: Sequence[torch.device]) -> dict[str, tuple[int, int]]:
 
 
 def is_exhausted(error: BaseException) -> bool:
-    """Whether memory ran out; on the host the library says so in a plain RuntimeError."""
+    """Whether the error says that memory ran out. On the host the library raises a plain RuntimeError."""
     if isinstance(error, (torch.OutOfMemoryError, MemoryError)):
         return True
     return isinstance(error, RuntimeError) and bool(_HOST_REFUSAL.search(str(error)))
 
 
 def exhausted(error: BaseException, usual: torch.device) -> torch.device:
-    """The device that ran out; `usual` where the error does not name one."""
-    found = _CARD.search(str(error)) if usual.type == "cuda" else None
-    return torch.device("cuda", int(found[1])) if found else usual
+    """The device that ran out of memory; `usual` where the error names none."""
+    card = _CARD.search(str(error)) if usual.type == "cuda" else None
+    return torch.device("cuda", int(card[1])) if card else usual
 
 
 def recover(error: BaseException) -> None:
-    """After memory ran out: drop what the error's frames still hold, and give back what nobody uses."""
+    """After memory ran out: drop the tensors that the frames of the error still hold, and give unused memory back."""
     if not is_exhausted(error):
         return
     held: BaseException | None = error
@@ -72,7 +72,7 @@ def recover(error: BaseException) -> None:
 
 
 def give_back() -> None:
-    """Give memory that is kept for later tensors back to the system."""
+    """Give the memory that is kept for later tensors back to the system."""
     gc.collect()
     if torch.cuda.is_initialized():
         torch.cuda.empty_cache()
@@ -92,8 +92,8 @@ def held(where: torch.device) -> int:
 def keep_freed() -> None:
     """Have the C library keep freed host memory for the next tensor instead of giving it back to the system.
 
-    A decode step makes and drops tensors of rows x vocabulary; fresh pages for each cost several times the arithmetic
-    on them. Without glibc it does nothing.
+    A decode step allocates and drops tensors of rows x vocabulary; fresh pages for each cost several times as much as
+    the arithmetic on them. Without glibc this function does nothing.
     """
     try:
         library = ctypes.CDLL(None)

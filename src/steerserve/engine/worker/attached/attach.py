@@ -1,4 +1,5 @@
-"""An attach from its source to the hook: claims, site, memory, weights, self-check. What refuses it leaves nothing behind."""
+"""Attaching an SAE, from its files to its hook: claims, site, memory, weights, self-check. A refusal leaves nothing
+behind."""
 
 from __future__ import annotations
 
@@ -18,8 +19,8 @@ HOST = torch.device("cpu")
 
 
 def attach(command: Attach, model: Checkpoint, saes: HookedSaes, check_room: CheckRoom) -> Attached:
-    """Put the SAE at its site and tell what it is there. Everything that can refuse it from its headers does so before
-    its tensors are read.
+    """Put the SAE at its site, and return its facts there. Everything that its headers tell is checked before its
+    tensors are read.
 
     Raises:
         Refusal: SAE_INCOMPATIBLE (a kind that cannot be attached, a site that is not there, another width),

@@ -1,4 +1,4 @@
-"""Geometry of an SAE: norms and thresholds of single features, and which decoder directions lie close together."""
+"""Geometry of an SAE: norms and thresholds of single features, and the features with the closest decoder directions."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from steerserve.rules.steering import check_index
 
 
 def load(source: SaeSource, features: list[int]) -> Sae:
-    """The SAE at `source`, on the host. The features asked about are checked before its tensors are read.
+    """The SAE at `source`, on the host. The indices of the features are checked before its tensors are read.
 
     Raises:
         Refusal: INVALID_FEATURE_INDEX, SAE_INCOMPATIBLE, SAE_LOAD_FAILED, INSUFFICIENT_MEMORY.
@@ -39,7 +39,7 @@ def explore(command: Explore, sae: Sae) -> Explored:
 
 
 def _facts(sae: Sae, index: int) -> FeatureFacts:
-    """Norms in the unit of the stream. What opens the gate counts as a gated feature's bias."""
+    """Norms in the unit of the stream. The bias of a gated feature is that of its gate."""
     bias = sae.b_enc if sae.gate is None else sae.gate.b_gate
     return FeatureFacts(
         feature_idx=index,

@@ -1,8 +1,9 @@
 """Steering inside the forward pass: one hook per attached SAE, which adds each row's own delta out of place.
 
 This module owns the attached SAEs, the live steering, and the count of passes in which each hook added something. The
-weights of an SAE stay on the host, where the few decoder rows that steer are summed; its encoder is copied to its site's
-device when activations are first read there. A compiled model skips hooks that are added later, so no model is compiled.
+weights of an SAE stay on the host, where the few decoder rows that steer are summed; its encoder is copied to its
+site's device when activations are first read there. A compiled model skips hooks that are added later, so no model is
+compiled.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A command to rows of the batch: tokens, limits, and every refusal that needs the model's facts."""
+"""Turns a command into rows of the batch: its tokens, its limits, and every refusal that needs facts of the model."""
 
 from __future__ import annotations
 
@@ -119,7 +119,8 @@ def pooling_rows(command: m.Embed, model: Tokens, context: int) -> list[BatchRow
 
 
 def shortest_first(rows: list[BatchRow]) -> list[BatchRow]:
-    """Reads of one request in an order that wastes little padding: their answers carry their place."""
+    """The rows of a scoring or embedding request by length, so that passes have little padding. Each answer has the
+    number of its choice, so the order is free."""
     return sorted(rows, key=lambda row: len(row.prompt))
 
 

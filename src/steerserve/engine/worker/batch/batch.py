@@ -1,8 +1,8 @@
 """The running batch: rows join, step together, leave; one row is one choice of one request.
 
-Rows without a seed share one group. The rows of a seeded request are a group of their own, stepped by themselves,
+Rows without a seed share one group. The rows of a seeded request are a group of their own with passes of its own,
 because the shape of a batch changes the last bits of its logits. The KV memory of all groups together stays within
-`kv_tokens`; what does not fit waits, first come first served.
+`kv_tokens`; rows that do not fit wait, first come first served.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class Batch:
         return sum(group.reserved for group in self._groups())
 
     def add(self, rows: list[BatchRow], *, is_seeded: bool) -> None:
-        """Let a request's rows in as soon as there is room: seeded rows all at once, others one by one."""
+        """Add the rows of a request. They join once there is room: seeded rows all at once, other rows one by one."""
         if is_seeded:
             self._waiting.append((rows, True))
         else:
@@ -64,7 +64,7 @@ class Batch:
         self._observers.forget(request)
 
     def step(self) -> list[Ending]:
-        """Advance every group by one pass; a request that was refused has no row left anywhere."""
+        """Advance every group by one step. A request that was refused has no row left in the batch afterwards."""
         outcomes = self._admit()
         outcomes += self._shared.step()
         for request, group in list(self._seeded.items()):
@@ -79,7 +79,7 @@ class Batch:
         return outcomes
 
     def _admit(self) -> list[Ending]:
-        """Give rows room in the order they came; those whose room cannot be had are refused."""
+        """Give rows room in the order in which they came; rows for which the memory cannot be allocated are refused."""
         outcomes: list[Ending] = []
         while self._waiting:
             rows, is_seeded = self._waiting[0]

@@ -23,7 +23,7 @@ from steerserve.errors import Refusal
 from steerserve.rules.memory_needs import PREFILL_TOKENS
 
 ROWS_MAXIMUM = 128
-"""Rows that decode together, unless one request alone has more; their logits over a large vocabulary take memory too."""
+"""The most rows that decode together, unless one request alone has more: logits over a large vocabulary take memory."""
 
 log = structlog.get_logger(__name__)
 
@@ -57,7 +57,7 @@ class Group:
 
     @property
     def reserved(self) -> int:
-        """Tokens of cache held."""
+        """Tokens of cache that are allocated."""
         return self.cache.rows * self.cache.length
 
     def all_rows(self) -> list[BatchRow]:
@@ -134,9 +134,9 @@ class Group:
         return self._accept(logits, first, len(rows))
 
     def _next_rows(self) -> list[BatchRow]:
-        """The next rows to prefill in one pass: padded to the longest they stay within PREFILL_TOKENS.
+        """The next rows to prefill in one pass: all padded to the longest, they have at most PREFILL_TOKENS tokens.
 
-        A row that begins with a kept prefix goes by itself, from where that ends.
+        A row that begins with a kept prefix is prefilled alone, from the end of that prefix.
         """
         rows = [self._begin(self.joining.popleft())]
         width = len(rows[0].prompt)
@@ -149,11 +149,11 @@ class Group:
         return rows
 
     def _begin(self, row: BatchRow) -> BatchRow:
-        """Note what steers the row, and fill in a kept prefix."""
+        """Note the version of the steering, and copy a kept prefix into the cache."""
         row.version = self._saes.version
-        found = self._kept(row)
-        if found is not None:
-            entry, length = found
+        kept = self._kept(row)
+        if kept is not None:
+            entry, length = kept
             with self._spare_memory():
                 self.cache.put(len(self.rows), entry.held, length)
                 row.filled = length
@@ -161,7 +161,8 @@ class Group:
 
     @contextmanager
     def _spare_memory(self) -> Iterator[None]:
-        """Kept prefixes are a convenience: where memory runs out over one, all are dropped and the row goes on."""
+        """Around a copy of a kept prefix: where memory runs out over it, all kept prefixes are dropped, and the row
+        goes on without one."""
         try:
             yield
         except (RuntimeError, MemoryError) as error:
@@ -180,7 +181,7 @@ class Group:
         return self._prefixes.find(self._saes.signature(row.plan), row.prompt)
 
     def _keep(self, index: int) -> None:
-        """Keep the cache of a row that ended, if one steering produced all of it."""
+        """Keep the keys and values of a row that ended, unless the steering changed while it ran."""
         row = self.rows[index]
         tokens = row.cached
         is_same = row.version == self._saes.version
@@ -195,7 +196,7 @@ class Group:
                 self._prefixes.keep(self._saes.signature(row.plan), tokens, held)
 
     def _decode(self, count: int) -> list[Ending]:
-        """Rows that were prefilled in this very step decode from the next one on."""
+        """One decode pass over the first `count` rows. Rows that were prefilled in this step wait for the next step."""
         rows = self.rows[:count]
         tokens, positions = [row.out[-1] for row in rows], [row.position for row in rows]
         logits = self._pass(
@@ -222,7 +223,7 @@ class Group:
             return logits
         except Exception as error:
             self._observers.discard()
-            # whatever a forward pass raises is these rows' failure, and nobody else's
+            # any error of a forward pass ends the requests of its rows, and no others
             log.exception("forward_pass_failed", rows=len(rows))
             return error
 
@@ -231,7 +232,7 @@ class Group:
         try:
             tokens = self._sampled(logits, rows)
         except Exception as error:
-            # sampling over a large vocabulary takes memory too
+            # sampling over a large vocabulary may run out of memory
             log.exception("sampling_failed", rows=count)
             return self._failed(rows, error)
         outcomes: list[Ending] = []
@@ -251,7 +252,7 @@ class Group:
         return outcomes
 
     def _taken(self, row: BatchRow, token: Refusal | int | None, logits: Tensor) -> list[Ending]:
-        """What a row makes of its token, or of its logits if it only reads."""
+        """The outcomes of a row: of its sampled token where it writes, else of its logits."""
         try:
             if not isinstance(row.goal, Writing):
                 return row.end(logits)
@@ -262,7 +263,7 @@ class Group:
             return [self._refused(row, error)]
 
     def _ended(self, row: BatchRow, end: list[Ending]) -> list[Ending]:
-        """The end of a row, behind what the observers send of it."""
+        """The outcomes at the end of a row: first those of the observers, then its own."""
         try:
             return [*self._observers.end(row), *end]
         except Exception as error:
@@ -299,7 +300,8 @@ class Group:
         return list(refusals.values())
 
     def _leave(self, index: int) -> None:
-        """Take a decoding row out; the last one, then a partial one, close the gap."""
+        """Take a decoding row out. The last decoding row moves into its place in the cache, and a partial row
+        follows."""
         last = len(self.rows) - 1
         if index != last:
             self.cache.move(last, index, self.rows[last].position + 1)

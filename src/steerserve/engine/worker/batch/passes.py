@@ -11,13 +11,13 @@ from steerserve.engine.worker.model.encoder import Encoder
 from steerserve.engine.worker.rows.rows import BatchRow, Ending, embedded, settled
 
 PASS_TOKENS = 2048
-"""Tokens of one pass with its padding; a longer text goes by itself."""
+"""The most tokens of one pass, padding included; a longer text has a pass to itself."""
 
 log = structlog.get_logger(__name__)
 
 
 class Passes:
-    """The texts that wait to be embedded, and the passes over them; what `Batch` is to a language model."""
+    """The texts that wait to be embedded, and the passes over them. An encoder has this in place of a `Batch`."""
 
     def __init__(self, model: Encoder) -> None:
         self._model = model
@@ -46,7 +46,7 @@ class Passes:
         try:
             vectors = self._model.pooled([row.prompt for row in rows])
         except Exception as error:
-            # whatever a forward pass raises is these rows' failure, and nobody else's
+            # any error of a forward pass ends the requests of its rows, and no others
             log.exception("forward_pass_failed", rows=len(rows))
             outcomes: list[Ending] = [
                 row.failed(error, self._model.device, len(rows)) for row in rows

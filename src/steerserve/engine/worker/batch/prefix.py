@@ -1,7 +1,7 @@
 """Keys and values of conversations that ended, kept for their next turn.
 
-An entry may be used only under the exact steering that produced it. Memory is bounded in tokens; what was used longest
-ago goes first.
+An entry may be used only under exactly the steering that produced it. The memory of all entries is bounded in tokens;
+the entry that was used longest ago is dropped first.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from steerserve.engine.worker.model.kv import Held
 
 LEAST = 256
-"""A shorter prefix is computed again: it costs little, and short prompts then never depend on what ran before."""
+"""A shorter prefix is not kept: computing it costs little, and short prompts then never depend on earlier requests."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +56,7 @@ class Prefixes:
         return self._entries[best], length
 
     def keep(self, steering: Hashable, tokens: list[int], held: Held) -> None:
-        """Add an entry in the place of those that it contains."""
+        """Add an entry, and drop the entries whose tokens it begins with."""
         new = np.asarray(tokens, dtype=np.int64)
         for number, entry in list(self._entries.items()):
             if entry.steering == steering and _common(entry.tokens, new) == len(entry.tokens):
@@ -80,7 +80,7 @@ class Prefixes:
 
 
 def _common(one: NDArray[np.int64], other: NDArray[np.int64]) -> int:
-    """How many tokens two sequences begin with in common."""
+    """The number of tokens that both sequences begin with."""
     size = min(len(one), len(other))
     differ = np.flatnonzero(one[:size] != other[:size])
     return int(differ[0]) if len(differ) else size

@@ -1,4 +1,4 @@
-"""What the memory left beside a loaded model is given to: the KV cache, kept prefixes, attached SAEs."""
+"""How the memory beside a loaded model is shared out: to the KV cache, kept prefixes and attached SAEs."""
 
 from __future__ import annotations
 
@@ -14,39 +14,40 @@ from steerserve.rules.memory_needs import LENGTH_STEP
 from steerserve.rules.units import MIB
 
 KV_SHARE = 3
-"""Without a setting, one part in this many of the free memory is given to the KV cache."""
+"""Without a setting, the KV cache is given one part in this many of the free memory."""
 
 PREFIX_SHARE = 4
 """Without a setting, kept prefixes may take one part in this many of the KV cache's memory, beside it."""
 
 SAE_DTYPES = {"float32": 4, "bfloat16": 2, "float16": 2}
-"""What the matrices of an SAE may be kept in, and the bytes of a weight."""
+"""The dtypes that the matrices of an SAE may be kept in, with the bytes of a weight."""
 
 
 def kv_tokens(model: Checkpoint, named: int, least: int, working: int) -> int:
-    """Tokens that the KV cache may hold: `named` bytes of them, or its share of what is free on every device.
+    """Tokens that the KV cache may hold: as many as fit into `named` bytes, or into its share of the free memory of
+    every device where `named` is 0.
 
-    A share that would not hold the `least` tokens is raised to them where they and `working` bytes are free.
+    A share that is too small for `least` tokens is raised to them, if they and `working` bytes are free.
 
     Raises:
         Refusal: INSUFFICIENT_MEMORY when it cannot hold the `least` tokens.
     """
     if named:
-        found = _whole(named // max(1, model.kv_bytes_per_token))
+        tokens = _whole(named // max(1, model.kv_bytes_per_token))
     else:
         free = {device: memory.free(device) for device in model.kv_bytes_by_device}
-        found = _whole(_tokens_in({d: size // KV_SHARE for d, size in free.items()}, model))
-        if found < least:
+        tokens = _whole(_tokens_in({d: size // KV_SHARE for d, size in free.items()}, model))
+        if tokens < least:
             spare = {device: max(0, size - working) for device, size in free.items()}
-            found = min(_whole(_tokens_in(spare, model)), _whole(least + LENGTH_STEP - 1))
-    if found < least:
+            tokens = min(_whole(_tokens_in(spare, model)), _whole(least + LENGTH_STEP - 1))
+    if tokens < least:
         raise Refusal(
             "INSUFFICIENT_MEMORY",
-            f"the KV cache holds {found} tokens here; at least {least} are needed",
+            f"the KV cache holds {tokens} tokens here; at least {least} are needed",
             min_context_tokens=least,
             model_max_context_tokens=model.model_max_context,
         )
-    return found
+    return tokens
 
 
 def prefix_tokens(model: Checkpoint, kv: int, named_mb: int | None) -> int:
@@ -88,7 +89,7 @@ def sae_bytes(claims: Claims, dtype: str | None = None) -> int:
 
 
 def encoder_bytes(claims: Claims, dtype: str | None = None) -> int:
-    """Bytes of what encoding reads: one matrix, and biases and thresholds in float32."""
+    """Bytes of the encoder: one matrix, and biases and thresholds in float32."""
     matrix = claims.d_in * claims.d_sae * _weight(claims, dtype)
     return matrix + 4 * (claims.d_in + 2 * claims.d_sae)
 
@@ -96,8 +97,9 @@ def encoder_bytes(claims: Claims, dtype: str | None = None) -> int:
 def sae_dtype(
     claims: Claims, asked: str | None, check: Callable[[str | None], None]
 ) -> tuple[str | None, list[str]]:
-    """What an SAE's matrices are kept in, and what to tell of it: what was asked for, else as stored where `check` takes
-    that, else half precision.
+    """The dtype that an SAE's matrices are kept in, None for that of the file, and warnings about it.
+
+    It is the dtype `asked` for; without one, that of the file where `check` does not refuse it, else half precision.
 
     Raises:
         Refusal: INSUFFICIENT_MEMORY.
@@ -111,7 +113,7 @@ def sae_dtype(
         try:
             check("float16")
         except Refusal:
-            # what the file itself would take is what the operator knows of it
+            # the refusal tells the size of the file as it is, which the operator knows
             raise refusal from None
     half, whole = _mib(sae_bytes(claims, "float16")), _mib(sae_bytes(claims))
     return "float16", [
@@ -138,7 +140,7 @@ def check_read(size: int) -> None:
 
 
 def _weight(claims: Claims, dtype: str | None) -> int:
-    """Bytes of one weight; a dtype that nothing is kept in is widened or narrowed to float32."""
+    """Bytes of one weight. Weights of a dtype that SAEs are not kept in become float32."""
     return SAE_DTYPES.get(dtype or claims.dtype, 4)
 
 

@@ -31,12 +31,13 @@ _TOLERANCE = {torch.float32: 2e-3, torch.float16: 0.1, torch.bfloat16: 0.2}
 _QUANTIZED_TOLERANCE = 0.2
 """Kernels of quantized weights may compute in half precision whatever the dtype of the model."""
 _INT8_TOLERANCE = 0.5
-"""8-bit weights meet activations that are rounded to 8 bits too, and a column with an outlier in any row of the pass is
-not: both passes are right, as far apart as that rounding goes."""
+"""With 8-bit weights, activations are rounded to 8 bits too, except for columns with an outlier in any row of the
+pass. Two passes with different rows may therefore differ by that rounding, and both are right."""
 _LAYER_TYPES = frozenset({"full_attention", "sliding_attention"})
 
 _OWN_MASKS = frozenset({"gpt_neo"})
-"""Architectures that cut their own masks from the cache's length, wrongly for a cache that is longer than its rows."""
+"""Architectures that compute their own masks from the length of the cache. The masks are wrong where the cache is
+longer than its rows, which it is here."""
 
 
 class Checkpoint(Transformer):
@@ -99,8 +100,8 @@ class Checkpoint(Transformer):
     ) -> list[int]:
         """A conversation as tokens: the template rendered once with `variables`, with at most one BOS.
 
-        A trailing assistant message is continued: what stands before it is rendered with the generation prompt, and
-        its own text follows raw.
+        A trailing assistant message is continued: the messages before it are rendered with the generation prompt, and
+        its text follows verbatim.
 
         Raises:
             Refusal: NO_CHAT_TEMPLATE; INVALID_PARAMETER when the template refuses the messages.
@@ -116,7 +117,7 @@ class Checkpoint(Transformer):
                 **(variables or {}),
             )
         except Exception as error:
-            # templates raise whatever their author chose; the messages are what the client can change
+            # a template may raise any error; the messages are the part that the client can change
             raise Refusal(
                 "INVALID_PARAMETER",
                 f"the model's chat template refuses these messages: {first_line(error)}",
@@ -251,7 +252,7 @@ class Checkpoint(Transformer):
         except (ValueError, TypeError, RuntimeError, IndexError) as error:
             if memory.is_exhausted(error):
                 raise
-            # what an architecture raises when it cannot take these masks, positions or cache
+            # the errors of an architecture that does not accept these masks, positions or this cache
             raise _not_served(first_line(error)) from error
         if not off <= self._tolerance:
             raise _not_served(f"the relative error of its logits is {off:.3g}")
@@ -266,8 +267,8 @@ class Checkpoint(Transformer):
         return _TOLERANCE[self.dtype]
 
     def _check_error(self) -> tuple[float, dict[torch.device, int]]:
-        """How far the running batch's logits are from a plain pass, in their standard deviations; bytes of KV per
-        token by device."""
+        """The largest difference between the logits of the running batch and of a plain pass, in standard deviations
+        of the plain logits; and the bytes of KV per token by device."""
         source = torch.Generator().manual_seed(0)
         ids = torch.randint(0, self.vocabulary, (_CHECK_TOKENS,), generator=source).tolist()
         plain = (
@@ -288,8 +289,8 @@ class Checkpoint(Transformer):
 def _max_context(text: Any) -> int:
     """Tokens of context that the model is served with.
 
-    A longrope model changes the rotary factors of a whole pass once any row is longer than it was first trained for,
-    its neighbours' too; it is served up to that length.
+    A longrope model changes the rotary factors of all rows of a pass once one of them is longer than the length that
+    the model was first trained for. It is served up to that length only.
     """
     longest = int(getattr(text, "max_position_embeddings", 0) or 0) or 2048
     rope = getattr(text, "rope_parameters", None) or {}

@@ -1,6 +1,6 @@
 """An embedding-only checkpoint (BERT and its like): plain forward passes, pooled over the real tokens.
 
-It is served like any model, but it can only embed. There is no cache and nothing to steer.
+Such a model is served like any other, but it can only embed. It has no cache and cannot be steered.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from steerserve.engine.worker.model.transformer import (
 from steerserve.errors import Refusal
 
 _UNLIMITED = 1_000_000
-"""A tokenizer without a limit says a number beyond this."""
+"""A tokenizer without a limit names a number above this one."""
 
 
 class Encoder(Transformer):
@@ -83,9 +83,9 @@ class Encoder(Transformer):
         return (hidden * weights).sum(1) / weights.sum(1)
 
     def _max_context(self) -> int:
-        """Tokens of the longest text: positions that exist, lowered to what the tokenizer says."""
+        """Tokens of the longest text: the number of positions, or the limit of the tokenizer where that is lower."""
         positions = int(getattr(self.config, "max_position_embeddings", 0) or 0) or _UNLIMITED
-        # the RoBERTa family counts its positions from behind the padding token's
+        # the RoBERTa family numbers its positions from the one after the padding token
         for name, module in self.model.named_modules():
             padding = getattr(module, "padding_idx", None)
             if name.endswith("position_embeddings") and padding is not None:
@@ -97,7 +97,7 @@ class Encoder(Transformer):
         try:
             self.pooled([self.encode("a b", special=True), self.encode("a", special=True)])
         except Exception as error:
-            # whatever an architecture raises that cannot take plain tokens
+            # an architecture that does not accept plain tokens may raise any error
             if memory.is_exhausted(error):
                 raise
             raise Refusal(

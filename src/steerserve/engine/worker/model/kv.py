@@ -33,9 +33,10 @@ class SlotCache:
         self._decode: tuple[int, Tensor, Tensor, int] | None = None
 
     def resize(self, rows: int, length: int, keep: int = 0) -> None:
-        """Hold exactly `rows` rows of `length` tokens; the first `keep` rows keep what fits.
+        """Hold exactly `rows` rows of `length` tokens; the first `keep` rows keep the tokens that fit.
 
-        Where memory runs out over it, what layers hold by then differs; the cache counts as what all of them hold.
+        Where memory runs out meanwhile, some layers are resized and some are not; the cache then counts as the
+        smaller of both sizes.
         """
         asked = rows, length
         self.rows, self.length = min(rows, self.rows), min(length, self.length)
@@ -50,14 +51,14 @@ class SlotCache:
     @property
     def bytes_by_device(self) -> dict[torch.device, int]:
         """Bytes that one token of one row takes over all layers, by device."""
-        found: dict[torch.device, int] = {}
+        sizes: dict[torch.device, int] = {}
         for tensor in (*self._keys.values(), *self._values.values()):
             size = tensor.shape[1] * tensor.shape[3] * tensor.element_size()
-            found[tensor.device] = found.get(tensor.device, 0) + size
-        return found
+            sizes[tensor.device] = sizes.get(tensor.device, 0) + size
+        return sizes
 
     def release(self) -> None:
-        """Give the memory back; the cache is empty."""
+        """Give the memory back; the cache is empty afterwards."""
         self.rows = self.length = 0
         self._keys.clear()
         self._values.clear()
@@ -125,7 +126,7 @@ class SlotCache:
         return self.get_seq_length(layer_idx) + query_length, 0
 
     def _make(self, layer: int, keys: Tensor, values: Tensor) -> None:
-        """A layer's tensors, for heads and dtype as in these [b, kv_heads, T, head_dim]."""
+        """Make the tensors of a layer, with the heads and dtypes of `keys` and `values` [b, kv_heads, T, head_dim]."""
         self._keys[layer] = keys.new_zeros(self.rows, keys.shape[1], self.length, keys.shape[3])
         self._values[layer] = values.new_zeros(
             self.rows, values.shape[1], self.length, values.shape[3]

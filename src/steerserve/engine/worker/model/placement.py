@@ -20,7 +20,7 @@ def device_map(
     `devices` is empty (everything on `first`), one device for everything, or the device of each decoder layer.
 
     Raises:
-        Refusal: MODEL_LOAD_FAILED when the layers cannot be told or are not as many.
+        Refusal: MODEL_LOAD_FAILED when the list of layers is not found or has another length.
     """
     if len(set(devices)) > 1:
         with torch.device("meta"):
@@ -30,8 +30,9 @@ def device_map(
 
 
 def spread(model: Any, devices: Sequence[str]) -> dict[str, str]:
-    """Each layer on its device. What is not in a layer goes to the first one; the norm behind the layers and an output
-    head that shares no weights with the embedding go to the last one, where the hidden states are by then.
+    """Each layer on its device. The norm behind the layers, and an output head that shares no weights with the
+    embedding, go to the last device, where the hidden states arrive. All other modules outside the layers go to the
+    first one.
     """
     try:
         path, _ = decoder_layers(model, len(devices))
@@ -41,15 +42,16 @@ def spread(model: Any, devices: Sequence[str]) -> dict[str, str]:
         ) from None
     head = model.get_output_embeddings()
     is_tied = head is None or head.weight is model.get_input_embeddings().weight
-    found = {f"{path}.{i}": device for i, device in enumerate(devices)}
+    places = {f"{path}.{i}": device for i, device in enumerate(devices)}
     for name, module in _outside(model, "", path):
         is_behind = "norm" in name.rpartition(".")[2].lower() or (module is head and not is_tied)
-        found[name] = devices[-1] if is_behind else devices[0]
-    return found
+        places[name] = devices[-1] if is_behind else devices[0]
+    return places
 
 
 def _outside(module: nn.Module, prefix: str, layers: str) -> Iterator[tuple[str, object]]:
-    """The largest modules beside the layers, and parameters held by those that contain them, with their paths."""
+    """The paths of the largest modules outside the layers, each with its module, and of parameters and buffers that
+    belong directly to a module around the layers, each with None."""
     for name, _ in [*module.named_parameters(recurse=False), *module.named_buffers(recurse=False)]:
         yield prefix + name, None
     for name, child in module.named_children():

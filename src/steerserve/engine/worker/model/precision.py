@@ -1,6 +1,6 @@
-"""Loading a checkpoint at a precision: what the rules choose on this machine, and what the library is told.
+"""Loading a checkpoint at a precision: the choice of the rules for this machine, and the options of the library for it.
 
-8 and 4 bits are bitsandbytes', on cards and on hosts alike; it is imported only when it is needed.
+The package bitsandbytes quantizes to 8 and 4 bits, on cards and on hosts; it is imported only when it is needed.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from steerserve.rules.precision import Held, Machine, Scheme
 
 
 def held(quantization: str, config: Any, devices: Sequence[torch.device]) -> Held:
-    """What a checkpoint of this configuration is held as on these devices.
+    """The form in which a checkpoint of this configuration is held on these devices.
 
     Raises:
         Refusal: UNSUPPORTED_QUANTIZATION.
@@ -42,7 +42,7 @@ def held(quantization: str, config: Any, devices: Sequence[torch.device]) -> Hel
 
 
 def machine(devices: Sequence[torch.device]) -> Machine:
-    """What these devices and the installed packages can run."""
+    """The abilities of these devices and of the installed packages."""
     cards = {device for device in devices if device.type == "cuda"}
     return Machine(
         has_card=bool(cards),
@@ -80,9 +80,9 @@ def load_options(held: Held, kind: Any, config: Any, *, trust_remote_code: bool)
 
 
 def _left_plain(model: nn.Module, held: Held) -> list[str]:
-    """Paths of the linear modules that are not quantized: those outside the layers, and those whose shape 4 bits do
-    not fit."""
-    found: list[str] = []
+    """Paths of the linear modules that are not quantized: those outside the layers, and those whose shape is not a
+    whole number of 4-bit blocks."""
+    paths: list[str] = []
     total = 0
     for path, module in model.named_modules():
         if type(module) is not nn.Linear and not isinstance(module, Conv1D):
@@ -93,23 +93,23 @@ def _left_plain(model: nn.Module, held: Held) -> list[str]:
             rows, columns = columns, rows
         fits = held.scheme is Scheme.INT8 or precision.fits_blocks(rows, columns)
         if not precision.is_in_layer(path) or not fits:
-            found.append(path)
-    if len(found) == total:
+            paths.append(path)
+    if len(paths) == total:
         raise Refusal(
             "UNSUPPORTED_QUANTIZATION",
             f"no weight of {type(model).__name__} can be held as {held.name}; register the model as FP16",
         )
-    return found
+    return paths
 
 
 def let_go_of_files(model: nn.Module) -> None:
-    """Copy what is still read from the checkpoint's files: one embedding would keep all of a file mapped, with the pages
-    of every weight that was quantized from it."""
+    """Copy the tensors that still lie in the mapped files of the checkpoint. One such embedding would keep its whole
+    file mapped, with the pages of every weight that was quantized from it."""
     for parameter in model.parameters():
         if parameter.device.type == "cpu" and type(parameter) is nn.Parameter:
             parameter.data = parameter.data.clone()
 
 
 def _silence() -> None:
-    """The library writes a line per layer and call when it computes in another dtype than float16."""
+    """Silence bitsandbytes, which logs a line per layer and call when it computes in another dtype than float16."""
     logging.getLogger("bitsandbytes").setLevel(logging.ERROR)

@@ -15,7 +15,7 @@ from steerserve.engine.worker.model import placement, precision
 from steerserve.errors import Refusal
 
 SHOWN = 4
-"""Names of tensors that a refusal tells."""
+"""The most names of tensors in one refusal."""
 
 LINE_CHARACTERS = 200
 _PATH = re.compile(r"(?:/[^/\s'\"]+)+/")
@@ -25,7 +25,8 @@ Report = Callable[[str, float], None]
 
 
 class Transformer:
-    """What a language model and an encoder have in common. `kind` is the automatic class that loads the weights.
+    """The common part of a language model and an encoder. `kind` is the library's automatic class that loads the
+    weights.
 
     Raises:
         Refusal: UNSUPPORTED_QUANTIZATION; MODEL_LOAD_FAILED for a split of a model without a list of layers.
@@ -47,7 +48,7 @@ class Transformer:
         used = [torch.device(name) for name in devices] or [memory.device()]
         self.device = used[0]
         if self.device.type == "cuda":
-            # what acts on the current card would take a context on the first one, which may not be the model's
+            # calls that act on the current card would open a context on the first card, which may hold no model
             torch.cuda.set_device(self.device)
         self.held = precision.held(quantization, config, used)
         where = placement.device_map(kind, config, devices, self.device, trust_remote_code)
@@ -77,24 +78,25 @@ class Transformer:
 
     @property
     def devices(self) -> list[torch.device]:
-        """Where its tensors lie, the first that is used in a pass first."""
-        found = dict.fromkeys([self.device, *(p.device for p in self.model.parameters())])
-        return list(found)
+        """The devices of its tensors; the one that a pass begins on is first."""
+        return list(dict.fromkeys([self.device, *(p.device for p in self.model.parameters())]))
 
     def encode(self, text: str, *, special: bool) -> list[int]:
         return list(self.tokenizer(text, add_special_tokens=special, verbose=False)["input_ids"])
 
 
-def _check_whole(found: dict[str, Any]) -> None:
-    """Whether the checkpoint has every tensor of its architecture; the library would make random ones up.
+def _check_whole(loading_info: dict[str, Any]) -> None:
+    """Whether the checkpoint has every tensor of its architecture; the library fills missing ones with random numbers.
 
-    A pooler of an encoder is not used here, and many checkpoints leave it out.
+    The pooler of an encoder may be missing: it is not used here, and many checkpoints leave it out.
 
     Raises:
         Refusal: MODEL_LOAD_FAILED.
     """
-    missing = sorted(n for n in found.get("missing_keys", ()) if "pooler." not in n)
-    odd = [entry if isinstance(entry, str) else entry[0] for entry in found["mismatched_keys"]]
+    missing = sorted(n for n in loading_info.get("missing_keys", ()) if "pooler." not in n)
+    odd = [
+        entry if isinstance(entry, str) else entry[0] for entry in loading_info["mismatched_keys"]
+    ]
     for why, names in (("does not have", missing), ("has in another shape", sorted(odd))):
         if names:
             shown = ", ".join(names[:SHOWN]) + (", ..." if len(names) > SHOWN else "")

@@ -25,9 +25,9 @@ class RunningCounts:
         self.least, self.greatest = filled(torch.inf), filled(-torch.inf)
 
     def add(self, values: Tensor, features: Tensor | None) -> None:
-        """Count tokens by their values [n, features], of these features or of all."""
+        """Count tokens by their values [n, features] of the named features, or of all features."""
         new = float(len(values))
-        # about a float32 mean, so that sums of float32 lose nothing to a large one
+        # differences from a mean in float32: their sums in float32 lose no digits to a large mean
         centre = values.mean(0)
         apart = values - centre
         rest = apart.sum(0, dtype=torch.float64) / new
@@ -46,11 +46,12 @@ class RunningCounts:
         self.greatest[at] = torch.maximum(self.greatest[at], values.amax(0).double())
 
     def read(self, features: list[int] | None, metric: str | None, k: int) -> list[FeatureCount]:
-        """The figures of the features named that were observed, else of all that were active at least once: by index, or
-        with a metric the best `k`, equals by index.
+        """The figures of the named features that were observed, or of all features that were active at least once.
+        They are in the order of their indices; with a metric, only the `k` largest, the largest first and equals by
+        index.
 
-        All features are observed at the same tokens as long as the same ones are watched, so `count` ranks by the tokens
-        at which a feature was active.
+        While the target stays the same, all its features are observed at the same tokens. The metric `count` therefore
+        ranks by the number of tokens at which a feature was active.
         """
         index = self.active.nonzero()[:, 0]
         if features is not None:

@@ -44,8 +44,8 @@ def special_tokens(tokenizer: Any, ends: frozenset[int]) -> frozenset[int]:
 
 @dataclass(frozen=True, slots=True)
 class Expected:
-    """One row of the coming pass that is observed: it is the row at `place` in the pass, and its token at `at` among the
-    tokens of the pass is observed, which has `position` in the row. `is_text` is False for a special token."""
+    """One row of the coming pass that is observed: it is the row at `place` in the pass, and its token at `at` among
+    the tokens of the pass is observed, which has `position` in the row. `is_text` is False for a special token."""
 
     row: BatchRow
     place: int
@@ -55,8 +55,8 @@ class Expected:
 
 
 class FeatureMonitor(Observer):
-    """Monitors at most one attached SAE. Tokens in `special` are not counted. The first position is never read: all other
-    positions attend to it, so its values say little about its token (Xiao et al. 2024, arXiv:2309.17453)."""
+    """Monitors at most one attached SAE. Tokens in `special` are not counted. The first position is never read: all
+    other positions attend to it, so its values say little about its token (Xiao et al. 2024, arXiv:2309.17453)."""
 
     def __init__(self, special: frozenset[int] = frozenset()) -> None:
         self._special = special
@@ -70,8 +70,8 @@ class FeatureMonitor(Observer):
         self._ended: list[Seen] = []
 
     def watch(self, target: Target | None) -> None:
-        """Monitor this target from the next pass on; None monitors nothing. The statistics stay, unless they are those of
-        another SAE."""
+        """Monitor this target from the next pass on; None monitors nothing. The statistics stay, unless they are
+        those of another SAE."""
         self._flush()
         before, self._target = self._target, target
         if target is None or before is None or before.number != target.number:
@@ -94,8 +94,9 @@ class FeatureMonitor(Observer):
     def expect(
         self, rows: Sequence[BatchRow], spans: Sequence[Span]
     ) -> Iterable[tuple[int, Catch]]:
-        """Of each row, only the token whose logits the pass gives is observed, so the records do not depend on how a long
-        prompt was cut. A special token is observed only while its choice has nothing else to record, and is not counted.
+        """Of each row, only the token whose logits the pass gives is observed, so the records do not depend on how a
+        long prompt was cut. A special token is observed only while its choice has nothing else to record, and is not
+        counted.
         """
         self.discard()
         if self._target is None:
@@ -144,7 +145,8 @@ class FeatureMonitor(Observer):
     # ------------------------------------------------------------- between passes
 
     def end(self, row: BatchRow) -> Sequence[Outcome]:
-        """The latest token of the choice becomes its record, which `events` encodes with the records of other choices."""
+        """The latest token of the choice becomes its record, which `events` encodes with the records of other
+        choices."""
         seen = self._latest.pop(row.name, None)
         if seen is not None:
             self._ended.append(seen)

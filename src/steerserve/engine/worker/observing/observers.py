@@ -31,17 +31,17 @@ class Observer:
         self, rows: Sequence[BatchRow], spans: Sequence[Span]
     ) -> Iterable[tuple[int, Catch]]:
         """The next pass reads these spans of these rows. Returns the numbers of the attached SAEs whose values are
-        wanted in this pass, each with what takes the value."""
+        wanted in this pass, each with the function that takes the value."""
         return ()
 
     def settle(self) -> None:
-        """The pass succeeded: what was caught in it counts."""
+        """The pass succeeded: the values that were copied in it count."""
 
     def discard(self) -> None:
-        """The pass failed: what was caught in it is dropped."""
+        """The pass failed: the values that were copied in it are dropped."""
 
     def end(self, row: BatchRow) -> Sequence[Outcome]:
-        """The row is complete. Returns what is sent before its end.
+        """The row is complete. Returns the outcomes that are sent before its end.
 
         Raises:
             Refusal: the row ends with this refusal instead.
@@ -55,11 +55,11 @@ class Observer:
         """The SAE with this number was taken away."""
 
     def events(self) -> Sequence[Event]:
-        """What is sent of the rows that ended since the last call, before the ends of these rows are sent."""
+        """Events about the rows that ended since the last call; they are sent before the ends of these rows."""
         return ()
 
     def work(self) -> None:
-        """A turn is over and everything of it is sent: the time for work that nobody waits for."""
+        """All events of the step are sent: the time for work that nobody waits for."""
 
 
 class Observers:
@@ -72,7 +72,7 @@ class Observers:
         self, command: Generate | Score | Embed, rows: Sequence[BatchRow], saes: HookedSaes
     ) -> None:
         """Raises:
-        Refusal: what a member refuses; the others have forgotten the request then.
+        Refusal: the refusal of a member; all members have forgotten the request then.
         """
         try:
             for member in self._members:

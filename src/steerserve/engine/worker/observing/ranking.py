@@ -1,4 +1,4 @@
-"""Which features are active at a token, and which of them are told first."""
+"""Which features are active at a token, and in which order they are listed."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from torch import Tensor
 
 
 def is_active(values: Tensor) -> Tensor:
-    """Whether each value is that of an active feature: not 0. abstopk gives values below 0 too."""
+    """Whether each value is that of an active feature, which is any value but 0: abstopk gives values below 0 too."""
     return values != 0
 
 
@@ -17,7 +17,7 @@ def largest(values: Tensor, count: int) -> list[tuple[int, float]]:
     top = sizes.topk(min(count + 1, len(sizes)))
     places = top.indices[:count].sort().values
     if len(sizes) > count and top.values[count - 1] == top.values[count]:
-        # which of several equals `topk` takes is left open
+        # `topk` does not promise which of several equal values it takes
         above = (sizes > top.values[count]).nonzero()[:, 0]
         equal = (sizes == top.values[count]).nonzero()[: count - len(above), 0]
         places = torch.cat([above, equal])

@@ -1,4 +1,4 @@
-"""What a request asked to see of an SAE: the site's values caught in the hook, encoded after the pass."""
+"""Activations that a request asks for: the site's values are copied in the hook and encoded after the pass."""
 
 from __future__ import annotations
 
@@ -21,10 +21,11 @@ from steerserve.rules import activations
 
 log = structlog.get_logger(__name__)
 ENCODE_BYTES = 1 << 26
-"""Most that the features encoded at once take, positions x features in float32; encoding holds a few such tensors."""
+"""The most bytes of the features that are encoded at once, positions x features in float32. Encoding holds a few such
+tensors."""
 
 ENCODE_POSITIONS = 64
-"""Positions that wait before they are encoded: one reading of the encoder's weights then serves them all."""
+"""The number of copied positions at which they are encoded: the encoder's weights are read once for all of them."""
 
 
 class TapReader:
@@ -41,7 +42,7 @@ class TapReader:
         self._start = 0
         self._caught: list[tuple[int, Tensor]] = []
         self._refusal: Refusal | None = None
-        self._found: list[tuple[int, list[tuple[int, float]]]] = []
+        self._readings: list[tuple[int, list[tuple[int, float]]]] = []
 
     def expect(self, start: int, count: int) -> None:
         """The next pass reads `count` tokens of the row, the first at position `start`."""
@@ -52,9 +53,8 @@ class TapReader:
             self._span = activations.span(self._tap.positions, self._prompt_tokens, start, end)
 
     def catch(self, value: Tensor, delta: Tensor | None = None) -> None:
-        """Keep what is wanted of the row's values [T, d_in], padding behind them left out, with a delta [1, d_in] added.
-
-        It is called within the pass, which others share: it raises nothing.
+        """Copy the wanted positions of the row's values [T, d_in], with a delta [1, d_in] added. Padding may follow the
+        positions. It is called within the pass of all rows and raises nothing.
         """
         low, high = self._span
         if low >= high:
@@ -70,22 +70,23 @@ class TapReader:
         self._caught.append((low, seen))
 
     def settle(self) -> None:
-        """After the pass: encode what was caught once it is worth a reading of the weights."""
+        """After the pass: encode the copied positions once they are enough for one reading of the weights."""
         if sum(len(rows) for _, rows in self._caught) >= ENCODE_POSITIONS:
             self._encode()
 
     def readings(self, tokens: list[int]) -> list[Reading]:
-        """Every position read, given the row's tokens so far.
+        """The readings of all positions; `tokens` are the tokens of the row so far.
 
         Raises:
-            Refusal: INSUFFICIENT_MEMORY where keeping or encoding them took more than there is, INTERNAL_ERROR where it
-                failed otherwise.
+            Refusal: INSUFFICIENT_MEMORY where memory ran out over a copy or an encoding, INTERNAL_ERROR where one
+            failed
+                otherwise.
         """
         if self._caught:
             self._encode()
         if self._refusal is not None:
             raise self._refusal
-        return [Reading(at, tokens[at], features) for at, features in self._found]
+        return [Reading(at, tokens[at], features) for at, features in self._readings]
 
     def _encode(self) -> None:
         caught, self._caught = self._caught, []
@@ -104,12 +105,12 @@ class TapReader:
         for first in range(0, len(rows), step):
             values = self._values(rows[first : first + step])
             for i, row in enumerate(values.cpu(), first):
-                self._found.append((positions[i], self._largest(row)))
+                self._readings.append((positions[i], self._largest(row)))
 
     def _fail(self, error: Exception) -> None:
-        """End this tap, and its row once that ends; the row's neighbours in the pass go on."""
+        """Read nothing more. The row ends with a refusal once it is complete; other rows of the pass go on."""
         log.exception("activations_failed")
-        self._caught, self._found, self._span = [], [], (0, 0)
+        self._caught, self._readings, self._span = [], [], (0, 0)
         self._refusal = Refusal("INTERNAL_ERROR", "the activations could not be encoded")
         if memory.is_exhausted(error):
             device = memory.exhausted(error, self.sae.W_enc.device)
@@ -118,7 +119,7 @@ class TapReader:
         memory.recover(error)
 
     def _values(self, rows: Tensor) -> Tensor:
-        """Features [n, d_sae], or those asked for by index, of values [n, d_in]."""
+        """Features [n, d_sae] of values [n, d_in], or the features asked for, by index."""
         if self._features is None:
             return self.sae.encode(rows)
         if self.sae.activation in NEEDS_K:
@@ -128,15 +129,17 @@ class TapReader:
         return self._narrowed.encode(rows)
 
     def _largest(self, values: Tensor) -> list[tuple[int, float]]:
-        """The largest features of one position, each with its value; inactive ones only where they were asked for."""
-        found = largest(values, self._tap.top_k)
+        """The largest features of one position, each with its value. Inactive ones are listed only where features were
+        named."""
+        ranked = largest(values, self._tap.top_k)
         if self._features is not None:
-            return [(self._features[place], value) for place, value in found]
-        return [(index, value) for index, value in found if value != 0]
+            return [(self._features[place], value) for place, value in ranked]
+        return [(index, value) for index, value in ranked if value != 0]
 
 
 class Taps(Observer):
-    """The readers of all rows whose request asked for activations. Their readings are sent before the end of the row."""
+    """The readers of all rows whose request asked for activations. Their readings are sent before the end of the
+    row."""
 
     def __init__(self) -> None:
         self._readers: dict[RowName, tuple[int, TapReader]] = {}

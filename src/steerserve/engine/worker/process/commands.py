@@ -1,7 +1,7 @@
 """Commands of the control plane, carried out one at a time on the main thread.
 
-A new command is a message in `engine/wire/commands.py`, a method here, and a line of `METHODS`, which the loop looks it
-up in. A method returns the event that answers the command, or None where the answer comes later or never.
+A new command is a message in `engine/wire/commands.py`, a method here, and a line of `METHODS`, in which the loop
+finds the method. A method returns the event that answers the command, or None where the answer comes later or never.
 """
 
 from __future__ import annotations

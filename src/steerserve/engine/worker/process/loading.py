@@ -57,7 +57,7 @@ class LoadedModel:
         budget.check_attach(self.model, device, size, self.kv_tokens, self._working, held)
 
     def facts(self, command: m.Load) -> m.Loaded:
-        """What is told of the model."""
+        """The facts that the control plane gets about the model."""
         model = self.model
         return _facts(
             command,
@@ -79,7 +79,7 @@ class LoadedEncoder:
         self.batch = Passes(model)
 
     def facts(self, command: m.Load) -> m.Loaded:
-        """What is told of the model."""
+        """The facts that the control plane gets about the model."""
         return _facts(
             command,
             self.model,

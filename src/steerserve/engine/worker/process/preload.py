@@ -6,11 +6,11 @@ It only imports. It must never run a tensor operation or touch a card: processes
 import os
 import signal
 
-# a stop is the control plane's to order, over the socket; a signal to the process group must not cut a stream
+# only the control plane stops an engine, over its socket; a signal to the process group must not cut a stream
 signal.signal(signal.SIGTERM, signal.SIG_IGN)
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 os.environ["HF_HUB_OFFLINE"] = "1"
-# asking for cards through the driver library instead of the runtime makes no context that a fork would break
+# cards are found through the driver library: the runtime would make a context, which a fork would break
 os.environ["PYTORCH_NVML_BASED_CUDA_CHECK"] = "1"
 os.environ["HF_HUB_DISABLE_TELEMETRY"] = "1"
 # the order in which the driver's own library counts the cards

@@ -34,8 +34,8 @@ class Wire:
         self._waker.send(b"!")
 
     def receive(self, *, wait: bool, seconds: float | None = None) -> Iterator[m.Command]:
-        """Every whole command that is there; with `wait`, not before there is something, someone wakes it, or `seconds`
-        are over."""
+        """Every whole command that has arrived. With `wait`, block until something arrives, `wake` is called, or
+        `seconds` are over."""
         while ready := select.select([self._link, self._woken], [], [], seconds if wait else 0)[0]:
             wait = False
             if self._woken in ready:
@@ -56,7 +56,8 @@ class Wire:
             yield m.decode_command(body)
 
     def send(self, event: m.Event) -> None:
-        """Send an event; one that cannot be written, such as an integer beyond 64 bits, becomes a refusal."""
+        """Send an event. An event that cannot be encoded, such as one with an integer beyond 64 bits, becomes a
+        refusal."""
         try:
             frame = m.frame(event)
         except (OverflowError, TypeError):

@@ -1,7 +1,7 @@
-"""`response_format` to allowed tokens: compiled schemas, and per row what may come next.
+"""`response_format`: compiled schemas, and the tokens that each row may write next.
 
-It owns the grammar engine's tokenizer and its compiled schemas. What it lets through is a beginning of a valid document;
-whether the whole text is one is checked elsewhere.
+This module owns the grammar engine's tokenizer and its compiled schemas. It guarantees that a row's text is the
+beginning of a valid document; the control plane checks that the finished text is a valid document.
 """
 
 from __future__ import annotations
@@ -24,13 +24,14 @@ from steerserve.errors import Refusal
 from steerserve.rules.schema_dialect import LEXER_STATES, dialect
 
 COMPILED_MAXIMUM = 32
-"""Schemas that are kept compiled, unless said otherwise; each may come to hold some 70 MB of lexer states."""
+"""The default number of schemas that are kept compiled; the lexer states of each may grow to some 70 MB."""
 
 STEP_SECONDS = 0.05
-"""Processor time of one step of one row; common is a hundredth of a millisecond, a few at the first."""
+"""Processor seconds after which one step of one row counts as slow. Usual is a hundredth of a millisecond, and a few
+milliseconds for the first step."""
 
 SLOW_STEPS = 3
-"""So many slower steps end a row, because all others wait for each."""
+"""A row is refused after this many slow steps, because all other rows wait for each of them."""
 
 _SAMPLE = '{"a": [1, "b c", true]}'
 

@@ -1,6 +1,7 @@
 """One row of the running batch: a choice being written, a prompt being scored, or a text being pooled.
 
-A row knows its tokens and what is made of the logits after them; it knows nothing of its neighbours or of the cache.
+A row knows its tokens and its goal, which says how the logits after them are used. It knows nothing of other rows or of
+the cache.
 """
 
 from __future__ import annotations
@@ -44,8 +45,8 @@ class Writing:
 
 @dataclass(slots=True)
 class Scoring:
-    """The candidates for the next token: `allowed` [k] or the whole vocabulary. `top` of them are listed, of `allowed`
-    all, and none where `top` is None."""
+    """Scores the next token among candidates: the tokens `allowed` [k], or the whole vocabulary. All allowed tokens are
+    listed, or the `top` most probable of the vocabulary; none where `top` is None."""
 
     temperature: float
     top: int | None
@@ -108,8 +109,9 @@ def embedded(row: BatchRow, vector: Tensor) -> Embedded | Refused:
 
 @dataclass(slots=True)
 class BatchRow:
-    """One row, from its prompt to its end. `version` is the steering's when its prefill began, `where` names its prompt
-    among several in what is refused, `label` names it in what monitoring records; without one it is not monitored."""
+    """One row, from its prompt to its end. `version` is the version of the steering when its prefill began. `where`
+    names its prompt in refusals of a request with several prompts. `label` names it in records of monitoring; a row
+    without a label is not monitored."""
 
     request: int
     choice: int
@@ -130,7 +132,7 @@ class BatchRow:
 
     @property
     def need(self) -> int:
-        """Tokens of cache the row may come to fill, in whole length steps."""
+        """The most tokens of cache that the row may fill, rounded up to whole length steps."""
         return -(-(len(self.prompt) + self.max_tokens) // LENGTH_STEP) * LENGTH_STEP
 
     @property
@@ -153,7 +155,7 @@ class BatchRow:
         return Refused(self.request, code, named, self.where, details)
 
     def failed(self, error: Exception, device: torch.device, rows: int) -> Refused:
-        """A forward pass over `rows` rows that failed, as this row's typed refusal."""
+        """The refusal of this row after an error in a forward pass over `rows` rows."""
         if not memory.is_exhausted(error):
             return self.refused("INTERNAL_ERROR", "the model's forward pass failed")
         device = memory.exhausted(error, device)
@@ -167,14 +169,17 @@ class BatchRow:
         )
 
     def end(self, logits: Tensor) -> list[Ending]:
-        """What a read makes of the last logits [vocabulary] of its prompt."""
+        """The outcome of a row that scores or pools, from the logits [vocabulary] after its prompt."""
         if isinstance(self.goal, Pooling):
             return [self.goal.read(self)]
         assert isinstance(self.goal, Scoring)
         return [self.goal.read(self, logits)]
 
     def accept(self, token: int | None, end_tokens: frozenset[int]) -> list[Ending]:
-        """Take the sampled token; the piece of text it makes certain, and how the row ends if it does."""
+        """Take the sampled token. Returns the piece of text that is certain now, with `finish` where the row ends.
+
+        A token of None means that the logits were not finite.
+        """
         assert isinstance(self.goal, Writing)
         if token is None:
             return [
@@ -208,7 +213,8 @@ class BatchRow:
 
 
 def settled(outcomes: list[Ending]) -> tuple[list[Ending], set[int]]:
-    """The outcomes of a step, and the requests that were refused: those have one refusal and nothing else."""
+    """The outcomes of a step and the refused requests. A refused request keeps its first refusal and no other
+    outcome."""
     refused: dict[int, Refused] = {}
     for outcome in outcomes:
         if isinstance(outcome, Refused):

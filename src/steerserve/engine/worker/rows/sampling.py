@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 COLDEST = 1e-4
-"""Temperatures below this divide out of float32 and mean greedy."""
+"""Temperatures below this are greedy: logits divided by them leave the range of float32."""
 
 
 @dataclass(slots=True)
@@ -29,10 +29,10 @@ class Sampler:
 
 
 def generator(seed: int | None, choice: int) -> torch.Generator:
-    """A row's own source of randomness: of (seed, choice) when seeded, else of the system's entropy.
+    """The random generator of one row: seeded by (seed, choice), or by the system where `seed` is None.
 
-    Choice 0 of a seed is the seed itself, so a prompt alone and the same prompt with more choices agree in it.
-    The tensor library keeps 32 bits of a seed, so further choices are mixed into those.
+    Choice 0 takes the seed itself, so its text is the same whether a request has one choice or more. The tensor library
+    keeps 32 bits of a seed, so the seeds of further choices are hashes of 32 bits.
     """
     if seed is None:
         return torch.Generator().manual_seed(int.from_bytes(os.urandom(4), "little"))

@@ -10,7 +10,7 @@ INCOMPLETE = "\ufffd"
 CONTEXT_TOKENS = 5
 HELD_MAXIMUM = 8
 CHARACTER_TOKENS = 4
-"""Most tokens that one character is made of, a byte each."""
+"""The most tokens that one character consists of, one for each byte."""
 
 Decode = Callable[[list[int]], str]
 
@@ -18,8 +18,8 @@ Decode = Callable[[list[int]], str]
 class TextStream:
     """The text of one choice.
 
-    The last prompt tokens are decoded along, so that a tokenizer that drops a leading blank keeps the one between
-    prompt and completion. The pieces joined are the whole text, whatever the cuts.
+    The last tokens of the prompt are decoded together with the completion: a tokenizer that drops a leading blank then
+    keeps the blank between prompt and completion. The joined pieces are the whole text, however the tokens cut it.
     """
 
     def __init__(self, decode: Decode, prompt: Sequence[int], stops: Sequence[str]) -> None:
@@ -43,7 +43,7 @@ class TextStream:
         if after.endswith(INCOMPLETE):
             if upto - self._read <= HELD_MAXIMUM:
                 return ""
-            # a long run of broken bytes: let it go, but for the end that may still become a character
+            # a long run of broken bytes: send it, except for the last ones, which may still become a character
             upto -= CHARACTER_TOKENS - 1
             after = self._decode(self._ids[self._from : upto])
         self._from, self._read = self._read, upto
