@@ -102,14 +102,14 @@ class _Reader:
 
     def _processes(self, handle: Any) -> tuple[tuple[CardProcess, ...] | None, str | None]:
         try:
-            found = self.nvml.nvmlDeviceGetComputeRunningProcesses(handle)
+            processes = self.nvml.nvmlDeviceGetComputeRunningProcesses(handle)
         except self.nvml.NVMLError as error:
             return None, f"the driver does not list processes: {error}"
         processes = tuple(
             CardProcess(
                 process.pid, None if process.usedGpuMemory is None else process.usedGpuMemory >> 20
             )
-            for process in found
+            for process in processes
         )
         return processes, HIDDEN if any(p.used_mb is None for p in processes) else None
 

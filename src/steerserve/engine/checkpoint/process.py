@@ -21,9 +21,9 @@ _SECRETS = frozenset(
 
 def context() -> ForkServerContext:
     """The fork server's context. Its server starts with the first process, and imports what engines need."""
-    found = multiprocessing.get_context("forkserver")
-    found.set_forkserver_preload([PRELOAD])
-    return found
+    server = multiprocessing.get_context("forkserver")
+    server.set_forkserver_preload([PRELOAD])
+    return server
 
 
 def start(

@@ -93,15 +93,15 @@ class GgufEngine(Engine):
         """
         model = Model(path, header, split)
         try:
-            found = await llama_loading.opened(self._options, report, model, self._keep)
+            opened = await llama_loading.opened(self._options, report, model, self._keep)
         except BaseException as error:
             await self._end("the engine process ended")
             if self._is_stopped and isinstance(error, Refusal):
                 raise self._gone() from None
             raise
-        self._opened, self._gate = found, Gate(found.room.pool, found.slots)
-        self._ending = asyncio.create_task(self._end_with(found.process))
-        return llama_loading.facts(found, self._options.cache_type)
+        self._opened, self._gate = opened, Gate(opened.room.pool, opened.slots)
+        self._ending = asyncio.create_task(self._end_with(opened.process))
+        return llama_loading.facts(opened, self._options.cache_type)
 
     async def stop(self, parting: Refusal | None = None) -> None:
         """End the process. Safe to call when it has ended already.
@@ -139,18 +139,18 @@ class GgufEngine(Engine):
                 template refuses), FIELD_NOT_HONOURED; MODEL_NOT_LOADED when the engine had ended before,
                 ENGINE_UNAVAILABLE when it ended meanwhile.
         """
-        found = self._serving()
-        if found.header.is_embedding_only:
+        opened = self._serving()
+        if opened.header.is_embedding_only:
             raise Refusal("INVALID_PARAMETER", "an embedding model only embeds", param="model")
         refuse_unhonoured(n, sampling, plan, constraint, tap)
-        rows = await self._rows(found, prompts, sampling, found.room.context)
-        fields = sampling_fields(sampling, found.room.context)
+        rows = await self._rows(opened, prompts, sampling, opened.room.context)
+        fields = sampling_fields(sampling, opened.room.context)
         number, events = next(self._ids), Events()
         try:
             yield m.Started(number, [len(row.tokens) for row in rows])
             for row in rows:
                 row.task = self._spawn(
-                    partial(self._write, found, row, number, fields, events), events
+                    partial(self._write, opened, row, number, fields, events), events
                 )
             async for event in until_finished(events, len(rows)):
                 yield event
@@ -165,16 +165,16 @@ class GgufEngine(Engine):
             Refusal: CONTEXT_LENGTH_EXCEEDED, INVALID_PARAMETER (a text without tokens, or a model loaded without
                 embeddings), and as `generate`.
         """
-        found = self._serving()
-        if not found.embed_context:
+        opened = self._serving()
+        if not opened.embed_context:
             why = "the model was loaded without embeddings"
             raise Refusal("INVALID_PARAMETER", why, param="model")
         wanted = m.Sampling(max_tokens=0)
-        rows = await self._rows(found, prompts, wanted, found.embed_context, "input")
+        rows = await self._rows(opened, prompts, wanted, opened.embed_context, "input")
         number, events = next(self._ids), Events()
         try:
             yield m.Started(number, [len(row.tokens) for row in rows])
-            task = self._spawn(partial(self._pool, found.server, rows, number, events), events)
+            task = self._spawn(partial(self._pool, opened.server, rows, number, events), events)
             for row in rows:
                 row.task = task
             async for event in until_finished(events, len(rows)):
@@ -224,7 +224,7 @@ class GgufEngine(Engine):
 
     async def _rows(
         self,
-        found: Opened,
+        opened: Opened,
         prompts: Sequence[Prompt],
         sampling: m.Sampling,
         context: int,
@@ -235,8 +235,8 @@ class GgufEngine(Engine):
         try:
             for index, prompt in enumerate(prompts):
                 with NamedPrompt(prompts, index, field):
-                    check_length(prompt, found.header.longest_token, context, sampling.max_tokens)
-                    tokens = await self._tokens(found.server, found.header, prompt)
+                    check_length(prompt, opened.header.longest_token, context, sampling.max_tokens)
+                    tokens = await self._tokens(opened.server, opened.header, prompt)
                     if not tokens:
                         why = "the prompt has no tokens"
                         raise Refusal("INVALID_PARAMETER", why, param="prompt")
@@ -277,13 +277,13 @@ class GgufEngine(Engine):
         return task
 
     async def _write(
-        self, found: Opened, row: LlamaRow, number: int, fields: dict[str, Any], events: Events
+        self, opened: Opened, row: LlamaRow, number: int, fields: dict[str, Any], events: Events
     ) -> None:
         """Complete one prompt. The row keeps its slot until the server has stopped working on it."""
         place = await self._gate.enter(row.tokens, len(row.tokens) + row.max_tokens)
         row.is_sent = True
         stops, seen, is_over = StopStrings(row.stops), list(row.tokens), False
-        completion = found.server.complete(row.tokens, row.max_tokens, place.number, fields)
+        completion = opened.server.complete(row.tokens, row.max_tokens, place.number, fields)
         try:
             async with aclosing(completion) as chunks:
                 async for chunk in chunks:
@@ -295,7 +295,7 @@ class GgufEngine(Engine):
                     if piece.finish or not row.is_wanted:
                         break
             if not is_over:
-                await found.server.until_idle(place.number)
+                await opened.server.until_idle(place.number)
         finally:
             place.tokens = seen
             self._gate.leave(place)

@@ -97,28 +97,28 @@ async def opened(options: Options, report: Report, model: Model, keep: Keep) -> 
     return await _attempt(options, report, model, keep, embeds=False)
 
 
-def facts(found: Opened, cache_type: str) -> m.Loaded:
+def facts(served: Opened, cache_type: str) -> m.Loaded:
     """The facts that the rest of the service gets about the model."""
-    header, is_encoder = found.header, found.header.is_embedding_only
+    header, is_encoder = served.header, served.header.is_embedding_only
     each = gguf_header.kv_bytes_per_token(header, cache_type)
-    memory_mb = found.process.memory_mb()
+    memory_mb = served.process.memory_mb()
     return m.Loaded(
         id=0,
         architecture=header.architecture,
         parameters=header.parameters,
         dtype=header.label,
-        device=",".join(_device(card.name) for card in found.cards) or "cpu",
+        device=",".join(_device(card.name) for card in served.cards) or "cpu",
         memory_mb=memory_mb,
-        memory_by_device_mb={} if found.cards else {"cpu": memory_mb},
-        context_length=found.room.context,
+        memory_by_device_mb={} if served.cards else {"cpu": memory_mb},
+        context_length=served.room.context,
         layers=header.layers,
         hidden_size=header.hidden_size,
         vocabulary=header.vocabulary,
-        kv_tokens=0 if is_encoder else found.room.pool,
+        kv_tokens=0 if is_encoder else served.room.pool,
         kv_bytes_per_token=0 if is_encoder else each,
         has_chat_template=header.chat_template is not None and not is_encoder,
         is_embedding_only=is_encoder,
-        supports_embeddings=bool(found.embed_context),
+        supports_embeddings=bool(served.embed_context),
         quantization=gguf.precision_of(header.label),
     )
 

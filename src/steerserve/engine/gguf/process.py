@@ -83,13 +83,13 @@ class LlamaProcess:
         self._is_library = server_bin is None
         try:
             async with asyncio.timeout(START_SECONDS):
-                found = await self._ask(Hello(server_bin), LlamaCards)
+                answer = await self._ask(Hello(server_bin), LlamaCards)
         except TimeoutError:
             raise Refusal("MODEL_LOAD_FAILED", "the GGUF engine does not start") from None
-        if found is None or found.error is not None:
-            why = _cleaned(found.error or "") if found else await self._last_words()
+        if answer is None or answer.error is not None:
+            why = _cleaned(answer.error or "") if answer else await self._last_words()
             raise Refusal("MODEL_LOAD_FAILED", f"the GGUF engine does not start: {why}")
-        return found.cards
+        return answer.cards
 
     async def serve(self, wanted: Serve) -> str:
         """Load a model; the address at which it is served.
@@ -151,8 +151,8 @@ class LlamaProcess:
         with contextlib.suppress(ConnectionError):
             self._child.stdin.write(line(message))
             await self._child.stdin.drain()
-        found = await self._child.stdout.readline()
-        return msgspec.json.decode(found, type=kind) if found.endswith(b"\n") else None
+        answer = await self._child.stdout.readline()
+        return msgspec.json.decode(answer, type=kind) if answer.endswith(b"\n") else None
 
     async def _watch(self) -> None:
         assert self._child.stderr is not None

@@ -44,8 +44,8 @@ class Program:
         self._is_killed = False
 
     def cards(self) -> LlamaCards:
-        found = _CARD.findall(self._ask("--list-devices"))
-        return LlamaCards([LlamaCard(name, int(free) << 20) for name, free in found])
+        cards = _CARD.findall(self._ask("--list-devices"))
+        return LlamaCards([LlamaCard(name, int(free) << 20) for name, free in cards])
 
     def serve(self, wanted: Serve) -> ServeAnswer:
         with _key_file(wanted.api_key) as key_file:
@@ -123,9 +123,9 @@ class Program:
         for text in self._child.stdout:
             sys.stderr.write(text)
             sys.stderr.flush()
-            if found := _PORT.search(text):
+            if port := _PORT.search(text):
                 threading.Thread(target=self._pass_on, daemon=True).start()
-                return int(found[1])
+                return int(port[1])
         return None
 
     def _pass_on(self) -> None:

@@ -80,8 +80,8 @@ class LlamaServer:
     async def tokenize(self, text: str, *, special: bool) -> list[int]:
         """The tokens of a text; `special` adds those that the tokenizer puts around one."""
         body = {"content": text, "add_special": special, "parse_special": True}
-        found = await self._post("/tokenize", body)
-        return [int(token) for token in found["tokens"]]
+        answer = await self._post("/tokenize", body)
+        return [int(token) for token in answer["tokens"]]
 
     async def embed(self, tokens: list[int]) -> bytes:
         """The mean of the last hidden layer over the tokens: little-endian float32, not normalised.
@@ -89,8 +89,8 @@ class LlamaServer:
         Raises:
             Refusal: NON_FINITE_LOGITS, INTERNAL_ERROR.
         """
-        found = await self._post("/embedding", {"content": tokens, "embd_normalize": -1})
-        vector = found[0]["embedding"][0]
+        answer = await self._post("/embedding", {"content": tokens, "embd_normalize": -1})
+        vector = answer[0]["embedding"][0]
         if not vector or not all(_is_finite(value) for value in vector):
             raise Refusal("NON_FINITE_LOGITS", "the model produced NaN or infinite states")
         return struct.pack(f"<{len(vector)}f", *vector)
@@ -132,20 +132,20 @@ class LlamaServer:
     async def _is_busy(self, slot: int) -> bool:
         try:
             response = await self._http.get("/slots")
-            found = response.json()
+            answer = response.json()
         except (httpx.HTTPError, ValueError) as error:
             raise Lost(str(error)) from error
-        return any(one["id"] == slot and one["is_processing"] for one in found)
+        return any(one["id"] == slot and one["is_processing"] for one in answer)
 
     async def _post(self, path: str, body: dict[str, Any]) -> Any:
         try:
             response = await self._http.post(path, json=body)
-            found = response.json()
+            answer = response.json()
         except (httpx.HTTPError, ValueError) as error:
             raise Lost(str(error)) from error
         if response.status_code != httpx.codes.OK:
-            raise _failed(found)
-        return found
+            raise _failed(answer)
+        return answer
 
     @asynccontextmanager
     async def _stream(self, path: str, body: dict[str, Any]) -> AsyncIterator[httpx.Response]:
@@ -158,20 +158,20 @@ class LlamaServer:
             raise Lost(str(error)) from error
 
 
-def _chunk(found: dict[str, Any]) -> Chunk:
-    if "error" in found:
-        raise _failed(found)
-    is_progress = "prompt_progress" in found
+def _chunk(answer: dict[str, Any]) -> Chunk:
+    if "error" in answer:
+        raise _failed(answer)
+    is_progress = "prompt_progress" in answer
     return Chunk(
-        text=found["content"],
-        count=found["tokens_predicted"],
-        tokens=[] if is_progress else found.get("tokens", []),
-        finish=_FINISHES.get(found["stop_type"], "length") if found["stop"] else None,
+        text=answer["content"],
+        count=answer["tokens_predicted"],
+        tokens=[] if is_progress else answer.get("tokens", []),
+        finish=_FINISHES.get(answer["stop_type"], "length") if answer["stop"] else None,
     )
 
 
-def _failed(found: Any) -> Refusal:
-    error = found.get("error", {}) if isinstance(found, dict) else {}
+def _failed(answer: Any) -> Refusal:
+    error = answer.get("error", {}) if isinstance(answer, dict) else {}
     message = str(error.get("message", "unknown"))[:200] if isinstance(error, dict) else "unknown"
     return Refusal("INTERNAL_ERROR", f"the GGUF engine failed: {message}")
 

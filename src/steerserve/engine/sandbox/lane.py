@@ -146,9 +146,9 @@ def serve(answer: Callable[[bytes], bytes], seconds: float) -> None:
     while body := _read(sys.stdin.buffer):
         # a service that was killed cannot stop a question that takes for ever
         signal.alarm(math.ceil(seconds) + 1)
-        found = answer(body)
+        reply = answer(body)
         signal.alarm(0)
-        sys.stdout.buffer.write(LENGTH.pack(len(found)) + found)
+        sys.stdout.buffer.write(LENGTH.pack(len(reply)) + reply)
         sys.stdout.buffer.flush()
 
 

@@ -126,8 +126,8 @@ class Checker:
         """The answer of a process, or why it has none within its limits."""
         lane = await self._free.get()
         try:
-            found = await lane.ask(msgspec.json.encode(ask), CHECK_SECONDS)
-            return msgspec.json.decode(found, type=SchemaAnswer)
+            answer = await lane.ask(msgspec.json.encode(ask), CHECK_SECONDS)
+            return msgspec.json.decode(answer, type=SchemaAnswer)
         except TimeoutError:
             return SchemaAnswer(
                 f"takes longer than {CHECK_SECONDS:g} s to check", is_unfinished=True

@@ -110,8 +110,8 @@ class Templates:
 
     async def _ask(self, ask: TemplateQuestion) -> TemplateAnswer:
         try:
-            found = await self._lane.ask(msgspec.json.encode(ask), RENDER_SECONDS)
-            return msgspec.json.decode(found, type=TemplateAnswer)
+            answer = await self._lane.ask(msgspec.json.encode(ask), RENDER_SECONDS)
+            return msgspec.json.decode(answer, type=TemplateAnswer)
         except TimeoutError:
             return TemplateAnswer(reason=f"rendering takes longer than {RENDER_SECONDS:g} s")
         except Died:

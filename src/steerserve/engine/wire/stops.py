@@ -16,10 +16,10 @@ class StopStrings:
     def push(self, new: str) -> str:
         """Text that is certain; sets `is_stopped` when a stop string was completed."""
         self._held += new
-        found = [at for at in (self._held.find(stop) for stop in self._stops) if at >= 0]
-        if found:
+        places = [at for at in (self._held.find(stop) for stop in self._stops) if at >= 0]
+        if places:
             self.is_stopped = True
-            text, self._held = self._held[: min(found)], ""
+            text, self._held = self._held[: min(places)], ""
             return text
         cut = len(self._held) - self._beginning_of_a_stop()
         text, self._held = self._held[:cut], self._held[cut:]

@@ -25,15 +25,15 @@ def decoder_layers(model: nn.Module, layers: int) -> tuple[str, nn.ModuleList]:
                 return path + name, child
             if name in _TRUNKS:
                 trunk.append((f"{path}{name}.", child))
-    found = [
+    stacks = [
         (path, module)
         for path, module in model.named_modules()
         if isinstance(module, nn.ModuleList)
         and len(module) == layers
         and not any(tower in path for tower in _OTHER_TOWERS)
     ]
-    depth = min((path.count(".") for path, _ in found), default=0)
-    shallowest = [entry for entry in found if entry[0].count(".") == depth]
+    depth = min((path.count(".") for path, _ in stacks), default=0)
+    shallowest = [entry for entry in stacks if entry[0].count(".") == depth]
     if len(shallowest) != 1:
         raise Refusal(
             "SAE_INCOMPATIBLE", f"no list of {layers} decoder layers was found in the model"

@@ -66,10 +66,10 @@ class Scoring:
         wanted = self.top or 0
         if self.allowed is not None and self.top is not None:
             wanted = logprobs.shape[0]
-        found = [self._described(place, logprobs) for place in _largest(logprobs, max(1, wanted))]
-        if not all(score.logprob > -torch.inf for score in found):  # NaN when all are -inf
+        scores = [self._described(place, logprobs) for place in _largest(logprobs, max(1, wanted))]
+        if not all(score.logprob > -torch.inf for score in scores):  # NaN when all are -inf
             return row.refused("NON_FINITE_LOGITS", "a reported token has a logit of -infinity")
-        return Scored(row.request, row.choice, found[0], found[:wanted])
+        return Scored(row.request, row.choice, scores[0], scores[:wanted])
 
     def _described(self, place: int, logprobs: Tensor) -> TokenScore:
         token = place if self.allowed is None else int(self.allowed[place])
