@@ -30,7 +30,16 @@ class Launcher:
         self._log = (log_level, log_format)
 
     async def launch(self) -> CheckpointEngine:
-        child, link = await asyncio.to_thread(process.start, self._context, *self._log)
+        starting = asyncio.ensure_future(
+            asyncio.to_thread(process.start, self._context, *self._log)
+        )
+        try:
+            child, link = await asyncio.shield(starting)
+        except asyncio.CancelledError:
+            # the thread goes on; the engine that it started ends when its socket is closed
+            _, link = await starting
+            link.close()
+            raise
         reader, writer = await asyncio.open_connection(sock=link, limit=1 << 24)
         return CheckpointEngine(child, reader, writer)
 
