@@ -91,8 +91,11 @@ def test_an_answer_that_is_not_streamed_tells_its_times_in_a_header(
     assert "service" not in shared.post(CHAT, asking()).json()
 
 
-def test_a_stream_tells_its_times_in_its_last_chunk(shared: Running, lines: Lines) -> None:
-    with shared.http.stream("POST", CHAT, json=asking(stream=True)) as answer:
+def test_a_stream_that_asks_for_its_usage_gets_its_times_in_its_last_chunk(
+    shared: Running, lines: Lines
+) -> None:
+    body = asking(stream=True, stream_options={"include_usage": True})
+    with shared.http.stream("POST", CHAT, json=body) as answer:
         assert "server-timing" not in answer.headers
         assert answer.headers["x-request-id"]
         events = [line.removeprefix("data: ") for line in answer.iter_lines() if line]

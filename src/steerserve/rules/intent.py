@@ -64,12 +64,14 @@ class GenerateIntent(BaseIntent):
     Attributes:
         has_special: whether a text gets the tokenizer's special tokens.
         template: variables for the chat template of conversations.
+        is_timed: whether a stream tells its times in its last chunk.
     """
 
     prompts: tuple[Prompt, ...]
     sampling: SamplingParameters
     n: int = 1
     is_stream: bool = False
+    is_timed: bool = False
     has_special: bool = True
     template: Mapping[str, Any] | None = None
     profile: str | None = None
@@ -103,6 +105,7 @@ class ScoreIntent(BaseIntent):
     template: Mapping[str, Any] | None = None
     seed: int | None = None
     is_stream: bool = False
+    is_timed: bool = False
     activations: Activations | None = None
 
     @property

@@ -230,11 +230,12 @@ async def _stream(
                     more: dict[str, Any] = {}
                     if is_last:
                         more["usage"] = _usage(opened.started, choices)
-                    if is_last and intent.activations is None:
+                    if is_last and intent.is_timed and intent.activations is None:
                         more["service"] = _timed(opened)
                     yield chunk([end], **more)
             if intent.activations is not None:
-                yield chunk([], service=service | _timed(opened))
+                times = _timed(opened) if intent.is_timed else {}
+                yield chunk([], service=service | times)
         except Refusal as refusal:
             door.metrics.failed(refusal.code)
             yield (

@@ -76,6 +76,7 @@ def generate(
         sampling=sampling,
         n=n,
         is_stream=bool(body.stream),
+        is_timed=_is_timed(body),
         has_special=special,
         activations=_activations(raw, len(prompts), n, settings),
         **more,
@@ -121,10 +122,16 @@ def score(
         has_special=special,
         seed=body.seed,
         is_stream=bool(body.stream),
+        is_timed=_is_timed(body),
         template=template,
         activations=_activations(raw, len(prompts), 1, settings),
         **base,
     )
+
+
+def _is_timed(body: bodies.Sampled) -> bool:
+    """Whether a stream that asks for its usage gets its times too. A stream that asks for nothing has no `service` key."""
+    return bool(body.stream and body.stream_options and body.stream_options.include_usage)
 
 
 def _activations(
