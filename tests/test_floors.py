@@ -15,6 +15,7 @@ LARGEST_FILE = 350
 LARGEST_FUNCTION = 60
 LISTS = {
     "router",  # the routes of a noun, one after the other
+    "payload",  # the live events, one after the other
 }
 """Functions that are lists of routes, events or fields may be longer."""
 

@@ -50,11 +50,15 @@ def keyed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
         ("127.0.0.1.evil.example", 403),
     ],
 )
-@pytest.mark.parametrize("sent", ["Origin", "Sec-Fetch-Site", None])
+@pytest.mark.parametrize("sent", ["Origin", "Sec-Fetch-Site", "User-Agent", None])
 def test_a_browser_reaches_an_open_service_by_its_own_names_only(
     opened: Running, host: str, status: int, sent: str | None
 ) -> None:
-    values = {"Origin": f"http://{host}", "Sec-Fetch-Site": "same-origin"}
+    values = {
+        "Origin": f"http://{host}",
+        "Sec-Fetch-Site": "same-origin",
+        "User-Agent": "Mozilla/5.0 (X11; Linux x86_64)",
+    }
     headers = {"Host": host} | ({sent: values[sent]} if sent else {})
     answer = opened.http.get("/api/models", headers=headers)
     assert answer.status_code == (status if sent else 200)

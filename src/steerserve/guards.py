@@ -79,7 +79,12 @@ class Guards:
         if name in self._hosts:
             return None
         if not self._settings.is_loopback:
-            is_browser = "origin" in headers or "sec-fetch-site" in headers
+            is_browser = (
+                "origin" in headers
+                or "sec-fetch-site" in headers
+                # a page that reads over plain HTTP sends neither of the two
+                or headers.get("user-agent", "").startswith("Mozilla/")
+            )
             if not is_browser or _is_address(name) or (name and "." not in name):
                 return None
         return Refusal(

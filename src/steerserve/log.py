@@ -6,7 +6,7 @@ import logging
 import re
 import sys
 from collections.abc import MutableMapping
-from typing import Any
+from typing import Any, TextIO
 
 import structlog
 
@@ -39,6 +39,14 @@ def lease_ref(digest: bytes) -> str:
     return digest.hex()[:8]
 
 
+class _StandardError(logging.StreamHandler[TextIO]):
+    """Writes each line to the standard error of that moment. A stream kept from the start may have been closed since."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.stream = sys.stderr
+        super().emit(record)
+
+
 def configure(level: str, form: str) -> None:
     """Send every log line, the libraries' too, through one chain to standard error."""
     shared: list[Any] = [
@@ -65,7 +73,7 @@ def configure(level: str, form: str) -> None:
         wrapper_class=structlog.stdlib.BoundLogger,
         cache_logger_on_first_use=True,
     )
-    out = logging.StreamHandler(sys.stderr)
+    out = _StandardError(sys.stderr)
     out.setFormatter(
         structlog.stdlib.ProcessorFormatter(foreign_pre_chain=shared, processors=final)
     )

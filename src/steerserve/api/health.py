@@ -12,7 +12,7 @@ from steerserve import __version__
 from steerserve.api.envelope import Envelope, success
 from steerserve.control.vitals.gauges import CONTENT_TYPE, Gauges
 from steerserve.control.vitals.health import Vitals
-from steerserve.control.vitals.views import Backend
+from steerserve.control.vitals.views import InferenceBackend
 from steerserve.errors import Refusal
 
 
@@ -69,7 +69,7 @@ def router(vitals: Vitals, gauges: Gauges) -> APIRouter:
     return routes
 
 
-def _backend(backend: Backend) -> dict[str, Any]:
+def _backend(backend: InferenceBackend) -> dict[str, Any]:
     """The limits of the backend that serves; those of the other one are left out."""
     other = "cbm_config" if backend.cbm_config is None else "queue"
     return {name: value for name, value in asdict(backend).items() if name != other}

@@ -237,18 +237,18 @@ async def _stream(
                 times = _timed(opened) if intent.is_timed else {}
                 yield chunk([], service=service | times)
         except Refusal as refusal:
-            door.metrics.failed(refusal.code)
-            yield (
-                b"data: "
-                + _json(in_stream(refusal, retry.seconds(door.settings, refusal, refusal.row.v1)))
-                + b"\n\n"
-            )
+            yield _failure(refusal, door)
         except Exception:
             log.exception("stream_failed")
-            broken = Refusal("INTERNAL_ERROR", "an error inside the service")
-            door.metrics.failed(broken.code)
-            yield b"data: " + _json(in_stream(broken, None)) + b"\n\n"
+            yield _failure(Refusal("INTERNAL_ERROR", "an error inside the service"), door)
         yield DONE
+
+
+def _failure(refusal: Refusal, door: Door) -> bytes:
+    """The event that ends a stream which failed after its 200 was sent."""
+    door.metrics.failed(refusal.code)
+    after = retry.seconds(door.settings, refusal, refusal.row.v1)
+    return b"data: " + _json(in_stream(refusal, after)) + b"\n\n"
 
 
 async def _vectors(intent: EmbedIntent, opened: _Opened) -> dict[str, Any]:

@@ -19,12 +19,12 @@ from steerserve.control.residency.conductor import Conductor
 from steerserve.control.vitals import cards as card_reading
 from steerserve.control.vitals.cards import CardReading, CardReadings
 from steerserve.control.vitals.views import (
-    Backend,
     Capabilities,
     CardReport,
     Component,
     DetailedHealth,
     FixedSampling,
+    InferenceBackend,
     InferenceHealth,
     Liveness,
     QueueLimits,
@@ -160,12 +160,12 @@ class Vitals:
             estimated_wait_seconds=None if running else counts.estimated_wait_seconds,
         )
 
-    def backend(self) -> Backend:
+    def backend(self) -> InferenceBackend:
         """Which backend serves, and what it can do. With continuous batching, requests that the batch refuses are
         served serially."""
         settings, counts = self._settings, self._queue.counts()
         if self._generation.is_batching:
-            return Backend(
+            return InferenceBackend(
                 "cbm",
                 "one running batch; requests of the fixed sampling parameters need no slot",
                 Capabilities(per_request_sampling_params=False, per_request_profile_override=False),
@@ -180,7 +180,7 @@ class Vitals:
                     settings.cbm_max_queue_size,
                 ),
             )
-        return Backend(
+        return InferenceBackend(
             "serial",
             "one running batch; every request takes a slot",
             Capabilities(per_request_sampling_params=True, per_request_profile_override=True),

@@ -108,7 +108,7 @@ class FixedSampling:
 
 
 @dataclass(frozen=True, slots=True)
-class Backend:
+class InferenceBackend:
     """Which backend serves. Either `queue` or `cbm_config` is None."""
 
     backend: str
