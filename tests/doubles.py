@@ -30,6 +30,7 @@ from steerserve.rules.breaker import BreakerStatus
 from steerserve.rules.cards import Card
 from steerserve.rules.intent import GenerateIntent, Intent, SamplingParameters
 from steerserve.rules.residency import Phase
+from steerserve.rules.units import MIB
 from steerserve.settings import Settings
 from steerserve.store.catalog import Clock, ModelRow, SaeRow, utc_now
 from steerserve.store.db import Database
@@ -129,6 +130,7 @@ class ScriptedEngine(Engine):
         self.asked_statistics: list[tuple[list[int] | None, str | None, int]] = []
         self.counted = m.Statistics(1, [], 0, 0)
         self.figures: dict[str, tuple[int, int]] = {}
+        self.reserves = (0, 0)
         self.loaded: dict[str, Any] | None = None
         self.attached: dict[str, tuple[str, int]] = {}
         self.asked_attach: list[tuple[str, m.SaeSource, str | None, bool]] = []
@@ -214,9 +216,10 @@ class ScriptedEngine(Engine):
         facts = [m.FeatureFacts(i, 1.0, 1.0, 0.0, None) for i in features]
         return m.Explored(1, facts, [(i, 0.5) for i in range(nearest)])
 
-    async def measure(self) -> dict[str, tuple[int, int]]:
+    async def measure(self) -> m.Measured:
         await self._step("measure")
-        return self.figures
+        kv_reserve, working = self.reserves
+        return m.Measured(1, self.figures, kv_reserve * MIB, working * MIB)
 
     async def generate(
         self,

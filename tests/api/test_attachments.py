@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from steerserve import demo
+from steerserve.rules.units import MIB
 from tests.api.test_steering import greedy, set_one
 from tests.conftest import Start
 from tests.service import Running, add_demo, add_sae, load_demo
@@ -354,8 +355,11 @@ def test_a_set_that_memory_does_not_hold_is_refused_with_figures(
     assert (status, code) == (507, "INSUFFICIENT_MEMORY")
     # 2 SAEs x 2 matrices x 192 x 1024 x 2 bytes x 1.1
     assert (details["projected_mb"], details["available_mb"]) == (2, 1)
-    names = {"device", "kv_reserve_mb", "kv_context_tokens", "working_reserve_mb"}
-    assert names <= set(details)
+    facts = free.service.owners.conductor.loaded().running()[1]
+    whole = -(-facts.kv_tokens * facts.kv_bytes_per_token // MIB)
+    assert (details["device"], details["kv_context_tokens"]) == ("cpu", facts.kv_tokens)
+    assert 0 < details["kv_reserve_mb"] <= whole
+    assert details["working_reserve_mb"] > 0
     assert attachments(free)["count"] == 0
 
 

@@ -6,7 +6,7 @@ import pytest
 
 from steerserve.errors import Refusal
 from steerserve.rules import sae_set
-from steerserve.rules.sae_set import Offender, Size
+from steerserve.rules.sae_set import Offender, Reserves, Size
 from steerserve.rules.units import MIB
 
 
@@ -45,13 +45,15 @@ def test_encoder_and_decoder_and_a_tenth_are_counted(size: Size, mib: float) -> 
 def test_all_of_them_have_to_fit(free: int, fits: bool) -> None:
     sizes = [Size(2304, 16384, "float16")] * 2
     if fits:
-        sae_set.check_memory(sizes, free, "cuda:0", 4096)
+        sae_set.check_memory(sizes, free, "cuda:0", 4096, Reserves(512, 64))
         return
     with pytest.raises(Refusal) as refused:
-        sae_set.check_memory(sizes, free, "cuda:0", 4096)
+        sae_set.check_memory(sizes, free, "cuda:0", 4096, Reserves(512, 64))
     assert refused.value.code == "INSUFFICIENT_MEMORY"
     assert refused.value.details["projected_mb"] == 317
     assert refused.value.details["available_mb"] == free
+    assert refused.value.details["kv_reserve_mb"] == 512
+    assert refused.value.details["working_reserve_mb"] == 64
 
 
 @pytest.mark.parametrize(

@@ -46,6 +46,15 @@ class Size:
         return 2 * self.d_in * self.d_sae * WIDTHS.get(self.dtype, _UNKNOWN_WIDTH) * _MARGIN
 
 
+@dataclass(frozen=True, slots=True)
+class Reserves:
+    """MiB that stay free beside the SAEs: for the KV cache as far as it may still grow, and for a pass. None where the
+    engine did not answer."""
+
+    kv_mb: int | None = None
+    working_mb: int | None = None
+
+
 def kept_in(asked: str | None, model_dtype: str) -> str | None:
     """The dtype to send to the engine; None keeps the dtype of the file. If `model` is asked for and the model has a
     dtype that SAEs cannot have, the result is float16."""
@@ -102,9 +111,11 @@ def check_compatible(offenders: Sequence[Offender]) -> None:
         )
 
 
-def check_memory(sizes: Sequence[Size], free_mb: int, device: str, kv_tokens: int) -> None:
-    """Check that all members fit into the free memory. The needs of the KV cache and of forward passes are not counted
-    here: the engine counts them when it attaches each member.
+def check_memory(
+    sizes: Sequence[Size], free_mb: int, device: str, kv_tokens: int, reserves: Reserves
+) -> None:
+    """Check that all members fit into the free memory. The refusal names the memory that is reserved, but the check
+    does not count that memory: the engine counts it when it attaches each member.
 
     Raises:
         Refusal: INSUFFICIENT_MEMORY.
@@ -117,9 +128,9 @@ def check_memory(sizes: Sequence[Size], free_mb: int, device: str, kv_tokens: in
         f"the {len(sizes)} SAEs take {projected} MiB on {device}; {free_mb} MiB are free",
         device=device,
         projected_mb=projected,
-        kv_reserve_mb=0,
+        kv_reserve_mb=reserves.kv_mb,
         kv_context_tokens=kv_tokens,
-        working_reserve_mb=0,
+        working_reserve_mb=reserves.working_mb,
         available_mb=free_mb,
     )
 

@@ -422,16 +422,20 @@ async def test_a_set_that_memory_does_not_hold_is_refused_before_anything_is_loa
     await world.sae("sae_1", d_sae=1 << 16)
     await world.sae("sae_2", d_sae=1 << 16)
     world.free_mb = 4
+    world.launcher.engine.reserves = (7, 3)
     refusal = await refused(world.attachments.attach_set([("sae_1", 1), ("sae_2", 2)]))
     assert refusal.code == "INSUFFICIENT_MEMORY"
     assert refusal.details == {
         "device": "cpu",
         "projected_mb": 5,
-        "kv_reserve_mb": 0,
+        "kv_reserve_mb": 7,
         "kv_context_tokens": 512,
-        "working_reserve_mb": 0,
+        "working_reserve_mb": 3,
         "available_mb": 4,
     }
+    world.launcher.fail("measure", Refusal("ENGINE_UNAVAILABLE", "it ended"))
+    refusal = await refused(world.attachments.attach_set([("sae_1", 1), ("sae_2", 2)]))
+    assert (refusal.details["kv_reserve_mb"], refusal.details["working_reserve_mb"]) == (None, None)
     assert "attach" not in world.launcher.log
     world.free_mb = 5
     await soon(world.attachments.attach_set([("sae_1", 1), ("sae_2", 2)]))

@@ -229,9 +229,10 @@ def test_an_sae_that_takes_the_room_of_the_cache_is_refused(
     each, cpu = llama.kv_bytes_per_token, torch.device("cpu")
     tokens = 8 * MIB // each
     free_of(monkeypatch, 20 * MIB)
-    budget.check_attach(llama, cpu, 10 * MIB, tokens, 2 * MIB, 0)
+    room = budget.SaeRoom.beside(llama, tokens, 0, 2 * MIB)
+    room.check(cpu, 10 * MIB)
     with pytest.raises(Refusal) as refused:
-        budget.check_attach(llama, cpu, 10 * MIB + 1, tokens, 2 * MIB, 0)
+        room.check(cpu, 10 * MIB + 1)
     assert refused.value.code == "INSUFFICIENT_MEMORY"
     assert refused.value.details == {
         "device": "cpu",
@@ -242,7 +243,7 @@ def test_an_sae_that_takes_the_room_of_the_cache_is_refused(
         "available_mb": 20,
     }
     # what the cache holds already is not free any more, and is not needed again
-    budget.check_attach(llama, cpu, 18 * MIB, tokens, 2 * MIB, tokens)
+    budget.SaeRoom.beside(llama, tokens, tokens, 2 * MIB).check(cpu, 18 * MIB)
 
 
 class Told:
@@ -302,9 +303,13 @@ async def engine(folder: Callable[[str], Path]) -> AsyncIterator[CheckpointEngin
 async def test_a_host_has_no_cards_to_measure_but_tells_what_it_holds(
     engine: CheckpointEngine, folder: Callable[[str], Path]
 ) -> None:
-    assert await engine.measure() == {}
-    facts = await engine.load(lambda _: None, path=str(folder("llama")), devices=["cpu"], **FIELDS)
-    assert await engine.measure() == {}
+    measured = await engine.measure()
+    assert (measured.devices, measured.kv_reserve, measured.working) == ({}, 0, 0)
+    fields = FIELDS | {"devices": ["cpu"], "working_mb": 3}
+    facts = await engine.load(lambda _: None, path=str(folder("llama")), **fields)
+    measured = await engine.measure()
+    assert (measured.devices, measured.working) == ({}, 3 * MIB)
+    assert measured.kv_reserve == facts.kv_tokens * facts.kv_bytes_per_token
     assert list(facts.memory_by_device_mb) == ["cpu"]
     assert facts.memory_mb == facts.memory_by_device_mb["cpu"] > 50
     assert (facts.gpu_indices, facts.device, facts.quantization) == ([], "cpu", "float32")

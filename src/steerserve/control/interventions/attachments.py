@@ -177,7 +177,8 @@ class Attachments:
             )
             for w in wanted
         ]
-        sae_set.check_memory(sizes, free_mb, facts.device, facts.kv_tokens)
+        reserves = await free_memory.reserves(resident)
+        sae_set.check_memory(sizes, free_mb, facts.device, facts.kv_tokens, reserves)
 
     # ------------------------------------------------------------- what is done
 

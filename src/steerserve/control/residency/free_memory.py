@@ -1,4 +1,4 @@
-"""What can still be taken on the devices that the resident model lies on."""
+"""The free memory on the devices of the resident model, and the part of it that stays free for its requests."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from steerserve.control.residency import fitting
 from steerserve.control.residency.resident import Resident
 from steerserve.engine.cards import read as read_cards
 from steerserve.errors import Refusal
+from steerserve.rules.sae_set import Reserves
 from steerserve.rules.units import MIB
 
 SECONDS = 5.0
@@ -32,5 +33,16 @@ async def read(resident: Resident, read_cards: fitting.ReadCards = read_cards) -
         free = [card.free_mb for card in cards if f"cuda:{card.torch_index}" in labels]
         kept = await asyncio.wait_for(engine.measure(), SECONDS)
         if len(free) == len(labels):
-            return sum(free) + sum(reserved - used for used, reserved in kept.values()) // MIB
+            return (
+                sum(free) + sum(reserved - used for used, reserved in kept.devices.values()) // MIB
+            )
     return None
+
+
+async def reserves(resident: Resident) -> Reserves:
+    """The memory that the engine keeps free for the KV cache and for passes."""
+    engine, _ = resident.running()
+    with suppress(Refusal, TimeoutError):
+        measured = await asyncio.wait_for(engine.measure(), SECONDS)
+        return Reserves(-(-measured.kv_reserve // MIB), -(-measured.working // MIB))
+    return Reserves()

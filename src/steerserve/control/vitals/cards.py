@@ -150,7 +150,7 @@ async def _figures(resident: Resident | None) -> Mapping[str, tuple[int, int]]:
         return {}
     with suppress(TimeoutError, Refusal):
         async with asyncio.timeout(MEASURE_SECONDS):
-            return await resident.engine.measure()
+            return (await resident.engine.measure()).devices
     return {}
 
 

@@ -78,11 +78,11 @@ class CheckpointEngine(Engine):
         assert isinstance(answer, m.Loaded)
         return answer
 
-    async def measure(self) -> dict[str, tuple[int, int]]:
-        """Bytes allocated and reserved by card that the model lies on; it waits for the pass that runs now."""
+    async def measure(self) -> m.Measured:
+        """The memory of the engine, read once the pass that runs now is over."""
         answer = await self._ask(m.Measure)
         assert isinstance(answer, m.Measured)
-        return answer.devices
+        return answer
 
     async def inspect(self, source: m.SaeSource) -> m.Claims:
         answer = await self._ask(lambda i: m.Inspect(i, source))

@@ -38,7 +38,7 @@ class Load(Message, frozen=True):
 
 
 class Measure(Message, frozen=True):
-    """Read how many bytes the allocator holds on the cards of the model."""
+    """Read how many bytes the allocator holds on the cards of the model, and how many are reserved beside SAEs."""
 
     id: int
 

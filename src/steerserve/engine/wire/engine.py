@@ -146,6 +146,6 @@ class Engine(ABC):
     async def reset_statistics(self) -> None:  # noqa: B027 -- a default
         """Count from nothing. Where nothing is ever counted, nothing is left to do."""
 
-    async def measure(self) -> dict[str, tuple[int, int]]:
-        """Bytes allocated and reserved on each card of the model; empty for an engine that cannot tell."""
-        return {}
+    async def measure(self) -> m.Measured:
+        """The memory of the engine; without figures for an engine that has none."""
+        return m.Measured(0)

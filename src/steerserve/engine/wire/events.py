@@ -44,10 +44,13 @@ class Loaded(Message, frozen=True):
 
 
 class Measured(Message, frozen=True):
-    """Bytes allocated and reserved by card (`cuda:N`); nothing on a host without cards."""
+    """Memory in bytes. `devices` has the bytes allocated and reserved by card (`cuda:N`), and nothing on a host without
+    cards. `kv_reserve` is what the KV cache may still take on all devices, and `working` what a pass takes on one."""
 
     id: int
-    devices: dict[str, tuple[int, int]]
+    devices: dict[str, tuple[int, int]] = {}
+    kv_reserve: int = 0
+    working: int = 0
 
 
 class Claims(Message, frozen=True):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -17,6 +18,7 @@ from steerserve.engine.wire import messages as m
 from steerserve.engine.worker import memory
 from steerserve.engine.worker.attached.attach import attach
 from steerserve.engine.worker.attached.hooks import HookedSaes
+from steerserve.engine.worker.model.budget import SaeRoom
 from steerserve.engine.worker.model.checkpoint import Checkpoint
 from steerserve.engine.worker.observing.target import target_of
 from steerserve.engine.worker.process.commands import Commands
@@ -45,16 +47,26 @@ def stored(folder: Path, *, scale: float = 1.0, d_in: int = 32, **fields: Any) -
     return write(folder, config_v6("standard", d_in=d_in, d_sae=4096, **fields), values)
 
 
+@dataclass(frozen=True)
+class CheckedRoom(SaeRoom):
+    """Room for the SAEs that a rule of the test's lets pass."""
+
+    rule: Callable[[torch.device, int], None] = lambda *_: None
+
+    def check(self, device: torch.device, size: int) -> None:
+        self.rule(device, size)
+
+
 def attached(
     model: Checkpoint,
     steering: HookedSaes,
     where: m.SaeSource,
     *,
-    room: Callable[[torch.device, int], None] = lambda *_: None,
+    room: SaeRoom | None = None,
     **fields: Any,
 ) -> m.Attached:
     command = m.Attach(**{"id": 1, "key": KEY, "source": where, "layer": 1, **fields})
-    return attach(command, model, steering, room)
+    return attach(command, model, steering, room or SaeRoom())
 
 
 def refused_code(call: Callable[[], object]) -> tuple[str, dict[str, Any]]:
@@ -179,7 +191,7 @@ def test_matrices_are_kept_in_the_dtype_that_was_asked_for(
         where,
         dtype=dtype,
         check=False,
-        room=lambda _, size: asked.append(size),
+        room=CheckedRoom(rule=lambda _, size: asked.append(size)),
     )
     held = steering.held(KEY)
     assert told.dtype == dtype
@@ -191,13 +203,21 @@ def test_matrices_are_kept_in_the_dtype_that_was_asked_for(
 
 
 def at_most(limit: int) -> Callable[[torch.device, int], None]:
-    def room(device: torch.device, size: int) -> None:
+    def check(device: torch.device, size: int) -> None:
         if size > limit:
             raise Refusal("INSUFFICIENT_MEMORY", "no room", device=str(device), projected_mb=size)
 
-    return room
+    return check
 
 
+FIGURES = {
+    "device",
+    "projected_mb",
+    "kv_reserve_mb",
+    "kv_context_tokens",
+    "working_reserve_mb",
+    "available_mb",
+}
 WHOLE = 2 * 32 * 4096 * 4
 
 
@@ -206,7 +226,10 @@ def test_what_does_not_fit_as_stored_is_kept_in_the_half_that_holds_it(
     llama: Checkpoint, steering: HookedSaes, tmp_path: Path, scale: float, kept: str
 ) -> None:
     told = attached(
-        llama, steering, source(stored(tmp_path, scale=scale)), room=at_most(WHOLE * 2 // 3)
+        llama,
+        steering,
+        source(stored(tmp_path, scale=scale)),
+        room=CheckedRoom(rule=at_most(WHOLE * 2 // 3)),
     )
     assert told.dtype == kept
     assert any("kept in the dtype that fits" in warning for warning in told.warnings)
@@ -221,7 +244,7 @@ def test_what_cannot_be_kept_as_asked_is_refused_before_anything_is_read(
 ) -> None:
     where = source(stored(tmp_path))
     code, details = refused_code(
-        lambda: attached(llama, steering, where, dtype=dtype, room=at_most(limit))
+        lambda: attached(llama, steering, where, dtype=dtype, room=CheckedRoom(rule=at_most(limit)))
     )
     assert code == "INSUFFICIENT_MEMORY"
     assert details["projected_mb"] == pytest.approx(
@@ -236,9 +259,36 @@ def test_what_cannot_even_be_read_is_refused(
 ) -> None:
     where = source(stored(tmp_path))
     monkeypatch.setattr(memory, "free", lambda _: WHOLE // 2)
-    code, details = refused_code(lambda: attached(llama, steering, where, dtype="float16"))
+    narrow = CheckedRoom(rule=at_most(WHOLE))
+    code, details = refused_code(
+        lambda: attached(llama, steering, where, dtype="float16", room=narrow)
+    )
     assert code == "INSUFFICIENT_MEMORY"
+    assert set(details) == FIGURES
     assert (details["device"], details["available_mb"]) == ("cpu", WHOLE // 2 // MIB)
+
+
+@pytest.mark.parametrize("error", [torch.OutOfMemoryError("no memory"), MemoryError()])
+def test_memory_that_runs_out_while_an_sae_is_read_is_told_with_figures(
+    llama: Checkpoint,
+    steering: HookedSaes,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    error: Exception,
+) -> None:
+    def fail(*_: Any, **__: Any) -> None:
+        raise error
+
+    where = source(stored(tmp_path))
+    monkeypatch.setattr(formats, "load", fail)
+    room = SaeRoom(64, {torch.device("cpu"): 3 * MIB}, 2 * MIB)
+    code, details = refused_code(lambda: attached(llama, steering, where, room=room))
+    assert code == "INSUFFICIENT_MEMORY"
+    assert set(details) == FIGURES
+    assert (details["kv_reserve_mb"], details["kv_context_tokens"]) == (3, 64)
+    assert (details["working_reserve_mb"], details["projected_mb"]) == (2, 2)
+    assert details["available_mb"] > 0
+    assert steering.applied == {}
 
 
 def test_weights_beyond_the_dtype_that_was_asked_for_are_refused(

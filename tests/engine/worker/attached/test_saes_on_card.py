@@ -13,6 +13,7 @@ from torch import Tensor
 from steerserve.engine.wire import messages as m
 from steerserve.engine.worker.attached.attach import attach
 from steerserve.engine.worker.attached.explore import explore
+from steerserve.engine.worker.model.budget import SaeRoom
 from steerserve.engine.worker.model.checkpoint import Checkpoint
 from steerserve.engine.worker.sae import formats
 from tests.engine.running import Bench, hooked, open_checkpoint, site_of, words
@@ -55,7 +56,7 @@ def test_steering_readings_records_and_statistics_are_those_of_the_host(
     after: list[Tensor] = []
     wanted = m.Tap(KEY, features, host.d_sae, "all", False, 1 << 16)
     with hooked(site_of(model, 1), lambda h: before.append(h.clone())):
-        told = attach(m.Attach(1, KEY, where, 1), model, bench.steering, lambda *_: None)
+        told = attach(m.Attach(1, KEY, where, 1), model, bench.steering, SaeRoom())
         before.clear()  # the self-check ran the model too
         try:
             bench.watch(KEY, features, 5)

@@ -6,10 +6,13 @@ from __future__ import annotations
 import torch
 
 from steerserve.engine.wire.messages import Attach, Attached, Claims
-from steerserve.engine.worker.attached.hooks import CheckRoom, HookedSaes
+from steerserve.engine.worker import memory
+from steerserve.engine.worker.attached.hooks import HookedSaes
 from steerserve.engine.worker.model import budget
+from steerserve.engine.worker.model.budget import SaeRoom
 from steerserve.engine.worker.model.checkpoint import Checkpoint
 from steerserve.engine.worker.sae import formats, selfcheck, sites
+from steerserve.engine.worker.sae.selfcheck import Examined
 from steerserve.engine.worker.sae.sites import Site
 from steerserve.errors import Refusal
 from steerserve.rules.sae_sites import RESID_POST, objection
@@ -18,7 +21,7 @@ from steerserve.rules.units import MIB
 HOST = torch.device("cpu")
 
 
-def attach(command: Attach, model: Checkpoint, saes: HookedSaes, check_room: CheckRoom) -> Attached:
+def attach(command: Attach, model: Checkpoint, saes: HookedSaes, room: SaeRoom) -> Attached:
     """Put the SAE at its site, and return its facts there. Everything that its headers tell is checked before its
     tensors are read.
 
@@ -30,22 +33,22 @@ def attach(command: Attach, model: Checkpoint, saes: HookedSaes, check_room: Che
     site = _site(claims, model, command.layer)
 
     def check(dtype: str | None) -> None:
-        check_room(HOST, budget.sae_bytes(claims, dtype))
+        room.check(HOST, budget.sae_bytes(claims, dtype))
         if site.device != HOST:
-            check_room(site.device, budget.encoder_bytes(claims, dtype))
+            room.check(site.device, budget.encoder_bytes(claims, dtype))
 
     dtype, warnings = budget.sae_dtype(claims, command.dtype, check)
-    budget.check_read(claims.size_bytes)
-    wanted: torch.dtype | None = None if dtype is None else getattr(torch, dtype)
-    sae = formats.load(command.source, wanted, is_asked=command.dtype is not None)
-    said = command.source.overrides
-    sae, told = selfcheck.suited(model, sae, site, said)
-    warnings = [*warnings, *told]
-    figures: dict[str, float] = {}
-    if command.check:
-        examined = selfcheck.examine(model, sae, site, claims, said)
-        sae, figures = examined.sae, examined.check
-        warnings = [*warnings, *examined.warnings]
+    room.check_read(claims.size_bytes)
+    try:
+        made = _made(command, claims, model, site, dtype)
+    except (RuntimeError, MemoryError) as error:
+        if not memory.is_exhausted(error):
+            raise
+        memory.recover(error)
+        device, size = memory.exhausted(error, site.device), budget.sae_bytes(claims, dtype)
+        why = f"{device} ran out of memory while the SAE was read and checked"
+        raise room.refusal(why, device, size, memory.free(device)) from error
+    sae = made.sae
     saes.attach(command.key, sae, site)
     return Attached(
         id=command.id,
@@ -53,12 +56,26 @@ def attach(command: Attach, model: Checkpoint, saes: HookedSaes, check_room: Che
         memory_mb=max(1, round(sae.size_bytes / MIB)),
         d_in=sae.d_in,
         d_sae=sae.d_sae,
-        warnings=[*claims.warnings, *warnings],
-        check=figures,
+        warnings=[*claims.warnings, *warnings, *made.warnings],
+        check=made.check,
         dtype=str(sae.dtype).removeprefix("torch."),
         site=site.name,
         is_calibrated=sae.is_calibrated,
     )
+
+
+def _made(
+    command: Attach, claims: Claims, model: Checkpoint, site: Site, dtype: str | None
+) -> Examined:
+    """The SAE with its tensors, suited to the site and examined where the command asks for that."""
+    kept_in: torch.dtype | None = None if dtype is None else getattr(torch, dtype)
+    sae = formats.load(command.source, kept_in, is_asked=command.dtype is not None)
+    overrides = command.source.overrides
+    sae, warnings = selfcheck.suited(model, sae, site, overrides)
+    if not command.check:
+        return Examined(sae, {}, warnings)
+    examined = selfcheck.examine(model, sae, site, claims, overrides)
+    return Examined(examined.sae, examined.check, [*warnings, *examined.warnings])
 
 
 def _site(claims: Claims, model: Checkpoint, layer: int) -> Site:

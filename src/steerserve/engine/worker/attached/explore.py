@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from steerserve.engine.wire.messages import Explore, Explored, FeatureFacts, SaeSource
-from steerserve.engine.worker.model import budget
+from steerserve.engine.worker.model.budget import SaeRoom
 from steerserve.engine.worker.sae import formats
 from steerserve.engine.worker.sae.canonical import Sae
 from steerserve.errors import Refusal
 from steerserve.rules.steering import check_index
 
 
-def load(source: SaeSource, features: list[int]) -> Sae:
+def load(source: SaeSource, features: list[int], room: SaeRoom) -> Sae:
     """The SAE at `source`, on the host. The indices of the features are checked before its tensors are read.
 
     Raises:
@@ -21,7 +21,7 @@ def load(source: SaeSource, features: list[int]) -> Sae:
         raise Refusal("SAE_INCOMPATIBLE", claims.reason, format=claims.format)
     for index in features:
         check_index(index, claims.d_sae)
-    budget.check_read(claims.size_bytes)
+    room.check_read(claims.size_bytes)
     return formats.load(source)
 
 

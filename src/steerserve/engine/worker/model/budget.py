@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 
 import torch
 
@@ -57,30 +58,68 @@ def prefix_tokens(model: Checkpoint, kv: int, named_mb: int | None) -> int:
     return _whole(named_mb * MIB // max(1, model.kv_bytes_per_token))
 
 
-def check_attach(
-    model: Checkpoint, device: torch.device, size: int, kv: int, working: int, held: int
-) -> None:
-    """Whether an SAE of `size` bytes leaves room for a KV cache of `kv` tokens, `held` of which are allocated, and for
-    `working` bytes.
+@dataclass(frozen=True, slots=True)
+class SaeRoom:
+    """The memory for SAEs beside a loaded model. `kv_reserves` are the bytes that the KV cache of `kv_tokens` tokens may
+    still take on each device; `working` is the bytes that a pass takes."""
 
-    Raises:
-        Refusal: INSUFFICIENT_MEMORY.
-    """
-    reserve = max(0, kv - held) * model.kv_bytes_by_device.get(device, 0)
-    available = memory.free(device)
-    if size + reserve + working <= available:
-        return
-    raise Refusal(
-        "INSUFFICIENT_MEMORY",
-        f"the SAE takes {_mib(size)} MiB on {device}; {_mib(available)} MiB are free, of which the KV cache and "
-        f"the passes need {_mib(reserve + working)}",
-        device=str(device),
-        projected_mb=_mib(size),
-        kv_reserve_mb=_mib(reserve),
-        kv_context_tokens=kv,
-        working_reserve_mb=_mib(working),
-        available_mb=available // MIB,
-    )
+    kv_tokens: int = 0
+    kv_reserves: Mapping[torch.device, int] = field(default_factory=dict)
+    working: int = 0
+
+    @classmethod
+    def beside(cls, model: Checkpoint, kv: int, held: int, working: int) -> SaeRoom:
+        """The room beside a model whose KV cache may have `kv` tokens, of which `held` are allocated."""
+        coming = max(0, kv - held)
+        reserves = {device: coming * each for device, each in model.kv_bytes_by_device.items()}
+        return cls(kv, reserves, working)
+
+    @property
+    def kv_reserve(self) -> int:
+        """Bytes that the KV cache may still take, on all devices."""
+        return sum(self.kv_reserves.values())
+
+    def check(self, device: torch.device, size: int) -> None:
+        """Whether an SAE of `size` bytes leaves the memory that is reserved on the device.
+
+        Raises:
+            Refusal: INSUFFICIENT_MEMORY.
+        """
+        reserve = self.kv_reserves.get(device, 0) + self.working
+        available = memory.free(device)
+        if size + reserve > available:
+            raise self.refusal(
+                f"the SAE takes {_mib(size)} MiB on {device}; {_mib(available)} MiB are free, of which the KV cache "
+                f"and the passes need {_mib(reserve)}",
+                device,
+                size,
+                available,
+            )
+
+    def check_read(self, size: int) -> None:
+        """Whether the host has memory for `size` bytes of a checkpoint while the checkpoint is read.
+
+        Raises:
+            Refusal: INSUFFICIENT_MEMORY.
+        """
+        host = torch.device("cpu")
+        available = memory.free(host)
+        if size > available:
+            why = f"the SAE takes {_mib(size)} MiB while it is read; {_mib(available)} MiB are free on {host}"
+            raise self.refusal(why, host, size, available)
+
+    def refusal(self, why: str, device: torch.device, size: int, available: int) -> Refusal:
+        """The refusal of an SAE of `size` bytes for which the device has no room, with the figures."""
+        return Refusal(
+            "INSUFFICIENT_MEMORY",
+            why,
+            device=str(device),
+            projected_mb=_mib(size),
+            kv_reserve_mb=_mib(self.kv_reserves.get(device, 0)),
+            kv_context_tokens=self.kv_tokens,
+            working_reserve_mb=_mib(self.working),
+            available_mb=available // MIB,
+        )
 
 
 def sae_bytes(claims: Claims, dtype: str | None = None) -> int:
@@ -119,24 +158,6 @@ def sae_dtype(
     return "float16", [
         f"kept in the dtype that fits: {half} MiB in half precision, where {claims.dtype} would take {whole} MiB"
     ]
-
-
-def check_read(size: int) -> None:
-    """Whether the host has room for `size` bytes of a checkpoint.
-
-    Raises:
-        Refusal: INSUFFICIENT_MEMORY.
-    """
-    host = torch.device("cpu")
-    available = memory.free(host)
-    if size > available:
-        raise Refusal(
-            "INSUFFICIENT_MEMORY",
-            f"the SAE takes {_mib(size)} MiB while it is read; {_mib(available)} MiB are free on {host}",
-            device=str(host),
-            projected_mb=_mib(size),
-            available_mb=available // MIB,
-        )
 
 
 def _weight(claims: Claims, dtype: str | None) -> int:

@@ -22,6 +22,7 @@ from steerserve.engine.worker.attached import attach, explore
 from steerserve.engine.worker.batch import admission
 from steerserve.engine.worker.batch.batch import Batch
 from steerserve.engine.worker.batch.passes import Passes
+from steerserve.engine.worker.model.budget import SaeRoom
 from steerserve.engine.worker.observing.target import target_of
 from steerserve.engine.worker.process import loading
 from steerserve.engine.worker.process.loading import LoadedEncoder, LoadedModel
@@ -81,8 +82,10 @@ class Commands:
         return self.loaded.facts(command)
 
     def measure(self, command: m.Measure) -> m.Measured:
-        devices = self.loaded.model.devices if self.loaded is not None else []
-        return m.Measured(command.id, memory.measured(devices))
+        loaded = self.loaded
+        devices = memory.measured(loaded.model.devices if loaded is not None else [])
+        room = self._room()
+        return m.Measured(command.id, devices, room.kv_reserve, room.working)
 
     def stop(self, _: m.Stop) -> None:
         self.is_stopped = True
@@ -94,7 +97,7 @@ class Commands:
 
     def attach(self, command: m.Attach) -> m.Attached:
         loaded = self._language_model()
-        return attach.attach(command, loaded.model, loaded.saes, loaded.check_room)
+        return attach.attach(command, loaded.model, loaded.saes, loaded.room)
 
     def detach(self, command: m.Detach) -> m.Done:
         self._language_model().saes.detach(command.key)
@@ -112,7 +115,9 @@ class Commands:
         if command.key is not None:
             return explore.explore(command, self._language_model().saes.held(command.key))
         assert command.source is not None
-        return explore.explore(command, explore.load(command.source, command.features))
+        return explore.explore(
+            command, explore.load(command.source, command.features, self._room())
+        )
 
     # ------------------------------------------------------------- observing
 
@@ -159,6 +164,10 @@ class Commands:
             self.batch.cancel(command.id)
 
     # ------------------------------------------------------------- inside
+
+    def _room(self) -> SaeRoom:
+        """The memory for SAEs; without a language model nothing of it is reserved."""
+        return self.loaded.room if isinstance(self.loaded, LoadedModel) else SaeRoom()
 
     def _language_model(self) -> LoadedModel:
         """Raises:

@@ -13,6 +13,7 @@ from steerserve.engine.worker.attached.hooks import HookedSaes
 from steerserve.engine.worker.batch.batch import Batch
 from steerserve.engine.worker.batch.passes import Passes
 from steerserve.engine.worker.model import budget
+from steerserve.engine.worker.model.budget import SaeRoom
 from steerserve.engine.worker.model.checkpoint import Checkpoint
 from steerserve.engine.worker.model.encoder import Encoder
 from steerserve.engine.worker.model.transformer import Report, configuration
@@ -42,19 +43,20 @@ class LoadedModel:
         self.context = min(model.model_max_context, self.kv_tokens)
         self.monitor = FeatureMonitor(special_tokens(model.tokenizer, model.end_tokens))
         self.observers = Observers([self.monitor, Taps()])
-        self.saes = HookedSaes(model.dtype, self.check_room, self.observers.detached)
+        self.saes = HookedSaes(model.dtype, self._check_room, self.observers.detached)
         prefixes = budget.prefix_tokens(model, self.kv_tokens, command.prefix_cache_mb)
         self.batch = Batch(model, self.saes, self.observers, self.kv_tokens, prefixes)
         self.grammars = Grammars(
             model.tokenizer, model.vocabulary, model.end_tokens, command.grammar_cache
         )
 
-    def check_room(self, device: torch.device, size: int) -> None:
-        """Raises:
-        Refusal: INSUFFICIENT_MEMORY where an SAE of `size` bytes does not fit on the device.
-        """
-        held = self.batch.kv_held
-        budget.check_attach(self.model, device, size, self.kv_tokens, self._working, held)
+    @property
+    def room(self) -> SaeRoom:
+        """The memory for SAEs beside the model, as it is now."""
+        return SaeRoom.beside(self.model, self.kv_tokens, self.batch.kv_held, self._working)
+
+    def _check_room(self, device: torch.device, size: int) -> None:
+        self.room.check(device, size)
 
     def facts(self, command: m.Load) -> m.Loaded:
         """The facts that the control plane gets about the model."""
