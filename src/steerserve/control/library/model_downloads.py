@@ -1,4 +1,4 @@
-"""Models from the hub: fetching one in the background, cancelling, and removing its files."""
+"""Fetches models from the hub in the background, cancels such downloads, and removes the files."""
 
 from __future__ import annotations
 
@@ -56,11 +56,11 @@ class ModelDownloads(RecordedDownloads[int, ModelPlan, dict[str, Any]]):
         self._bus = bus
 
     async def describe(self, repo_id: str, revision: str | None, token: str | None) -> Repository:
-        """What the hub says of a repository; every file name in it has been checked.
+        """The hub's description of a repository. Every file name in the description has been checked.
 
         Raises:
             Refusal: VALIDATION_ERROR for the name, REPO_NOT_FOUND, GATED_MODEL_NO_TOKEN, INVALID_HUB_TOKEN,
-                HUB_UNAVAILABLE, DOWNLOAD_FAILED for a repository that is not what it should be.
+                HUB_UNAVAILABLE, DOWNLOAD_FAILED for a malformed repository.
         """
         return await self._hub.describe(repo_id, revision, token)
 
@@ -94,7 +94,7 @@ class ModelDownloads(RecordedDownloads[int, ModelPlan, dict[str, Any]]):
             if standing is not None:
                 row = await self._renew(standing, request, values)
             else:
-                # a request without a revision meets no other record of the model here
+                # for a request without a revision, `_standing` has returned or refused every other record of the model
                 is_second = bool(same) and request.revision is not None
                 name = (
                     pinned_name(request, same[0], listed.sha)
@@ -106,7 +106,7 @@ class ModelDownloads(RecordedDownloads[int, ModelPlan, dict[str, Any]]):
         return row
 
     async def cancel(self, model_id: int) -> tuple[ModelRow, bool]:
-        """Cancel a running download; nothing of it stays. The record, and whether there was a download to cancel.
+        """Cancel a running download and remove its files. Returns the record, and whether a download was cancelled.
 
         Raises:
             Refusal: MODEL_NOT_FOUND.
@@ -117,13 +117,13 @@ class ModelDownloads(RecordedDownloads[int, ModelPlan, dict[str, Any]]):
 
     @asynccontextmanager
     async def stopped(self, model_id: int) -> AsyncIterator[ModelRow]:
-        """The record, with its download cancelled. While this is open no download begins."""
+        """Cancel the download of a record, and give the record. No download begins inside the block."""
         async with self._deciding:
             await self.stop(model_id)
             yield await self._catalog.model(model_id)
 
     async def remove_files(self, row: ModelRow) -> None:
-        """Remove the files of a model, but not those that other registered models use."""
+        """Remove the files of a model, except files that other registered models use."""
         if row.source != "huggingface" or row.repo_id is None or row.revision is None:
             return
         folder = folder_of(self._settings.model_cache_dir, row.repo_id, row.revision)
@@ -139,11 +139,12 @@ class ModelDownloads(RecordedDownloads[int, ModelPlan, dict[str, Any]]):
     async def _standing(
         self, plan: ModelPlan, request: ModelRequest, same: Sequence[ModelRow]
     ) -> ModelRow | None:
-        """The record whose download this request goes on with, because the download failed or its files are gone.
+        """The record whose download this request continues, because that download failed or its files are gone. None if
+        the request needs a new record.
 
-        (1) A record of the very commit comes first. (2) A request that names a revision concerns that commit only.
-        (3) Where a branch has moved on since a download failed, the record moves with the branch. (4) Any other
-        record of the same repository and quantization is that model already.
+        (1) A record of the same commit comes first. (2) A request that names a revision concerns that commit only. (3)
+        If a download failed and the branch has moved on since, the record gets the new commit of the branch. (4) If any
+        other record has the same repository and quantization, the model is registered already.
 
         Raises:
             Refusal: MODEL_ALREADY_EXISTS.
@@ -164,7 +165,7 @@ class ModelDownloads(RecordedDownloads[int, ModelPlan, dict[str, Any]]):
     async def _renew(
         self, row: ModelRow, request: ModelRequest, values: dict[str, Any]
     ) -> ModelRow:
-        """Begin anew with a record whose download had failed."""
+        """Prepare a record whose download failed for another download."""
         if row.revision != values["revision"]:
             await self.remove_files(row)
         name = row.name
@@ -176,7 +177,7 @@ class ModelDownloads(RecordedDownloads[int, ModelPlan, dict[str, Any]]):
         """Whether the files that a registered model is loaded from are all there."""
         if row.local_path is None:
             return False
-        # code that was not trusted at the first download is not missing
+        # Python files may be absent: they are fetched only if the operator trusts the repository's code
         needed = tuple(file for file in plan.job.files if not file.path.endswith(".py"))
         return not await self._downloads.missing_bytes(replace(plan.job, files=needed))
 
@@ -218,17 +219,17 @@ class ModelDownloads(RecordedDownloads[int, ModelPlan, dict[str, Any]]):
         )
 
     async def _write(self, model_id: int, event: Event, **values: Any) -> bool:
-        """Write into the record what happened to the model; whether the database took it. If not, the next start
-        repairs the status."""
+        """Write into the record what happened to the model. Returns whether the database stored it; if not, the next
+        start of the service repairs the status."""
         change = self._catalog.change_model(model_id, status=AFTER[event], **values)
         return await noted(change, model_id=model_id) is not None
 
 
 def _facts(plan: ModelPlan) -> dict[str, Any]:
-    """What the fetched files say of the model. The hub's count of parameters stays where the files tell none.
+    """The record's values from the fetched files. If the files give no parameter count, the hub's count is kept.
 
     Raises:
-        Refusal: INVALID_LOCAL_PATH when the files are not what they should be.
+        Refusal: INVALID_LOCAL_PATH when the files are malformed.
     """
     job = plan.job
     if plan.label is not None:
@@ -238,7 +239,7 @@ def _facts(plan: ModelPlan) -> dict[str, Any]:
 
 
 def _remove(folder: Path, row: ModelRow, others: Sequence[ModelRow]) -> None:
-    """Remove what only this model has in its repository's folder: whole files, and parts that an interrupted download
+    """Remove the files of this model that no other model uses: whole files, and parts that an interrupted download
     left."""
     place = CommitFolder(folder)
     try:
@@ -247,7 +248,7 @@ def _remove(folder: Path, row: ModelRow, others: Sequence[ModelRow]) -> None:
         elif all((o.engine, o.gguf_label) != (row.engine, row.gguf_label) for o in others):
             place.remove(_own_files(folder, row))
     except OSError as error:
-        # the model is forgotten already; its files cost nothing but disk space
+        # the record is gone already, so the files that stay only take disk space
         log.error("files_not_removed", model=row.name, reason=type(error).__name__)
 
 

@@ -1,4 +1,4 @@
-"""What a request for a model of the hub means: which of a repository's files, for which record, under which name."""
+"""Decides what a request for a model of the hub means: which files of the repository, which record, and which name."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ from steerserve.store.catalog import ModelRow
 
 @dataclass(frozen=True, slots=True)
 class ModelRequest:
-    """A model asked of the hub. `precision` None is FP16, or what the GGUF label says. The token is used and
-    dropped."""
+    """A client's request for a model of the hub. `precision` None means FP16, or the precision that the GGUF label
+    names. The token is used for this request and not kept."""
 
     repo_id: str
     revision: str | None = None
@@ -35,7 +35,7 @@ class ModelRequest:
 
 @dataclass(frozen=True, slots=True)
 class ModelPlan:
-    """The files that one record stands for. `label` is the quantization label of a GGUF model, None for a
+    """The files that belong to one record. `label` is the quantization label of a GGUF model, and None for a
     checkpoint."""
 
     repository: Repository
@@ -63,7 +63,8 @@ def make_plan(listed: Repository, request: ModelRequest, cache: Path) -> ModelPl
 
 
 def choose(listed: Repository, request: ModelRequest) -> tuple[tuple[RepoFile, ...], str | None]:
-    """The files to fetch, and their GGUF label: the label asked for, else the checkpoint, else the only GGUF model.
+    """The files to fetch, and their GGUF label. If the request names a label, these are the files of that label;
+    otherwise the checkpoint (label None), or, without a checkpoint, the only GGUF model.
 
     Raises:
         Refusal: VALIDATION_ERROR naming the labels, DOWNLOAD_FAILED when there is nothing to load.
@@ -77,7 +78,7 @@ def choose(listed: Repository, request: ModelRequest) -> tuple[tuple[RepoFile, .
     else:
         variant = gguf.only(offers)
     by_path = {file.path: file for file in listed.files}
-    # in the order of the shards: the first one is what is loaded
+    # the order of the shards is kept, because a model is loaded by the path of its first shard
     return tuple(by_path[file.path] for file in variant.files), variant.name
 
 
@@ -87,7 +88,8 @@ def gguf_offers(files: Sequence[RepoFile]) -> gguf.GgufListing:
 
 
 def same_model(plan: ModelPlan, rows: Sequence[ModelRow]) -> list[ModelRow]:
-    """The records of the plan's repository and quantization at any commit; records whose name ends in a commit last."""
+    """The records of the plan's repository and quantization at any commit. Records whose name ends in a commit come
+    last."""
     wanted = (plan.repository.repo_id, plan.precision, plan.label)
     same = [row for row in rows if (row.repo_id, row.quantization, row.gguf_label) == wanted]
     return sorted(same, key=lambda row: (is_pinned(row), row.id))
@@ -104,13 +106,13 @@ def is_empty(row: ModelRow) -> bool:
 
 
 def standing_at_other_commit(same: Sequence[ModelRow]) -> ModelRow | None:
-    """The record that stands for a request without a revision, where no record has the commit that the hub names now. A
-    failed download of a named revision stands for nothing else."""
+    """The record that answers a request without a revision when no record has the hub's present commit. A record whose
+    download of a named revision failed answers only requests for that revision."""
     return next((row for row in same if not (is_empty(row) and is_pinned(row))), None)
 
 
 def already_exists(row: ModelRow) -> Refusal:
-    """The refusal of a second record of one repository and quantization."""
+    """The refusal of a request that would make a second record of one repository and quantization."""
     return Refusal(
         "MODEL_ALREADY_EXISTS",
         f"{row.repo_id} is registered at this quantization as {row.name!r}, commit {row.revision}; "
@@ -122,14 +124,14 @@ def already_exists(row: ModelRow) -> Refusal:
 
 
 def pinned_name(request: ModelRequest, first: ModelRow, commit: str) -> str:
-    """What `/v1` calls a second record of one repository and quantization, of another commit."""
+    """The name in `/v1` of a second record of one repository and quantization, at another commit."""
     bare = first.name.removesuffix(naming.pin_of(first.name, first.revision))
     return naming.pin(request.custom_name or bare, commit)
 
 
 def name_of(plan: ModelPlan, request: ModelRequest, rows: Sequence[ModelRow]) -> str:
-    """What `/v1` calls the first record of one repository and quantization: the last part of the repository's name, or
-    the whole name when another model has the last part."""
+    """The name in `/v1` of the first record of one repository and quantization: the last part of the repository's name,
+    or the whole name if another model already has the last part as its name."""
     if request.custom_name is not None:
         return request.custom_name
     repo_id = plan.repository.repo_id
@@ -139,13 +141,13 @@ def name_of(plan: ModelPlan, request: ModelRequest, rows: Sequence[ModelRow]) ->
     name = repo_id if short in bare else short
     if plan.label is not None:
         return f"{name}:{plan.label}"
-    # a second precision of the same repository is named by it
+    # a record of a second precision of the same repository has the precision in its name
     is_taken = any(row.name == name for row in rows)
     return f"{name}:{plan.precision}" if is_taken else name
 
 
 def values_of(plan: ModelPlan, request: ModelRequest) -> dict[str, Any]:
-    """What the record of a model says while it is downloaded."""
+    """The values of a model's record while the model is downloaded."""
     listed = plan.repository
     size_mb = -(-plan.size_bytes // MIB)
     return {

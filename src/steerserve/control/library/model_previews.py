@@ -1,4 +1,4 @@
-"""What a repository of the hub offers as models, before anything is downloaded."""
+"""Previews the models that a repository of the hub offers, before anything is downloaded."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ HEADERS_READ = 8
 
 @dataclass(frozen=True, slots=True)
 class ModelQuery:
-    """A repository to look at. The token is used and dropped."""
+    """A repository to preview. The token is used for this preview and not kept."""
 
     repo_id: str
     revision: str | None = None
@@ -37,7 +37,7 @@ class ModelQuery:
 
 @dataclass(frozen=True, slots=True)
 class EstimatedSize:
-    """What the download takes on the disk, and what the loaded model takes in memory."""
+    """How much disk the download needs, and how much memory the loaded model needs."""
 
     disk_mb: int
     memory_mb: int
@@ -45,7 +45,8 @@ class EstimatedSize:
 
 @dataclass(frozen=True, slots=True)
 class ModelPreview:
-    """`sizes` by precision, None for a repository without a checkpoint; `offers` are its GGUF models."""
+    """`sizes` has the sizes of the checkpoint by precision; None for a repository without a checkpoint. `offers` has
+    the GGUF models."""
 
     repository: Repository
     sizes: Mapping[str, EstimatedSize] | None
@@ -53,7 +54,7 @@ class ModelPreview:
 
 
 async def preview_model(downloads: ModelDownloads, query: ModelQuery) -> ModelPreview:
-    """The preview of a repository; facts that the hub does not tell are None.
+    """The preview of a repository. Facts that the hub does not give are None.
 
     Raises:
         Refusal: what `ModelDownloads.describe` raises.
@@ -68,7 +69,8 @@ async def preview_model(downloads: ModelDownloads, query: ModelQuery) -> ModelPr
 async def _sizes(
     downloads: ModelDownloads, listed: Repository, token: str | None
 ) -> dict[str, EstimatedSize]:
-    """By precision. The download is the checkpoint as published, whatever the precision."""
+    """The sizes by precision. The download is the published checkpoint at every precision, so `disk_mb` is always the
+    same."""
     files = repository.checkpoint_files(
         listed.files, trust_remote_code=listed.requires_trust_remote_code
     )
@@ -76,13 +78,13 @@ async def _sizes(
     weight_bytes = sum(file.size or 0 for file in weights)
     config = listed.config or {}
     if precision.quantization_config(config):
-        # an already quantized checkpoint is sized by the weights it stores, as the record after the download is
+        # the size of a quantized checkpoint comes from the weights it stores, as in the record after the download
         stored = await _headers(downloads, listed, weights, token)
         stored = stored or _counted(listed.parameters_by_dtype) or [_bytes(weight_bytes)]
         model = weights_of(config, stored)
         memory = {asked: fitting.estimated_memory_mb(model, asked) for asked in PRECISIONS}
     else:
-        # where the hub counts no parameters: most checkpoints hold two bytes a parameter
+        # if the hub gives no parameter count, two bytes per parameter are assumed, as in most checkpoints
         parameters = listed.parameters or weight_bytes // 2
         memory = {asked: fitting.estimate(parameters, asked) for asked in PRECISIONS}
     disk_mb = -(-sum(file.size or 0 for file in files) // MIB)
@@ -92,7 +94,8 @@ async def _sizes(
 async def _headers(
     downloads: ModelDownloads, listed: Repository, weights: Sequence[RepoFile], token: str | None
 ) -> list[StoredTensor]:
-    """The tensors that the headers of all weights list; none where the headers are too many, or cannot be read."""
+    """The tensors that the headers of all weight files list. Empty if there are too many files, or if one cannot be
+    read."""
     if len(weights) > HEADERS_READ or not all(f.path.endswith(".safetensors") for f in weights):
         return []
     with suppress(Refusal):
@@ -102,7 +105,8 @@ async def _headers(
 
 
 def _counted(parameters_by_dtype: Mapping[str, int]) -> list[StoredTensor]:
-    """The hub's counts of elements by dtype, as one tensor for each dtype. The names say what such tensors hold."""
+    """One tensor for each dtype, with as many elements as the hub counts. Its name marks packed or block-quantized
+    weights."""
     names = {"I32": "counted.weight_packed", "U8": "counted_blocks"}
     return [
         StoredTensor(
@@ -114,5 +118,5 @@ def _counted(parameters_by_dtype: Mapping[str, int]) -> list[StoredTensor]:
 
 
 def _bytes(count: int) -> StoredTensor:
-    """Weights of which only the size is known."""
+    """One tensor that stands for weights of which only the size is known."""
     return StoredTensor("counted", "U8", (count,), count)

@@ -1,4 +1,4 @@
-"""What the files of a model say of it, as the values of its record."""
+"""Reads the files of a model, and gives the facts in them as the values of the model's record."""
 
 from __future__ import annotations
 
@@ -17,7 +17,8 @@ from steerserve.rules.units import MIB
 
 
 def local_values(named: str, label: str | None, quantization: str) -> dict[str, Any]:
-    """The model at a path of this machine: a `.gguf` file, a folder with GGUF models, or a checkpoint folder.
+    """The record's values for the model at a path of this machine: a `.gguf` file, a folder with GGUF models, or a
+    checkpoint folder.
 
     Raises:
         Refusal: INVALID_LOCAL_PATH.
@@ -33,7 +34,7 @@ def local_values(named: str, label: str | None, quantization: str) -> dict[str, 
 
 
 def checkpoint_values(path: Path, quantization: str) -> dict[str, Any]:
-    """A checkpoint folder.
+    """The record's values for a checkpoint folder.
 
     Raises:
         Refusal: INVALID_LOCAL_PATH.
@@ -52,7 +53,7 @@ def checkpoint_values(path: Path, quantization: str) -> dict[str, Any]:
 
 
 def gguf_values(files: Sequence[Path], label: str | None) -> dict[str, Any]:
-    """The files of a GGUF model; without a `label`, the quantization is the one that the header tells.
+    """The record's values for the files of a GGUF model. Without a `label`, the header tells the quantization.
 
     Raises:
         Refusal: INVALID_LOCAL_PATH.
@@ -75,7 +76,7 @@ def gguf_values(files: Sequence[Path], label: str | None) -> dict[str, Any]:
 
 
 def _named_gguf_values(path: Path, label: str | None) -> dict[str, Any]:
-    """A GGUF model of this machine, named by its file or folder and its label.
+    """The record's values for a GGUF model of this machine, which is named by its file or folder and its label.
 
     Raises:
         Refusal: INVALID_LOCAL_PATH.

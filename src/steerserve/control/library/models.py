@@ -41,8 +41,8 @@ class Models:
         trust_remote_code: bool,
         gguf_label: str | None = None,
     ) -> ModelRow:
-        """Register a checkpoint folder, or a GGUF file or folder, in place. `gguf_label` chooses among a folder's GGUF
-        models.
+        """Register a checkpoint folder, a GGUF file, or a folder of GGUF files. Nothing is copied. `gguf_label` chooses
+        among the GGUF models of a folder.
 
         Raises:
             Refusal: INVALID_LOCAL_PATH, MODEL_ALREADY_EXISTS, VALIDATION_ERROR for the name.
@@ -62,8 +62,8 @@ class Models:
         )
 
     async def remove(self, model_id: int) -> ModelRow:
-        """Forget a model. Its download is cancelled, and its files are removed if they came from the hub; the files
-        of a local source never are.
+        """Remove a model's record and cancel its download. Files that came from the hub are removed; files of a local
+        source never are.
 
         Raises:
             Refusal: MODEL_NOT_FOUND, MODEL_BUSY, MODEL_LOCKED.
@@ -78,7 +78,8 @@ class Models:
         return row
 
     def _check_unused(self, row: ModelRow) -> None:
-        """The conductor knows whether the model is loaded; the record may have missed a change.
+        """Check that the model may be deleted. The conductor is asked whether the model is loaded, because the record
+        may have missed a change.
 
         Raises:
             Refusal: MODEL_BUSY, MODEL_LOCKED.

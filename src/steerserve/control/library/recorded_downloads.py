@@ -1,7 +1,7 @@
-"""Downloads that have a record: what the downloads of models and those of SAEs have in common.
+"""Downloads that have a record: the code that downloads of models and downloads of SAEs share.
 
-The bytes are fetched by `hub.downloads`. This module keeps the downloads under way by the id of their record, has the
-fetched files read, and writes into the record how a download ended.
+`hub.downloads` fetches the bytes. This module keeps the running downloads by the id of their record, has the fetched
+files read, and writes into the record how a download ended.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ Contents = TypeVar("Contents")
 
 @dataclass(slots=True, eq=False)
 class RunningDownload(Generic[Plan, Contents]):
-    """A download under way. `contents` is what its files say, once they are read; `recorded` is done when the record
-    says how the download ended."""
+    """A running download. `contents` has the facts from its files, once they are read. The future `recorded` is done
+    when the record says how the download ended."""
 
     plan: Plan
     recorded: asyncio.Future[None]
@@ -42,7 +42,7 @@ class RunningDownload(Generic[Plan, Contents]):
 
 
 class RecordedDownloads(ABC, Generic[Id, Plan, Contents]):
-    """The downloads of one noun. A subclass knows its records, its events and how its files are read.
+    """The downloads of one noun (models or SAEs). A subclass knows the records, the events, and how to read the files.
 
     `_deciding` is held while a request is compared with the records and its download begins, so that two equal requests
     begin one download.
@@ -54,16 +54,17 @@ class RecordedDownloads(ABC, Generic[Id, Plan, Contents]):
         self._running: dict[Id, RunningDownload[Plan, Contents]] = {}
 
     def progress(self, record_id: Id) -> FetchProgress | None:
-        """How far a running download is. Reading the fetched files is a part of the download."""
+        """The progress of a running download. The download runs until its fetched files have been read."""
         running = self._running.get(record_id)
         if running is None:
             return None
         return self._downloads.progress(record_id) or running.progress
 
     async def stop(self, record_id: Id) -> bool:
-        """Cancel the download of a record and remove what it fetched. Whether there was one to cancel.
+        """Cancel the download of a record and remove the files it fetched. The answer says whether a download was
+        cancelled.
 
-        Returns when the record says how the download ended.
+        The call returns only when the record says how the download ended.
         """
         is_cancelled = await self._downloads.cancel(record_id)
         running = self._running.get(record_id)
@@ -71,19 +72,19 @@ class RecordedDownloads(ABC, Generic[Id, Plan, Contents]):
             await asyncio.shield(running.recorded)
         return is_cancelled
 
-    # ------------------------------------------------------------- what a noun says
+    # ------------------------------------------------------------- what a subclass defines
 
     @abstractmethod
     async def _read(self, plan: Plan) -> Contents:
-        """Read the fetched files; a cancelled download cancels this too.
+        """Read the fetched files. If the download is cancelled, this call is cancelled too.
 
         Raises:
-            Refusal: the files are of no use, or SHUTTING_DOWN.
+            Refusal: the files cannot be used, or SHUTTING_DOWN.
         """
 
     @abstractmethod
     async def _keep(self, record_id: Id, plan: Plan, contents: Contents) -> None:
-        """Write what the files say into the record, and publish that the download is complete.
+        """Write the facts from the files into the record, and publish that the download is complete.
 
         Raises:
             Refusal: nothing of the download can be used.
@@ -95,11 +96,11 @@ class RecordedDownloads(ABC, Generic[Id, Plan, Contents]):
 
     @abstractmethod
     async def _fail(self, record_id: Id, refusal: Refusal, *, is_published: bool = True) -> None:
-        """Write into the record why its download failed, and publish it."""
+        """Write into the record why its download failed, and publish the failure."""
 
     @abstractmethod
     def _publish_progress(self, record_id: Id, progress: FetchProgress) -> None:
-        """Tell how far a download is."""
+        """Publish the progress of a download."""
 
     # ------------------------------------------------------------- the course of a download
 
@@ -107,7 +108,7 @@ class RecordedDownloads(ABC, Generic[Id, Plan, Contents]):
         """Begin the download of a record.
 
         Raises:
-            Refusal: what `Downloads.start` refuses; the record says so then.
+            Refusal: a refusal of `Downloads.start`, which is also written into the record.
         """
         recorded = asyncio.get_running_loop().create_future()
         running: RunningDownload[Plan, Contents] = RunningDownload(plan, recorded)
@@ -134,14 +135,14 @@ class RecordedDownloads(ABC, Generic[Id, Plan, Contents]):
 
     async def _on_fetched(self, record_id: Id, running: RunningDownload[Plan, Contents]) -> None:
         """Raises:
-        Refusal: what `_read` refuses, DOWNLOAD_FAILED for any other error of reading.
+        Refusal: a refusal of `_read`, or DOWNLOAD_FAILED for any other error of reading.
         """
         try:
             running.contents = await self._read(running.plan)
         except Refusal:
             raise
         except Exception as error:
-            # the files come from strangers: whatever reading them raises, the download must have an end
+            # the files come from strangers, so reading them may raise anything; the download must end all the same
             log.exception("downloaded_files_unreadable", record=record_id)
             raise Refusal("DOWNLOAD_FAILED", UNREADABLE) from error
 
@@ -167,7 +168,8 @@ class RecordedDownloads(ABC, Generic[Id, Plan, Contents]):
         record_id: Id,
         refusal: Refusal | None,
     ) -> Refusal | None:
-        """Keep what a download brought, or remove what is of no use. Why the download failed, if so."""
+        """Keep the files of a successful download, or remove those of a cancelled one. Returns why the download failed,
+        or None for a success."""
         try:
             if refusal is None:
                 assert running.contents is not None
@@ -177,7 +179,7 @@ class RecordedDownloads(ABC, Generic[Id, Plan, Contents]):
         except Refusal as unusable:
             return unusable
         except Exception:
-            # whatever the disk or the database does: the download must have an end
+            # the download must end, whatever error the disk or the database raised
             log.exception("download_not_recorded", record=record_id)
             return refusal or Refusal("DOWNLOAD_FAILED", UNREADABLE)
         return refusal

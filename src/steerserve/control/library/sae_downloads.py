@@ -1,4 +1,5 @@
-"""SAEs from the hub: fetching one or all of a repository in the background, cancelling, and removing their files."""
+"""Fetches one or all SAEs of a repository of the hub in the background, cancels such downloads, and removes the
+files."""
 
 from __future__ import annotations
 
@@ -43,7 +44,7 @@ from steerserve.store.catalog import Catalog, SaeRow
 log = structlog.get_logger(__name__)
 
 HEADERS = ".safetensors"
-"""Files whose header can be read without the rest."""
+"""Ending of the files whose header can be read without the rest of the file."""
 
 
 class SaeDownloads(RecordedDownloads[str, SaePlan, Sequence[ReadSae]]):
@@ -68,11 +69,11 @@ class SaeDownloads(RecordedDownloads[str, SaePlan, Sequence[ReadSae]]):
     async def describe(
         self, repo_id: str, revision: str | None, token: str | None
     ) -> tuple[Repository, UnitListing]:
-        """What the hub says of a repository, and the SAEs in it; every file name has been checked.
+        """The hub's description of a repository, and the SAEs in the repository. Every file name has been checked.
 
         Raises:
             Refusal: VALIDATION_ERROR for the name, REPO_NOT_FOUND, GATED_MODEL_NO_TOKEN, INVALID_HUB_TOKEN,
-                HUB_UNAVAILABLE, DOWNLOAD_FAILED for a repository that is not what it should be.
+                HUB_UNAVAILABLE, DOWNLOAD_FAILED for a malformed repository.
         """
         check_repo_id(repo_id, "repository_id")
         listed = await self._hub.describe(repo_id, revision, token)
@@ -81,8 +82,8 @@ class SaeDownloads(RecordedDownloads[str, SaePlan, Sequence[ReadSae]]):
     async def header(
         self, repo_id: str, sha: str, unit: Unit, token: str | None
     ) -> list[StoredTensor] | None:
-        """The tensors of a unit, read from the hub without the rest of the file; None where the format tells nothing of
-        its tensors before the file is whole.
+        """The tensors of a unit, read from the header of its file at the hub. None for a format whose header cannot be
+        read before the whole file is there.
 
         Raises:
             Refusal: what `describe` raises.
@@ -95,8 +96,8 @@ class SaeDownloads(RecordedDownloads[str, SaePlan, Sequence[ReadSae]]):
     async def begin(self, request: SaeRequest) -> tuple[SaeRow, str]:
         """Register an SAE and begin its download, or go on with a download that had failed.
 
-        The record, and the status to answer: `downloading`, or `already_downloading`, `cached`, `attached` for an SAE
-        that is there already.
+        Returns the record and the status to answer: `downloading` for a new download; `already_downloading`, `cached`
+        or `attached` if nothing has to be fetched again.
 
         Raises:
             Refusal: what `describe` raises, VALIDATION_ERROR for a path that names no SAE, SAE_INCOMPATIBLE for an
@@ -117,7 +118,8 @@ class SaeDownloads(RecordedDownloads[str, SaePlan, Sequence[ReadSae]]):
                 return standing
             await self._downloads.check_disk(plan.job)
             before = await self._find(plan.sae_id)
-            # an attach under way goes by the record: facts that were read of this commit stay true
+            # a running attach may use this record, and facts that were read from this commit stay true, so they are
+            # kept
             is_known = before is not None and before.claims is not None
             values = {} if is_known else values_of(plan, width)
             begun = {"status": "downloading", "error_message": None}
@@ -128,7 +130,7 @@ class SaeDownloads(RecordedDownloads[str, SaePlan, Sequence[ReadSae]]):
         return row, "downloading"
 
     async def cancel(self, sae_id: str) -> tuple[SaeRow, bool]:
-        """Cancel a running download; nothing of it stays. The record, and whether there was a download to cancel.
+        """Cancel a running download and remove its files. Returns the record, and whether a download was cancelled.
 
         Raises:
             Refusal: SAE_NOT_FOUND.
@@ -139,8 +141,8 @@ class SaeDownloads(RecordedDownloads[str, SaePlan, Sequence[ReadSae]]):
 
     @asynccontextmanager
     async def stopped(self, sae_id: str) -> AsyncIterator[list[SaeRow]]:
-        """The record, and the records of its units, with their downloads cancelled. While this is open no download
-        begins.
+        """Cancel the downloads of a record and of its units, and give these records. No download begins inside the
+        block.
 
         Raises:
             Refusal: SAE_NOT_FOUND.
@@ -149,14 +151,14 @@ class SaeDownloads(RecordedDownloads[str, SaePlan, Sequence[ReadSae]]):
             for row in await self.with_units(sae_id):
                 await self.stop(row.id)
             async with self._deciding:
-                # the last download may have brought further units, and another download may have begun
+                # the last download may have added further units, and another download may have begun
                 rows = await self.with_units(sae_id)
                 if self._running.keys().isdisjoint(row.id for row in rows):
                     yield rows
                     return
 
     async def with_units(self, sae_id: str) -> list[SaeRow]:
-        """The record of an SAE, and after the record of a repository the records of its SAEs.
+        """The record with this id. If it is the record of a repository, the records of the repository's SAEs follow.
 
         Raises:
             Refusal: SAE_NOT_FOUND.
@@ -167,8 +169,8 @@ class SaeDownloads(RecordedDownloads[str, SaePlan, Sequence[ReadSae]]):
         return [row, *(unit for unit in await self._same_commit(row) if unit.file_path is not None)]
 
     async def remove_files(self, rows: Sequence[SaeRow]) -> int:
-        """Remove the files of forgotten SAEs of one commit, but not those that other registered SAEs use. The bytes
-        that this gave back."""
+        """Remove the files of SAEs of one commit whose records are gone, except files that other registered SAEs use.
+        Returns how many bytes of disk became free."""
         row = rows[0]
         if row.repository_id is None or row.revision is None:
             return 0
@@ -181,14 +183,15 @@ class SaeDownloads(RecordedDownloads[str, SaePlan, Sequence[ReadSae]]):
                 sae_files.clean, folder, row.repository_id, removed, kept, is_fetching=is_fetching
             )
         except OSError as error:
-            # the SAE is forgotten already; its files cost nothing but disk space
+            # the record is gone already, so the files that stay only take disk space
             log.error("files_not_removed", sae_id=row.id, reason=type(error).__name__)
             return 0
 
     # ------------------------------------------------------------- before a download
 
     async def _pinned(self, request: SaeRequest) -> tuple[SaeRow, str] | None:
-        """The answer for a commit that is here already. A commit cannot change, so the hub need not be asked."""
+        """The answer to a request whose `revision` is a commit that was fetched already. A commit cannot change, so the
+        hub need not be asked."""
         if request.revision is None or not is_commit(request.revision):
             return None
         row = await self._find(id_of(request.repo_id, request.revision, request.file_path))
@@ -199,7 +202,7 @@ class SaeDownloads(RecordedDownloads[str, SaePlan, Sequence[ReadSae]]):
         return (row, row.status) if row.file_path in {unit.path for unit in present} else None
 
     async def _standing(self, plan: SaePlan) -> tuple[SaeRow, str] | None:
-        """The answer for an SAE that is there already, or under way."""
+        """The answer for an SAE that is on the disk already, or is being downloaded."""
         row = await self._find(plan.sae_id)
         if row is None:
             return None
@@ -208,17 +211,17 @@ class SaeDownloads(RecordedDownloads[str, SaePlan, Sequence[ReadSae]]):
         is_whole = row.status == "attached"
         if row.status == "cached":
             statuses = {other.file_path: other.status for other in await self._same_commit(row)}
-            # a unit that could not be read cannot be read in the next attempt either
+            # a unit that could not be read would fail again, so its files are not needed
             needed = [u for u in plan.units if plan.path or statuses.get(u.path) != "error"]
             files = [file for unit in needed for file in unit.files]
             is_whole = await asyncio.to_thread(sae_files.are_there, plan.job.folder, files)
         return (row, row.status) if is_whole else None
 
     async def _width(self, plan: SaePlan) -> Width | None:
-        """How wide the only unit is, where its header tells the width before it is fetched.
+        """The width of the only unit, if its header can be read before the download.
 
         Raises:
-            Refusal: SAE_INCOMPATIBLE when it is no SAE, and what `header` raises.
+            Refusal: SAE_INCOMPATIBLE when the unit is not an SAE, or as `header`.
         """
         if plan.path is None or not await self._downloads.missing_bytes(plan.job):
             return None
@@ -243,10 +246,10 @@ class SaeDownloads(RecordedDownloads[str, SaePlan, Sequence[ReadSae]]):
         self._bus.publish(SaeDownloadComplete(record_id))
 
     async def _keep_one(self, plan: SaePlan, outcomes: Mapping[Unit, ReadSae]) -> None:
-        """Write into the record what the only unit is.
+        """Write the claims of the only unit into the record.
 
         Raises:
-            Refusal: it is of no use.
+            Refusal: the unit cannot be used.
         """
         ((unit, outcome),) = outcomes.items()
         if isinstance(outcome, Refusal):
@@ -284,7 +287,7 @@ class SaeDownloads(RecordedDownloads[str, SaePlan, Sequence[ReadSae]]):
         await self._remove_units(plan, plan.units)
 
     async def _remove_units(self, plan: SaePlan, units: Iterable[Unit]) -> None:
-        """Remove the files of units that are of no use, but not those that other registered SAEs use."""
+        """Remove the files of units that cannot be used, except files that other registered SAEs use."""
         in_use = ("cached", "attached", "downloading")
         rows = await self._commit_rows(plan.job.repo_id, plan.job.sha)
         kept = {row.file_path for row in rows if row.status in in_use and row.id != plan.sae_id}
@@ -318,6 +321,7 @@ class SaeDownloads(RecordedDownloads[str, SaePlan, Sequence[ReadSae]]):
         return [r for r in rows if repo_id and (r.repository_id, r.revision) == (repo_id, sha)]
 
     async def _write(self, sae_id: str, **values: Any) -> bool:
-        """Write into the record; whether the database took it. If not, the next start repairs the status."""
+        """Write values into the record. Returns whether the database stored them; if not, the next start of the service
+        repairs the status."""
         change = self._catalog.put_sae(sae_id, may_add=False, **values)
         return await noted(change, sae_id=sae_id) is not None

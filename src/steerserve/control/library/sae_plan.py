@@ -1,4 +1,4 @@
-"""What a request for SAEs of the hub means: which of a repository's units, for which record, in which place."""
+"""Decides what a request for SAEs of the hub means: which units of the repository, which record, and which folder."""
 
 from __future__ import annotations
 
@@ -18,7 +18,8 @@ from steerserve.rules.sae_units import TOP, Unit, UnitListing
 
 @dataclass(frozen=True, slots=True)
 class SaeRequest:
-    """An SAE asked of the hub; with `file_path` None all SAEs of the repository. The token is used and dropped."""
+    """A client's request for an SAE of the hub. `file_path` None means all SAEs of the repository. The token is used
+    for this request and not kept."""
 
     repo_id: str
     revision: str | None = None
@@ -28,7 +29,8 @@ class SaeRequest:
 
 @dataclass(frozen=True, slots=True)
 class SaePlan:
-    """The units that one record stands for; `path` is the path of the only unit, None for a record of several."""
+    """The units that belong to one record. `path` is the path of the only unit, and None for a record of several
+    units."""
 
     sae_id: str
     path: str | None
@@ -52,7 +54,8 @@ def make_plan(
 
 
 def choose(listing: UnitListing, file_path: str | None) -> tuple[tuple[Unit, ...], str | None]:
-    """The units to fetch, and the path of the only one. A repository with one SAE is that SAE.
+    """The units to fetch, and the path of the unit if there is only one. In a repository with one SAE no path need be
+    named.
 
     Raises:
         Refusal: VALIDATION_ERROR for a path that names no SAE, SAE_INCOMPATIBLE for an SAE that can never be attached.
@@ -71,22 +74,22 @@ def choose(listing: UnitListing, file_path: str | None) -> tuple[tuple[Unit, ...
 
 
 def id_of(repo_id: str, sha: str, path: str | None) -> str:
-    """The id of an SAE of the hub: the same repository, commit and path have the same id in every home."""
+    """The id of an SAE of the hub. The same repository, commit and path have the same id on every machine."""
     return sae_id_of("/".join(part for part in (f"{repo_id}@{sha}", path) if part))
 
 
 def place_of(plan: SaePlan, unit: Unit) -> Path:
-    """Where a unit lies on this machine. Its path was checked together with the listing."""
+    """The path of a unit on this machine. The unit's path in the repository was checked together with the listing."""
     return plan.job.folder if unit.path == TOP else plan.job.folder / unit.path
 
 
 def source_of(plan: SaePlan, unit: Unit) -> m.SaeSource:
-    """Where an engine finds a fetched unit."""
+    """The source from which an engine reads a fetched unit."""
     return m.SaeSource(str(place_of(plan, unit)), hub_name(plan.job.repo_id, unit.path))
 
 
 def values_of(plan: SaePlan, width: Width | None) -> dict[str, Any]:
-    """What the record of an SAE says before the SAE is read; facts that only the files tell are empty."""
+    """The values of an SAE's record before the SAE is read. Facts that only the files can tell are empty."""
     unit = plan.units[0] if plan.path is not None else None
     named = unit.hints if unit else None
     return {

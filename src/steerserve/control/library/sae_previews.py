@@ -1,4 +1,4 @@
-"""What a repository of the hub offers as SAEs, before anything is downloaded."""
+"""Previews the SAEs that a repository of the hub offers, before anything is downloaded."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ WHOLE_ONLY = "this format tells its tensors only when it is downloaded; the size
 
 @dataclass(frozen=True, slots=True)
 class SaeQuery:
-    """A page of a repository's SAEs; `limit` None is all of them. With `file_path` the SAE that it names, and its
-    tensors. The token is used and dropped."""
+    """Asks for a page of a repository's SAEs; `limit` None means all of them. If `file_path` is given, it asks for that
+    one SAE and its tensors. The token is used for this preview and not kept."""
 
     repo_id: str
     revision: str | None = None
@@ -37,8 +37,8 @@ class SaeQuery:
 
 @dataclass(frozen=True, slots=True)
 class UnitHeader:
-    """What the header of one unit tells. `tensors` is None where the format tells nothing before the unit is
-    downloaded, and `width` None where the tensors are not those of an SAE; `note` says why."""
+    """The facts from the header of one unit. `tensors` is None if the unit's format has no header that can be read
+    before the download. `width` is None if the tensors are not those of an SAE. `note` gives the reason."""
 
     tensors: tuple[StoredTensor, ...] | None
     width: Width | None
@@ -47,8 +47,8 @@ class UnitHeader:
 
 @dataclass(frozen=True, slots=True)
 class SaePreview:
-    """`page` has some of the `matched` units that fit the query, of `total_units`; `others` are the files that belong
-    to no SAE. `header` is that of the only unit, where `file_path` named it."""
+    """`total_units` counts the units of the repository, `matched` those that fit the query, and `page` has the page
+    that was asked for. `others` are the files that belong to no SAE. `header` is set if `file_path` named a unit."""
 
     repository: Repository
     page: tuple[Unit, ...]

@@ -1,5 +1,4 @@
-"""Reading what SAE checkpoints say of themselves, in engine processes of their own, so that a hostile file harms
-nothing."""
+"""Reads the claims of SAE checkpoints in separate engine processes, so that a hostile file cannot harm the service."""
 
 from __future__ import annotations
 
@@ -17,7 +16,7 @@ READ_SECONDS = 60.0
 """Longest time for reading one SAE that is not attached."""
 
 ReadSae = m.Claims | Refusal
-"""What a checkpoint says of itself, or why it is refused."""
+"""The claims of a checkpoint, or the refusal of the checkpoint."""
 
 
 class SaeReader:
@@ -28,7 +27,7 @@ class SaeReader:
         self._launcher = launcher
 
     async def read(self, source: m.SaeSource) -> m.Claims:
-        """What one checkpoint says of itself.
+        """The claims of one checkpoint.
 
         Raises:
             Refusal: SAE_LOAD_FAILED, SAE_INCOMPATIBLE for a checkpoint that can never be attached, SHUTTING_DOWN.
@@ -39,9 +38,9 @@ class SaeReader:
         return outcome
 
     async def read_all(self, sources: Sequence[m.SaeSource]) -> Sequence[ReadSae]:
-        """What each checkpoint says of itself, or why it is refused.
+        """For each checkpoint its claims, or its refusal.
 
-        One engine reads them all. Where a checkpoint ends the engine, another engine goes on with the next checkpoint.
+        One engine reads them all. If a checkpoint crashes the engine, another engine goes on with the next checkpoint.
         A cancelled call leaves no engine behind.
 
         Raises:
@@ -62,7 +61,7 @@ class SaeReader:
 
 
 async def _read(engine: Any, source: m.SaeSource) -> ReadSae:
-    """What one checkpoint says. An engine that takes too long is ended."""
+    """The claims of one checkpoint, or its refusal. An engine that takes too long is ended."""
     try:
         async with asyncio.timeout(READ_SECONDS):
             claims: m.Claims = await engine.inspect(source)

@@ -1,4 +1,5 @@
-"""What a checkpoint says of itself, as the values of an SAE's record; and the record, as a source for an engine."""
+"""Turns the claims of an SAE checkpoint into the values of a record, and a record into the source that an engine
+reads."""
 
 from __future__ import annotations
 
@@ -16,17 +17,17 @@ REPOSITORY = "repository"
 
 
 def sae_id_of(source: str) -> str:
-    """An id that the same source always gets."""
+    """The id of an SAE of the hub. The same source always gets the same id."""
     return "sae_" + hashlib.blake2b(source.encode(), digest_size=6).hexdigest()
 
 
 def content_id_of(digest: str) -> str:
-    """The id of an SAE of this machine: equal content has the same id in every folder and every home."""
+    """The id of an SAE of this machine. Equal content has the same id in every folder and on every machine."""
     return f"sae_{digest[:12]}"
 
 
 def hub_name(repository_id: str, file_path: str | None) -> str:
-    """`owner/name/path/in/it`."""
+    """The path of an SAE with the name of its repository before it: `owner/name/path/in/repository`."""
     return "/".join(part for part in (repository_id, file_path) if part and part != TOP)
 
 
@@ -58,7 +59,7 @@ def claimed(claims: m.Claims) -> dict[str, Any]:
 
 
 def claims_of(row: SaeRow) -> m.Claims | None:
-    """What the checkpoint said of itself when it was registered; None where nothing has read it."""
+    """The claims of the checkpoint, as read when the SAE was registered; None if nothing has read the checkpoint."""
     if row.claims is None:
         return None
     known = m.Claims.__struct_fields__
@@ -66,5 +67,5 @@ def claims_of(row: SaeRow) -> m.Claims | None:
 
 
 def _short(text: str | None) -> str | None:
-    """As much of a checkpoint's text as a column holds."""
+    """The beginning of a checkpoint's text, as long as a column can hold."""
     return text[:255] if text is not None else None

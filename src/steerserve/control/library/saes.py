@@ -51,14 +51,14 @@ class Saes:
         return await self._catalog.sae(sae_id)
 
     async def add(self, local_path: str) -> tuple[SaeRow, bool]:
-        """Register a folder or file as an SAE, in place; the record, and whether it was there before.
+        """Register a folder or file as an SAE, without copying it. Returns the record, and whether it existed before.
 
-        An SAE whose files do not say all that is needed is registered too: the missing facts are given when it is
-        attached. Content that is registered already, at this path or at another one, is not registered twice.
+        An SAE whose files lack some facts is registered too: the client gives the missing facts when it attaches the
+        SAE. Content that is registered already, at this path or at another one, is not registered twice.
 
         Raises:
             Refusal: INVALID_LOCAL_PATH, SAE_LOAD_FAILED, SAE_INCOMPATIBLE (an SAE that can never be attached),
-                SAE_ALREADY_ATTACHED where the path is that of an attached SAE, but its content has changed.
+                SAE_ALREADY_ATTACHED when an attached SAE has this path and the content of its files has changed.
         """
         place = await asyncio.to_thread(local.resolve_either, local_path)
         async with self._registering:
@@ -67,14 +67,14 @@ class Saes:
             if here is not None and here.repository_id is not None:
                 return here, True
             claims = await self._read(place) if here is None else None
-            # after reading, so that nothing large is digested that is no SAE
+            # the digest is made after reading, so that a large file that is not an SAE is never digested
             digest = await asyncio.to_thread(sae_files.content_digest, place)
             if here is not None and here.content_digest is None:
                 return await self._renew_id(here, digest), True
             if here is not None and here.content_digest == digest:
                 return here, True
             claims = claims or await self._read(place)
-            if here is not None:  # other content lies at the path now
+            if here is not None:  # the content at the path has changed
                 await self.remove(here.id)
             same = next((row for row in rows if row.content_digest == digest), None)
             if same is not None:
@@ -82,8 +82,8 @@ class Saes:
             return await self._add(place, digest, claims), False
 
     async def renew_ids(self) -> None:
-        """Give SAEs that an earlier version registered on this machine the id of their content, once. An SAE whose
-        files cannot be read now keeps its id until it is registered again."""
+        """Give SAEs that an earlier version of the service registered an id made from their content. This happens once
+        for each SAE. An SAE whose files cannot be read now keeps its id until it is registered again."""
         for row in await self._catalog.saes():
             if row.content_digest is None and row.repository_id is None and row.local_path:
                 try:
@@ -97,12 +97,13 @@ class Saes:
 
     async def _read(self, place: Path) -> m.Claims:
         """Raises:
-        Refusal: what `SaeReader.read` raises.
+        Refusal: as `SaeReader.read`.
         """
         return await self._reader.read(m.SaeSource(str(place), str(place)))
 
     async def _renew_id(self, row: SaeRow, digest: str) -> SaeRow:
-        """Give an SAE of an earlier version the id of its content, unless it is attached or another SAE has the id."""
+        """Give an SAE of an earlier version an id made from its content, unless the SAE is attached or another SAE has
+        the id."""
         new_id = content_id_of(digest)
         async with self._conductor.editing:
             rows = await self._catalog.saes()
@@ -114,8 +115,8 @@ class Saes:
             return renamed
 
     async def _moved(self, row: SaeRow, place: Path) -> SaeRow:
-        """The record of content that was registered at another path. Where that path is gone, the record gets this
-        one."""
+        """The record of content that was registered at another path. If that path no longer exists, the record gets the
+        new path."""
         former = Path(row.local_path or "")
         if await asyncio.to_thread(former.exists):
             return row
@@ -123,7 +124,7 @@ class Saes:
 
     async def _add(self, place: Path, digest: str, claims: m.Claims) -> SaeRow:
         """Raises:
-        Refusal: SAE_LOAD_FAILED where another record took the id or the path meanwhile.
+        Refusal: SAE_LOAD_FAILED when another record got the id or the path in the meantime.
         """
         try:
             return await self._catalog.add_sae(
@@ -138,14 +139,14 @@ class Saes:
             raise Refusal("SAE_LOAD_FAILED", "another SAE has this path") from error
 
     async def remove(self, sae_id: str) -> tuple[SaeRow, int]:
-        """Forget an SAE; its record, and the bytes that its files gave back. Its download is cancelled, and its files
-        are removed if they came from the hub and no other SAE uses them; the files of a local source never are. The
-        record of a repository goes with the records of all its SAEs: all of them or none.
+        """Remove an SAE's record and cancel its download. Returns the record, and how many bytes of disk became free.
+        Files that came from the hub are removed, unless another SAE uses them; files of a local source never are. If
+        the record is of a repository, the records of all its SAEs are removed with it: all of them or none.
 
         Raises:
             Refusal: SAE_NOT_FOUND, SAE_ALREADY_ATTACHED.
         """
-        # while the lock is held, nothing is attached or detached; an attach under way has ended before
+        # while this lock is held, nothing is attached or detached; an attach that was running has ended by now
         async with self._conductor.editing:
             for row in await self._downloads.with_units(sae_id):
                 self._check_detached(row.id)
