@@ -1,4 +1,4 @@
-"""The cards of this machine, read through the driver's own library (NVML): no context is made on any of them."""
+"""The cards of this machine, read through the driver's own library (NVML), which makes no context on a card."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ HIDDEN = "the driver does not tell the memory of single processes"
 def read(
     environ: Mapping[str, str] = os.environ, nvml: Any = pynvml
 ) -> tuple[list[Card], str | None]:
-    """Every card, and why there is none or why some are missing; takes milliseconds to seconds and blocks.
+    """Every card, and the reason why there are none or why some are missing. It blocks for milliseconds to seconds.
 
     Args:
-        environ: what the engine process is started with: it says which cards the tensor library sees.
+        environ: the environment of the engine process, which decides which cards the tensor library sees.
         nvml: the module `pynvml`, or one like it.
     """
     try:
@@ -40,7 +40,7 @@ def read(
 
 
 def torch_version() -> str | None:
-    """Version of the installed tensor library, which is not imported for it; None without one."""
+    """The version of the installed tensor library, read without an import; None where none is installed."""
     with suppress(PackageNotFoundError):
         return version("torch")
     return None
@@ -64,7 +64,7 @@ class _Reader:
         return cards, "; ".join(missing) or None
 
     def _uuid(self, index: int) -> str:
-        """A lost card gets a name of its own, so that the others keep their places."""
+        """The id of a card. A lost card gets an id of its own, so that the other cards keep their places."""
         try:
             return str(self.nvml.nvmlDeviceGetUUID(self.nvml.nvmlDeviceGetHandleByIndex(index)))
         except self.nvml.NVMLError:
@@ -94,7 +94,8 @@ class _Reader:
         )
 
     def _memory(self, handle: Any) -> Any:
-        """In bytes. The second form leaves what the driver keeps for itself out of `used`, as its own tool does."""
+        """Memory in bytes. The second version of the call leaves the driver's own memory out of `used`, as the driver's
+        own tool does."""
         second = self._try(
             self.nvml.nvmlDeviceGetMemoryInfo, handle, version=self.nvml.nvmlMemory_v2
         )
@@ -114,7 +115,7 @@ class _Reader:
         return processes, HIDDEN if any(p.used_mb is None for p in processes) else None
 
     def _try(self, ask: Callable[..., Fact], *args: Any, **named: Any) -> Fact | None:
-        """What the driver says; None where this card does not have it."""
+        """The driver's answer; None where this card does not have the fact."""
         try:
             return ask(*args, **named)
         except self.nvml.NVMLError:

@@ -19,11 +19,11 @@ from steerserve.errors import Refusal
 
 log = structlog.get_logger(__name__)
 STOP_PATIENCE = 5.0
-"""Seconds an engine told to stop may take before it is killed."""
+"""Seconds after which an engine that was told to stop is killed."""
 
 
 class Launcher:
-    """Starts engines; owns the fork server's context and the log settings they get."""
+    """Starts engines; owns the context of the fork server and the log settings of the engines."""
 
     def __init__(self, log_level: str, log_format: str) -> None:
         self._context: ForkServerContext = process.context()
@@ -36,7 +36,7 @@ class Launcher:
         try:
             child, link = await asyncio.shield(starting)
         except asyncio.CancelledError:
-            # the thread goes on; the engine that it started ends when its socket is closed
+            # the thread still starts the engine, and the engine ends when its socket is closed
             _, link = await starting
             link.close()
             raise
@@ -45,9 +45,9 @@ class Launcher:
 
 
 class CheckpointEngine(Engine):
-    """One running engine process. It holds at most one model; ending it gives all its memory back.
+    """One running engine process. It holds at most one model; the end of the process gives all its memory back.
 
-    `ended` is done when the process is gone, with the reason as a sentence.
+    `ended` is done when the process is gone, with the reason as a clause.
     """
 
     def __init__(
@@ -72,14 +72,14 @@ class CheckpointEngine(Engine):
 
     async def load(self, report: Report, *_: Any, **fields: Any) -> m.Loaded:
         """Raises:
-        Refusal: what the engine refused, or ENGINE_UNAVAILABLE when it ended.
+        Refusal: the refusal of the engine, or ENGINE_UNAVAILABLE when the engine ended.
         """
         answer = await self._ask(lambda i: m.Load(id=i, **fields), report)
         assert isinstance(answer, m.Loaded)
         return answer
 
     async def measure(self) -> m.Measured:
-        """The memory of the engine, read once the pass that runs now is over."""
+        """The memory of the engine. The answer waits for the forward pass that runs now."""
         answer = await self._ask(m.Measure)
         assert isinstance(answer, m.Measured)
         return answer
@@ -105,7 +105,7 @@ class CheckpointEngine(Engine):
     async def monitor(
         self, key: str | None, features: list[int] | None = None, top_k: int = 10
     ) -> None:
-        """What it sees comes to `on_record`."""
+        """Monitor the SAE at `key`; `on_record` is called with each record."""
         await self._ask(lambda i: m.Monitor(i, key, features, top_k))
 
     async def statistics(
@@ -135,7 +135,7 @@ class CheckpointEngine(Engine):
         self.applied.pop(key, None)
 
     async def steer(self, epoch: int, enabled: bool, values: dict[str, dict[int, float]]) -> None:
-        """Returns when the next forward pass uses these values."""
+        """Replace the live steering. Returns once the next forward pass uses these values."""
         await self._ask(lambda i: m.Steer(i, epoch, enabled, values))
 
     def generate(
@@ -150,7 +150,7 @@ class CheckpointEngine(Engine):
         label: str | None = None,
         plans: Sequence[m.Plan] = (),
     ) -> Answers:
-        """Started, then the pieces of each choice until it has its `finish`; see `_stream`."""
+        """Yield Started, then the pieces of each choice until its `finish`; see `_stream`."""
         return self._stream(
             lambda number: m.Generate(
                 number, prompts, n, sampling, plan, constraint, tap, label, list(plans)
@@ -166,19 +166,19 @@ class CheckpointEngine(Engine):
         allowed: list[int] | None,
         tap: m.Tap | None = None,
     ) -> Answers:
-        """Started, then Scored for each prompt; see `_stream`."""
+        """Yield Started, then Scored for each prompt; see `_stream`."""
         return self._stream(
             lambda number: m.Score(number, prompts, temperature, top, allowed, tap), len(prompts)
         )
 
     def embed(self, prompts: list[m.Text]) -> Answers:
-        """Started, then Embedded for each text; see `_stream`."""
+        """Yield Started, then Embedded for each text; see `_stream`."""
         return self._stream(lambda number: m.Embed(number, prompts), len(prompts))
 
     async def stop(self, parting: Refusal | None = None) -> None:
-        """End the process: politely, then by force. Safe to call when it has ended already.
+        """End the process: politely, then by force. A process that has ended already is left alone.
 
-        `parting` is what requests still in flight are refused with.
+        Requests that are still in flight are refused with `parting`.
         """
         self._parting = parting
         if not self.ended.done():
@@ -191,14 +191,13 @@ class CheckpointEngine(Engine):
     # ------------------------------------------------------------- inside
 
     async def _stream(self, make: Callable[[int], m.Command], choices: int) -> Answers:
-        """The events of one request until each choice has ended.
+        """Yield the events of one request until each choice has ended.
 
         Closing the iterator early cancels the request in the engine.
 
         Raises:
-            Refusal: what the engine refused; MODEL_NOT_LOADED when it had ended before, ENGINE_UNAVAILABLE when it
-            ended
-                meanwhile.
+            Refusal: the refusal of the engine; MODEL_NOT_LOADED when the engine had ended before the request,
+                ENGINE_UNAVAILABLE when the engine ended during the request.
         """
         if self.ended.done():
             raise self._parting or endings.gone_before(self.ended.result())
@@ -261,7 +260,7 @@ class CheckpointEngine(Engine):
         finally:
             self._writer.close()
             if self._child.is_alive():
-                # its socket closed, so it is ending or stuck: either way it is of no more use
+                # a process with a closed socket is ending or stuck, and is of no use any more
                 await asyncio.to_thread(self._child.join, STOP_PATIENCE)
                 self._child.kill()
             await asyncio.to_thread(self._child.join)

@@ -1,6 +1,7 @@
-"""Starting an engine process from a fork server that has only imported, so that a start takes a fraction of a second.
+"""Starts an engine process from a fork server that has imported the engine's modules before, so that a start takes a
+fraction of a second.
 
-The process gets one end of a socket pair; it ends when that closes.
+The process gets one end of a socket pair, and ends when the other end closes.
 """
 
 from __future__ import annotations
@@ -16,11 +17,13 @@ PRELOAD = "steerserve.engine.worker.process.preload"
 _SECRETS = frozenset(
     {"API_KEYS", "DATABASE_URL", "HUB_TOKEN", "HF_TOKEN", "HUGGING_FACE_HUB_TOKEN"}
 )
-"""Variables that no engine may see, in any case of letters: a repository's own code may run there."""
+"""Environment variables that no engine may see, in any case of letters, because the code of a repository may run in an
+engine."""
 
 
 def context() -> ForkServerContext:
-    """The fork server's context. Its server starts with the first process, and imports what engines need."""
+    """The context of the fork server. The fork server starts with the first process, and imports the modules of the
+    engine."""
     server = multiprocessing.get_context("forkserver")
     server.set_forkserver_preload([PRELOAD])
     return server
@@ -31,8 +34,8 @@ def start(
 ) -> tuple[ForkServerProcess, socket.socket]:
     """A started engine process and our end of its socket. Blocks while the fork server still imports.
 
-    The secrets of the environment, which the settings were read from before, are removed from this process's own for
-    good: the fork server is started with it, and every engine shows what the fork server was started with.
+    The secrets are removed from the environment of this process for good, because the fork server and every engine get
+    a copy of that environment. The settings have been read before.
     """
     for name in [name for name in os.environ if name.upper() in _SECRETS]:
         del os.environ[name]
@@ -45,7 +48,8 @@ def start(
 
 
 def _main(link: socket.socket, log_level: str, log_format: str) -> None:
-    """Runs in the new process. The engine is imported by name: this module must never import the tensor library."""
+    """Run the engine; called in the new process. The engine is imported by its name, because this module must never
+    import the tensor library."""
     importlib.import_module("steerserve.engine.worker.process.loop").main(
         link, log_level, log_format
     )

@@ -1,7 +1,7 @@
 """The process of one GGUF model: llama.cpp's server on a loopback port, from the library or from a `llama-server`
 program.
 
-It ends when its standard input closes. The key that opens the port never stands in its arguments or its environment.
+The process ends when its standard input closes. The key of the port is in neither its arguments nor its environment.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _WARNINGS = 2
 
 
 class Backend(Protocol):
-    """What runs the model."""
+    """The part that runs the model."""
 
     def cards(self) -> LlamaCards: ...
     def serve(self, wanted: Serve) -> ServeAnswer: ...
@@ -40,7 +40,7 @@ class Library:
     """llama.cpp's server inside this process. When it crashes, the process ends with it."""
 
     def __init__(self) -> None:
-        # imported only here: a process that runs a program in its place does not need the library
+        # imported only here, because a process that runs a `llama-server` program does not need the library
         self._xllamacpp: Any = importlib.import_module("xllamacpp")
         self._server: Any = None
 
@@ -64,7 +64,7 @@ class Library:
         threading.Event().wait()
 
     def kill(self) -> None:
-        """Ends with the process."""
+        """The server ends with this process, so there is nothing to do."""
 
     def _parameters(self, wanted: Serve) -> Any:
         library = self._xllamacpp
@@ -115,12 +115,12 @@ def main() -> None:
     if serving.url:
         backend.wait()
     backend.kill()
-    # not `os._exit`: the engine writes the rest of its messages about a failure on the way out
+    # not `os._exit`, because the engine writes the rest of its messages about a failure when the process exits
     sys.exit(1)
 
 
 def _answers() -> BinaryIO:
-    """A private copy of the standard output. The output of everybody else goes to the standard error."""
+    """A private copy of the standard output. All other output of this process goes to the standard error."""
     ours = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)
     return ours
@@ -132,8 +132,8 @@ def _say(answers: BinaryIO, message: LlamaCards | ServeAnswer) -> None:
 
 
 def _end_with_input(backend: Backend) -> None:
-    """End the process when its input closes, at the latest when a load that runs is over."""
-    # read past the buffer, whose lock would hold up an exit
+    """End the process when its input closes. While the library loads a model, this waits for the end of the load."""
+    # read without the buffer of `sys.stdin`, whose lock would hold up an exit
     while os.read(0, 1 << 10):
         pass
     backend.kill()

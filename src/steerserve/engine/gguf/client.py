@@ -1,7 +1,7 @@
-"""A GGUF model served by llama.cpp in a process of its own, behind the same surface as the checkpoint engine.
+"""A GGUF model served by llama.cpp in a process of its own, with the same methods as the checkpoint engine.
 
-It owns the process, the HTTP client to it, the renderer of the chat template and the gate before the server's slots.
-Prompts are tokenized by the server and sent as token ids, so that counts are exact; every request is streamed,
+`GgufEngine` owns the process, its HTTP client, the renderer of the chat template, and the gate before the slots of the
+server. Prompts are tokenized by the server and sent as token ids, so that counts are exact; every request is streamed,
 because the server notices that a client has left only when it writes to that client.
 """
 
@@ -52,7 +52,7 @@ class LlamaLauncher:
 
 
 class GgufEngine(Engine):
-    """One GGUF model. `ended` is done when it is gone, with the reason as a clause."""
+    """One GGUF model. `ended` is done when its process is gone, with the reason as a clause."""
 
     def __init__(self, options: Options) -> None:
         super().__init__()
@@ -73,7 +73,7 @@ class GgufEngine(Engine):
 
     @property
     def is_idle(self) -> bool:
-        """Whether nothing runs or waits, what was cancelled included."""
+        """Whether no request runs or waits. A cancelled request counts until the server has stopped working on it."""
         return self._gate.is_idle
 
     # ------------------------------------------------------------- commands
@@ -86,7 +86,8 @@ class GgufEngine(Engine):
         header: Header,
         split: Sequence[float] | None = None,
     ) -> m.Loaded:
-        """Load the model whose first file is `path`; `split` are proportions over the cards in place of the setting's.
+        """Load the model whose first file is `path`; `split` has proportions over the cards, in place of those of the
+        setting.
 
         Raises:
             Refusal: MODEL_LOAD_FAILED, INVALID_GGUF_TENSOR_SPLIT, INSUFFICIENT_MEMORY.
@@ -104,9 +105,9 @@ class GgufEngine(Engine):
         return llama_loading.facts(opened, self._options.cache_type)
 
     async def stop(self, parting: Refusal | None = None) -> None:
-        """End the process. Safe to call when it has ended already.
+        """End the process. A process that has ended already is left alone.
 
-        `parting` is what requests still in flight are refused with.
+        Requests that are still in flight are refused with `parting`.
         """
         self._parting = self._parting or parting
         self._is_stopped = True
@@ -131,13 +132,13 @@ class GgufEngine(Engine):
         label: str | None = None,
         plans: Sequence[m.Plan] = (),
     ) -> Answers:
-        """Started, then the pieces of each choice until it has its `finish`. Closing the iterator early cancels.
-        `label` and `plans` have no effect, because they are about SAEs.
+        """Yield Started, then the pieces of each choice until its `finish`. Closing the iterator early cancels the
+        request. `label` and `plans` have no effect, because they are about SAEs.
 
         Raises:
             Refusal: CONTEXT_LENGTH_EXCEEDED, NO_CHAT_TEMPLATE, INVALID_PARAMETER (an empty prompt, messages that the
-                template refuses), FIELD_NOT_HONOURED; MODEL_NOT_LOADED when the engine had ended before,
-                ENGINE_UNAVAILABLE when it ended meanwhile.
+                template refuses), FIELD_NOT_HONOURED; MODEL_NOT_LOADED when the engine had ended before the request,
+                ENGINE_UNAVAILABLE when the engine ended during the request.
         """
         opened = self._serving()
         if opened.header.is_embedding_only:
@@ -159,11 +160,11 @@ class GgufEngine(Engine):
                 row.drop()
 
     async def embed(self, prompts: list[m.Text]) -> Answers:
-        """Started, then Embedded for each text, in their order. Closing the iterator early cancels.
+        """Yield Started, then Embedded for each text, in order. Closing the iterator early cancels the request.
 
         Raises:
             Refusal: CONTEXT_LENGTH_EXCEEDED, INVALID_PARAMETER (a text without tokens, or a model loaded without
-                embeddings), and as `generate`.
+                embeddings), and the refusals of an ended engine as in `generate`.
         """
         opened = self._serving()
         if not opened.embed_context:
@@ -230,7 +231,7 @@ class GgufEngine(Engine):
         context: int,
         field: str = "prompt",
     ) -> list[LlamaRow]:
-        """A row for each prompt, its tokens counted."""
+        """A row for each prompt, with its tokens."""
         rows = []
         try:
             for index, prompt in enumerate(prompts):
@@ -251,7 +252,7 @@ class GgufEngine(Engine):
         return rows
 
     async def _tokens(self, server: LlamaServer, header: Header, prompt: Prompt) -> list[int]:
-        """The tokens of a prompt, a conversation rendered and with at most one BOS."""
+        """The tokens of a prompt. A conversation is rendered first, and gets at most one BOS."""
         if isinstance(prompt, m.Text):
             return await server.tokenize(prompt.text, special=prompt.special)
         text, has_bos = await self._templates.render(
@@ -268,7 +269,7 @@ class GgufEngine(Engine):
             except Lost:
                 events.put_nowait(await self._lost())
             except Exception as error:
-                # whoever reads the events handles the error
+                # the reader of the events handles the error
                 events.put_nowait(error)
 
         task = asyncio.create_task(guarded())

@@ -1,7 +1,8 @@
-"""Who may use the llama.cpp server: rows that write share a pool of KV cells, an embedding has the server alone.
+"""Decides who may use the llama.cpp server: rows that write share a pool of KV cells; an embedding has the server
+alone.
 
-First come, first served. The server itself would end every request when its pool runs out, and would let an embedding
-wait as long as anybody writes. The gate prevents both: a row is sent only when its cells are free.
+First come, first served. Without the gate, the server would end every request when its pool runs out, and an embedding
+would wait as long as any row writes. The gate sends a row only when its cells are free.
 """
 
 from __future__ import annotations
@@ -15,8 +16,8 @@ from dataclasses import dataclass, field
 
 @dataclass(slots=True, eq=False)
 class LlamaSlot:
-    """One slot of the server. `tokens` are those at the beginning of its cache; `held` counts the cells that its row
-    may fill."""
+    """One slot of the server. Its cache begins with `tokens`. `held` is the number of cells that its row may fill;
+    `turn` orders the slots by their last use."""
 
     number: int
     tokens: Sequence[int] = ()
@@ -38,7 +39,7 @@ class _Waiter:
 
 
 class Gate:
-    """`pool` tokens of cache, `places` rows at once."""
+    """Admits rows that fill `pool` tokens of cache at most, `places` rows at once."""
 
     def __init__(self, pool: int, places: int) -> None:
         self._pool = pool
@@ -55,11 +56,12 @@ class Gate:
 
     @property
     def held(self) -> int:
-        """Tokens that the running rows may fill."""
+        """The number of tokens of cache that the running rows may fill."""
         return self._held
 
     async def enter(self, tokens: Sequence[int], need: int) -> LlamaSlot:
-        """A place for a row with these prompt tokens that may fill `need` cells, until `leave`."""
+        """A slot for a row with these prompt tokens that may fill `need` cells. The row keeps the slot until
+        `leave`."""
         place = await self._turn(_Waiter(tokens, need))
         assert place is not None
         return place
@@ -95,7 +97,7 @@ class Gate:
                 self._waiting.remove(waiter)
                 self._admit()
             elif waiter.admitted.done() and not waiter.admitted.cancelled():
-                # it was admitted in the moment in which it was cancelled
+                # the waiter was admitted in the moment in which it was cancelled
                 place = waiter.admitted.result()
                 self._end_alone() if place is None else self.leave(place)
             raise
@@ -119,7 +121,7 @@ class Gate:
         return bool(self._free) and self._held + waiter.need <= self._pool
 
     def _taken(self, waiter: _Waiter) -> LlamaSlot:
-        """The free slot whose cache begins with most of the prompt; among equals, the one that was unused for
+        """Take the free slot whose cache begins with most of the prompt; among equals, the slot that was unused for
         longest."""
         best = max(
             self._free, key=lambda place: (_common(place.tokens, waiter.tokens), -place.turn)
@@ -132,7 +134,8 @@ class Gate:
 
 
 def _common(one: Sequence[int], other: Sequence[int]) -> int:
-    """The number of tokens that both begin with, found by halving, because comparing slices is quick."""
+    """The number of tokens that both sequences begin with. It is searched by halving, because a comparison of slices is
+    quick."""
     low, high = 0, min(len(one), len(other))
     while low < high:
         middle = (low + high + 1) // 2

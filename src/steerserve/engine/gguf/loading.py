@@ -1,4 +1,4 @@
-"""Loading a GGUF model: the memory it may take, the process that serves it, and whether it embeds."""
+"""Loads a GGUF model: decides its memory, starts the process that serves it, and tries whether it embeds."""
 
 from __future__ import annotations
 
@@ -21,19 +21,20 @@ from steerserve.rules.gguf_header import Header, Room
 from steerserve.rules.units import MIB
 
 KV_SHARE = 3
-"""Without a setting, one part in this many of the free memory is given to the KV cache; more where the least context takes
+"""Without a setting, the KV cache gets one part in this many of the free memory, or more where the least context needs
 more."""
 
 PROBE_SECONDS = 60.0
 
 Keep = Callable[[LlamaProcess], None]
-"""Called with each process when it has started. Raises a refusal where the load was given up meanwhile."""
+"""A function that is called with each started process. It raises a refusal where the load has been given up by then."""
 
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """The settings of GGUF models. `threads` 0 takes the physical cores, `kv_cache_mb` 0 a part of the free memory,
-    `context_length` 0 the length in the file; `server_bin` is a `llama-server` program in place of the library."""
+    """The settings of GGUF models. A value of 0 means: for `threads`, the number of physical cores; for `kv_cache_mb`,
+    a part of the free memory; for `context_length`, the length in the file. `server_bin` is a `llama-server` program
+    that runs in place of the library."""
 
     slots: int = 8
     context_length: int = 32_768
@@ -48,8 +49,8 @@ class Options:
 
 @dataclass(frozen=True, slots=True)
 class Opened:
-    """A model being served. Lengths in tokens; `embed_context` is 0 where it does not embed; `cards` are the cards
-    that hold it."""
+    """A model that is served. Lengths are in tokens; `embed_context` is 0 where the model does not embed; `cards` are
+    the cards that hold the model."""
 
     process: LlamaProcess
     server: LlamaServer
@@ -61,7 +62,7 @@ class Opened:
 
 
 class _NoEmbeddings(Exception):
-    """A model that is loaded with embeddings does not load, or does not embed."""
+    """A model that was to be loaded with embeddings does not load, or does not embed."""
 
     def __init__(self, why: Refusal) -> None:
         super().__init__(why.message)
@@ -70,8 +71,7 @@ class _NoEmbeddings(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Model:
-    """A model to load: its first file, what its header says, and proportions over the cards in place of the
-    setting's."""
+    """A model to load: its first file, its header, and proportions over the cards in place of those of the setting."""
 
     path: str
     header: Header
@@ -79,7 +79,7 @@ class Model:
 
 
 async def opened(options: Options, report: Report, model: Model, keep: Keep) -> Opened:
-    """The model served by a new process; without embeddings where its architecture does not take them.
+    """Start a process that serves the model; without embeddings where its architecture does not allow them.
 
     Raises:
         Refusal: MODEL_LOAD_FAILED, INVALID_GGUF_TENSOR_SPLIT, INSUFFICIENT_MEMORY.
@@ -212,7 +212,7 @@ async def _loaded(process: LlamaProcess, serve: Serve) -> LlamaServer:
 
 
 async def _probe(server: LlamaServer, process: LlamaProcess) -> None:
-    """Embed a short text: some architectures load with pooling and then fail at the first text."""
+    """Embed a short text, because some architectures load with pooling and then fail at the first text."""
     try:
         async with asyncio.timeout(PROBE_SECONDS):
             await server.embed(await server.tokenize("a", special=True) or [0])

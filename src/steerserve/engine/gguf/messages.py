@@ -18,21 +18,21 @@ class Hello(msgspec.Struct):
 
 
 class LlamaCard(msgspec.Struct):
-    """A card as the engine names it, with its free memory in bytes."""
+    """A card by its name in the engine, with its free memory in bytes."""
 
     name: str
     free_bytes: int
 
 
 class LlamaCards(msgspec.Struct):
-    """The cards that the engine sees; none on a host without."""
+    """The cards that the engine sees; empty on a host without cards."""
 
     cards: list[LlamaCard] = []
     error: str | None = None
 
 
 class Serve(msgspec.Struct):
-    """A model to serve on a loopback port. Lengths in tokens; `embeddings` pools by the mean."""
+    """A model to serve on a loopback port. Lengths are in tokens; with `embeddings`, the server pools by the mean."""
 
     path: str
     api_key: str

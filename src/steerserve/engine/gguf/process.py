@@ -1,4 +1,5 @@
-"""The llama.cpp process seen from the control plane: started with next to no environment, asked, watched, ended."""
+"""The llama.cpp process, seen from the control plane: starts the process with few environment variables, asks it,
+watches it and ends it."""
 
 from __future__ import annotations
 
@@ -40,8 +41,8 @@ _KEPT = (
     "PATH HOME PYTHONPATH LD_LIBRARY_PATH CUDA_VISIBLE_DEVICES NVIDIA_VISIBLE_DEVICES "
     "NVIDIA_DRIVER_CAPABILITIES HIP_VISIBLE_DEVICES ROCR_VISIBLE_DEVICES"
 ).split()
-# threads of an idle model must not spin and take the processors; a crash must not start a debugger; cards are
-# numbered as the driver numbers them
+# the threads of an idle model must not take the processors by spinning; a crash must not start a debugger; the engine
+# numbers the cards as the driver does
 _ADDED = (
     ("OMP_WAIT_POLICY", "passive"),
     ("GGML_NO_BACKTRACE", "1"),
@@ -60,7 +61,7 @@ Answer = TypeVar("Answer", LlamaCards, ServeAnswer)
 
 
 class LlamaProcess:
-    """One process, which serves one model at most. `ended` is done when it is gone, with the reason."""
+    """One process, which serves one model at most. `ended` is done when the process is gone, with the reason."""
 
     def __init__(self, child: Process) -> None:
         self._child = child
@@ -78,7 +79,7 @@ class LlamaProcess:
         """The cards that the engine sees.
 
         Raises:
-            Refusal: MODEL_LOAD_FAILED when it cannot be started.
+            Refusal: MODEL_LOAD_FAILED when the engine does not start.
         """
         self._is_library = server_bin is None
         try:
@@ -92,7 +93,7 @@ class LlamaProcess:
         return answer.cards
 
     async def serve(self, wanted: Serve) -> str:
-        """Load a model; the address at which it is served.
+        """Load a model, and return the address at which it is served.
 
         Raises:
             Refusal: MODEL_LOAD_FAILED, with the engine's own reason.
@@ -108,8 +109,8 @@ class LlamaProcess:
         return answer.url
 
     async def trouble(self) -> str:
-        """The reason of a failure in the engine's own words: the first of its lines that names a trouble, once it has
-        ended."""
+        """End the process, and return the reason of its failure in the engine's own words: the first line of its log
+        that names a trouble."""
         await self.stop()
         for text in self._lines:
             if _TROUBLE.search(text):
@@ -117,12 +118,13 @@ class LlamaProcess:
         return self.ended.result()
 
     async def _last_words(self) -> str:
-        """The trouble of a process that ends by itself. One that is asked to end would not write all of its lines."""
+        """The trouble of a process that ends by itself. A process that is asked to end would not write all of its
+        lines, so this waits first."""
         await asyncio.wait([self.ended], timeout=STOP_SECONDS)
         return await self.trouble()
 
     def memory_mb(self) -> int:
-        """Resident memory of the process and of those it started, in MiB; 0 when it is gone."""
+        """Resident memory of the process and of the processes that it started, in MiB; 0 when the process is gone."""
         with contextlib.suppress(psutil.Error):
             process = psutil.Process(self._child.pid)
             every = [process, *process.children(recursive=True)]
@@ -134,18 +136,18 @@ class LlamaProcess:
             self._child.kill()
 
     async def stop(self) -> None:
-        """End the process: politely, so that it ends the program it started, then by force."""
+        """End the process: politely, so that it can end the program that it started, then by force."""
         assert self._child.stdin is not None
         self._child.stdin.close()
         if self._is_library and self._is_loading:
-            self.kill()  # a library that loads does not see its input close
+            self.kill()  # the library does not notice while it loads a model that its input closes
         await asyncio.wait([self.ended], timeout=STOP_SECONDS)
         if not self.ended.done():
             self.kill()
         await asyncio.shield(self.ended)
 
     async def _ask(self, message: Hello | Serve, kind: type[Answer]) -> Answer | None:
-        """The answer; None when the process ended instead."""
+        """Send the message, and return the answer; None when the process ended instead."""
         assert self._child.stdin is not None
         assert self._child.stdout is not None
         with contextlib.suppress(ConnectionError):
@@ -170,7 +172,7 @@ class LlamaProcess:
 
 
 async def start() -> LlamaProcess:
-    """A started process that has got no message yet."""
+    """Start a process, which then waits for its first message."""
     environment = {name: os.environ[name] for name in _KEPT if name in os.environ}
     child = await asyncio.create_subprocess_exec(
         sys.executable,
@@ -185,6 +187,6 @@ async def start() -> LlamaProcess:
 
 
 def _cleaned(text: str) -> str:
-    """A line of the engine without the words before the reason, and without folders and addresses."""
+    """The reason in a line of the engine's log, without the words before it, and without folders and addresses."""
     text = _LOADING.sub("", _PREFIX.sub("", text.strip(), count=1))
     return _ADDRESS.sub("an address", _PATH.sub("", text))[:REASON_CHARACTERS] or "unknown"

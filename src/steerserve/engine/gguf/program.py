@@ -1,4 +1,4 @@
-"""A stock `llama-server` program as the engine of a GGUF model: its options, its port, its end."""
+"""An ordinary `llama-server` program as the engine of a GGUF model: its options, its port, its end."""
 
 from __future__ import annotations
 
@@ -32,11 +32,11 @@ _WHERE_KNOWN = (
     ("--kv-unified",),
     ("--slots",),
 )
-"""Options that only some versions know; the versions that know them need them."""
+"""Options that only some versions of the program know. A version that knows such an option needs it."""
 
 
 class Program:
-    """Runs the program at a path. It ends with this process."""
+    """Runs the program at a path. The program ends with this process."""
 
     def __init__(self, path: str) -> None:
         self._path = path
@@ -64,7 +64,7 @@ class Program:
         return ServeAnswer(url=f"http://127.0.0.1:{port}")
 
     def wait(self) -> None:
-        """Return when the program has ended; by the same signal, if it was one."""
+        """Return when the program has ended. If a signal ended the program, the same signal ends this process."""
         assert self._child is not None
         code = self._child.wait()
         if code < 0 and not self._is_killed:
@@ -117,7 +117,8 @@ class Program:
         return options + [part for option in _WHERE_KNOWN if option[0] in known for part in option]
 
     def _port(self) -> int | None:
-        """The port on which the program listens, read from its output; None when it ended. Its output is passed on."""
+        """The port on which the program listens, read from its output; None when the program ended. The output is
+        passed on."""
         assert self._child is not None
         assert self._child.stdout is not None
         for text in self._child.stdout:
@@ -136,7 +137,8 @@ class Program:
             sys.stderr.flush()
 
     def _is_healthy(self, port: int) -> bool:
-        """Wait until the model is loaded, without a limit: the process that started this one limits the time."""
+        """Wait until the model is loaded. There is no limit here, because the process that started this one limits the
+        time. Returns False when the program ended instead."""
         assert self._child is not None
         while True:
             connection = http.client.HTTPConnection("127.0.0.1", port, timeout=HEALTH_SECONDS)
@@ -154,7 +156,7 @@ class Program:
 
 @contextlib.contextmanager
 def _key_file(key: str) -> Iterator[Path]:
-    """A file that only this user can read, while the program starts."""
+    """A file with the key that only this user can read. It exists while the program starts."""
     number, name = tempfile.mkstemp()
     try:
         with os.fdopen(number, "w", encoding="utf-8") as file:
@@ -165,9 +167,9 @@ def _key_file(key: str) -> Iterator[Path]:
 
 
 def _die_with(parent: int) -> None:
-    """Let the kernel kill the program when its parent dies (Linux only; elsewhere it is killed when our input
-    closes)."""
+    """Let the kernel kill the program when its parent dies. On systems other than Linux, the program is killed when the
+    input of its parent closes."""
     with contextlib.suppress(OSError, AttributeError):
         ctypes.CDLL(None).prctl(_PARENT_DEATH_SIGNAL, signal.SIGKILL)
-    if os.getppid() != parent:  # it died before it could be told
+    if os.getppid() != parent:  # the parent died before the kernel knew of the signal
         os._exit(1)

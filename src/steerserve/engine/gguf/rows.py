@@ -1,4 +1,4 @@
-"""One completion or text of a request to a GGUF model, and the events about it."""
+"""One completion, or one text to embed, of a request to a GGUF model, and the events about it."""
 
 from __future__ import annotations
 
@@ -18,7 +18,8 @@ Events = asyncio.Queue[m.Outcome | Exception]
 
 @dataclass(slots=True, eq=False)
 class LlamaRow:
-    """One completion: its tokens, its bound, and whether somebody still waits for it."""
+    """One completion or one text to embed: its prompt's tokens, its most new tokens, and whether a client still waits
+    for it."""
 
     choice: int
     tokens: list[int]
@@ -29,8 +30,8 @@ class LlamaRow:
     task: asyncio.Task[None] | None = None
 
     def drop(self) -> None:
-        """Nobody waits for the row any more. A row that was sent ends with its next token, and its slot is free only
-        then."""
+        """Note that no client waits for the row any more. A row that was sent to the server ends with its next token,
+        and only then is its slot free."""
         self.is_wanted = False
         if self.task is not None and not self.is_sent:
             self.task.cancel()
@@ -46,7 +47,7 @@ async def until_finished(events: Events, choices: int) -> AsyncGenerator[m.Outco
 
 
 def piece_of(stops: StopStrings, chunk: Chunk, number: int, choice: int) -> m.Piece:
-    """The text of a choice that is certain after one more chunk."""
+    """The piece of a choice whose text is certain after one more chunk."""
     text = stops.push(chunk.text)
     if stops.is_stopped:
         return m.Piece(number, choice, text, chunk.count, "stop")
@@ -62,7 +63,7 @@ def refuse_unhonoured(
     constraint: m.Constraint | None,
     tap: m.Tap | None,
 ) -> None:
-    """Refuse the fields that have no effect on a GGUF model. The routes refuse them first."""
+    """Refuse the fields that have no effect on a GGUF model. The routes normally refuse them before."""
     if n != 1:
         not_honoured("n")
     if sampling.seed is not None:

@@ -1,4 +1,5 @@
-"""HTTP to llama.cpp's server: tokens, completions and vectors. It knows nothing of requests and choices."""
+"""The HTTP client of llama.cpp's server: tokens, completions and vectors. This module knows nothing of requests and
+choices."""
 
 from __future__ import annotations
 
@@ -31,7 +32,8 @@ class Lost(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """New text of a completion and how many tokens it has; `finish` is None, `stop` or `length`."""
+    """New text of a completion. `count` is the number of tokens of the completion so far, `tokens` are the new ones;
+    `finish` is None, `stop` or `length`."""
 
     text: str
     count: int
@@ -40,7 +42,8 @@ class Chunk:
 
 
 def sampling_fields(wanted: m.Sampling, context: int) -> dict[str, Any]:
-    """How tokens are chosen: penalty over the whole context, temperature, nucleus, and nothing else."""
+    """The fields that say how tokens are chosen: by a penalty over the whole context, temperature and nucleus, and
+    nothing else."""
     is_greedy = wanted.temperature < COLDEST or wanted.top_p == 0.0
     return {
         "samplers": ["penalties", "temperature", "top_p"],
@@ -50,7 +53,7 @@ def sampling_fields(wanted: m.Sampling, context: int) -> dict[str, Any]:
         "repeat_last_n": context,
         "presence_penalty": 0.0,
         "frequency_penalty": 0.0,
-        # the order above leaves these out; they are set too, because a model file may name other defaults
+        # `samplers` leaves these out; they are set all the same, because a model file may name other defaults
         "top_k": 0,
         "min_p": 0.0,
         "typical_p": 1.0,
@@ -62,7 +65,7 @@ def sampling_fields(wanted: m.Sampling, context: int) -> dict[str, Any]:
 
 
 class LlamaServer:
-    """A server at `url` that is opened by `key`."""
+    """A server at `url` that accepts requests with `key`."""
 
     def __init__(self, url: str, key: str) -> None:
         self._http = httpx.AsyncClient(
@@ -70,7 +73,7 @@ class LlamaServer:
             headers={"Authorization": f"Bearer {key}"},
             timeout=httpx.Timeout(None),
             limits=httpx.Limits(max_connections=None, max_keepalive_connections=16),
-            # loopback never goes through somebody's proxy
+            # a request to the loopback address must not go through a proxy of the environment
             trust_env=False,
         )
 
@@ -78,7 +81,7 @@ class LlamaServer:
         await self._http.aclose()
 
     async def tokenize(self, text: str, *, special: bool) -> list[int]:
-        """The tokens of a text; `special` adds those that the tokenizer puts around one."""
+        """The tokens of a text; `special` adds the special tokens that the tokenizer puts around a text."""
         body = {"content": text, "add_special": special, "parse_special": True}
         answer = await self._post("/tokenize", body)
         return [int(token) for token in answer["tokens"]]
@@ -98,7 +101,7 @@ class LlamaServer:
     async def complete(
         self, tokens: list[int], max_tokens: int, slot: int, fields: dict[str, Any]
     ) -> AsyncGenerator[Chunk, None]:
-        """The chunks of a completion, one for each pass at least; the last has its `finish`.
+        """Yield the chunks of a completion, at least one for each forward pass; the last has its `finish`.
 
         Raises:
             Refusal: INTERNAL_ERROR with the engine's own words.
@@ -122,8 +125,8 @@ class LlamaServer:
         raise Lost("the answer ended early")
 
     async def until_idle(self, slot: int) -> None:
-        """Return when the server has stopped working on a slot: it notices that a client has left only when it writes
-        to it."""
+        """Return when the server has stopped working on a slot. The server notices that a client has left only when it
+        writes to that client."""
         pause = FIRST_LOOK
         while await self._is_busy(slot):
             await asyncio.sleep(pause)
@@ -177,5 +180,5 @@ def _failed(answer: Any) -> Refusal:
 
 
 def _is_finite(value: object) -> bool:
-    """Whether a value is a finite number; the server writes others as null."""
+    """Whether a value is a finite number; the server writes other numbers as null."""
     return isinstance(value, int | float) and math.isfinite(value)

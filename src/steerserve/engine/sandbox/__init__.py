@@ -1,1 +1,1 @@
-"""Helpers that treat input of strangers in processes of their own."""
+"""Helpers that process untrusted input in processes of their own."""

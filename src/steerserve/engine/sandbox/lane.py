@@ -1,6 +1,6 @@
 """A child process with limits of time and memory that answers questions, and its client.
 
-Frames on its standard input and output are a 4-byte big-endian length and a body. It ends when its input closes.
+Frames on its standard input and output are a 4-byte big-endian length and a body. The child ends when its input closes.
 """
 
 from __future__ import annotations
@@ -20,20 +20,20 @@ from steerserve.engine.wire.messages import LENGTH
 from steerserve.errors import Refusal
 
 START_SECONDS = 30.0
-"""What the process may take to import what it needs."""
+"""Seconds in which the process must have imported its modules."""
 
 _KEPT = ("PATH", "PYTHONPATH", "LD_LIBRARY_PATH")
 _READY = b"ready"
 
 
 class Died(Exception):
-    """The process ended over this question: it needs more memory or depth than there is."""
+    """The process ended over this question, which needs more memory or depth than the limits allow."""
 
 
 class Lane:
     """One process: started when it is first needed, and again after it had to be killed or died.
 
-    `name` says what it is in what is refused; its `command` ends in `serve`.
+    `name` names the process in refusals; the program that `command` starts ends in `serve`.
     """
 
     def __init__(self, name: str, command: Sequence[str]) -> None:
@@ -58,7 +58,7 @@ class Lane:
         """The answer of the process.
 
         Raises:
-            TimeoutError: it takes longer than `seconds`.
+            TimeoutError: the answer takes longer than `seconds`.
             Died: the process did not survive the question.
             Refusal: SHUTTING_DOWN, or INTERNAL_ERROR when no process starts.
         """
@@ -74,9 +74,9 @@ class Lane:
                         raise _stopping() from None
                     if is_fresh:
                         raise Died from None
-                    # it may have died before this question: that is not this question's fault
+                    # the process may have died before this question, which then is not the cause: ask a new process
                 except (TimeoutError, asyncio.CancelledError):
-                    # the answer that is still to come would be taken for the next one's
+                    # the answer that is still to come would be taken for the answer to the next question
                     await self._end()
                     raise
 
@@ -132,7 +132,7 @@ def _stopping() -> Refusal:
 
 
 def limit(memory_bytes: int) -> None:
-    """Bound the process's address space; an interrupt from the terminal is the service's matter."""
+    """Bound the address space of this process, and ignore interrupts from the terminal, which the service handles."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     with contextlib.suppress(ValueError, OSError):
         resource.setrlimit(resource.RLIMIT_AS, (memory_bytes, memory_bytes))
@@ -140,11 +140,12 @@ def limit(memory_bytes: int) -> None:
 
 
 def serve(answer: Callable[[bytes], bytes], seconds: float) -> None:
-    """One question, one answer, until the input closes; a question that takes much longer than `seconds` ends it."""
+    """Answer question after question until the input closes. A question that takes much longer than `seconds` ends the
+    process."""
     sys.stdout.buffer.write(_READY)
     sys.stdout.buffer.flush()
     while body := _read(sys.stdin.buffer):
-        # a service that was killed cannot stop a question that takes for ever
+        # an alarm, because a service that was killed cannot stop a question without end
         signal.alarm(math.ceil(seconds) + 1)
         reply = answer(body)
         signal.alarm(0)

@@ -1,8 +1,8 @@
-"""The checker: child processes that compile schemas and validate documents, so that a hostile one cannot block the
-service.
+"""The checker: child processes that compile schemas and validate documents, so that a hostile schema or document cannot
+block the service.
 
-`Checker` is their client in the control plane; `python -m steerserve.engine.sandbox.schemas` is a process, which is
-asked in JSON.
+`Checker` is their client in the control plane; `python -m steerserve.engine.sandbox.schemas` is one such process.
+Questions and answers are JSON.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from steerserve.rules.schema_parts import Schema, is_endless, parts
 from steerserve.rules.schema_subset import Fault, compact, fault, refusal
 
 CHECK_SECONDS = 1.5
-"""What one check or validation may take."""
+"""Seconds that one check or validation may take."""
 
 LANES = 4
 """Processes that may run at once."""
@@ -40,7 +40,7 @@ MEMORY_BYTES = 1 << 30
 """Address space of a process."""
 
 PASSED_MAXIMUM = 64
-"""Schemas that are remembered as good."""
+"""The number of schemas that are remembered as good."""
 
 REASON_CHARACTERS = 300
 WALKS = 4
@@ -50,15 +50,16 @@ STEP_SECONDS = 0.05
 
 
 class SchemaQuestion(msgspec.Struct):
-    """`schema` is JSON text. With a `text` the document is validated, without the schema is checked."""
+    """`schema` is JSON text. With a `text`, that document is validated; without one, the schema is checked."""
 
     schema: str
     text: str | None = None
 
 
 class SchemaAnswer(msgspec.Struct):
-    """Nothing when all is well; else the reason, and the keywords that cause it. `is_unfinished`: the question met a limit of
-    time, memory or depth, so nothing is known of what was asked."""
+    """`reason` says why the schema or document is refused, None where it is good; `faults` names the keywords that
+    cause the refusal. `is_unfinished` says that the check met a limit of time, memory or depth, so its result is not
+    known."""
 
     reason: str | None = None
     faults: list[dict[str, str]] = []
@@ -74,7 +75,7 @@ class Checker:
     def __init__(self) -> None:
         command = [sys.executable, "-m", "steerserve.engine.sandbox.schemas"]
         self._lanes = [Lane("the checker of schemas", command) for _ in range(LANES)]
-        # the last one used is the next one used: most services never start a second
+        # the process that was used last is used next, so most services never start a second one
         self._free: asyncio.LifoQueue[Lane] = asyncio.LifoQueue()
         for lane in self._lanes:
             self._free.put_nowait(lane)
@@ -82,14 +83,15 @@ class Checker:
 
     @property
     def pids(self) -> list[int]:
-        """Of the processes that run."""
+        """The ids of the processes that run."""
         return [lane.pid for lane in self._lanes if lane.pid is not None]
 
     async def check(self, schema: Schema) -> None:
-        """Whether the grammar engine can enforce a schema that `schema_subset.check` has passed.
+        """Check that the grammar engine can enforce a schema that `schema_subset.check` has passed.
 
         Raises:
-            Refusal: RESPONSE_FORMAT_UNSUPPORTED when it cannot, or not within the limits of time and memory.
+            Refusal: RESPONSE_FORMAT_UNSUPPORTED when it cannot, or when the check exceeds its limits of time and
+                memory.
         """
         text = compact(schema)
         digest = hashlib.blake2b(text.encode(), digest_size=16).digest()
@@ -104,7 +106,7 @@ class Checker:
             self._passed.popitem(last=False)
 
     async def validate(self, schema: Schema, text: str) -> str | None:
-        """None when `text` is a JSON document that satisfies the schema, else why not, in one line.
+        """None when `text` is a JSON document that satisfies the schema; otherwise the reason in one line.
 
         Raises:
             Refusal: CONSTRAINED_OUTPUT_UNCHECKED when validation does not end within its limits.
@@ -118,12 +120,12 @@ class Checker:
         return answer.reason
 
     async def close(self) -> None:
-        """End the processes. Whoever waits for one is refused."""
+        """End the processes. Questions that wait for a process are refused."""
         for lane in self._lanes:
             await lane.close()
 
     async def _ask(self, ask: SchemaQuestion) -> SchemaAnswer:
-        """The answer of a process, or why it has none within its limits."""
+        """The answer of a process, or an unfinished answer with the limit that the question met."""
         lane = await self._free.get()
         try:
             answer = await lane.ask(msgspec.json.encode(ask), CHECK_SECONDS)
@@ -142,7 +144,7 @@ class Checker:
 
 
 def check(schema: Schema, tokenizer: LLTokenizer) -> SchemaAnswer:
-    """Compile the schema, and walk some documents of it."""
+    """Compile the schema, and write the beginnings of some of its documents."""
     faults = list(_bad_patterns(schema))
     if faults:
         return SchemaAnswer("patterns that cannot be compiled", faults)
@@ -155,7 +157,7 @@ def check(schema: Schema, tokenizer: LLTokenizer) -> SchemaAnswer:
 
 
 def validate(schema: Schema, text: str) -> str | None:
-    """Why `text` is no document of the schema, in one line; None when it is.
+    """The reason why `text` is not a document of the schema, in one line; None when it is one.
 
     Raises:
         RecursionError: for a document that is nested too deep.
@@ -175,7 +177,8 @@ def _refuse_constant(name: str) -> NoReturn:
 
 
 def _bad_patterns(schema: Schema) -> Iterator[Fault]:
-    """Patterns that Python's `re`, which validates, cannot compile, or warns that it reads in its own way."""
+    """The patterns that cannot be compiled by Python's `re`, which validation uses, or for which `re` warns of a
+    meaning of its own."""
     for path, part in parts(schema):
         if "pattern" in part:
             try:
@@ -202,9 +205,11 @@ def _compiled(schema: Schema, tokenizer: LLTokenizer) -> LLMatcher:
 
 
 def _rehearse(matcher: LLMatcher) -> str | None:
-    """Write the beginnings of some documents, byte by byte, and see that each step is allowed and quick.
+    """Write the beginnings of some documents, byte by byte, and check that each step is possible and quick. Returns the
+    reason of a failure.
 
-    The choices lean to ending strings, so that the walks get around; they are the same at every check.
+    The choices favour the end of a string, so that a walk does not stay in one string. They are the same at every
+    check.
     """
     for walk in range(WALKS):
         state, choice = matcher.deep_copy(), random.Random(walk)  # noqa: S311
@@ -232,7 +237,8 @@ def _failure(state: LLMatcher) -> str:
 
 
 def _line(text: str) -> str:
-    """The first line, or what fits of it; a regex error is drawn over several lines and named in the last."""
+    """The first line, cut to its maximum length. A regex error is drawn over several lines and named in the last line,
+    which is then added."""
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     if not lines:
         return "unknown error"

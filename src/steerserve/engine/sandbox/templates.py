@@ -1,8 +1,8 @@
-"""Rendering the chat template of a GGUF file in a process of its own, so that a hostile template harms nothing.
+"""Renders the chat template of a GGUF file in a process of its own, so that a hostile template does no harm.
 
 `Templates` is its client in the control plane; `python -m steerserve.engine.sandbox.templates` is the process:
-sandboxed Jinja with what model templates expect, under limits of time and memory, that opens no file once it is
-ready.
+sandboxed Jinja with the functions that model templates expect, under limits of time and memory. The process opens no
+file once it is ready.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ from steerserve.engine.wire.prompts import Continuation
 from steerserve.errors import Refusal
 
 RENDER_SECONDS = 2.0
-"""What one conversation may take."""
+"""Seconds that the rendering of one conversation may take."""
 
 MEMORY_BYTES = 1 << 30
 """Address space of the process."""
 
 TEXT_MAXIMUM = 1 << 25
-"""Characters of a rendered conversation, beyond any request and any context."""
+"""The most characters of a rendered conversation, which is more than any request and any context have."""
 
 REASON_CHARACTERS = 200
 OPEN_FILES = 3
@@ -54,7 +54,7 @@ class TemplateQuestion(msgspec.Struct):
 
 
 class TemplateAnswer(msgspec.Struct):
-    """The text, or why there is none."""
+    """The rendered text, or the reason why there is none."""
 
     text: str = ""
     reason: str | None = None
@@ -64,7 +64,7 @@ class TemplateAnswer(msgspec.Struct):
 
 
 class Templates:
-    """Owns the process that renders."""
+    """Owns the process that renders templates."""
 
     def __init__(self) -> None:
         command = [sys.executable, "-m", "steerserve.engine.sandbox.templates"]
@@ -83,8 +83,8 @@ class Templates:
     ) -> tuple[str, bool]:
         """A conversation as text, and whether the template itself put the BOS before it.
 
-        A trailing assistant message is continued: what stands before it is rendered with the generation prompt, and
-        its own text follows raw.
+        A trailing assistant message is continued: the messages before it are rendered with the generation prompt, and
+        its text follows verbatim.
 
         Raises:
             Refusal: NO_CHAT_TEMPLATE; INVALID_PARAMETER when the template refuses the messages.
@@ -105,7 +105,7 @@ class Templates:
         return conversation.text(answer.text), has_bos
 
     async def close(self) -> None:
-        """End the process. Whoever waits for it is refused."""
+        """End the process. Questions that wait for the process are refused."""
         await self._lane.close()
 
     async def _ask(self, ask: TemplateQuestion) -> TemplateAnswer:
@@ -122,7 +122,7 @@ class Templates:
 
 
 class _Passed(Extension):
-    """`{% generation %}`, with which templates mark what a model wrote, changes nothing here."""
+    """`{% generation %}`, with which templates mark text that a model wrote, has no effect here."""
 
     tags = {"generation"}  # noqa: RUF012 -- as the library declares it
 
@@ -136,7 +136,8 @@ class _Passed(Extension):
 
 
 class _PublicNamespace(Namespace):
-    """A namespace that keeps no underscored names, by which sandboxes have been left before."""
+    """A namespace that refuses names with a leading underscore, because such names have been used to escape from
+    sandboxes."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         for name in dict(*args, **kwargs):
@@ -200,7 +201,7 @@ def rendered(ask: TemplateQuestion) -> TemplateAnswer:
     except MemoryError:
         return TemplateAnswer(reason="rendering needs more memory or depth than there is")
     except Exception as error:
-        # templates raise whatever their author chose
+        # a template may raise any error
         line = (str(error).splitlines() or [type(error).__name__])[0]
         return TemplateAnswer(reason=_ADDRESS.sub("", line)[:REASON_CHARACTERS])
     if len(text) > TEXT_MAXIMUM:
@@ -211,7 +212,8 @@ def rendered(ask: TemplateQuestion) -> TemplateAnswer:
 def main() -> None:
     """The process."""
     limit(MEMORY_BYTES)
-    # what is imported late, for errors above all, is imported now: no file is opened after this
+    # render once now, because the library imports some modules late, above all for errors, and this process opens no
+    # file later
     rendered(
         TemplateQuestion(
             "{{ strftime_now('%d %b %Y') }}{{ messages | tojson }}{{ raise_exception('') }}", []

@@ -15,12 +15,14 @@ from steerserve.engine.wire.values import (
 
 
 class Load(Message, frozen=True):
-    """Load a checkpoint folder; one per engine process. `kv_cache_mb` 0 derives it from free memory, and
-    `prefix_cache_mb` None from that; `grammar_cache` compiled grammars are kept.
+    """Load a checkpoint folder; an engine process loads one. A `kv_cache_mb` of 0 derives the size of the KV cache from
+    the free memory; a `prefix_cache_mb` of None derives the size of the kept prefixes from the size of the KV cache.
+    `grammar_cache` is the number of compiled grammars that are kept.
 
     `devices` is empty where the engine chooses, one device for everything, or the device of each decoder layer.
     `working_mb` is the memory that passes are expected to take beside weights and KV cache. After
-    `idle_cache_release_s` seconds without work, memory that is kept for later tensors is given back; never if below 0.
+    `idle_cache_release_s` seconds without work, the engine gives back the memory that it keeps for later tensors; with
+    a value below 0 it never does.
     """
 
     id: int
@@ -52,7 +54,7 @@ class Inspect(Message, frozen=True):
 
 class Attach(Message, frozen=True):
     """Put an SAE at a layer under `key`; `check` runs the self-check on a short text. `dtype` is the dtype of its
-    matrices (`float32`, `bfloat16`, `float16`); None keeps that of the file."""
+    matrices (`float32`, `bfloat16`, `float16`); None keeps the dtype of the file."""
 
     id: int
     key: str
@@ -68,8 +70,9 @@ class Detach(Message, frozen=True):
 
 
 class Monitor(Message, frozen=True):
-    """Watch the features of the SAE `key` in every generation, or none where it is None. `features` restricts what is
-    encoded; `top_k` is how many of the largest a record names. The statistics stay until `ResetStatistics`."""
+    """Watch the features of the SAE `key` in every generation; with a `key` of None, watch nothing. Only `features` are
+    encoded, or all features where it is None. A record names the `top_k` largest features. The statistics stay until
+    `ResetStatistics`."""
 
     id: int
     key: str | None
@@ -78,9 +81,9 @@ class Monitor(Message, frozen=True):
 
 
 class ReadStatistics(Message, frozen=True):
-    """Read the statistics since the last reset: those of `features`, or of all features that were active. With
-    `metric` (`mean`, `max`, `active_ratio`, or `count`: the tokens at which a feature was active), only those of the
-    `k` largest, ties by index."""
+    """Read the statistics since the last reset: those of `features`, or of all features that were active. With a
+    `metric`, only the `k` features with the largest metric are read, ties by index. The metric is `mean`, `max`,
+    `active_ratio`, or `count`, which is the number of tokens at which a feature was active."""
 
     id: int
     features: list[int] | None = None
@@ -93,8 +96,9 @@ class ResetStatistics(Message, frozen=True):
 
 
 class Explore(Message, frozen=True):
-    """Read the geometry of the attached SAE `key`, or of the SAE at `source`: facts of `features`, and the `nearest`
-    features, whose decoder directions have the largest cosine with that of the first feature named."""
+    """Read the geometry of the attached SAE `key`, or of the SAE at `source`: facts of each of `features`, and as many
+    neighbours of the first of them as `nearest` says. The neighbours are the features whose decoder directions have the
+    largest cosine with its decoder direction."""
 
     id: int
     key: str | None
@@ -104,7 +108,7 @@ class Explore(Message, frozen=True):
 
 
 class Steer(Message, frozen=True):
-    """Replace the live steering; acts from the next forward pass.
+    """Replace the live steering, from the next forward pass on.
 
     `values` maps the key of an attached SAE (`sae_id@layer`) to feature index -> value.
     """
@@ -116,8 +120,9 @@ class Steer(Message, frozen=True):
 
 
 class Generate(Message, frozen=True):
-    """Complete each prompt `n` times; choice `prompt * n + i`. `plans` has one for each prompt, in place of `plan`.
-    `label` names the request in records of monitoring; a request without a label is not monitored."""
+    """Complete each prompt `n` times; choice `prompt * n + i` is completion `i` of the prompt. `plans`, where not
+    empty, has a plan for each prompt in place of `plan`. `label` names the request in records of monitoring; a request
+    without a label is not monitored."""
 
     id: int
     prompts: list[Text | Chat]
@@ -131,10 +136,10 @@ class Generate(Message, frozen=True):
 
 
 class Score(Message, frozen=True):
-    """The distribution of the token after each prompt, unsteered; one choice per prompt.
+    """Score the candidates for the token after each prompt, unsteered; one choice per prompt.
 
-    `top` alternatives are listed, and with `allowed` every one of its tokens; none at all where `top` is None. Logits
-    are divided by `temperature`.
+    The candidates are the tokens `allowed`, or the whole vocabulary. The answer lists all allowed tokens, or the `top`
+    most probable of the vocabulary; where `top` is None it lists none. Logits are divided by `temperature`.
     """
 
     id: int
@@ -146,7 +151,7 @@ class Score(Message, frozen=True):
 
 
 class Embed(Message, frozen=True):
-    """A vector for each text, unsteered."""
+    """Compute a vector for each text, unsteered."""
 
     id: int
     prompts: list[Text]

@@ -1,7 +1,7 @@
-"""What the control plane asks of an engine, whichever kind it is.
+"""The methods that the control plane calls on an engine of either kind.
 
-Each engine holds at most one model. The defaults are those of an engine whose model has no layers to hook: whatever
-needs an SAE is refused, and what would only take something away has nothing to do.
+Each engine holds at most one model. The default methods are for an engine whose model has no layers to hook: a method
+that needs an SAE refuses, and a method that takes something away does nothing.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ def no_layers() -> Refusal:
 
 
 class Engine(ABC):
-    """One engine. `ended` is done when its process is gone, with the reason as a clause; `applied` has, for each
-    attached SAE, the forward passes in which its steering was added; `on_record` is called with each record of
+    """One engine. `ended` is done when its process is gone, with the reason as a clause. `applied` counts, for each
+    attached SAE, the forward passes in which its steering was added. `on_record` is called with each record of
     monitoring."""
 
     def __init__(self) -> None:
@@ -36,19 +36,19 @@ class Engine(ABC):
     @property
     @abstractmethod
     def pid(self) -> int | None:
-        """The process, None where there is none."""
+        """The id of the process; None where no process runs."""
 
     @abstractmethod
     async def load(self, report: Report, *args: Any, **fields: Any) -> m.Loaded:
         """Load a model; each kind of engine names its own fields.
 
         Raises:
-            Refusal: whatever the engine refuses; ENGINE_UNAVAILABLE when it ended.
+            Refusal: the refusal of the engine; ENGINE_UNAVAILABLE when the engine ended.
         """
 
     @abstractmethod
     async def stop(self, parting: Refusal | None = None) -> None:
-        """End the process: politely, then by force. Safe to call when it has ended already.
+        """End the process: politely, then by force. A process that has ended already is left alone.
 
         Requests that are still in flight are refused with `parting`.
         """
@@ -68,7 +68,7 @@ class Engine(ABC):
         label: str | None = None,
         plans: Sequence[m.Plan] = (),
     ) -> Answers:
-        """Started, then the pieces of each choice until its `finish`. Closing the iterator early cancels the
+        """Yield Started, then the pieces of each choice until its `finish`. Closing the iterator early cancels the
         request."""
 
     async def score(
@@ -79,7 +79,7 @@ class Engine(ABC):
         allowed: list[int] | None,
         tap: m.Tap | None = None,
     ) -> Answers:
-        """Started, then Scored for each prompt. Closing the iterator early cancels the request.
+        """Yield Started, then Scored for each prompt. Closing the iterator early cancels the request.
 
         Raises:
             Refusal: FIELD_NOT_HONOURED from an engine that gives no log-probabilities.
@@ -91,12 +91,12 @@ class Engine(ABC):
 
     @abstractmethod
     def embed(self, prompts: list[m.Text]) -> Answers:
-        """Started, then Embedded for each text. Closing the iterator early cancels the request."""
+        """Yield Started, then Embedded for each text. Closing the iterator early cancels the request."""
 
     # ------------------------------------------------------------- SAEs
 
     async def inspect(self, source: m.SaeSource) -> m.Claims:
-        """Read what an SAE checkpoint says of itself."""
+        """Read the facts that an SAE checkpoint states about itself."""
         raise no_layers()
 
     async def attach(
@@ -111,7 +111,7 @@ class Engine(ABC):
         raise no_layers()
 
     async def detach(self, key: str) -> None:  # noqa: B027 -- a default
-        """Take the SAE at `key` away. Where nothing is ever attached, nothing is left to do."""
+        """Take the SAE at `key` away. By default nothing is ever attached, so this does nothing."""
 
     async def steer(self, epoch: int, enabled: bool, values: dict[str, dict[int, float]]) -> None:
         """Replace the live steering; returns once the next forward pass uses the values."""
@@ -126,7 +126,7 @@ class Engine(ABC):
         key: str | None = None,
         source: m.SaeSource | None = None,
     ) -> m.Explored:
-        """Geometry of features of the attached SAE `key`, or of the SAE at `source`."""
+        """Read the geometry of features of the attached SAE `key`, or of the SAE at `source`."""
         raise no_layers()
 
     # ------------------------------------------------------------- observing
@@ -134,18 +134,18 @@ class Engine(ABC):
     async def monitor(
         self, key: str | None, features: list[int] | None = None, top_k: int = 10
     ) -> None:
-        """Monitor the SAE at `key`, or nothing where it is None. Its records are given to `on_record`."""
+        """Monitor the SAE at `key`; with a `key` of None, monitor nothing. `on_record` is called with each record."""
         raise no_layers()
 
     async def statistics(
         self, features: list[int] | None = None, metric: str | None = None, k: int = 10
     ) -> m.Statistics:
-        """What monitoring has counted since the last reset."""
+        """Read the statistics that monitoring has counted since the last reset."""
         raise no_layers()
 
     async def reset_statistics(self) -> None:  # noqa: B027 -- a default
-        """Count from nothing. Where nothing is ever counted, nothing is left to do."""
+        """Clear the statistics. By default nothing is ever counted, so this does nothing."""
 
     async def measure(self) -> m.Measured:
-        """The memory of the engine; without figures for an engine that has none."""
+        """The memory of the engine; by default without any figures."""
         return m.Measured(0)

@@ -10,7 +10,7 @@ from steerserve.engine.wire.values import (
 
 
 class Progress(Message, frozen=True):
-    """A load reached `stage`; `percent` 0 to 100."""
+    """A load reached `stage`; `percent` is 0 to 100."""
 
     id: int
     stage: str
@@ -18,7 +18,7 @@ class Progress(Message, frozen=True):
 
 
 class Loaded(Message, frozen=True):
-    """Facts of the loaded model. Sizes in tokens, features and MiB; `quantization` is what it is held as.
+    """Facts of the loaded model. Sizes are in tokens, features and MiB; `quantization` is the form in which it is held.
     `site_widths` has the width of every site that an SAE may read and write here, by its name in
     `rules.sae_sites.SITES`."""
 
@@ -44,8 +44,9 @@ class Loaded(Message, frozen=True):
 
 
 class Measured(Message, frozen=True):
-    """Memory in bytes. `devices` has the bytes allocated and reserved by card (`cuda:N`), and nothing on a host without
-    cards. `kv_reserve` is what the KV cache may still take on all devices, and `working` what a pass takes on one."""
+    """Memory in bytes. `devices` has the bytes allocated and reserved on each card (`cuda:N`); it is empty on a host
+    without cards. `kv_reserve` is the memory that the KV cache may still take on all devices; `working` is the memory
+    that a pass takes on one device."""
 
     id: int
     devices: dict[str, tuple[int, int]] = {}
@@ -56,9 +57,9 @@ class Measured(Message, frozen=True):
 class Claims(Message, frozen=True):
     """The facts that an SAE checkpoint states about itself, read from its headers; None where it states nothing.
 
-    `reason` says why it can never be attached (a transcoder, a cross-layer transcoder); `needs` names the overrides
-    that it needs before it can be attached (`activation`, ...); `tensors` has the shapes as stored; `normalisation`
-    and `dtype` are as stored.
+    `reason` says why the SAE can never be attached (a transcoder, a cross-layer transcoder). `needs` names the
+    overrides without which the SAE cannot be attached (`activation`, ...). `tensors` has the shapes of the tensors.
+    `tensors`, `normalisation` and `dtype` are as stored.
     """
 
     format: str
@@ -86,8 +87,9 @@ class Inspected(Message, frozen=True):
 
 
 class Attached(Message, frozen=True):
-    """`check` holds l0, fvu, residual_norm and decoder norms where the self-check ran; `dtype` is what the matrices are
-    kept in, `site` where the SAE reads and writes. `is_calibrated` is False where a norm factor is not known."""
+    """The facts of an SAE that was attached. `check` holds l0, fvu, residual_norm and decoder norms where the
+    self-check ran. `dtype` is the dtype in which the matrices are kept; `site` is the site that the SAE reads and
+    writes. `is_calibrated` is False where a norm factor is not known."""
 
     id: int
     layer_module_path: str
@@ -102,8 +104,8 @@ class Attached(Message, frozen=True):
 
 
 class FeatureCount(Message, frozen=True):
-    """One feature over the `count` tokens at which it was observed: `std` is that of the population, `active_ratio` the
-    share of them at which it was active (not 0)."""
+    """One feature over the `count` tokens at which it was observed. `std` is the standard deviation of the population.
+    `active_ratio` is the share of these tokens at which the feature was active (not 0)."""
 
     feature_idx: int
     count: int
@@ -115,7 +117,8 @@ class FeatureCount(Message, frozen=True):
 
 
 class Statistics(Message, frozen=True):
-    """`tokens` were observed since the last reset; `activations` counts the active features (not 0) of all of them."""
+    """`tokens` is the number of tokens observed since the last reset; `activations` is the number of active features
+    (not 0), summed over these tokens."""
 
     id: int
     features: list[FeatureCount]
@@ -134,7 +137,7 @@ class FeatureFacts(Message, frozen=True):
 
 
 class Explored(Message, frozen=True):
-    """`nearest` has [feature, cosine], the largest first, the feature asked about left out."""
+    """`nearest` has [feature, cosine] of the neighbours, the largest cosine first."""
 
     id: int
     features: list[FeatureFacts]
@@ -142,9 +145,9 @@ class Explored(Message, frozen=True):
 
 
 class Recorded(Message, frozen=True):
-    """The record of monitoring at the last token of a choice that ended: `position` within prompt and completion, the
-    active features (not 0; or all those named) as [index, value], the largest by magnitude first, equals by index, at
-    most RECORD_MAXIMUM of `fired`."""
+    """The record of monitoring at the last token of a choice that ended. `position` counts from the beginning of the
+    prompt. `activations` has the active features (not 0), or all features that the target names, as [index, value]: the
+    largest by magnitude first, equals by index, RECORD_MAXIMUM at most. `fired` is the number of active features."""
 
     id: int
     label: str
@@ -177,7 +180,7 @@ class Refused(Message, frozen=True):
 
 
 class Started(Message, frozen=True):
-    """Every check that needs the model has passed; one entry per prompt."""
+    """Every check that needs the model has passed. `prompt_tokens` has an entry per prompt."""
 
     id: int
     prompt_tokens: list[int]
@@ -219,7 +222,7 @@ class Embedded(Message, frozen=True):
 
 
 class Reading(Message, frozen=True):
-    """Features at one position: [index, value], the largest by magnitude first, equals by index."""
+    """Features at one position, as [index, value]: the largest by magnitude first, equals by index."""
 
     position: int
     token: int
@@ -238,7 +241,8 @@ Outcome = Piece | Scored | Embedded | Activated
 
 
 class Stepped(Message, frozen=True):
-    """One step of the engine: its outcomes, and for each attached SAE the passes in which its steering was added."""
+    """One step of the engine: its outcomes, and for each attached SAE the number of passes in which its steering was
+    added."""
 
     outcomes: list[Outcome]
     applied: dict[str, int]

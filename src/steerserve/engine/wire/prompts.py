@@ -1,4 +1,4 @@
-"""Prompts, the same for both kinds of engine: last messages that are continued, and refusals of lengths."""
+"""Rules about prompts for both kinds of engine: last messages that are continued, and refusals of lengths."""
 
 from __future__ import annotations
 
@@ -40,8 +40,8 @@ class NamedPrompt:
 
 
 class Continuation:
-    """A conversation for a chat template, without the text of a last assistant message, which is continued: this text
-    follows verbatim on the rendering of the messages before it with the generation prompt.
+    """A conversation for a chat template. A last assistant message is continued: the template renders the messages
+    before it with the generation prompt, and the text of the assistant message follows verbatim.
 
     Many templates refuse a conversation without messages. Where the assistant message is the only one, the template
     renders a marked message instead, and the rendering before the mark is the beginning of the prompt.
@@ -60,7 +60,7 @@ class Continuation:
         """The whole prompt, from the rendering of `messages`.
 
         Raises:
-            Refusal: INVALID_PARAMETER for a template that drops the message.
+            Refusal: INVALID_PARAMETER when the template drops the marked message.
         """
         if self._is_marked:
             before, mark, _ = rendered.partition(MARK)
@@ -98,11 +98,11 @@ def check_length(
 
 
 def max_tokens(wanted: m.Sampling, prompt_tokens: int, context: int) -> int:
-    """The most completion tokens of a prompt: the number that the request names, or the default, lowered to the room
-    that the context leaves.
+    """The most completion tokens of a prompt: the number that the request names, or else the default, lowered to the
+    room that the context leaves.
 
     Raises:
-        Refusal: CONTEXT_LENGTH_EXCEEDED when the prompt leaves no room, or not the room that was named.
+        Refusal: CONTEXT_LENGTH_EXCEEDED when the prompt leaves no room, or less than the number that the request names.
     """
     named = wanted.max_tokens
     asked = named if named is not None else 1

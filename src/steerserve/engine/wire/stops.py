@@ -14,7 +14,7 @@ class StopStrings:
         self.is_stopped = False
 
     def push(self, new: str) -> str:
-        """Text that is certain; sets `is_stopped` when a stop string was completed."""
+        """The text that is certain now. Sets `is_stopped` when a stop string was completed."""
         self._held += new
         places = [at for at in (self._held.find(stop) for stop in self._stops) if at >= 0]
         if places:
@@ -31,7 +31,7 @@ class StopStrings:
         return text
 
     def _beginning_of_a_stop(self) -> int:
-        """Length of the longest end of the held text that a stop string begins with."""
+        """The length of the longest end of the held text with which a stop string begins."""
         longest = max((len(stop) for stop in self._stops), default=1) - 1
         for size in range(min(longest, len(self._held)), 0, -1):
             if any(stop.startswith(self._held[-size:]) for stop in self._stops):

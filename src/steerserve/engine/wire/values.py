@@ -26,7 +26,8 @@ class Chat(Message, frozen=True):
 
 
 class Sampling(Message, frozen=True):
-    """How tokens are chosen. A `repetition_penalty` of 1 does nothing; `max_tokens` None takes `default_max_tokens`."""
+    """How tokens are chosen. A `repetition_penalty` of 1 does nothing; a `max_tokens` of None takes
+    `default_max_tokens`."""
 
     temperature: float = 1.0
     top_p: float = 1.0
@@ -45,7 +46,7 @@ class Overlay(Message, frozen=True):
 
 
 class Suppressed(Message, frozen=True):
-    """No steering at all, whatever is live."""
+    """No steering at all, whatever the live values are."""
 
 
 class Follow(Message, frozen=True):
@@ -67,10 +68,12 @@ class Tap(Message, frozen=True):
 
 
 class Overrides(Message, frozen=True):
-    """Facts of an SAE that an operator states in place of those in its files; None takes the one in the files.
+    """Facts of an SAE that an operator states in place of the facts in its files. A field that is None takes the fact
+    in the files.
 
     `normalisation` is one of `none`, `layer_norm`, `constant_norm_rescale`, `expected_average_only_in`; `norm_factor`
-    is the scalar c = sqrt(d_in) / E||x|| of the last. `site` is a hook name or one of `rules.sae_sites.SITES`.
+    is the scalar c = sqrt(d_in) / E||x|| of `expected_average_only_in`. `site` is a hook name or one of
+    `rules.sae_sites.SITES`.
     """
 
     activation: str | None = None
