@@ -1,4 +1,4 @@
-"""Saved profiles: what is kept in the database. Which one is active is known to `serving.py`."""
+"""Saved profiles, which are kept in the database. `serving.py` knows which profile is active."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from steerserve.store.documents import Documents, ProfileRow
 
 
 class Profiles:
-    """Checks what is saved. Feature indices are checked against an SAE only when a profile is applied to it."""
+    """Checks profiles before they are saved. Feature indices are checked only when a profile is applied to an SAE."""
 
     def __init__(
         self, documents: Documents, serving: Serving, conductor: Conductor, catalog: Catalog
@@ -72,8 +72,8 @@ class Profiles:
         )
 
     async def save_current(self, name: str, description: str | None) -> ProfileRow:
-        """Save the live values together with their SAE and the loaded model. The SAE is the one that has values, else
-        the first attached one.
+        """Save the live values together with their SAE and the loaded model. The SAE is the one that has values; if
+        none has values, the first attached SAE.
 
         Raises:
             Refusal: SAE_NOT_ATTACHED, PROFILE_ALREADY_EXISTS; PROFILE_INCOMPATIBLE when several SAEs have values;
@@ -92,8 +92,8 @@ class Profiles:
         )
 
     async def change(self, profile_id: str, changes: Mapping[str, Any]) -> ProfileRow:
-        """Replace some fields of a saved profile. The live values stay as they are until the next activation; the dial
-        of an active profile scales the new values at once.
+        """Replace some fields of a saved profile. The live values stay as they are until the next activation. If the
+        profile is active, the dial scales the new values from now on.
 
         Raises:
             Refusal: PROFILE_NOT_FOUND, PROFILE_ALREADY_EXISTS, VALIDATION_ERROR.
@@ -110,11 +110,11 @@ class Profiles:
         return row
 
     async def remove(self, profile_id: str) -> bool:
-        """Delete a profile. An active one is ended first and its values are cleared; the answer says whether it was
-        active.
+        """Delete a profile. If the profile is active, it is ended first and its values are cleared. Returns whether it
+        was active.
 
         Raises:
-            Refusal: PROFILE_NOT_FOUND; ENGINE_UNAVAILABLE, and then nothing is deleted.
+            Refusal: PROFILE_NOT_FOUND; ENGINE_UNAVAILABLE, in which case nothing is deleted.
         """
         async with self._serving.editing:
             await self._documents.profile(profile_id)
@@ -136,8 +136,8 @@ class Profiles:
         )
 
     async def origin(self, row: ProfileRow) -> Origin:
-        """What the SAE and the model of a profile are, for an export: as the document said that the profile came in,
-        else as they are registered here."""
+        """The SAE and the model of a profile, for an export. They are taken from the document with which the profile
+        was imported, or else from the records of this service."""
         known = row.origin or Origin()
         saes, models = await self._catalog.saes(), await self._catalog.models()
         sae = next((origin_of(sae) for sae in saes if sae.id == row.sae_id), None)
@@ -145,7 +145,8 @@ class Profiles:
         return Origin(known.sae or sae, known.model or next(names, None))
 
     async def _changed_origin(self, profile_id: str, changes: Mapping[str, Any]) -> dict[str, Any]:
-        """The origin without the SAE or the model that the changes replace; nothing where there is none."""
+        """The change of the origin: it loses the SAE or the model that the changes replace. Empty for a profile without
+        an origin."""
         origin = (await self._documents.profile(profile_id)).origin
         if origin is None:
             return {}

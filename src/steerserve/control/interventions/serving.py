@@ -1,7 +1,7 @@
-"""What serves the requests that name nothing themselves: the live values, and the saved profile that is active.
+"""The steering of requests that name no profile themselves: the live values, and the active saved profile.
 
-This is the one place that activates and ends a profile. The active profile is a field of the live values, so that both
-change in one step of the epoch and come back together after a crash; nothing else writes it, and it is not stored.
+Only this module activates and ends a profile. The active profile is a field of the live values, so both change in one
+step of the epoch, and both are restored together after a crash. Which profile is active is not stored in the database.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ LISTED = 20
 
 @dataclass(frozen=True, slots=True)
 class ActivationReport:
-    """What an activation did. `count` is the number of features that the profile steers now."""
+    """The outcome of an activation. `count` is the number of features that the profile steers now."""
 
     applied: bool
     count: int
@@ -36,7 +36,7 @@ class ActivationReport:
 
 @dataclass(frozen=True, slots=True)
 class ServingProfile:
-    """The active profile as health shows it. Plain profiles are never sensed."""
+    """The active profile as health shows it. `sensing_enabled` is always False for a plain profile."""
 
     id: str
     name: str
@@ -46,8 +46,8 @@ class ServingProfile:
 
 
 class Serving:
-    """Owner of what serves. `editing` is held while a profile is activated, ended, changed or deleted, so that none is
-    deleted or changed between the read of its record and its activation."""
+    """Owner of the active profile. The lock `editing` is held while a profile is activated, ended, changed or deleted,
+    so that no profile is changed or deleted between the reading of its record and its activation."""
 
     def __init__(
         self, documents: Documents, steering: Steering, conductor: Conductor, catalog: Catalog
@@ -83,19 +83,19 @@ class Serving:
             return None
         try:
             return await self._documents.profile(self.profile_id)
-        except Refusal:  # it was deleted, and is about to be ended
+        except Refusal:  # the profile was ended and deleted meanwhile
             return None
 
     async def profile(self) -> ServingProfile | None:
-        """What is shown of the active profile."""
+        """The active profile as health shows it; None while no profile is active."""
         row = await self.active()
         if row is None:
             return None
         return ServingProfile(row.id, row.name, row.source_kind, row.intensity)
 
     async def applicable(self, row: ProfileRow) -> Profile:
-        """The saved profile as it is applied here. An SAE that is registered here under another id than where the
-        profile was made is named by its id here."""
+        """The saved profile with the id that its SAE has on this machine, which may differ from the id where the
+        profile was made."""
         sae_id, origin = row.sae_id, row.origin.sae if row.origin else None
         if sae_id is not None and origin is not None:
             same = (sae.id for sae in await self._catalog.saes() if origin.is_same(origin_of(sae)))
@@ -105,9 +105,8 @@ class Serving:
     # ------------------------------------------------------------- changing
 
     async def activate(self, profile_id: str, *, applies: bool = True) -> ActivationReport:
-        """Make a profile the active one: its values times its intensity replace the live values, and steering is
-        enabled, in one step. Everything is checked before anything changes. Without `applies` the live values stay as
-        they are.
+        """Make a profile the active one. In one step, its values times its intensity replace the live values, and
+        steering is enabled. All checks come before any change. If `applies` is False, the live values stay as they are.
 
         Raises:
             Refusal: PROFILE_NOT_FOUND, SAE_NOT_ATTACHED, PROFILE_INCOMPATIBLE, INVALID_FEATURE_INDEX.
@@ -127,7 +126,7 @@ class Serving:
         return ActivationReport(applied, len(row.steering) if applied else 0, warnings)
 
     async def deactivate(self, profile_id: str, *, clears: bool = True) -> bool:
-        """End the profile; the answer says whether its values were cleared. One that is not active changes nothing.
+        """End a profile, and return whether its values were cleared. If the profile is not active, nothing changes.
 
         Raises:
             Refusal: PROFILE_NOT_FOUND.
@@ -138,26 +137,27 @@ class Serving:
         return was_active and clears
 
     async def end(self, profile_id: str, *, clears: bool) -> bool:
-        """End the profile where it is active, also among the values that wait for their model to be loaded again
-        after a crash; the answer says whether it was active. The caller holds `editing`.
+        """End the profile if it is active, and return whether it was. The values that are kept after a crash until
+        their model is loaded again lose the profile too. The caller holds `editing`.
 
         Raises:
-            Refusal: ENGINE_UNAVAILABLE, and then it is active still.
+            Refusal: ENGINE_UNAVAILABLE, in which case the profile is still active.
         """
         return await self._steering.everywhere(
             lambda live: rules.deactivate(live, profile_id, clears=clears)
         )
 
     async def amend(self, row: ProfileRow) -> None:
-        """The saved profile was changed: where it is active, the dial scales its new values from now on. The live
-        values stay. The caller holds `editing`."""
+        """Called after a saved profile was changed. If the profile is active, the dial scales its new values from now
+        on. The live values stay. The caller holds `editing`."""
         profile = await self.applicable(row)
         await self._steering.everywhere(lambda live: rules.amend(live, row.id, profile))
 
     # ------------------------------------------------------------- inside
 
     async def _apply(self, profile_id: str, profile: Profile) -> tuple[str, ...]:
-        """Steer by a profile, and warn of the values set by hand that this cleared at other SAEs."""
+        """Apply a profile. Returns warnings that name the values set by hand at other SAEs which were cleared by
+        this."""
         lost: dict[str, list[int]] = {}
 
         def step(live: Live, attached: Sequence[Attachment]) -> Live:
@@ -188,7 +188,7 @@ class Serving:
 
 
 def origin_of(sae: SaeRow) -> SaeOrigin:
-    """What a registered SAE is, whatever its id."""
+    """What identifies a registered SAE whatever its id."""
     return SaeOrigin(sae.repository_id, sae.revision, sae.file_path, sae.content_digest)
 
 

@@ -1,8 +1,7 @@
 """The live steering values, their epoch, and the engine's copy of both.
 
-An edit is a pure step of `rules/steering`. It counts once the engine has taken it, so that the values that are
-reported are the values that are applied. Whose values they are is not known here: `serving.py` knows the active
-profile."""
+An edit is a pure step of `rules/steering`. An edit takes effect when the engine has accepted it, so the reported values
+are always the applied values. This module does not know which profile is active; `serving.py` does."""
 
 from __future__ import annotations
 
@@ -22,11 +21,12 @@ from steerserve.rules.attachment import FIRST_SAE, SaeChoice
 from steerserve.rules.steering import Live, Values
 
 Step = Callable[[Live, Sequence[Attachment]], Live]
-"""An edit: the live values and what is attached, to the values after it."""
+"""An edit: (the live values, the attached SAEs) -> the values after the edit."""
 
 
 class Steering(EngineState[Live]):
-    """Owner of the live values. Attached SAEs are addressed by their keys; without a choice the first one is meant."""
+    """Owner of the live values. An attached SAE is addressed by its key. A call without a choice concerns the first
+    one."""
 
     def __init__(self, conductor: Conductor, bus: Bus) -> None:
         self._conductor = conductor
@@ -49,14 +49,14 @@ class Steering(EngineState[Live]):
         return self._live.enabled, dict(self._live.of(self.attachment(choice).key))
 
     def others(self, choice: SaeChoice = FIRST_SAE) -> dict[str, dict[int, float]]:
-        """The values of the attached SAEs beside the chosen one, by their keys; SAEs without values are left out."""
+        """Key -> values of the attached SAEs other than the chosen one. SAEs without values are left out."""
         attached = self._conductor.attachments()
         chosen = [attachment.key for attachment in choice.among(attached)[:1]]
         keys = [attachment.key for attachment in attached if attachment.key not in chosen]
         return {key: dict(self._live.of(key)) for key in keys if self._live.of(key)}
 
     def attachment(self, choice: SaeChoice = FIRST_SAE) -> Attachment:
-        """The attached SAE that a choice means.
+        """The first attached SAE that fits a choice.
 
         Raises:
             Refusal: SAE_NOT_ATTACHED.
@@ -90,7 +90,7 @@ class Steering(EngineState[Live]):
         await self._edit(FIRST_SAE, lambda live, _: rules.disable(live))
 
     async def remove(self, index: int, choice: SaeChoice = FIRST_SAE) -> None:
-        """Forget one feature of one attached SAE, whoever set it.
+        """Remove the value of one feature of one attached SAE, whoever set it.
 
         Raises:
             Refusal: SAE_NOT_ATTACHED, INVALID_FEATURE_INDEX.
@@ -98,11 +98,11 @@ class Steering(EngineState[Live]):
         await self._edit(choice, lambda live, sae: rules.remove(live, sae.key, sae.d_sae, index))
 
     async def clear(self) -> None:
-        """Forget every value of every SAE, whoever set it, also the values that wait for their model to be loaded
-        again.
+        """Remove every value of every SAE, whoever set it. This includes values that are kept after a crash until their
+        model is loaded again.
 
         Raises:
-            Refusal: SAE_NOT_ATTACHED when no SAE is attached and none waits.
+            Refusal: SAE_NOT_ATTACHED when no SAE is attached and no values are kept after a crash.
         """
 
         def step(live: Live) -> Live:
@@ -113,7 +113,7 @@ class Steering(EngineState[Live]):
         await self.everywhere(step)
 
     async def clear_one(self, choice: SaeChoice) -> None:
-        """Forget every value of one attached SAE, whoever set it.
+        """Remove every value of one attached SAE, whoever set it.
 
         Raises:
             Refusal: SAE_NOT_ATTACHED.
@@ -121,16 +121,16 @@ class Steering(EngineState[Live]):
         await self._edit(choice, lambda live, sae: rules.clear_one(live, sae.key))
 
     async def act(self, step: Step) -> Live:
-        """Take one step, decided on the values and the attachments of this moment, and answer the values after the
-        step. A step that raises, or that the engine does not take, changes nothing."""
+        """Apply one step to the present values and attachments, and return the values after the step. If the step
+        raises, or if the engine refuses the new values, nothing changes."""
         async with self._editing:
             await self._apply(step(self._live, self._conductor.attachments()))
             return self._live
 
     async def everywhere(self, step: Callable[[Live], Live]) -> bool:
-        """Take a step that needs no SAE on the live values and on the values that wait for their model to be loaded
-        again after a crash, so that these come back as an operator left them. The answer says whether the step
-        changed any."""
+        """Apply a step that needs no attached SAE. It is applied to the live values, and to the values that are kept
+        after a crash until their model is loaded again, so that an edit made meanwhile is not undone. Returns whether
+        any value changed."""
         async with self._editing:
             before = self._live
             await self._apply(step(before))
@@ -138,16 +138,16 @@ class Steering(EngineState[Live]):
             return is_waiting_changed or self._live is not before
 
     def lost(self, resident: Resident) -> Live | None:
-        """All live values; later edits do not change them."""
+        """All live values. `Live` is frozen, so later edits do not change the returned values."""
         return self._live if resident.attachments else None
 
     @asynccontextmanager
     async def put_back(self, back: Return, loss: Callable[[], Live]) -> AsyncIterator[Switch]:
-        """Steer the new engine as the loss says: the values of every owner, whether they apply, and the active profile.
-        Values of SAEs that are not attached again stay out. One step of the epoch.
+        """Restore on the new engine what a crash took: the values of every owner, whether steering is enabled, and the
+        active profile. Values of SAEs that are not attached again are left out. The epoch grows by one.
 
         Raises:
-            Refusal: the engine's own; then nothing is restored.
+            Refusal: a refusal of the engine. Nothing is restored then.
         """
         if not back.attached:
             yield unchanged
@@ -162,33 +162,36 @@ class Steering(EngineState[Live]):
 
     @asynccontextmanager
     async def part(self, gone: Sequence[str]) -> AsyncIterator[Switch]:
-        """The SAEs of the keys `gone` take their values with them. One step of the epoch."""
+        """Remove the values of the SAEs with the keys `gone`, which are being detached. The epoch grows by one."""
         async with self._editing:
             live = self._live
             for key in gone:
                 live = rules.leave(live, key)
             if gone and all(sae.key in gone for sae in self._conductor.attachments()):
-                live = rules.switch_off(live)  # with the last SAE, or where another takes its place
+                # no SAE stays attached, although another may be attached in their place
+                live = rules.switch_off(live)
             live = replace(live, epoch=self._live.epoch + 1)
-            with suppress(Refusal):  # when the engine is gone too, the next starts without values
+            # an engine that has ended needs no values, and the next engine starts without any
+            with suppress(Refusal):
                 await _push(self._conductor.loaded().running()[0], live)
             yield lambda: self._take(live)
 
     async def _edit(self, choice: SaeChoice, edit: Callable[[Live, Attachment], Live]) -> None:
-        """Take one step on the SAE that is meant when it is the step's turn."""
+        """Apply one step to the chosen SAE. The SAE is looked up when the step runs, because earlier steps may still be
+        running."""
         await self.act(lambda live, attached: edit(live, choice.first(attached)))
 
     async def _apply(self, after: Live) -> None:
         if after is self._live:
             return
         is_step = after.epoch != self._live.epoch
-        # without an SAE no engine steers, and the next attach tells the engine the values
+        # without an attached SAE the engine needs no values; the next attach sends them
         if is_step and self._conductor.attachments():
             await _push(self._conductor.loaded().running()[0], after)
         self._take(after)
 
     def _take(self, live: Live) -> None:
-        """Put these values into force, and publish the answer of `state` where it has changed."""
+        """Make these the live values, and publish the state if it has changed."""
         self._live = live
         first = next((attachment.key for attachment in self._conductor.attachments()), None)
         values = _plain(live.of(first) if first else {})

@@ -1,1 +1,1 @@
-"""What is read of the loaded model: monitoring, labels and geometry of features."""
+"""Observes the loaded model: monitoring, and the labels and the geometry of features."""

@@ -23,15 +23,16 @@ from steerserve.store.catalog import SaeRow
 from steerserve.store.labels import Labels
 
 NEAREST_MAXIMUM = 1000
-"""Most neighbours that a search looks through."""
+"""The most neighbours that a search by index and words looks at."""
 
 Statistics = Callable[[str, int], Awaitable[m.FeatureCount | None]]
-"""Attachment key, feature -> what monitoring counted of the feature; None where it was not observed."""
+"""(key of an attachment, index of a feature) -> the feature's statistics from monitoring; None if it was not
+observed."""
 
 
 @dataclass(frozen=True, slots=True)
 class Imported:
-    """The outcome of an import; `total` counts all labels of the SAE afterwards."""
+    """The outcome of an import of labels. `total` counts all labels of the SAE after the import."""
 
     imported: int
     total: int
@@ -40,7 +41,7 @@ class Imported:
 
 @dataclass(frozen=True, slots=True)
 class Page:
-    """Part of an SAE's labels: `matched` of all `total` fit the query."""
+    """A page of an SAE's labels. The SAE has `total` labels, of which `matched` fit the query."""
 
     labels: list[tuple[int, str]]
     matched: int
@@ -49,7 +50,8 @@ class Page:
 
 @dataclass(frozen=True, slots=True)
 class Feature:
-    """One feature. `attached` is where it can be steered now; norms are lengths in the model's residual stream."""
+    """One feature. `attached` is the attachment where the feature can be steered now, None if its SAE is not attached.
+    Norms are lengths in the model's residual stream."""
 
     facts: m.FeatureFacts
     label: str | None
@@ -58,7 +60,7 @@ class Feature:
 
     @property
     def residual_norm(self) -> float | None:
-        """The median length of what the SAE reads, measured when it was attached."""
+        """The median length of the activations that the SAE reads, measured when the SAE was attached."""
         return self.attached.check.get("residual_norm") if self.attached else None
 
     @property
@@ -69,7 +71,8 @@ class Feature:
 
 @dataclass(frozen=True, slots=True)
 class FeatureMatch:
-    """One feature of a search; `cosine` of its decoder direction with that of the feature asked about."""
+    """One result of a search. `cosine` compares its decoder direction with that of the feature that the client
+    named."""
 
     index: int
     label: str | None
@@ -77,7 +80,8 @@ class FeatureMatch:
 
 
 class Features:
-    """Reads and writes the labels, and asks engines for the rest. Unattached SAEs are read one after the other."""
+    """Reads and writes the labels, and asks engines for all other facts. SAEs that are not attached are read one at a
+    time."""
 
     def __init__(
         self,
@@ -97,7 +101,7 @@ class Features:
     # ------------------------------------------------------------- labels
 
     async def labels(self, sae_id: str) -> Mapping[int, str]:
-        """Feature -> label of an SAE; nothing for one without labels."""
+        """Feature index -> label. Empty for an SAE without labels."""
         return await self._labels.of(sae_id)
 
     async def page(self, sae_id: str, query: str | None, limit: int, offset: int) -> Page:
@@ -110,7 +114,7 @@ class Features:
         return Page(matching[offset : offset + limit], len(matching), len(every))
 
     async def add_labels(self, sae_id: str, document: object, *, replace: bool) -> Imported:
-        """Take over the labels of a document (see `rules.labels.parse`): all of them or none.
+        """Store the labels of a document (see `rules.labels.parse`): all of them or none.
 
         Raises:
             Refusal: SAE_NOT_FOUND, SAE_INCOMPATIBLE (a record that is not one SAE), VALIDATION_ERROR,
@@ -151,8 +155,9 @@ class Features:
     async def search(
         self, sae_id: str, query: str | None, index: int | None, limit: int
     ) -> tuple[list[FeatureMatch], int]:
-        """Features whose labels have the words of the query, or whose decoder directions are nearest to that of a
-        feature, or both; the best `limit`, and how many there were among those looked through.
+        """Search for features by the words of `query` in their labels, by how near their decoder directions are to that
+        of the feature `index`, or by both. Returns the best `limit` features, and the number of all matches; a search
+        by both looks only at the NEAREST_MAXIMUM nearest features.
 
         Raises:
             Refusal: SAE_NOT_FOUND, SAE_INCOMPATIBLE, INVALID_FEATURE_INDEX, SAE_LOAD_FAILED, INVALID_LOCAL_PATH.

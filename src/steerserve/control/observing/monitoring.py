@@ -1,9 +1,9 @@
-"""Monitoring of the first attached SAE: its configuration, the records of finished generations, and the statistics that
-the engine keeps.
+"""Monitoring of the first attached SAE: the configuration, the records of finished generations, and access to the
+statistics, which the engine keeps.
 
-The state follows the engine: an edit counts once the engine has accepted it, and monitoring is enabled exactly while
-that engine still has the SAE attached. After a crash the next engine gets the configuration again once the SAE is
-attached; a detach ends monitoring for good.
+The state follows the engine. An edit takes effect when the engine has accepted it, and monitoring is enabled only while
+that engine has the SAE attached. After a crash, the next engine gets the same configuration when the SAE has been
+attached again. A detach ends monitoring; an operator has to enable it again.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ FeatureCount = m.FeatureCount
 
 @dataclass(frozen=True, slots=True)
 class State:
-    """Monitoring as it is now; `sae_id` and `layer` None without an attached SAE."""
+    """The present state of monitoring. `sae_id` and `layer` are None while no SAE is attached."""
 
     enabled: bool
     sae_id: str | None
@@ -55,8 +55,8 @@ class State:
 
 @dataclass(frozen=True, slots=True)
 class Counted:
-    """Statistics of one SAE since `since`, None where nothing was ever monitored; `activations` counts active
-    features."""
+    """Statistics of one SAE. `since` is when counting began, None if the SAE was never monitored. `activations` counts
+    the active features of all `tokens`."""
 
     sae_id: str
     features: list[FeatureCount]
@@ -67,7 +67,7 @@ class Counted:
 
 @dataclass(frozen=True, slots=True)
 class _Watch:
-    """The configuration that a crash took, and the place of its SAE (see `Attachment.place`)."""
+    """The configuration that was lost in a crash, and the place of its SAE (see `Attachment.place`)."""
 
     place: tuple[int, str]
     wanted: Configuration
@@ -81,7 +81,7 @@ class Monitoring(EngineState[_Watch]):
         self._bus = bus
         self._now = now
         self._wanted = Configuration()
-        # the attachment that `_wanted.enabled` and `_wanted.features` concern
+        # the attachment to which `_wanted.enabled` and `_wanted.features` apply
         self._meant: Attachment | None = None
         self._running: tuple[Engine, Attachment] | None = None
         self._counting: tuple[Engine, Attachment, datetime] | None = None
@@ -95,7 +95,7 @@ class Monitoring(EngineState[_Watch]):
     # ------------------------------------------------------------- reading
 
     def key(self) -> str | None:
-        """The attachment that the engine monitors now."""
+        """The key of the attachment that the engine monitors now; None while monitoring is off."""
         if self._running is None:
             return None
         engine, attached = self._running
@@ -133,8 +133,8 @@ class Monitoring(EngineState[_Watch]):
     async def statistics(
         self, features: Sequence[int] | None = None, metric: str | None = None, k: int = 10
     ) -> Counted:
-        """The statistics of the features that are named, or else of all observed features; with a metric, of the `k`
-        features with its largest values.
+        """The statistics of `features`, or of all observed features if none are named. With a metric, only the `k`
+        features with the largest values of the metric.
 
         Raises:
             Refusal: SAE_NOT_ATTACHED, INVALID_FEATURE_INDEX.
@@ -149,7 +149,7 @@ class Monitoring(EngineState[_Watch]):
         return Counted(attached.sae_id, counts.features, counts.tokens, counts.activations, since)
 
     async def counted(self, key: str, index: int) -> FeatureCount | None:
-        """What was counted of one feature at the attachment of this key; None where it was not observed."""
+        """The statistics of one feature at the attachment with this key; None if the feature was not observed."""
         first = self._first()
         if first is None or first.key != key:
             return None
@@ -165,10 +165,10 @@ class Monitoring(EngineState[_Watch]):
         history_size: int = rules.HISTORY_DEFAULT,
         top_k: int = rules.TOP_K_DEFAULT,
     ) -> State:
-        """Replace the whole configuration. As many of the newest records as fit are kept.
+        """Replace the whole configuration. Of the records, the newest are kept, at most `history_size`.
 
         Raises:
-            Refusal: SAE_NOT_ATTACHED, INVALID_FEATURE_INDEX, or what the engine refuses; then nothing has changed.
+            Refusal: SAE_NOT_ATTACHED, INVALID_FEATURE_INDEX, or a refusal of the engine. Nothing has changed then.
         """
         return await self._edit(
             lambda attached, _: Configuration(
@@ -180,15 +180,15 @@ class Monitoring(EngineState[_Watch]):
         )
 
     async def enable(self, enabled: bool) -> State:
-        """Switch, and keep the rest of the configuration.
+        """Switch monitoring on or off, and keep the rest of the configuration.
 
         Raises:
-            Refusal: SAE_NOT_ATTACHED, or what the engine refuses.
+            Refusal: SAE_NOT_ATTACHED, or a refusal of the engine.
         """
         return await self._edit(lambda _, wanted: replace(wanted, enabled=enabled))
 
     def clear_history(self) -> int:
-        """Forget the records; how many there were.
+        """Delete the records, and return how many there were.
 
         Raises:
             Refusal: SAE_NOT_ATTACHED.
@@ -197,7 +197,7 @@ class Monitoring(EngineState[_Watch]):
         return self._ring.clear()
 
     async def reset_statistics(self) -> int:
-        """Begin the statistics anew; of how many features there were statistics.
+        """Reset the statistics, and return how many features had statistics.
 
         Raises:
             Refusal: SAE_NOT_ATTACHED.
@@ -226,14 +226,14 @@ class Monitoring(EngineState[_Watch]):
             if attached is not self._first():
                 raise Refusal("SAE_NOT_ATTACHED", "the SAE was detached meanwhile")
             self._wanted, self._meant = wanted, attached
-            # the new configuration replaces the one that a crash took
+            # the new configuration replaces a configuration that was lost in a crash
             self._losses.clear()
             self._ring.resize(wanted.history_size)
             self._tell(is_always=True)
             return self.state()
 
     async def _push(self, attached: Attachment, wanted: Configuration) -> None:
-        """Have the engine monitor as configured at this attachment; on a failure the engine goes on as before."""
+        """Send the configuration for this attachment to the engine. If the engine refuses, it goes on as before."""
         engine, _ = self._conductor.loaded().running()
         if not wanted.enabled:
             if self.key() is not None:
@@ -271,8 +271,8 @@ class Monitoring(EngineState[_Watch]):
         )
 
     def _notice(self, event: object) -> None:
-        """Called by the bus. When the attachments change, the state is published at once; commands to the engine wait
-        for their turn."""
+        """Called by the bus with every event. When the attachments have changed, the new state is published at once. No
+        command to the engine is awaited here."""
         if not isinstance(event, SaeAttached | SaeDetached | LoadComplete | UnloadComplete):
             return
         if self._meant is not None and self._meant is not self._first():
@@ -280,7 +280,8 @@ class Monitoring(EngineState[_Watch]):
         self._tell()
 
     def _forget(self) -> None:
-        """The SAE is no longer attached: forget its switch, its features and its statistics; the records stay."""
+        """The SAE is no longer attached: drop whether it was monitored, its features and its statistics. The records
+        stay."""
         self._wanted = replace(self._wanted, enabled=False, features=None)
         self._meant = self._running = self._counting = None
 
@@ -292,8 +293,8 @@ class Monitoring(EngineState[_Watch]):
 
     @asynccontextmanager
     async def put_back(self, back: Return, loss: Callable[[], _Watch]) -> AsyncIterator[Switch]:
-        """Monitor the first SAE again after a crash, if it is the SAE that was monitored. The command runs beside the
-        requests: the model serves without waiting for it."""
+        """Monitor the first SAE again after a crash, if it is the SAE that was monitored before. The model serves
+        requests without waiting for the command to the engine."""
         first = next(iter(back.attached), None)
         if first is None or first.place != loss().place:
             yield unchanged
@@ -308,7 +309,8 @@ class Monitoring(EngineState[_Watch]):
         yield resume
 
     async def _resume(self, first: Attachment) -> None:
-        """Give the next engine the configuration, unless an edit has given one already, or the SAE is gone."""
+        """Send the configuration to the new engine, unless an edit has already sent another one or the SAE has been
+        detached."""
         async with self._editing:
             if first is not self._meant or self._running is not None:
                 return
@@ -330,7 +332,7 @@ class Monitoring(EngineState[_Watch]):
         return next(iter(self._conductor.attachments()), None)
 
     def _counting_at(self, attached: Attachment) -> tuple[Engine, datetime] | None:
-        """The engine that counts at this attachment, and since when."""
+        """The engine that counts at this attachment, and the time since when; None if nothing is counted there."""
         if self._counting is None:
             return None
         engine, counted, since = self._counting

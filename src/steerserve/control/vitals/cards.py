@@ -1,5 +1,4 @@
-"""The cards as they were last read. A reading blocks, so each runs in a thread of its own, and only one runs at a
-time."""
+"""Keeps the last reading of the cards. A reading blocks, so it runs in a thread of its own; only one runs at a time."""
 
 from __future__ import annotations
 
@@ -37,15 +36,16 @@ log = structlog.get_logger(__name__)
 
 Read = Callable[[], tuple[list[Card], str | None]]
 PATIENCE = 5.0
-"""Seconds after which a driver that does not answer is reported as such."""
+"""Seconds after which a driver is reported as not answering."""
 MEASURE_SECONDS = 1.0
-"""How long the engine may take to answer how much memory it holds."""
+"""Seconds that the engine has to answer how much memory it holds."""
 NOT_MEASURED = "not_measured_by_torch"
 
 
 @dataclass(frozen=True, slots=True)
 class CardReading:
-    """`reason` says why there are no cards, or why some are missing; `is_late`: the driver has not answered yet."""
+    """`reason` says why there are no cards, or why some are missing. `is_late` says that the driver has not answered in
+    time."""
 
     cards: tuple[Card, ...]
     reason: str | None
@@ -58,9 +58,10 @@ class CardReadings:
     """Owner of the last reading.
 
     Args:
-        read: blocks; what it raises becomes the reason.
-        clock: seconds that only grow.
-        torch_version: of the installed tensor library, None without one; a build for processors sees no card.
+        read: asks the driver, and blocks. An exception of this call becomes the reason in the reading.
+        clock: gives seconds that never go back.
+        torch_version: the version of the installed tensor library, None if there is none. A build for processors only
+            (`+cpu`) sees no card.
     """
 
     def __init__(
@@ -76,9 +77,9 @@ class CardReadings:
         self.last: CardReading | None = None
 
     async def reading(self, max_age: float = 0.0, patience: float = PATIENCE) -> CardReading:
-        """The cards as they were at most `max_age` seconds ago; with 0 they are read anew.
+        """A reading of the cards that is at most `max_age` seconds old. With 0, the cards are read anew.
 
-        A driver that has not answered within `patience` seconds leaves a reading without cards, with that reason.
+        If the driver has not answered within `patience` seconds, the reading has no cards, and says so as its reason.
         """
         last = self.last
         if last is not None and self._clock() - last.taken < max_age:
@@ -90,7 +91,7 @@ class CardReadings:
             return CardReading((), reason, utc_now(), self._clock(), is_late=True)
 
     def begin(self) -> asyncio.Future[CardReading]:
-        """Read them now, or join the reading under way."""
+        """Begin a reading, or return the reading that is running."""
         if self._under_way is not None:
             return self._under_way
         loop = asyncio.get_running_loop()
@@ -98,10 +99,11 @@ class CardReadings:
 
         def work() -> None:
             reading = self._now()
-            with suppress(RuntimeError):  # the loop was closed meanwhile: nobody waits
+            # once the loop is closed, nobody waits for the reading
+            with suppress(RuntimeError):
                 loop.call_soon_threadsafe(self._take, coming, reading)
 
-        # a driver that hangs must not keep the service from ending
+        # a daemon thread, because a driver that hangs must not keep the service from ending
         threading.Thread(target=work, name="cards", daemon=True).start()
         self._under_way = coming
         return coming
@@ -112,7 +114,7 @@ class CardReadings:
         try:
             cards, reason = self._read()
         except Exception as error:
-            # whatever the driver's library raises, the answer is that there is none
+            # the driver's library may raise anything; the reading then has no cards
             log.exception("cards_unreadable")
             cards, reason = [], f"the cards cannot be read: {type(error).__name__}"
         return CardReading(tuple(cards), reason, utc_now(), self._clock())
@@ -124,7 +126,8 @@ class CardReadings:
 
 
 async def report(cards: CardReadings, conductor: Conductor) -> CardReport:
-    """Every card, read now, with what the tensor library holds on those where it has the resident model."""
+    """Every card, read now. Cards that hold a part of the resident model also show the memory that the tensor library
+    uses."""
     reading, figures = await asyncio.gather(cards.reading(), _figures(conductor.resident))
     resident = conductor.resident
     placed = _placed(resident)
@@ -145,7 +148,8 @@ async def report(cards: CardReadings, conductor: Conductor) -> CardReport:
 
 
 async def _figures(resident: Resident | None) -> Mapping[str, tuple[int, int]]:
-    """Bytes that the engine's allocator uses and holds by device; empty where it does not tell in time."""
+    """Device -> the bytes that the engine's allocator uses and the bytes that it holds. Empty if the engine does not
+    answer in time."""
     if resident is None or resident.engine is None or resident.phase is not Phase.LOADED:
         return {}
     with suppress(TimeoutError, Refusal):
@@ -183,7 +187,7 @@ def _status(
 
 
 def totals(reading: CardReading) -> CardTotals:
-    """The cards in numbers; None for what no card tells."""
+    """The totals over all cards. A number that no card reports is None."""
     cards = reading.cards
     return CardTotals(
         gpu_utilization=_over(_mean, [card.utilization for card in cards]),

@@ -1,4 +1,5 @@
-"""The metrics: the numbers that the counters kept, and the state of the owners at the moment of the question."""
+"""The metrics: numbers that are counted all the time, and the state of the owners, read when somebody asks for
+metrics."""
 
 from __future__ import annotations
 
@@ -30,11 +31,11 @@ from steerserve.store.catalog import utc_now
 __all__ = ["CONTENT_TYPE", "Gauges"]
 
 CARDS_AGE = 5.0
-"""Seconds that a reading of the cards is good for."""
+"""Seconds after which a reading of the cards is too old to be shown."""
 
 
 class Gauges:
-    """Reads the owners when asked."""
+    """Reads the state of the owners when the metrics are requested."""
 
     def __init__(
         self,
@@ -58,7 +59,7 @@ class Gauges:
         self._made = _Made(metrics)
 
     async def text(self) -> bytes:
-        """Every series in the text format of CONTENT_TYPE."""
+        """Every series, in the text format that CONTENT_TYPE names."""
         await self._refresh()
         return generate_latest(_Plain(self._metrics.registry))
 
@@ -118,7 +119,7 @@ class Gauges:
         now = {(engine.pid, key): n for key, n in engine.applied.items()} if engine else {}
         for key, count in now.items():
             before = self._seen.get(key, 0)
-            # fewer than before: the SAE was detached and attached again
+            # a smaller count than before means that the SAE was detached and attached again
             self._made.applied.inc(count - before if count >= before else count)
         self._seen = dict(now)
 
@@ -136,7 +137,7 @@ class Gauges:
         made.resident_memory.labels("control").set(psutil.Process().memory_info().rss)
         engine = resident.engine if resident else None
         if engine is not None and engine.pid is not None:
-            with suppress(psutil.Error):  # it may just have ended
+            with suppress(psutil.Error):  # the engine may just have ended
                 rss = psutil.Process(engine.pid).memory_info().rss
                 made.resident_memory.labels("engine").set(rss)
         made.card_used.clear()
@@ -151,7 +152,7 @@ class Gauges:
 
 
 class _Made:
-    """The series whose values are set when somebody asks for them."""
+    """The series whose values are set when the metrics are requested."""
 
     def __init__(self, metrics: Metrics) -> None:
         registry = metrics.registry
@@ -184,7 +185,7 @@ class _Made:
 
 
 class _Plain:
-    """The series of a registry without their `_created` samples, which would double the text and serve nobody."""
+    """The series of a registry without their `_created` samples, which would double the text and which nobody needs."""
 
     def __init__(self, inner: Collector) -> None:
         self._inner = inner

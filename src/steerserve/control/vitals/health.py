@@ -1,5 +1,5 @@
-"""Health: liveness, readiness, components, the queue, the cards. A block that cannot be built does not take the
-others with it."""
+"""Health: liveness, readiness, components, the queue, the cards. If one block cannot be built, the others are still
+answered."""
 
 from __future__ import annotations
 
@@ -40,18 +40,17 @@ log = structlog.get_logger(__name__)
 
 PING_SECONDS = 2.0
 CARDS_AGE = 5.0
-"""Seconds that a reading of the cards is good for."""
+"""Seconds after which a reading of the cards is too old to be shown."""
 CARDS_SECONDS = 1.0
-"""How long readiness waits for the cards' driver."""
+"""Seconds that readiness waits for the driver of the cards."""
 
 
 class Vitals:
-    """Reads the state of the owners. It has no state of its own but the time of the start and the failure of the
-    first load.
+    """Reads the state of the owners. Its only own state is the time of the start, and why the load at the start failed.
 
     Args:
-        hub: has the circuit breakers that are shown and reset.
-        starts: tells why engines cannot be started, or None.
+        hub: the owner of the circuit breakers that are shown and reset.
+        starts: returns why engines cannot be started, or None if they can.
     """
 
     def __init__(
@@ -77,13 +76,13 @@ class Vitals:
         self._serving = serving
         self._since = time.monotonic()
         self.load_failure: str | None = None
-        """Why the model that the start loads could not be loaded."""
+        """Why the model that is loaded at the start of the service could not be loaded; None if it could."""
 
     def liveness(self) -> Liveness:
         return Liveness("healthy", __version__, utc_now(), self._uptime())
 
     async def readiness(self) -> Readiness:
-        """Whether requests can be served; a model that is not loaded is degraded and still ready."""
+        """Whether requests can be served. Without a loaded model the service is degraded, but ready."""
         reading, database = await asyncio.gather(
             self._cards.reading(CARDS_AGE, CARDS_SECONDS), self._database_health()
         )
@@ -100,8 +99,8 @@ class Vitals:
         )
 
     async def detailed(self) -> DetailedHealth:
-        """Everything at once. No driver is asked here: the cards are those of the last reading. A block that cannot be
-        built is None, and `errors` names what it failed with."""
+        """All parts of health in one answer. The driver of the cards is not asked: the last reading of the cards is
+        used. A block that cannot be built is None, and `errors` has the type of its exception."""
         blocks = _Blocks()
         components = self._components(await self._database_health(), self._cards.last)
         resident = self._conductor.resident
@@ -127,7 +126,7 @@ class Vitals:
         )
 
     async def gpus(self) -> CardReport:
-        """Every card of the machine, read now, and what the tensor library holds on each."""
+        """Every card of the machine, read now, with the memory that the tensor library holds on each."""
         return await card_reading.report(self._cards, self._conductor)
 
     def breakers(self) -> list[BreakerStatus]:
@@ -140,11 +139,11 @@ class Vitals:
         return self._hub.reset(name)
 
     def inference(self) -> InferenceHealth:
-        """The state of the queue. With continuous batching nothing counts who waits or runs."""
+        """The state of the queue. With continuous batching there are no counts of waiting and running requests."""
         try:
             counts = self._queue.counts()
         except Exception as error:
-            # the block must be there even when it cannot be read
+            # the answer must have this block even when the queue cannot be read
             return InferenceHealth(error=f"{type(error).__name__}: {error}")
         is_batching = self._generation.is_batching
         running = is_batching and self._is_loaded()
@@ -161,7 +160,7 @@ class Vitals:
         )
 
     def backend(self) -> InferenceBackend:
-        """Which backend serves, and what it can do. With continuous batching, requests that the batch refuses are
+        """The backend that serves, and its capabilities. With continuous batching, requests that the batch refuses are
         served serially."""
         settings, counts = self._settings, self._queue.counts()
         if self._generation.is_batching:
@@ -211,7 +210,8 @@ class Vitals:
         return Component("database", "healthy", None, latency_ms)
 
     def _engine_health(self) -> Component:
-        """An engine that died is degraded: the next load starts another. One that cannot be started is unhealthy."""
+        """If the engine died, the component is degraded, because the next load starts another engine. If engines cannot
+        be started, it is unhealthy."""
         resident, failure = self._conductor.resident, self._starts()
         if resident is not None and resident.phase is Phase.LOADED:
             return Component("engine", "healthy")
@@ -225,7 +225,7 @@ class Vitals:
         try:
             opened = [breaker.name for breaker in self._hub.breakers() if breaker.is_open]
         except Exception as error:
-            # the hub's own state is no reason to take the service out of use
+            # the service works without the hub, so this component is never unhealthy
             return Component("hub", "degraded", f"not known: {type(error).__name__}")
         if opened:
             return Component("hub", "degraded", f"left alone after failures: {', '.join(opened)}")
@@ -233,7 +233,7 @@ class Vitals:
 
 
 class _Blocks:
-    """Parts of a body, each built so that its failure is its own."""
+    """Builds the blocks of an answer one by one, so that a failure of one block leaves the others whole."""
 
     def __init__(self) -> None:
         self.errors: dict[str, str] = {}
@@ -242,17 +242,17 @@ class _Blocks:
         try:
             return build()
         except Exception as error:
-            # one block that cannot be read must not take the others with it; texts of errors may hold anything
+            # the other blocks must still be answered; only the type is shown, since texts of errors may hold secrets
             self._failed(name, error)
             return None
 
     async def read(self, name: str, read: Callable[[], Awaitable[Any]]) -> Any:
-        """A block that waits, at most as long as the database may."""
+        """Build a block that has to be awaited, for at most PING_SECONDS."""
         try:
             async with asyncio.timeout(PING_SECONDS):
                 return await read()
         except Exception as error:
-            # as above
+            # the other blocks must still be answered
             self._failed(name, error)
             return None
 
@@ -262,7 +262,7 @@ class _Blocks:
 
 
 def _gpu_health(reading: CardReading | None) -> Component:
-    """A machine without cards is healthy; a card that was lost, or a driver that hangs, is not."""
+    """A machine without cards is healthy. A lost card or a driver that hangs is not."""
     if reading is None:
         return Component("gpu", "healthy", "the cards have not been read yet")
     if reading.is_late or (reading.cards and reading.reason):

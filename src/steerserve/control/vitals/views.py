@@ -1,4 +1,4 @@
-"""What the health routes answer, as values. An unmeasured number is None, never 0."""
+"""The answers of the health routes, as values. A number that was not measured is None, never 0."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class Readiness:
 
 @dataclass(frozen=True, slots=True)
 class InferenceHealth:
-    """The queue. `error` says why the queue could not be read; every other field is None then."""
+    """The state of the queue. If the queue could not be read, `error` says why, and every other field is None."""
 
     backend: str | None = None
     cbm_enabled: bool | None = None
@@ -62,7 +62,8 @@ class InferenceHealth:
 
 @dataclass(frozen=True, slots=True)
 class DetailedHealth:
-    """Everything at once. `errors` has the type of the failure of each block that could not be built."""
+    """All parts of health in one answer. `errors` has the type of the exception for each block that could not be
+    built."""
 
     status: str
     version: str
@@ -109,7 +110,7 @@ class FixedSampling:
 
 @dataclass(frozen=True, slots=True)
 class InferenceBackend:
-    """Which backend serves. Either `queue` or `cbm_config` is None."""
+    """The backend that serves. Either `queue` or `cbm_config` is None."""
 
     backend: str
     description: str
@@ -129,8 +130,8 @@ class CardUser:
 
 @dataclass(frozen=True, slots=True)
 class CardStatus:
-    """A card with its memory in MiB. The two figures of the tensor library are None on cards where it does not hold the
-    resident model, and where the engine does not answer in time."""
+    """A card with its memory in MiB. The two figures of the tensor library are None if the card holds no part of the
+    resident model, or if the engine did not answer in time."""
 
     smi_index: int
     uuid: str
@@ -158,7 +159,7 @@ class CardReport:
 
 @dataclass(frozen=True, slots=True)
 class CardFigures:
-    """One card in numbers."""
+    """The numbers of one card."""
 
     index: int
     uuid: str
@@ -171,7 +172,7 @@ class CardFigures:
 
 @dataclass(frozen=True, slots=True)
 class CardTotals:
-    """All cards in numbers: sums over them, the mean of their utilization, the highest temperature."""
+    """The numbers of all cards together: sums, the mean utilization, and the highest temperature."""
 
     gpu_utilization: int | None
     gpu_memory_used_mb: int | None
@@ -183,14 +184,14 @@ class CardTotals:
 
 @dataclass(frozen=True, slots=True)
 class ReasonedCardTotals(CardTotals):
-    """The cards in numbers, and why there are none or why some are missing."""
+    """The numbers of all cards together, and the reason why there are no cards or why some are missing."""
 
     reason: str | None
 
 
 @dataclass(frozen=True, slots=True)
 class MetricsReport:
-    """The application's metrics. What no part of the service measures is None."""
+    """The application's metrics. A number that no part of the service measures is None."""
 
     total_requests: int
     active_requests: int
