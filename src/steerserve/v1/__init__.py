@@ -1,1 +1,1 @@
-"""Floor 4: the OpenAI-compatible door."""
+"""Floor 4: the OpenAI-compatible routes under `/v1`."""

@@ -62,14 +62,14 @@ class ResponseFormat(Body):
 
 
 class Positions(Body):
-    """Half-open, absolute over prompt and completion."""
+    """The positions from `start` up to but without `end`, counted from the beginning of the prompt."""
 
     start: Annotated[int, Field(ge=0)]
     end: Annotated[int, Field(ge=1)]
 
 
 class ReturnActivations(Body):
-    """SAE activations to send along."""
+    """The SAE activations that the answer carries."""
 
     sae_id: str | None = None
     layer: Annotated[int, Field(ge=0)] | None = None
@@ -159,7 +159,7 @@ RESPONSES: dict[int | str, dict[str, Any]] = {
     status: {"model": FaultBody, "description": "a refusal; `error.code` says which"}
     for status in (400, 403, 404, 405, 409, 413, 422, 500, 503, 507)
 }
-"""What every inference route may answer beside its success."""
+"""The refusals that every inference route may answer."""
 
 STREAMED: dict[int | str, dict[str, Any]] = {
     200: {
@@ -184,7 +184,8 @@ def validated(kind: type[Kind], raw: dict[str, Any]) -> Kind:
         return kind.model_validate(raw)
     except ValidationError as error:
         problems = error.errors(include_url=False, include_input=False, include_context=False)
-        # of the branches of a union, the one that went deepest, and not the one of another type
+        # a value of a union has one error for each branch: report the branch that matched deepest, and prefer an error
+        # other than a wrong type
         first = max(problems, key=lambda p: (len(p["loc"]), not p["type"].endswith("_type")))
         where = _location(first["loc"])
         field = where.partition(".")[0]
@@ -200,7 +201,7 @@ _CODES = {
     activations.FIELD: "SAE_ACTIVATIONS_REFUSED",
 }
 _BRANCHES = frozenset({"str", "constrained-str", "float", "bool", "Positions"})
-"""Names of union branches that a validator writes into a location."""
+"""The names of union branches, which the validator puts into the locations of errors."""
 
 
 def _location(parts: tuple[int | str, ...]) -> str:
@@ -215,7 +216,7 @@ def _location(parts: tuple[int | str, ...]) -> str:
 
 
 def documented(kind: type[BaseModel]) -> dict[str, Any]:
-    """A route's body and headers for the API description; the route reads both itself."""
+    """The body and the headers of a route for the API description. The route itself reads both from the request."""
     schema = kind.model_json_schema(ref_template="#/components/schemas/{model}")
     definitions = schema.pop("$defs", {})
     inline = _inlined(schema, definitions)

@@ -1,4 +1,4 @@
-"""Every X-Service-* response header: when it is present and how it is written."""
+"""The X-Service-* response headers: when each is present, and how its value is written."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from steerserve.rules.intent import EmbedIntent, GenerateIntent, Intent, ScoreIn
 
 
 def of(intent: Intent, run: Run, *, limit: int, is_shared: bool) -> dict[str, str]:
-    """The headers that are known once a request is admitted. `is_shared`: continuous batching runs here."""
+    """The headers that are known once a request is admitted. `is_shared` says that continuous batching is on."""
     headers = {"X-Service-Backend": run.backend}
     if intent.ignored:
         headers["X-Service-Ignored-Fields"] = fields.header_value(intent.ignored, limit)
@@ -28,7 +28,7 @@ def of(intent: Intent, run: Run, *, limit: int, is_shared: bool) -> dict[str, st
 
 
 def _scope(intent: GenerateIntent | ScoreIntent, is_shared: bool) -> str:
-    """How far the promise of a seed reaches."""
+    """Under which conditions the same seed gives the same text again."""
     if is_shared:
         return "best-effort"
     is_batch = len(intent.prompts) > 1 and not isinstance(intent.prompts[0], str)

@@ -1,7 +1,8 @@
-"""Body and headers of a request to its intent and its model, or a refusal: everything that is refused without the engine.
+"""Reads the body and the headers of a `/v1` request into an intent and the model that the request names.
 
-The order of refusals: the form of the body as JSON, fields that would change the output and are not honoured, strict mode,
-the form of each field, the model, what the model cannot do, the load policy.
+Every refusal that needs no engine is raised here, in this order: a body that is not JSON, fields that would change the
+output and are not honoured, fields that strict mode refuses, a field of a wrong form, an unknown model, a model that
+cannot do what the request asks, a wrong load policy.
 """
 
 from __future__ import annotations
@@ -27,14 +28,14 @@ log = structlog.get_logger(__name__)
 LOCATIONS_LOGGED = 100
 
 _PREFIXES = {fields.CHAT: shape.CHAT.prefix, fields.COMPLETIONS: shape.COMPLETION.prefix}
-"""What the ids of a route's answers begin with."""
+"""The prefix of the ids of a route's answers."""
 
 Kind = TypeVar("Kind", bound=Intent)
 
 
 @dataclass(frozen=True, slots=True)
 class Accepted(Generic[Kind]):
-    """A request that was read: what it wants, and of which model."""
+    """A request that has passed every check without the engine: its intent and its model."""
 
     intent: Kind
     model: ServedModel
@@ -126,7 +127,8 @@ class Intake:
         return opened.accept(EmbedIntent(texts, is_base64, **opened.base))
 
     async def _open(self, request: Request, route: str) -> _Opened:
-        """The body without the fields that ask for nothing, and the model that it names."""
+        """The body without the fields whose value asks for no change of the output, and the model that the body
+        names."""
         raw = await read_json(request)
         is_strict = fields.is_strict(_header(request, "x-service-strict"))
         model = await self._model(raw.get("model"))
@@ -152,7 +154,7 @@ class Intake:
         return _Opened(kept, base, model, _header(request, "x-service-load-policy"))
 
     async def _model(self, name: object) -> ServedModel | Refusal:
-        """The model of this name. A refusal is kept until the whole body has been looked at."""
+        """The model of this name, or its refusal, which `accept` raises after every field of the body was checked."""
         try:
             return await self._models.resolve(name if isinstance(name, str) else "")
         except Refusal as refusal:
@@ -161,7 +163,8 @@ class Intake:
 
 @dataclass(frozen=True, slots=True)
 class _Opened:
-    """A request whose body is JSON and has no field that is refused by its name. `base` has the values of every intent."""
+    """A request whose body is JSON and has no field that is refused by its name. `base` has the values that every intent
+    has."""
 
     body: dict[str, Any]
     base: dict[str, Any]
@@ -169,10 +172,11 @@ class _Opened:
     policy: str | None
 
     def accept(self, intent: Kind) -> Accepted[Kind]:
-        """The request, once each of its fields is known to be right.
+        """The request with its intent. Called after every field of the body was checked.
 
         Raises:
-            Refusal: why the model cannot be named or used so; INVALID_PARAMETER for the load policy.
+            Refusal: the name means no model, or the model cannot do what the request asks; INVALID_PARAMETER for a
+                wrong load policy.
         """
         if isinstance(self.model, Refusal):
             raise self.model
@@ -187,7 +191,7 @@ async def read_json(request: Request) -> dict[str, Any]:
     """The body as a JSON object.
 
     Raises:
-        Refusal: VALIDATION_ERROR for another media type, broken JSON, or JSON that is no object.
+        Refusal: VALIDATION_ERROR for a media type other than JSON, broken JSON, or JSON that is not an object.
     """
     media = (
         request.headers.get("content-type", "application/json").partition(";")[0].strip().lower()
@@ -204,6 +208,7 @@ async def read_json(request: Request) -> dict[str, Any]:
 
 
 def _header(request: Request, name: str) -> str | None:
-    """A header's value. Different values of a header that was sent twice are joined, and no check accepts that."""
+    """The value of a header. Different values of a header that was sent twice are joined by commas, and the check of
+    that header then refuses the joined text."""
     values = request.headers.getlist(name)
     return ", ".join(dict.fromkeys(values)) if values else None

@@ -1,4 +1,5 @@
-"""Engine events to an answer: chunks of a stream, or their fold into one body; and refusals in the protocol's form."""
+"""Makes answers from the events of the engine, as chunks of a stream or as one body, and writes refusals in the form of
+the OpenAI API."""
 
 from __future__ import annotations
 
@@ -45,8 +46,8 @@ LabelsOf = Callable[[str], Awaitable[Mapping[int, str]]]
 
 @dataclass(frozen=True, slots=True)
 class Door:
-    """What answering needs of the service. `metrics` is told what fails after its
-    200 was sent; `labels_of` tells the labels of an SAE's features."""
+    """The parts of the service that make an answer. `metrics` counts the failures of streams, whose status 200 was sent
+    before; `labels_of` gives the labels of an SAE's features."""
 
     generation: Generation
     settings: Settings
@@ -94,8 +95,8 @@ async def embed(request: Request, accepted: Accepted[EmbedIntent], door: Door) -
 
 @dataclass(frozen=True, slots=True)
 class _Opened:
-    """A request that the engine has started: the headers of its answer, and its events to come. `labels` name the features whose
-    activations it asks for."""
+    """A request that the engine has started, the headers of its answer, and its remaining events. `labels` are the
+    labels of the SAE whose activations the request asks for."""
 
     run: Run
     started: Started
@@ -128,7 +129,7 @@ async def _closed(stack: AsyncExitStack, body: dict[str, Any], opened: _Opened) 
 
 
 class _Stream(StreamingResponse):
-    """A stream whose request ends with it, even when nobody ever reads a byte."""
+    """A streamed response. Its end also ends the request, even when the client never reads a byte."""
 
     def __init__(
         self, stack: AsyncExitStack, frames: AsyncIterator[bytes], headers: dict[str, str]
@@ -196,8 +197,8 @@ async def _stream(
     opened: _Opened,
     door: Door,
 ) -> AsyncIterator[bytes]:
-    """Server-sent events: the role, the text, the finish with the usage, `[DONE]`. A failure becomes an error event before
-    `[DONE]`."""
+    """The server-sent events of an answer: the role, the pieces of text, the finish reason with the usage, `[DONE]`. A
+    failure is sent as an error event before `[DONE]`."""
 
     def chunk(choices: list[dict[str, Any]], **more: Any) -> bytes:
         return (
@@ -284,7 +285,7 @@ def _service(
 
 
 def _timed(opened: _Opened) -> dict[str, Any]:
-    """The times of a streamed request, which come after its headers."""
+    """The times of a streamed request. They are known only after the headers were sent, so a chunk carries them."""
     phases = opened.run.timing.phases()
     return {"timing": {f"{name}_ms": milliseconds for name, milliseconds in phases.items()}}
 
@@ -299,7 +300,7 @@ def _usage(started: Started, choices: list[AnswerChoice]) -> dict[str, int]:
 
 
 def error_body(refusal: Refusal) -> dict[str, Any]:
-    """A refusal in the protocol's form; `details` is left out where there are none."""
+    """A refusal in the form of the OpenAI API. A refusal without details has no field `details`."""
     row = refusal.row
     error: dict[str, Any] = {
         "message": refusal.message,
@@ -317,7 +318,7 @@ def error_bytes(refusal: Refusal) -> bytes:
 
 
 def in_stream(refusal: Refusal, retry_after: int | None) -> dict[str, Any]:
-    """The error event of a refusal after the 200 was sent. `retry_after` takes the place of the header."""
+    """The error event of a refusal inside a stream. The headers were sent before, so `retry_after` is a field here."""
     body = error_body(refusal)
     if retry_after is not None:
         body["error"]["retry_after"] = retry_after

@@ -1,4 +1,4 @@
-"""How `/v1` writes a choice: of a chat or of a text completion, whole or as a delta, with its log-probabilities."""
+"""How `/v1` writes a choice of a chat or of a text completion, whole or as a delta of a stream."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ NOTE_SCORED = "a scoring pass reads the prompt only"
 
 @dataclass(slots=True)
 class AnswerChoice:
-    """One choice so far."""
+    """One choice of an answer, as far as the engine has written it."""
 
     text: list[str] = field(default_factory=list)
     tokens: int = 0
@@ -30,7 +30,7 @@ class AnswerChoice:
         self.finish = piece.finish
 
     def score(self, scored: Scored) -> None:
-        """A scored choice is one token long."""
+        """Take the scores of a prompt. The text of a scored choice is its one best token."""
         self.text = [scored.best.text]
         self.tokens = 1
         self.finish = "length"
@@ -39,7 +39,7 @@ class AnswerChoice:
 
 @dataclass(frozen=True, slots=True)
 class AnswerShape:
-    """How a route writes its objects."""
+    """How a route writes its answers: the prefix of ids, the `object` of whole answers and of chunks, chat or text."""
 
     prefix: str
     whole: str
@@ -49,7 +49,7 @@ class AnswerShape:
     def choice(
         self, index: int, choice: AnswerChoice, intent: GenerateIntent | ScoreIntent
     ) -> dict[str, Any]:
-        """A whole choice; `logprobs` is there exactly on scoring requests."""
+        """A whole choice. Only choices of scoring requests have `logprobs`."""
         text = "".join(choice.text)
         if self.is_chat:
             body: dict[str, Any] = {"message": {"role": "assistant", "content": text}}
@@ -79,7 +79,8 @@ class AnswerShape:
             top = [_described(score, intent) for score in scored.top[: intent.top]]
             return {"content": [{**_described(scored.best, intent), "top_logprobs": top}]}
         listed: dict[str, float] = {}
-        for score in scored.top:  # the most probable first, and it keeps a text that others share
+        # the most probable token comes first, so it is the one listed where several tokens have the same text
+        for score in scored.top:
             listed.setdefault(_key(score, intent), score.logprob)
         return {
             "tokens": [_key(scored.best, intent)],
@@ -96,7 +97,7 @@ COMPLETION = AnswerShape("cmpl", "text_completion", "text_completion", is_chat=F
 def activations(
     run: Run, found: Activated, read_point: str, labels: Mapping[int, str]
 ) -> dict[str, Any]:
-    """The `sae_activations` object of an answer; a feature has a `label` only where there is one."""
+    """The `sae_activations` object of an answer. A feature without a label has no field `label`."""
     tapped = run.admitted.tapped
     assert tapped is not None
     return {

@@ -1,4 +1,4 @@
-"""The fields of a validated body as the values of an intent, and what cannot be asked together."""
+"""Makes the values of an intent from the fields of a validated body, and refuses fields that exclude each other."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from steerserve.settings import Settings
 from steerserve.v1 import bodies
 
 COLDEST_SCORING = 0.001
-"""The least temperature above 0 that logits are divided by."""
+"""The least temperature above 0 that a scoring request may ask for."""
 
 TOKEN_ID_MAXIMUM = 2**31 - 1
 
 
 def conversations(body: bodies.ChatBody, settings: Settings) -> tuple[intent.Prompt, ...]:
-    """The conversation of a chat request and its further ones, as templates expect them."""
+    """The conversations of a chat request in the form of chat templates: `messages`, then `extra_messages`."""
     extra = body.extra_messages or []
     if len(extra) > settings.max_extra_messages:
         raise invalid("extra_messages", f"at most {settings.max_extra_messages} conversations")
@@ -45,11 +45,11 @@ def generate(
     special: bool = True,
     **more: Any,
 ) -> intent.GenerateIntent:
-    """The intent to write text. `raw` is the body before its validation, `base` has the values of every intent, `more` those
-    of chats.
+    """The intent to write text. `raw` is the body before its validation. `base` has the values that every intent has,
+    and `more` the values that only chats have.
 
     Raises:
-        Refusal: for counts over their limits, and fields that exclude each other.
+        Refusal: a count is over its limit, or two fields exclude each other.
     """
     if n > settings.max_choices:
         raise invalid("n", f"at most {settings.max_choices} choices")
@@ -95,10 +95,10 @@ def score(
     special: bool = True,
     template: Mapping[str, Any] | None = None,
 ) -> intent.ScoreIntent:
-    """The intent to score the next token; parameters as of `generate`.
+    """The intent to score the next token. The parameters mean the same as those of `generate`.
 
     Raises:
-        Refusal: for values that scoring does not take.
+        Refusal: a scoring request does not accept the value of a field.
     """
     if _max_tokens(body) != 1:
         raise invalid("max_tokens", "a scoring request needs max_tokens: 1")
@@ -158,7 +158,8 @@ def constraint(body: bodies.ChatBody, settings: Settings) -> intent.OutputConstr
     """The constraint that `response_format` asks for.
 
     Raises:
-        Refusal: RESPONSE_FORMAT_UNSUPPORTED for what cannot be combined with it, and for a schema outside the subset.
+        Refusal: RESPONSE_FORMAT_UNSUPPORTED for a field that cannot be combined with `response_format`, and for a
+            schema outside of the supported subset.
     """
     wanted = body.response_format
     if wanted is None or wanted.type == "text":
@@ -183,7 +184,8 @@ _RESERVED = frozenset(
     "self messages conversation chat_template tools documents tokenize add_generation_prompt continue_final_message "
     "padding truncation max_length return_tensors return_dict return_assistant_tokens_mask tokenizer_kwargs".split()
 )
-"""Variables that the service itself passes to a template. A client must not replace the template, which is code."""
+"""Names that a client may not pass to a template: the service sets these variables itself. `chat_template` is among
+them, because a template is code."""
 
 
 def template(body: bodies.ChatBody) -> Mapping[str, Any] | None:
@@ -223,7 +225,7 @@ def _max_tokens(body: bodies.Sampled) -> int | None:
 
 
 def texts(where: str, value: str | list[str], maximum: int) -> tuple[str, ...]:
-    """One text or several as several, at most `maximum`."""
+    """A field that holds one text or a list of texts, as a tuple of at most `maximum` texts."""
     listed = (value,) if isinstance(value, str) else tuple(value)
     if len(listed) > maximum:
         raise invalid(where, f"at most {maximum} of them")
@@ -231,13 +233,13 @@ def texts(where: str, value: str | list[str], maximum: int) -> tuple[str, ...]:
 
 
 def _message(where: str, message: bodies.ChatMessage) -> dict[str, Any]:
-    """A message as templates expect it: role, text content, and a name if there is one."""
+    """A message in the form of chat templates: role, text content, and the name where the message has one."""
     content = message.content
     if content is None and message.role != "assistant":
         raise invalid(f"{where}.content", "a message needs content")
     if isinstance(content, list):
         content = "".join(part.text for part in content)
-    # newer clients say developer where templates say system
+    # newer clients name the role `developer`, and templates name it `system`
     role = "system" if message.role == "developer" else message.role
     plain: dict[str, Any] = {"role": role, "content": content or ""}
     if message.name is not None:
