@@ -1,4 +1,4 @@
-"""SAE activations in answers: which a request may ask for, at which positions, and how many."""
+"""SAE activations in answers: which SAE, features and positions a request may ask for, and how many values."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ class Activations:
 
     Attributes:
         sae_id: the attached SAE; None means the only one.
-        layer: where it is attached; None means the only layer.
-        features: candidates; None means all.
-        top_k: how many features per position, the largest first.
-        positions: a named set, or half-open [start, end) over prompt and completion.
-        read_point: after the SAE's own steering was added, or before.
+        layer: the layer at which the SAE is attached; None means the only one.
+        features: the features that may be reported; None means all.
+        top_k: how many features are reported for each position, the largest activations first.
+        positions: a named set, or [start, end) counted from the beginning of the prompt, `end` not included.
+        read_point: whether the activations are read after the SAE's own steering was added, or before.
     """
 
     sae_id: str | None = None
@@ -41,10 +41,10 @@ class Activations:
 
 
 def parse(raw: Any, max_top_k: int) -> Activations:
-    """The field's value, after every check that needs no model.
+    """The value of the field `return_sae_activations`, after every check that needs no model.
 
     Raises:
-        Refusal: SAE_ACTIVATIONS_REFUSED naming the part.
+        Refusal: SAE_ACTIVATIONS_REFUSED, whose `param` names the wrong part of the value.
     """
     if not isinstance(raw, Mapping):
         raise _refused("", "an object")
@@ -82,10 +82,11 @@ def check_engine(asked: Activations | None, engine: str) -> None:
 
 
 def site(asked: Activations, attached: Sequence[Sae]) -> Sae:
-    """The attached SAE that is meant.
+    """The attached SAE that the request names.
 
     Raises:
-        Refusal: SAE_ACTIVATIONS_REFUSED when none or several could be meant, or a feature is past its width.
+        Refusal: SAE_ACTIVATIONS_REFUSED when no attached SAE or more than one fits, or the SAE has fewer features than
+            the request names.
     """
     choice = SaeChoice(asked.sae_id, asked.layer)
     fitting = choice.among(attached)
@@ -96,7 +97,7 @@ def site(asked: Activations, attached: Sequence[Sae]) -> Sae:
     if not fitting:
         raise _refused("layer", f"a layer of an attached SAE; {choice} is not", attached=listed)
     if len(fitting) > 1:
-        # one SAE at two layers is told apart by the layer, several SAEs by their ids
+        # the layer tells one SAE at two layers apart, the ids tell several SAEs apart
         part = "layer" if len({sae.sae_id for sae in fitting}) == 1 else "sae_id"
         raise _refused(part, "one SAE at one layer; several could be meant", attached=listed)
     sae = fitting[0]
@@ -112,7 +113,7 @@ def site(asked: Activations, attached: Sequence[Sae]) -> Sae:
 
 
 def most_positions(positions: Positions, prompt_tokens: int, max_tokens: int) -> int:
-    """The largest number of positions that can be read, with `max_tokens` counted in full."""
+    """The largest number of positions that can be read, if the completion has all of its `max_tokens`."""
     match positions:
         case "last":
             return 1
@@ -131,7 +132,7 @@ def check_entries(
     positions: Positions, top_k: int, prompt_tokens: int, max_tokens: int, maximum: int
 ) -> None:
     """Raises:
-    Refusal: SAE_ACTIVATIONS_REFUSED when the worst case is over `maximum` entries.
+    Refusal: SAE_ACTIVATIONS_REFUSED when the answer could have more than `maximum` entries.
     """
     entries = most_positions(positions, prompt_tokens, max_tokens) * top_k
     if entries > maximum:
@@ -144,7 +145,8 @@ def check_entries(
 
 
 def span(positions: Positions, prompt_tokens: int, start: int, end: int) -> tuple[int, int]:
-    """The part of [start, end), positions of one pass, that is to be read. `last` wants the pass's last one."""
+    """The positions to read in a pass over the positions [start, end). For `last` this is the last position of the
+    pass."""
     match positions:
         case "last":
             return end - 1, end

@@ -15,13 +15,13 @@ _GGUF_ENCODERS = frozenset(
     "bert nomic-bert nomic-bert-moe jina-bert-v2 jina-bert-v3 modern-bert neo-bert eurobert t5encoder "
     "gemma-embedding".split()
 )
-"""What GGUF files call architectures that only embed (general.architecture)."""
+"""Values of `general.architecture` in GGUF files of models that only embed."""
 
 
 def is_embedding_only(architecture: str | None, engine: str = "checkpoint") -> bool:
-    """Whether a model has no head that says which token comes next (BERT and its like).
+    """Whether a model has no head that predicts the next token, as BERT has none.
 
-    A model that names no architecture is taken as a language model.
+    A model without a named architecture counts as a language model.
     """
     if engine == "gguf":
         return architecture in _GGUF_ENCODERS

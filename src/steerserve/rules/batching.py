@@ -19,8 +19,9 @@ class Fixed:
 
 
 def backend(intent: Intent, fixed: Fixed | None, *, is_monitored: bool = False) -> str:
-    """Where a request runs: `cbm` for one of the fixed sampling parameters that uses no other feature, else `serial`. `fixed` is
-    None where continuous batching is off. With `is_monitored` every request is `serial`."""
+    """Where a request runs: `cbm`, without a slot, if it has the fixed sampling parameters and uses no other feature;
+    otherwise `serial`. `fixed` is None where continuous batching is off. With `is_monitored` every request is
+    `serial`."""
     if fixed is None or is_monitored or not isinstance(intent, GenerateIntent):
         return SERIAL
     sampling = intent.sampling

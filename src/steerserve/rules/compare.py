@@ -1,7 +1,7 @@
-"""A comparison: one prompt, completed once for each intensity of one steering, side by side.
+"""A comparison: one prompt, completed once for each of several intensities of the same steering.
 
-The base is the values given, else the named profile, else what steers now. An intensity multiplies the base; 0 is the
-model without any steering. Each product is clamped to [-200, 200], as on every dial.
+The base values are the values in the request, else those of the named profile, else the live values. An intensity
+multiplies the base values; intensity 0 is the model without any steering. Each product is clamped to [-200, 200].
 """
 
 from __future__ import annotations
@@ -21,8 +21,9 @@ Overlay = Mapping[str, Values]
 
 @dataclass(frozen=True, slots=True)
 class Sweep:
-    """The intensities to compare, and the base that they multiply. `steering` has the base for the attached SAE `sae_id` at
-    `layer` (None: the first that fits); without `steering` the base is the named profile, else the live values."""
+    """The intensities to compare, and the base values that they multiply. `steering` has the base values for the
+    attached SAE `sae_id` at `layer`; where one of the two is None, the first attached SAE that fits the other is
+    steered. Without `steering` the base values are those of the named profile, else the live values."""
 
     intensities: tuple[float, ...]
     steering: Values | None = None
@@ -32,7 +33,7 @@ class Sweep:
 
 def check(intensities: Sequence[float]) -> tuple[float, ...]:
     """Raises:
-    Refusal: VALIDATION_ERROR for none, too many, one that is repeated, or one outside [0, 2].
+    Refusal: VALIDATION_ERROR for no intensity, too many intensities, a repeated one, or one outside [0, 2].
     """
     found = tuple(float(one) for one in intensities)
     if not 1 <= len(found) <= INTENSITIES_MAXIMUM:
@@ -46,10 +47,11 @@ def check(intensities: Sequence[float]) -> tuple[float, ...]:
 
 
 def base(sweep: Sweep, otherwise: Overlay, attached: Sequence[AttachedSae]) -> Overlay:
-    """The steering at intensity 1, by attachment; `otherwise` where the sweep names no values.
+    """The steering at intensity 1, by attachment. It is `otherwise` where the sweep has no values of its own.
 
     Raises:
-        Refusal: SAE_NOT_ATTACHED, INVALID_FEATURE_INDEX, VALIDATION_ERROR for a value out of range or nothing to compare.
+        Refusal: SAE_NOT_ATTACHED; INVALID_FEATURE_INDEX; VALIDATION_ERROR for a value out of range, or when every value
+            is 0.
     """
     found = otherwise
     if sweep.steering is not None:

@@ -1,9 +1,11 @@
-"""The dial of one request: a profile by name, an intensity, or both, as the overlay to apply and the value to echo.
+"""The dial of one request: a profile by name, an intensity, or both.
 
-One function decides both, so that the reported intensity is the applied one. Order: (1) with no SAE attached nothing
-changes; (2) `off` and 0 steer nothing and check no base; (3) the base is the named profile, else the active one as it
-is saved, else the live values; (4) the base is scaled by the request's intensity, else by the profile's own; (5) each
-value is clamped to [-200, 200]."""
+One function decides the values to apply and the intensity to report, so that the two always agree. Rules: (1) without
+an attached SAE nothing changes; (2) `off` and 0 switch steering off for the request, and no profile is checked; (3) the
+base values are those of the named profile, else those of the active profile as saved, else the live values; (4) the
+base values are multiplied by the request's intensity, else by the profile's own; (5) each product is clamped to [-200,
+200].
+"""
 
 from __future__ import annotations
 
@@ -44,7 +46,7 @@ class Plan:
 
 
 def parse(raw: Any) -> Intensity | None:
-    """The request's `steering_intensity`; None when it names none.
+    """The value of the request's `steering_intensity`; None where the request has no such field.
 
     Raises:
         Refusal: INVALID_PARAMETER.
@@ -73,7 +75,8 @@ def plan(
 ) -> Plan:
     """The steering of one request that names a profile, an intensity, or both.
 
-    `profile` is the named profile. It is None where no profile has that name; only `off` lets such a request pass.
+    `profile` is the named profile. It is None where no profile has that name: such a request comes here only with the
+    intensity 0.
 
     Raises:
         Refusal: PROFILE_INCOMPATIBLE.
@@ -86,7 +89,7 @@ def plan(
     values = base(profile, live, attached)
     strength = _resolved(intensity, limits, 1.0 if profile is None else profile.intensity)
     if profile is None and not any(values.values()):
-        return Plan()  # the dial alone does not turn on what an operator switched off
+        return Plan()  # a dial alone does not switch steering on after an operator switched it off
     overlay = {
         key: {index: clamped(value * strength) for index, value in values.items()}
         for key, values in values.items()
@@ -104,7 +107,8 @@ def echo(value: float) -> str:
 def base(
     profile: Profile | None, live: Live, attached: Sequence[AttachedSae]
 ) -> Mapping[str, Values]:
-    """What the dial scales, before any intensity and any clamp: the named profile, else what `rules/serving` says.
+    """The values that the dial scales, before the intensity and the clamp: those of the named profile, else those that
+    `rules/serving.dialed` gives.
 
     Raises:
         Refusal: PROFILE_INCOMPATIBLE.
@@ -120,7 +124,7 @@ def _has_base(
     live: Live,
     attached: Sequence[AttachedSae],
 ) -> bool:
-    """Whether a request at intensity 0 is steered otherwise than the same request without its dial."""
+    """Whether the intensity 0 changes anything: without it, the request would be steered."""
     if is_profile_named:
         return profile is not None and bool(profile.values)
     is_steered = live.enabled and any(live.values.values())
@@ -131,7 +135,7 @@ def _site(profile: Profile, attached: Sequence[AttachedSae]) -> str:
     """The key of the attached SAE that the profile was made for.
 
     Raises:
-        Refusal: PROFILE_INCOMPATIBLE when none is, or a feature is past its width.
+        Refusal: PROFILE_INCOMPATIBLE when no attached SAE fits, or the SAE has fewer features than the profile names.
     """
     found = site(profile, attached, param="profile")
     for index in profile.values:

@@ -1,7 +1,7 @@
-"""Which request fields each `/v1` route honours, refuses or does not use, and which headers it takes.
+"""Which request fields each `/v1` route honours, refuses or ignores, and how its headers are read.
 
-Refused fields would change the output and cannot be honoured: they are refused before any model is loaded. The values
-that mean no change are accepted everywhere. Everything else that is unknown is reported, and refused in strict mode.
+A field that would change the output and cannot be honoured is refused before any model is loaded, unless its value asks
+for no change. Every other field that a route does not use is ignored and reported; strict mode refuses it.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ CHANGING: dict[str, frozenset[tuple[str, str]]] = {
     "tool_choice": frozenset(),
     "logit_bias": frozenset(),
 }
-"""Fields that change the output -> the (route, engine) pairs that honour them; every other pair refuses them."""
+"""Field that changes the output -> the pairs of route and engine that honour the field. Every other pair refuses it."""
 
 _SAMPLING = frozenset(
     "model stream stream_options temperature top_p max_tokens stop frequency_penalty presence_penalty".split()
@@ -53,7 +53,7 @@ READ: dict[str, frozenset[str]] = {
     | {"prompt", "add_special_tokens", "return_tokens_as_token_ids", activations.FIELD},
     EMBEDDINGS: frozenset({"model", "input", "encoding_format"}),
 }
-"""Further fields that a route reads."""
+"""Route -> the fields that it reads beside those of `CHANGING`."""
 
 _IDLE_IN_SCORING: tuple[tuple[str, tuple[Any, ...]], ...] = (
     ("top_p", (1,)),
@@ -61,10 +61,10 @@ _IDLE_IN_SCORING: tuple[tuple[str, tuple[Any, ...]], ...] = (
     ("frequency_penalty", (0,)),
     ("presence_penalty", (0,)),
 )
-"""Sampling fields that do not apply to scoring, with the values that ask for nothing."""
+"""Sampling fields that scoring does not use, each with the values that ask for no change."""
 
 Known = Mapping[str, Any]
-"""A field of an object that is read -> the fields of its value that are read; None where the value is not looked into."""
+"""Field that is read -> the fields of its value that are read. None means that the value may have any fields."""
 
 _ANY = None
 _MESSAGE: Known = {"role": _ANY, "content": {"type": _ANY, "text": _ANY}, "name": _ANY}
@@ -83,7 +83,7 @@ _INNER: dict[str, Known] = {
 
 
 def means_no_change(field: str, value: Any) -> bool:
-    """Whether a value of an output-changing field asks for nothing."""
+    """Whether a value of a field in `CHANGING` asks for no change of the output."""
     if value is None:
         return True
     match field:
@@ -102,7 +102,7 @@ def means_no_change(field: str, value: Any) -> bool:
 
 
 def changing(body: Mapping[str, Any]) -> tuple[str, ...]:
-    """The fields of a body that ask to change the output, in the request's order."""
+    """The fields of a body that ask for a change of the output, in the order of the body."""
     return tuple(
         name
         for name, value in body.items()
@@ -112,7 +112,7 @@ def changing(body: Mapping[str, Any]) -> tuple[str, ...]:
 
 def check_honoured(route: str, names: Sequence[str], engine: str) -> None:
     """Raises:
-    Refusal: FIELD_NOT_HONOURED naming every field that would change the output and is not honoured.
+    Refusal: FIELD_NOT_HONOURED naming every field that the route and the engine do not honour.
     """
     refused = [name for name in names if (route, engine) not in CHANGING[name]]
     if refused:
@@ -127,7 +127,7 @@ def check_honoured(route: str, names: Sequence[str], engine: str) -> None:
 
 
 def unused_by(engine: str, body: Mapping[str, Any]) -> list[str]:
-    """Fields that a route uses and this engine does not. They are reported, and never refused."""
+    """Fields that the route uses and this engine does not. They are reported in the answer, and never refused."""
     is_idle = engine == GGUF and body.get("chat_template_kwargs")
     return ["chat_template_kwargs"] if is_idle else []
 
@@ -143,7 +143,7 @@ def is_scoring(body: Mapping[str, Any]) -> bool:
 
 def check_scoring(names: Sequence[str]) -> None:
     """Raises:
-    Refusal: FIELD_NOT_HONOURED naming what steers, which scoring never is.
+    Refusal: FIELD_NOT_HONOURED naming the fields that ask for steering, because scoring is never steered.
     """
     found = [name for name in names if name in ("profile", "steering_intensity")]
     if found:
@@ -156,7 +156,7 @@ def check_scoring(names: Sequence[str]) -> None:
 
 
 def unused(route: str, body: Mapping[str, Any]) -> list[str]:
-    """Locations of the fields that the route does not use, in the request's order."""
+    """Locations of the fields that the route does not use."""
     read = READ[route]
     found = [
         name
@@ -237,11 +237,12 @@ def check_strict(locations: list[str]) -> None:
 
 
 _WRITTEN = "".join(set(map(chr, range(0x20, 0x7F))) - set(" %,"))
-"""Characters that the header writes as they are. The others are percent-encoded, so that blank and comma only separate."""
+"""Characters that the header writes as they are. All others are percent-encoded, so that a comma and a blank always
+separate two locations."""
 
 
 def header_value(locations: Sequence[str], limit: int) -> str:
-    """Locations joined by `, ` in at most `limit` bytes. Locations that do not fit are counted in a last `+N more`."""
+    """Locations joined by `, ` in at most `limit` bytes. `+N more` at the end counts the locations that do not fit."""
     kept: list[str] = []
     length = 0
     best = ""

@@ -1,4 +1,4 @@
-"""What a `/v1` request wants, as frozen values. Only these pass from the compatible door to the control plane."""
+"""Requests for inference as frozen values. The routes pass only these values to the control plane."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ Prompt = str | Conversation
 class SamplingParameters:
     """How tokens are chosen, with every bound already checked.
 
-    `temperature` 0 is greedy, `top_p` 0 keeps the most probable token only; `repetition_penalty` 1 is none;
-    `has_penalty` is true also where the two penalties cancel out.
+    `temperature` 0 is greedy. `top_p` 0 keeps only the most probable token. `repetition_penalty` 1 changes nothing.
+    `has_penalty` says that the request names a penalty, also where its two penalties cancel out.
     """
 
     temperature: float = 1.0
@@ -42,13 +42,13 @@ class OutputConstraint:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BaseIntent:
-    """What every request carries.
+    """The values that every request has.
 
     Attributes:
-        answer_id: the id of its answer, empty where the answer has none.
-        ignored: locations of the fields that nothing reads.
-        may_load: whether a model may be loaded for it.
-        lease: the id of the lease that it claims to hold, a secret.
+        answer_id: the id of the answer; empty where the answer has none.
+        ignored: locations of the fields that the service does not use.
+        may_load: whether the request may cause a load of its model.
+        lease: the id of the lease that the client claims to hold, which is a secret.
     """
 
     answer_id: str = ""
@@ -93,7 +93,8 @@ class GenerateIntent(BaseIntent):
 class ScoreIntent(BaseIntent):
     """The distribution of the token after each prompt; nothing is generated.
 
-    `top` is how many alternatives are listed, None when no log-probabilities are; `allowed` restricts the token.
+    `top` is the number of alternatives to list; None means that the answer has no log-probabilities. `allowed` has the
+    ids of the only tokens that may come next; None allows every token.
     """
 
     prompts: tuple[Prompt, ...]
@@ -131,7 +132,7 @@ Intent = GenerateIntent | ScoreIntent | EmbedIntent
 def repetition_penalty(frequency: float, presence: float) -> float:
     """The two penalties of the protocol as one repetition penalty (Keskar et al. 2019, arXiv:1909.05858).
 
-    `2 ** ((frequency + presence) / 4)`: 1 when both are 0, 2 when both are at their maximum of 2, 1/2 at their
-    minimum of -2, and always positive.
+    The result is `2 ** ((frequency + presence) / 4)`: 1 when both penalties are 0, 2 when both are 2 (their maximum),
+    1/2 when both are -2 (their minimum). It is always positive.
     """
     return float(2.0 ** ((frequency + presence) / 4.0))

@@ -1,4 +1,4 @@
-"""Model names as requests write them, and what they resolve to."""
+"""Names of models: which model a name in a request means, and which names are valid."""
 
 from __future__ import annotations
 
@@ -17,7 +17,8 @@ _PINNED = re.compile(r"@[0-9a-f]{8}$")
 
 @dataclass(frozen=True, slots=True)
 class NamedModel:
-    """What resolution needs to know of a registered model. `alias` is its repository's whole name, with its label."""
+    """The facts of a registered model by which names are resolved. `alias` is the whole name of its repository, with
+    its label."""
 
     id: int
     name: str
@@ -31,7 +32,7 @@ class NamedModel:
 
     @property
     def untagged(self) -> tuple[str, ...]:
-        """The names without the tag they end in. A name that ends in a commit has no shorter form."""
+        """The names without their `:TAG` at the end. A name that ends in a commit has no shorter form."""
         return tuple(n.rpartition(":")[0] for n in self.names if not _PINNED.search(n))
 
 
@@ -61,8 +62,8 @@ def resolve(name: str, models: Sequence[NamedModel]) -> NamedModel:
 
 
 def listed_name(model: NamedModel, models: Sequence[NamedModel]) -> str | None:
-    """The name under which `/v1` lists a model: the first of its names that means this model alone. None for a model that
-    no request can name, because it is not ready or because each of its names means another one."""
+    """The name under which `/v1` lists a model: the first of its names that means this model alone. None where no
+    request can name the model, because the model is not ready or each of its names means another model."""
     bare = model.names
     tagged = [f"{name}:{model.quantization}" for name in bare]
     return next((name for name in (*bare[:1], *tagged) if _meant(name, models) == [model]), None)
@@ -71,8 +72,8 @@ def listed_name(model: NamedModel, models: Sequence[NamedModel]) -> str | None:
 def _meant(name: str, models: Sequence[NamedModel]) -> list[NamedModel]:
     """The models that a name could mean.
 
-    The first of these that any model has: (1) its name; (2) its repository's whole name; (3) either with
-    `:QUANTIZATION`; (4) either without the tag it ends in.
+    The name is compared with (1) the names of models, then (2) the whole names of their repositories, then (3) both
+    with `:QUANTIZATION` added, then (4) both without their `:TAG`. The first comparison that any model passes decides.
     """
     serveable = [m for m in models if m.status in SERVEABLE]
     return (
@@ -84,17 +85,17 @@ def _meant(name: str, models: Sequence[NamedModel]) -> list[NamedModel]:
 
 
 def _tag(model: NamedModel, name: str) -> str:
-    """A name that means this model and no other one that `name` could mean."""
+    """The name by which a client can choose this model among all that `name` could mean."""
     return f"{name}:{model.quantization}" if name in model.names else model.name
 
 
 def pin(name: str, commit: str) -> str:
-    """The name of a second record of one repository and quantization, which is of another commit."""
+    """The name of a record whose repository and quantization are registered already, at another commit."""
     return f"{name}@{commit[:8]}"
 
 
 def pin_of(name: str, commit: str | None) -> str:
-    """The ending that `pin` gave a name; empty for a name without it."""
+    """The ending that `pin` added to a name; empty where the name has none."""
     ending = f"@{commit[:8]}" if commit else ""
     return ending if ending and name.endswith(ending) else ""
 

@@ -163,8 +163,8 @@ class Intake:
 
 @dataclass(frozen=True, slots=True)
 class _Opened:
-    """A request whose body is JSON and has no field that is refused by its name. `base` has the values that every intent
-    has."""
+    """A request whose body is JSON and has no field that is refused by its name. `base` has the values that every
+    intent has."""
 
     body: dict[str, Any]
     base: dict[str, Any]
