@@ -21,9 +21,9 @@ Overlay = Mapping[str, Values]
 
 @dataclass(frozen=True, slots=True)
 class Sweep:
-    """The intensities to compare, and the base values that they multiply. `steering` has the base values for the
-    attached SAE `sae_id` at `layer`; where one of the two is None, the first attached SAE that fits the other is
-    steered. Without `steering` the base values are those of the named profile, else the live values."""
+    """The intensities to compare, and the base values that they multiply. `steering` has the base values for the first
+    attached SAE with this `sae_id` and `layer`; None means any. Without `steering` the base values are those of the
+    named profile, else the live values."""
 
     intensities: tuple[float, ...]
     steering: Values | None = None

@@ -1,4 +1,4 @@
-"""The lock: why no `/v1` request may replace a model, and which requests unlock the model."""
+"""The lock of a model: why `/v1` requests may not replace the model, and which requests unlock it."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ class LockedBy(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Lock:
-    """The lock of one model. `sae_ids` are the SAEs attached to that model. `is_waiting` says that the engine of the model
-    ended by itself, so that the model is not resident and waits to be loaded again."""
+    """The lock of one model. `sae_ids` are the SAEs attached to that model. `is_waiting` says that the engine of the
+    model ended by itself, so that the model is not resident and waits to be loaded again."""
 
     model_id: int
     model_name: str
@@ -39,14 +39,14 @@ class Lock:
 
     @property
     def unlocking(self) -> list[str]:
-        """The requests that unlock the model; detaching takes one request for each of its SAEs."""
+        """The requests that unlock the model: the unlocking itself, or one detaching request for each attached SAE."""
         return [
             f"POST /api/models/{self.model_id}/unlock",
             *(f"POST /api/saes/{sae_id}/detach" for sae_id in self.sae_ids),
         ]
 
     def refusal(self, what: str, **details: Any) -> Refusal:
-        """A refusal for the sake of this lock; `what` is the beginning of its sentence, up to the reason."""
+        """The refusal of a request because of this lock. `what` is the beginning of its message, before the reason."""
         waiting = (
             "; its engine ended, and it is loaded again when it is asked for"
             if self.is_waiting

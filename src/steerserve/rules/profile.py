@@ -1,4 +1,4 @@
-"""Profiles: what may be saved, which SAE a profile fits, and the document in which one travels."""
+"""Profiles: which values may be saved, which attached SAE a profile fits, and how a document is imported."""
 
 from __future__ import annotations
 
@@ -26,18 +26,18 @@ CLUSTER_IMPORT = "/api/clusters/import"
 _INDEX = re.compile(r"[ \t\r\n]*\+?[0-9]{1,18}[ \t\r\n]*")
 _ENTRY = "an entry is a feature index, a whole number from 0 on, and a number"
 _NAMED = 20
-"""How many bad keys a refusal names."""
+"""The most bad keys that a refusal names."""
 
 
 # ------------------------------------------------------------- saving
 
 
 def feature_values(values: Mapping[str, Any], *, is_import: bool = False) -> dict[int, float]:
-    """The map with indices and values converted: at most 1,000 features, each once. Values may lie outside of what an
-    SAE is steered by; they are clamped when the profile is applied.
+    """The map with its indices converted to integers and its values to floats: at most 1,000 features, each once. A
+    value outside of [-200, 200] is kept, and is clamped when the profile is applied.
 
     Raises:
-        Refusal: VALIDATION_ERROR naming the keys whose entries do not convert.
+        Refusal: VALIDATION_ERROR naming the keys whose entries cannot be converted.
     """
     if len(values) > FEATURES_MAXIMUM:
         raise invalid("steering", f"more than {FEATURES_MAXIMUM} features")
@@ -60,7 +60,7 @@ def _index(key: str) -> int | None:
 
 
 def _number(value: Any) -> float | None:
-    """A number, or a text that is one; None for all else, infinities included."""
+    """The finite number that a value is, or that its text says; None for any other value."""
     if isinstance(value, bool) or not isinstance(value, int | float | str):
         return None
     if isinstance(value, str) and "_" in value:
@@ -85,7 +85,7 @@ def check_intensity(intensity: float) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Profile:
-    """A saved profile as it is applied. Without `sae_id` it fits any SAE, without `layer` any layer."""
+    """A saved profile that can be applied. A profile without `sae_id` fits any SAE, one without `layer` any layer."""
 
     name: str
     values: Values
@@ -100,10 +100,10 @@ class Profile:
 
 
 def site(profile: Profile, attached: Sequence[Sae], param: str | None = None) -> Sae:
-    """The attached SAE that a profile was made for; where several fit, the first of them.
+    """The attached SAE that a profile was made for. Where several fit, it is the one that was attached first.
 
     Raises:
-        Refusal: PROFILE_INCOMPATIBLE when none is.
+        Refusal: PROFILE_INCOMPATIBLE when no attached SAE fits.
     """
     fitting = profile.choice.among(attached)
     if fitting:
@@ -118,13 +118,13 @@ def site(profile: Profile, attached: Sequence[Sae], param: str | None = None) ->
     )
 
 
-# ------------------------------------------------------------- travelling
+# ------------------------------------------------------------- importing
 
 
 @dataclass(frozen=True, slots=True)
 class ImportedProfile:
-    """An imported profile: its values, checked, its other fields as they stand in the document, and what the document
-    says of its SAE and its model."""
+    """An imported profile: its checked values, its other fields as the document has them, and the origin of the SAE and
+    the model that the document was made for."""
 
     steering: dict[int, float]
     fields: dict[str, Any]
@@ -133,10 +133,12 @@ class ImportedProfile:
 
 
 def read(body: Any) -> ImportedProfile:
-    """The profile in an export of this service, bare or in its envelope, or in the older form with `features`.
+    """The profile in a document that this service exported, alone or inside the `data` of an answer, or in the older
+    form with `features`.
 
     Raises:
-        Refusal: IS_CLUSTER_DOCUMENT; VALIDATION_ERROR, with `invalid_keys` where entries are no index and value.
+        Refusal: IS_CLUSTER_DOCUMENT; VALIDATION_ERROR, whose `invalid_keys` are the keys of entries that are not an
+            index with a value.
     """
     if isinstance(body, dict) and "success" in body and isinstance(body.get("data"), dict):
         body = body["data"]
@@ -154,7 +156,7 @@ def read(body: Any) -> ImportedProfile:
 
 def _check_kind(body: dict[str, Any]) -> None:
     """Raises:
-    Refusal: IS_CLUSTER_DOCUMENT; VALIDATION_ERROR for any other document that says that it is no profile.
+    Refusal: IS_CLUSTER_DOCUMENT; VALIDATION_ERROR for any other document that has a `kind`.
     """
     kind = body.get("kind")
     is_unnamed = kind is None and not ({"steering", "features"} & body.keys())
@@ -171,8 +173,8 @@ def _check_kind(body: dict[str, Any]) -> None:
 
 
 def _older(body: dict[str, Any], fields: dict[str, Any]) -> tuple[str, ...]:
-    """Fill `fields` with the model and the layer, which the older form keeps in objects of their own. Returns
-    warnings."""
+    """Fill `fields` with the model and the layer of the older form, which has them inside the objects `model` and
+    `sae`. Returns warnings."""
     for name in ("model", "sae"):
         if not isinstance(body.get(name, {}), dict):
             raise invalid(name, "not an object")
@@ -204,8 +206,8 @@ def _entries(body: dict[str, Any]) -> dict[int, float]:
 
 
 def _of_list(features: Any) -> dict[str, Any]:
-    """The older form's list of {index, strength} as a map. An entry of another form is kept under its place in the
-    list, so that the refusal can name it."""
+    """The list of {index, strength} of the older form, as a map. An entry of a wrong form gets its place in the list as
+    its key, so that the refusal can name the entry."""
     if not isinstance(features, list):
         raise invalid("features", "not a list of {index, strength}")
     values: dict[str, Any] = {}
@@ -218,7 +220,7 @@ def _of_list(features: Any) -> dict[str, Any]:
 
 
 def invalid(field: str, why: str, keys: Iterable[str] = (), *, is_import: bool = False) -> Refusal:
-    """The refusal of a field, or of some keys of it."""
+    """The refusal of a field, or of some of its keys."""
     named = [_shown(key) for key in islice(keys, _NAMED)]
     places = [["body", field, key] for key in named] or [["body", field]]
     more: dict[str, Any] = {"invalid_keys": named} if is_import else {}
@@ -231,5 +233,5 @@ def invalid(field: str, why: str, keys: Iterable[str] = (), *, is_import: bool =
 
 
 def _shown(text: str) -> str:
-    """At most 100 characters of a text, with half surrogate pairs written out."""
+    """At most 100 characters of a text. Half a surrogate pair is written as its escape sequence."""
     return text[:100].encode(errors="backslashreplace").decode()

@@ -1,4 +1,7 @@
-"""What an SAE and a model are, whatever ids they have: by this a profile finds its SAE in another home."""
+"""The origin of an SAE and of a model: facts that identify them on any server, whatever their ids there.
+
+By these facts an exported profile finds its SAE on another server.
+"""
 
 from __future__ import annotations
 
@@ -8,14 +11,14 @@ from dataclasses import dataclass
 from typing import Any
 
 LONGEST = 500
-"""Characters of a text that are kept."""
+"""The most characters of a text that is read from a document."""
 
 _UNPRINTABLE = re.compile("[\x00-\x1f\x7f\ud800-\udfff]")
 
 
 @dataclass(frozen=True, slots=True)
 class SaeOrigin:
-    """Where an SAE of the hub comes from, or the SHA-256 of an SAE that was registered from disk."""
+    """The repository, commit and file of an SAE of the hub, or the SHA-256 of an SAE that was registered from disk."""
 
     repository_id: str | None = None
     revision: str | None = None
@@ -33,27 +36,27 @@ class SaeOrigin:
 
 @dataclass(frozen=True, slots=True)
 class ModelOrigin:
-    """What a model is called."""
+    """The name and the repository of a model."""
 
     name: str | None = None
     repo_id: str | None = None
 
     def is_called(self, name: str, repo_id: str | None) -> bool:
-        """Whether a model with this name and repository is the one."""
+        """Whether a model with this name and repository is the model of this origin."""
         return name == self.name or (repo_id is not None and repo_id == self.repo_id)
 
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """The SAE and the model that a profile was made for; None where nothing is known of them."""
+    """The SAE and the model that a profile was made for; each is None where nothing is known of it."""
 
     sae: SaeOrigin | None = None
     model: ModelOrigin | None = None
 
 
 def read(document: Mapping[str, Any]) -> Origin | None:
-    """What a document says of its SAE and its model. Texts that cannot be one are left out; None where nothing is
-    left."""
+    """The origin of the SAE and the model in a document. Values that are too long, or not printable text, are left out.
+    None where no value is left."""
     sae = SaeOrigin(**_texts(document, "sae", SaeOrigin.__slots__))
     model = ModelOrigin(**_texts(document, "model", ModelOrigin.__slots__))
     origin = Origin(sae if sae != SaeOrigin() else None, model if model != ModelOrigin() else None)

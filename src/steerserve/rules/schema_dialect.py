@@ -1,7 +1,8 @@
-"""The grammar engine's copy of a client's schema, in which disputed constructs mean the narrower of two things.
+"""Rewrites a client's schema for the grammar engine, which reads some constructs otherwise than a validator does.
 
-Validators (Python's `re`, JSON's numbers) and the grammar engine (a Rust regex dialect, doubles) differ at the edges.
-Where they do, the engine's copy admits a little less, so that what it lets a model write is valid for both.
+A validator uses Python's `re` and exact numbers; the grammar engine uses a Rust dialect of regular expressions, and
+doubles. Where the two differ, the engine's copy of the schema admits fewer texts, so that every text that the engine
+lets a model write is valid for the validator too.
 """
 
 from __future__ import annotations
@@ -16,19 +17,21 @@ from urllib.parse import quote
 from steerserve.rules.schema_parts import ANNOTATIONS, Schema, path_of, pointer
 
 OPTIONS = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
-"""One line, as `json.dumps` writes it. Free white space would let a model pad until `max_tokens`."""
+"""The JSON has one line, as `json.dumps` writes it. With free white space a model could write blanks until
+`max_tokens`."""
 
 LEXER_STATES = 100_000
-"""A regular expression can be made to need new states at every character; this many take about 70 MB."""
+"""The most states of the engine's lexer, which take about 70 MB. Some regular expressions need new states at every
+character."""
 
 JSON_OBJECT = '{"type":"object"}'
 """The schema of `json_object`."""
 
 LONGEST = 2**31
-"""The engine's counters have 32 bits; no document gets here."""
+"""The largest count in the engine's copy, because the engine counts with 32 bits. No answer is this long."""
 
 WHOLE_MAXIMUM = 2**53
-"""The engine computes in doubles, so a whole number beyond this one may be changed."""
+"""The engine computes in doubles, so it may change a whole number beyond this one."""
 
 DIGITS = 15
 """Significant digits of a decimal fraction that the engine reads and writes unchanged."""
@@ -36,10 +39,11 @@ DIGITS = 15
 _QUANTIFIER = re.compile(r"[*+?]|\{\d+(?:,\d*)?\}|\{,\d+\}")
 _VERBOSE = re.compile(r"\(\?[a-zA-Z]*x")
 _OUTSIDE = {r"\D": r"\P{Nd}", r"\W": r"[^\p{L}\p{N}_]", r"\S": r"[^\s\x1c-\x1f]"}
-"""The engine's digits and word characters are ASCII, so its complements of them are too large."""
+"""Character class -> the same class as Python's `re` reads it. The engine's \\d, \\w and \\s are smaller than Python's,
+so their complements are too large."""
 
 _NEGATED = {r"\d": r"\p{Nd}", r"\w": r"\p{L}\p{N}_", r"\s": r"\s\x1c-\x1f"}
-"""The same inside of a negated class."""
+"""Character class -> the class as Python's `re` reads it, for use inside of a negated class."""
 
 
 def dialect(schema: Schema) -> str:
@@ -49,7 +53,7 @@ def dialect(schema: Schema) -> str:
 
 
 def disputed(text: str) -> str | None:
-    """Why a pattern means one thing to a validator and another to the engine; None when it does not."""
+    """Why a validator and the engine would read a pattern differently; None when both read the same."""
     try:
         pattern(text)
     except ValueError as error:
@@ -60,8 +64,8 @@ def disputed(text: str) -> str | None:
 def pattern(text: str) -> str:
     """A pattern in the engine's dialect.
 
-    A negated class gives up U+0000: a class with every control character would let the engine write any escape, a quote
-    or a backslash among them.
+    A negated class excludes U+0000 too. If the class had every control character, the engine would let the model write
+    any escape sequence, also that of a quote or a backslash.
 
     Raises:
         ValueError: a construct that both dialects accept with different meanings.
@@ -94,7 +98,7 @@ def pattern(text: str) -> str:
 
 
 def _class(text: str, start: int) -> tuple[str, int]:
-    """A character class in the engine's dialect, and where it ends; `start` is at its bracket."""
+    """The character class that begins at `start`, in the engine's dialect, and the place behind its end."""
     negated = text.startswith("[^", start)
     at = start + 1 + negated
     out = [r"[^\x00" if negated else "["]
@@ -105,7 +109,7 @@ def _class(text: str, start: int) -> tuple[str, int]:
         size = 2 if text[at] == "\\" else 1
         item = text[at : at + size]
         if at == first and item in "]-":
-            # plain where it stands first, which it may no longer do
+            # in first place the sign stands for itself, but the text before it may have grown
             item = "\\" + item
         out.append((_NEGATED if negated else _OUTSIDE).get(item, item))
         at += size
@@ -113,7 +117,8 @@ def _class(text: str, start: int) -> tuple[str, int]:
 
 
 def _inward(rounding: str) -> Callable[[float], float]:
-    """A bound that the engine reads exactly; one with more digits is tightened to the next that has no more."""
+    """Makes a function that rounds a bound to the digits that the engine reads exactly, always so that fewer numbers
+    fit."""
     context = Context(prec=DIGITS, rounding=rounding)
 
     def bound(value: float) -> float:
@@ -125,7 +130,7 @@ def _inward(rounding: str) -> Callable[[float], float]:
 
 
 def tightened(keyword: str, value: float) -> float:
-    """A `minimum` or `maximum` as the engine is given it."""
+    """A `minimum` or `maximum` as the engine's copy has it."""
     return float(_VALUES[keyword](value))
 
 
@@ -146,7 +151,7 @@ def _schemas(value: dict[str, Schema]) -> dict[str, Schema]:
 
 
 def _reference(value: str) -> str:
-    """Encoded throughout: the engine refuses references that are no URI, validators do not."""
+    """A reference with every special character encoded, because the engine accepts only valid URIs."""
     return "#" + quote(pointer(path_of(value)), safe="/~$")
 
 

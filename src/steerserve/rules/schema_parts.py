@@ -1,6 +1,6 @@
-"""The parts of a JSON Schema: its subschemas and their JSON pointers, what a `$ref` names, and cycles of references.
+"""The parts of a JSON Schema: its subschemas and their JSON pointers, the targets of `$ref`, and cycles of references.
 
-A schema is what `json.loads` gives. Parts are told apart by identity, because their pointers can be long.
+A schema is a value that `json.loads` gives. Parts are compared by identity, because their pointers can be long.
 """
 
 from __future__ import annotations
@@ -13,19 +13,19 @@ Schema = dict[str, Any] | bool
 Path = tuple[str, ...]
 
 ANNOTATIONS = frozenset(("title", "description", "default", "examples"))
-"""Keywords that say nothing about an instance. Their values are never looked at."""
+"""Keywords that do not restrict an instance. Their values are not checked."""
 
 TYPES = ("null", "boolean", "integer", "number", "string", "array", "object")
 REFERENCE = "#/$defs/"
 
 
 def pointer(path: Path) -> str:
-    """RFC 6901."""
+    """The path as a JSON pointer (RFC 6901)."""
     return "".join("/" + token.replace("~", "~0").replace("/", "~1") for token in path)
 
 
 def children(keyword: str, value: Any) -> Iterator[tuple[Path, Any]]:
-    """The subschemas that stand right under a keyword, with their paths from its schema on."""
+    """The subschemas directly under a keyword, with their paths relative to the schema of that keyword."""
     if keyword in ("properties", "$defs") and isinstance(value, dict):
         for name, part in value.items():
             yield (keyword, name), part
@@ -65,9 +65,9 @@ def resolve(root: Schema, reference: str) -> Any:
 
 
 def idle_references(root: Schema) -> set[int]:
-    """Identities of the parts whose `$ref` closes a cycle on which an instance is never entered.
+    """Identities of the parts whose `$ref` closes a cycle that applies a schema to the same instance again.
 
-    Such a schema applies itself to the same instance again, and validators recurse without end.
+    On such a cycle a validator recurses without end.
     """
     idle: set[int] = set()
     open_parts: set[int] = set()
@@ -93,7 +93,8 @@ def idle_references(root: Schema) -> set[int]:
 def is_endless(root: Schema) -> bool:
     """Whether no finite document can satisfy a schema, because a required part contains itself.
 
-    The least fixed point over the parts that some finite instance may satisfy; scalar keywords count as satisfiable.
+    The function collects the parts that some finite instance may satisfy, until no part is added. It takes every scalar
+    keyword as satisfiable.
     """
     every = [part for _, part in parts(root)][::-1]
     targets = {id(part): resolve(root, part["$ref"]) for part in every if "$ref" in part}
@@ -108,7 +109,7 @@ def is_endless(root: Schema) -> bool:
 
 
 def _same_instance(root: Schema, part: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    """The parts that a part applies to the very instance it is applied to itself."""
+    """The parts that a validator applies to the same instance as this part: its `anyOf` branches and its `$ref`."""
     branches = part.get("anyOf", [])
     reached = list(branches) if isinstance(branches, list) else []
     reference = part.get("$ref")

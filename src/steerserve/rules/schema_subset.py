@@ -1,7 +1,7 @@
 """Which JSON Schemas a `response_format` may hold: the keywords, the form of their values, references, and sizes.
 
-`engine/sandbox/schemas.py` then finds what only a compiler can find (bad regular expressions, contradictions). No keyword that
-the compiler would ignore passes the checks here.
+`engine/sandbox/schemas.py` then finds the faults that only the compiler of the grammar can find, such as bad regular
+expressions and contradictions. The checks here refuse every keyword that the compiler would ignore.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ from steerserve.rules.schema_parts import (
 
 BYTES_MAXIMUM = 65_536
 NESTING_MAXIMUM = 32
-"""Schemas inside each other."""
+"""The most schemas inside each other."""
 
 VALUE_NESTING_MAXIMUM = 100
-"""Objects and arrays inside each other; the grammar engine's own reader stops at 128."""
+"""The most objects and arrays inside each other. The grammar engine itself reads at most 128."""
 
 PROPERTIES_MAXIMUM = 256
 NAMED = 20
-"""Keywords that the message names; the details name more."""
+"""The most keywords that the message of a refusal names. Its details name up to `LISTED`."""
 
 LISTED = 100
 
@@ -42,7 +42,7 @@ INTEGER_MAXIMUM = 2**63
 RANGES = (("minimum", "maximum"), ("minItems", "maxItems"), ("minLength", "maxLength"))
 
 FRACTIONS = (1e-6, 1e15)
-"""Where the grammar engine writes decimal fractions as it read them."""
+"""The range of sizes in which the grammar engine writes a decimal fraction with the digits that the schema has."""
 
 Fault = dict[str, str]
 
@@ -54,8 +54,8 @@ def compact(schema: Any) -> str:
 
 def check(schema: Any) -> None:
     """Raises:
-    Refusal: RESPONSE_FORMAT_UNSUPPORTED; `unsupported` lists every offending keyword with its JSON pointer, in document
-        order, and the reason where the keyword as such is supported.
+    Refusal: RESPONSE_FORMAT_UNSUPPORTED; `unsupported` lists the refused keywords in document order, each with its JSON
+        pointer, and with a reason where the keyword itself is supported and its value is not.
     """
     _check_size(schema)
     if schema is False:
@@ -72,7 +72,7 @@ def fault(keyword: str, path: Path, reason: str | None = None) -> Fault:
 
 
 def refusal(faults: list[Fault]) -> Refusal:
-    """The refusal that names the faults, up to a bound."""
+    """The refusal that names the first of the faults and counts the others."""
     named = "; ".join(_named(found) for found in faults[:NAMED])
     more = f" and {len(faults) - NAMED} more" if len(faults) > NAMED else ""
     return Refusal(
@@ -99,7 +99,8 @@ def _too_large(message: str, **limit: int) -> Refusal:
 
 
 def _check_size(schema: Any) -> None:
-    """Nesting before bytes, and without recursion: writing a document that is nested deep enough overflows the stack."""
+    """Check the nesting before the size, and without recursion, because writing a deeply nested document overflows the
+    stack."""
     layer, depth = [schema], 0
     while layer := [value for value in layer if isinstance(value, dict | list)]:
         depth += 1
@@ -172,7 +173,7 @@ class _Walk:
 
 
 def _bad_ranges(schema: dict[str, Any], path: Path) -> Iterator[Fault]:
-    """Pairs of bounds with no value between them, or so close that the engine cannot tell them apart."""
+    """Pairs of bounds that no value satisfies, or that are too close for the engine to tell apart."""
     kinds = schema.get("type")
     is_integer = "integer" in (kinds if isinstance(kinds, list) else [kinds])
     for low, high in RANGES:
@@ -229,7 +230,7 @@ def _any_of(value: Any) -> str | None:
 
 
 def _count(value: Any) -> str | None:
-    """JSON Schema counts 2.0 among the integers."""
+    """Why a value is not a count. JSON Schema counts 2.0 among the integers."""
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
     if not is_number or not math.isfinite(value) or value < 0 or value != int(value):
         return "must be a whole number of at least 0"
@@ -252,7 +253,7 @@ def _enum(value: Any) -> str | None:
 
 
 def _const(value: Any) -> str | None:
-    """Numbers are written by the grammar engine: those that it would change are refused."""
+    """Why a constant cannot be enforced: it holds a number that the grammar engine would write with other digits."""
     pending = [value]
     while pending:
         found = pending.pop()
@@ -303,4 +304,4 @@ _FORMS: dict[str, Callable[[Any], str | None]] = {
     "$ref": _reference,
     "$defs": _schemas,
 }
-"""Each supported keyword, and what is wrong with a value of it: None when nothing is."""
+"""Supported keyword -> the function that says why a value of it is wrong, or gives None for a right value."""

@@ -1,6 +1,6 @@
-"""What serves: what activating and ending a profile does to the live values, and what the dial scales then.
+"""The active profile: how activating and ending a profile edits the live values, and which values the dial scales.
 
-Each function is one edit of the live values, so that the values and who serves change in one step of the epoch.
+Each edit changes the live values and the active profile together, in one step of the epoch.
 """
 
 from __future__ import annotations
@@ -18,9 +18,10 @@ from steerserve.rules.steering import MANUAL, Active, Live, Values
 def activate(
     live: Live, profile_id: str, profile: Profile, attached: Sequence[AttachedSae]
 ) -> Live:
-    """Steer by a profile. (1) A profile with values needs an attached SAE, (2) the one that it was made for, (3)
-    which has all its features. (4) Each value is multiplied by the profile's intensity and clamped. (5) The values
-    replace those of MANUAL, and steering is switched on; an empty profile clears. One step of the epoch.
+    """Steer by a profile. (1) A profile with values needs an attached SAE. (2) The profile must have been made for that
+    SAE, and (3) the SAE must have all features of the profile. (4) Each value is multiplied by the profile's intensity
+    and clamped. (5) The values replace those of MANUAL, and steering is switched on. An empty profile clears the values
+    of MANUAL.
 
     Raises:
         Refusal: SAE_NOT_ATTACHED, PROFILE_INCOMPATIBLE, INVALID_FEATURE_INDEX.
@@ -45,8 +46,8 @@ def activate(
 
 
 def cleared(before: Live, after: Live) -> dict[str, list[int]]:
-    """The features that an operator had set by hand at other SAEs than the one that a profile now steers, by the keys
-    of these SAEs. What an earlier activation had set there is not counted."""
+    """SAE key -> the features of that SAE that an operator had set by hand, and that activating a profile for another
+    SAE has cleared. Values that an earlier activation had set are not listed."""
     active = before.active
     applied = active.left if active is not None else {}
     return {
@@ -60,7 +61,7 @@ def steered(live: Live, attached: Sequence[AttachedSae]) -> AttachedSae:
     """The only attached SAE that has values, or the first attached SAE where none has any.
 
     Raises:
-        Refusal: SAE_NOT_ATTACHED; PROFILE_INCOMPATIBLE when several have values, which no profile can keep.
+        Refusal: SAE_NOT_ATTACHED; PROFILE_INCOMPATIBLE when several SAEs have values, because a profile has one SAE.
     """
     if not attached:
         raise Refusal("SAE_NOT_ATTACHED", "no SAE is attached")
@@ -76,16 +77,16 @@ def steered(live: Live, attached: Sequence[AttachedSae]) -> AttachedSae:
 
 
 def adopt(live: Live, profile_id: str, profile: Profile) -> Live:
-    """The profile is the active one, and the live values stay. Values that are kept while steering is off show that an
-    operator switched it off."""
+    """Make a profile the active one without changing the live values. If steering is off and values are kept, an
+    operator has switched steering off, and the profile is muted."""
     is_muted = not live.enabled and bool(live.values)
     active = Active(profile_id, dict(profile.values), profile.choice, is_muted=is_muted)
     return steering.mark(live, live, active)
 
 
 def amend(live: Live, profile_id: str, profile: Profile) -> Live:
-    """The saved profile was changed: where it is active, the dial scales its new values. The live values stay, and it
-    is no step of the epoch."""
+    """Give the dial the new values of a saved profile that was changed while active. The live values and the epoch do
+    not change."""
     active = live.active
     if active is None or active.profile_id != profile_id:
         return live
@@ -94,8 +95,7 @@ def amend(live: Live, profile_id: str, profile: Profile) -> Live:
 
 
 def deactivate(live: Live, profile_id: str, *, clears: bool) -> Live:
-    """End the active profile, and forget the values of MANUAL where `clears`. A profile that is not active changes
-    nothing."""
+    """End the profile if it is the active one, and with `clears` forget the values of MANUAL."""
     if live.active is None or live.active.profile_id != profile_id:
         return live
     after = steering.replace_all(live, MANUAL, {}) if clears else live
@@ -103,9 +103,10 @@ def deactivate(live: Live, profile_id: str, *, clears: bool) -> Live:
 
 
 def dialed(live: Live, attached: Sequence[AttachedSae]) -> Mapping[str, Values]:
-    """What an intensity alone scales. (1) What an operator switched off stays off. (2) The active profile's values as
-    they are saved, so that the dial is absolute; none where no attached SAE fits them. (3) The live values where no
-    profile is active, or where an operator has changed what the activation left."""
+    """The values that an intensity scales in a request that names no profile. (1) There are none after an operator
+    switched steering off. (2) With an active profile they are the values of the profile as saved, so that the same
+    intensity always means the same values; there are none where no attached SAE fits them. (3) They are the live values
+    where no profile is active, or where the values have been edited since the activation."""
     active = live.active
     if active is not None and not active.is_applied:
         return {} if active.is_muted else _authored(active, attached)  # (1), (2)
@@ -117,7 +118,7 @@ def dialed(live: Live, attached: Sequence[AttachedSae]) -> Mapping[str, Values]:
 
 
 def _authored(active: Active, attached: Sequence[AttachedSae]) -> Mapping[str, Values]:
-    """The profile's values at the SAE that got them, or at the first that it fits."""
+    """The profile's values at the SAE that was steered at the activation, or else at the first SAE that fits."""
     fitting = active.choice.among(attached)
     sae = next((one for one in fitting if one.key == active.key), next(iter(fitting), None))
     if sae is None or not all(0 <= index < sae.d_sae for index in active.authored):

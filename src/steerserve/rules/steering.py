@@ -1,7 +1,8 @@
-"""The live steering values: their owners, their bounds, the switch, the epoch, and what a row of the batch gets.
+"""The live steering values: their owners, their bounds, the switch, the epoch, and the values of a row of the batch.
 
-A key names one attached SAE (`sae_id@layer`). Values belong to owners, and those of all owners are added. Every edit
-returns a new `Live`; the epoch grows by one exactly when the edit changed something that steers.
+A key names one attached SAE (`sae_id@layer`). Each value belongs to an owner, and the values of all owners are added.
+Every edit returns a new `Live`. The epoch grows by one when an edit changes the values, the switch or the active
+profile.
 """
 
 from __future__ import annotations
@@ -20,10 +21,11 @@ MAXIMUM = 200.0
 BATCH_MAXIMUM = 1000
 
 MANUAL = "manual"
-"""The owner of the values that the plain routes and the profiles set."""
+"""The owner of the values that the steering routes and the profiles set."""
 
 _INDEX = re.compile(r"0|-?[1-9][0-9]{0,63}")
-"""A whole number, which is written in one way only. An index that no SAE has is refused by its number."""
+"""A whole number in its only plain form. Negative numbers match, so that the check of the index refuses them by
+number."""
 
 Values = Mapping[int, float]
 Owned = Mapping[str, Mapping[str, Values]]
@@ -35,11 +37,12 @@ class Active:
     """The profile that was activated last.
 
     Attributes:
-        authored: its values as they are saved now, before any intensity.
-        choice: the SAE that it is made for.
-        is_applied: whether its values became live values when it was activated. `key` names the SAE that got them, None
-            where it has no values, and `left` is all that MANUAL held right after.
-        is_muted: of a profile that was not applied: an operator had switched steering off, and the dial does not turn
+        authored: the values of the profile as saved now, before any intensity.
+        choice: the SAE that the profile was made for.
+        is_applied: whether the values of the profile became live values when it was activated.
+        key: the SAE that got these values; None where the profile has no values or was not applied.
+        left: all values of MANUAL right after the activation.
+        is_muted: for a profile that was not applied: an operator has switched steering off, so the dial does not switch
             it on.
     """
 
@@ -54,10 +57,10 @@ class Active:
 
 @dataclass(frozen=True, slots=True)
 class Live:
-    """What every request is steered by unless its own plan says otherwise.
+    """The values that steer every request without an overlay of its own.
 
-    `values` is the sum over the owners, each sum held within [-200, 200]. A `Live` that is made from `values` alone has
-    them as MANUAL's.
+    `values` has the sums over the owners, each clamped to [-200, 200]. In a `Live` that is made from `values` alone,
+    all values belong to MANUAL.
     """
 
     epoch: int = 0
@@ -92,7 +95,7 @@ def clamped(value: float) -> float:
 
 
 def check_index(index: int, d_sae: int) -> None:
-    """A feature index lies in [0, d_sae).
+    """Check that a feature index lies in [0, d_sae).
 
     Raises:
         Refusal: INVALID_FEATURE_INDEX naming the index and `d_sae`.
@@ -107,7 +110,7 @@ def check_index(index: int, d_sae: int) -> None:
 
 
 def check_value(value: float) -> None:
-    """A value that is set directly lies in [-200, 200]. A value outside is refused, never clamped.
+    """Check that a value that a request sets directly lies in [-200, 200]. Such a value is never clamped.
 
     Raises:
         Refusal: VALIDATION_ERROR.
@@ -137,8 +140,8 @@ def set_values(live: Live, key: str, d_sae: int, edits: Values, owner: str = MAN
 
 
 def replace_all(live: Live, owner: str, values: Mapping[str, Values]) -> Live:
-    """Replace all values of an owner by these, key by key. Any value switches steering on; where no owner has a value
-    left, steering is off."""
+    """Replace all values of an owner by these. Any value switches steering on. Where no owner has a value left,
+    steering is off."""
     owned = {**live.owned, owner: values}
     return _step(live, owned, enabled=live.enabled or any(values.values()))
 
@@ -153,13 +156,13 @@ def disable(live: Live) -> Live:
 
 
 def switch_off(live: Live) -> Live:
-    """Stop applying because no SAE is left: unlike `disable`, no word of an operator."""
+    """Stop applying because no SAE is attached any more. Unlike `disable`, this does not mute the active profile."""
     return _step(live, live.owned, enabled=False)
 
 
 def remove(live: Live, key: str, d_sae: int, index: int) -> Live:
-    """Forget one feature, whoever set it. Forgetting the last one switches steering off; a feature that is not set
-    changes nothing."""
+    """Forget one feature of all owners. Forgetting the last feature switches steering off. Forgetting a feature that is
+    not set changes nothing."""
     check_index(index, d_sae)
     if index not in live.of(key):
         return live
@@ -167,22 +170,22 @@ def remove(live: Live, key: str, d_sae: int, index: int) -> Live:
 
 
 def clear(live: Live) -> Live:
-    """Forget every feature of every SAE, whoever set it, and disable."""
+    """Forget every feature of every SAE and every owner, and disable."""
     return _step(live, {}, enabled=False, mutes=True)
 
 
 def clear_one(live: Live, key: str) -> Live:
-    """Forget every feature of one SAE, whoever set it, and disable when no SAE has a value left."""
+    """Forget every feature of one SAE, of all owners, and disable when no SAE has a value left."""
     return _step(live, _without(live, key), enabled=live.enabled)
 
 
 def leave(live: Live, key: str) -> Live:
-    """Forget every feature of one SAE, which is attached no longer. Steering stays on or off as it is."""
+    """Forget every feature of an SAE that was detached. Steering stays on or off as it is."""
     return _step(live, _without(live, key), enabled=live.enabled, is_kept=True)
 
 
 def mark(before: Live, after: Live, active: Active | None) -> Live:
-    """The edit that led from `before` to `after`, together with a change of the active profile, as one step of the
+    """Combine the edit that led from `before` to `after` with a change of the active profile into one step of the
     epoch."""
     same = (before.enabled, before.owned, before.active) == (after.enabled, after.owned, active)
     return before if same else replace(after, active=active, epoch=before.epoch + 1)
@@ -191,10 +194,10 @@ def mark(before: Live, after: Live, active: Active | None) -> Live:
 def effective(
     live: Live, overlay: Mapping[str, Values] | None, planned_on: int, key: str
 ) -> Values:
-    """The values of one row at `key`: its overlay while the epoch is the one in which the row was planned, else the
-    live values.
+    """The values of one row of the batch at `key`: those of the row's overlay while the epoch is still `planned_on`,
+    else the live values.
 
-    Values of 0 are left out, so that an SAE turned to 0 is the model without any hook, bit for bit.
+    Values of 0 are left out, so that an SAE whose values are all 0 leaves the output unchanged, bit for bit.
     """
     if overlay is not None and live.epoch == planned_on:
         chosen: Values = overlay.get(key, {})
@@ -207,7 +210,7 @@ def plain_indices(values: Mapping[str, float], d_sae: int | None = None) -> dict
     """The values of one SAE with integer keys.
 
     Raises:
-        Refusal: INVALID_FEATURE_INDEX for a key that is no integer, or is not written in plain digits.
+        Refusal: INVALID_FEATURE_INDEX for a key that is not an integer in plain digits.
     """
     for key in values:
         if not _INDEX.fullmatch(key):
@@ -233,7 +236,8 @@ def _sum(parts: Iterable[Mapping[str, Values]]) -> dict[str, Values]:
 
 
 def _without(live: Live, key: str, index: int | None = None) -> Owned:
-    """The values of all owners without one feature at `key`, or, without an index, without every feature there."""
+    """The values of all owners without the feature `index` at `key`. Without an index, every feature there is left
+    out."""
 
     def left(values: Values) -> Values:
         return {} if index is None else {i: v for i, v in values.items() if i != index}
@@ -247,8 +251,8 @@ def _without(live: Live, key: str, index: int | None = None) -> Owned:
 def _step(
     live: Live, owned: Owned, *, enabled: bool, is_kept: bool = False, mutes: bool = False
 ) -> Live:
-    """The values after an edit, or `live` itself when the edit changed nothing. Without any value nothing is enabled
-    unless `is_kept`. `mutes` says that an operator switches steering off."""
+    """The `Live` after an edit, or `live` itself when the edit changed nothing. Where no value is left, steering is
+    switched off, unless `is_kept`. `mutes` says that an operator switches steering off."""
     full = {o: {k: v for k, v in held.items() if v} for o, held in owned.items()}
     full = {owner: held for owner, held in full.items() if held}
     enabled = enabled and (is_kept or bool(full))
@@ -260,8 +264,8 @@ def _step(
 def _still_active(
     active: Active | None, owned: Owned, *, enabled: bool, mutes: bool
 ) -> Active | None:
-    """The active profile after an edit. A profile whose values were applied ends once all values at its SAE are
-    gone."""
+    """The active profile after an edit. A profile whose values were applied ends when its SAE has no values of MANUAL
+    any more."""
     if active is None or (active.key is not None and active.key not in owned.get(MANUAL, {})):
         return None
     if active.is_applied:

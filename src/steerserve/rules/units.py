@@ -3,4 +3,4 @@
 from __future__ import annotations
 
 MIB = 1 << 20
-"""Bytes of a mebibyte, in which every size that leaves the service is told."""
+"""Bytes of a mebibyte. Answers give sizes of memory in mebibytes."""
