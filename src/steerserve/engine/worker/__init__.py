@@ -1,36 +1,37 @@
 """The engine process: the only place that imports the tensor library.
 
-What it owns. One model with its KV cache (`model/`), the SAEs attached to it (`sae/`, `attached/`), the rows that run
-(`rows/`, `batch/`), the observers that read activations of the SAEs (`observing/`), and its end of the socket
-(`process/`). A process holds one model for its whole life. It knows no database, no setting and no HTTP: everything
-that it needs comes in a command.
+Ownership: the process owns one model with its KV cache (`model/`), the SAEs attached to it (`sae/`, `attached/`), the
+rows that run (`rows/`, `batch/`), the observers that read activations of the SAEs (`observing/`), and its end of the
+socket (`process/`). A process holds one model for its whole life. It knows no database, no setting and no HTTP:
+everything that it needs comes in a command.
 
-One thread. All tensor work and all state are on the main thread, which takes turns: carry out the commands that have
-arrived, take one step of the batch, send the outcomes. There are no locks, with one exception: schemas are compiled
-in a second thread (`rows/constrain.py`), and the cache of compiled schemas has a lock. That thread changes nothing
-else; it wakes the loop when a schema is compiled.
+Threads: all tensor work and all state are on the main thread, which takes turns: carry out the commands that have
+arrived, take one step of the batch, send the outcomes. There are no locks, with one exception: schemas are compiled in
+a second thread (`rows/constrain.py`), and the cache of compiled schemas has a lock. That thread changes nothing else;
+it wakes the loop when a schema is compiled.
 
-A pass belongs to many rows. An error over one row ends the request of this row. An error in a forward pass ends the
-requests of its rows. An error in monitoring is logged and ends no request.
+Errors: a forward pass belongs to many rows. An error over one row ends the request of this row. An error in a forward
+pass ends the requests of its rows. An error in monitoring is logged and ends no request.
 
 To add a command: a message in `engine/wire/commands.py` (and in `Command` there), its answer in
 `engine/wire/events.py`, a method of `process/commands.py` with its line in `METHODS`, and a method of
-`engine/wire/engine.py`, which is the answer of an engine without layers, overridden in `engine/checkpoint/client.py`.
+`engine/wire/engine.py`, whose default is the answer of an engine without layers and which `engine/checkpoint/client.py`
+overrides.
 
 To add an observer: a subclass of `Observer` (`observing/observers.py`), made and put into the list in
-`process/loading.py`. The batch and the loop ask the list at these points and know no member of it:
+`process/loading.py`. The batch and the loop call the list at these points, and know no single observer:
 
-- `begin`: the rows of a request are about to join. The observer may refuse the request. - `expect`: a pass is about
-  to run over these spans of these rows. The observer names the attached SAEs whose values it wants
-  in this pass, each with a function that takes the value. Return nothing where nothing is wanted: an SAE without such
-  functions costs nothing.
-- the function: called by the hook, within the pass, with the value of the whole batch. It copies its rows and computes
-  nothing, because every row waits for it.
-- `settle` or `discard`: the pass succeeded or failed. `settle` may encode what was copied, many tokens at once; for a
-  few
-  features, `Sae.narrowed` and `Sae.encode_columns` read only their columns of the encoder.
-- `end`: a row is complete. The outcomes that it returns are sent before the row's end. `forget`: a request was
-  cancelled or refused.
-- `detached`: an SAE was taken away. - `events` and `work`: after each step, the events that are sent before the ends
-  of the rows, and work that nobody waits for.
+- `begin`: the rows of a request are about to join. The observer may refuse the request.
+- `expect`: a pass is about to run over these spans of these rows. The observer names the attached SAEs whose values it
+  wants in this pass, each with a function that takes the value. It returns nothing where it wants no value: an SAE
+  without such functions costs nothing.
+- the function that `expect` returned: the hook calls it within the pass, with the value of the whole batch. The
+  function copies its rows and computes nothing, because every row waits for it.
+- `settle` or `discard`: the pass succeeded or failed. `settle` may encode the copied values, many tokens at once; for
+  a few features, `Sae.narrowed` and `Sae.encode_columns` read only the columns of these features of the encoder.
+- `end`: a row is complete. The outcomes that the observer returns are sent before the row's end.
+- `forget`: a request was cancelled or refused.
+- `detached`: an SAE was taken away.
+- `events` and `work`, after each step: `events` returns events that are sent before the ends of the rows; `work` does
+  work that no client waits for.
 """

@@ -19,12 +19,12 @@ _CARD = re.compile(r"GPU (\d+)")
 
 
 def device() -> torch.device:
-    """Where the model goes: the first card, or the host."""
+    """The device to which the model goes: the first card, or the host."""
     return torch.device("cuda:0") if torch.cuda.is_available() else torch.device("cpu")
 
 
 def described(where: torch.device) -> dict[str, str]:
-    """The device as refusals name it."""
+    """The field of refusals that names the device."""
     is_card = where.type == "cuda"
     name = torch.cuda.get_device_name(where) if is_card else "host memory"
     return {"device": str(where), "device_name": name}
@@ -83,7 +83,7 @@ def give_back() -> None:
 
 
 def held(where: torch.device) -> int:
-    """Bytes this process holds on the device."""
+    """The number of bytes that this process holds on the device."""
     if where.type == "cuda":
         return int(torch.cuda.memory_reserved(where))
     return int(psutil.Process().memory_info().rss)

@@ -1,1 +1,1 @@
-"""The SAEs attached to the model: their hooks, what they add, and what is told of them."""
+"""The SAEs attached to the model: their hooks, the steering that they add, and facts about their features."""

@@ -1,5 +1,5 @@
-"""Attaching an SAE, from its files to its hook: claims, site, memory, weights, self-check. A refusal leaves nothing
-behind."""
+"""Attaches an SAE, from its files to its hook: claims, site, memory, weights, self-check. A refused attach leaves
+nothing behind."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ HOST = torch.device("cpu")
 
 
 def attach(command: Attach, model: Checkpoint, saes: HookedSaes, room: SaeRoom) -> Attached:
-    """Put the SAE at its site, and return its facts there. Everything that its headers tell is checked before its
-    tensors are read.
+    """Put the SAE at its site, and return its facts there. The facts in its headers are checked before its tensors are
+    read.
 
     Raises:
-        Refusal: SAE_INCOMPATIBLE (a kind that cannot be attached, a site that is not there, another width),
-            SAE_LOAD_FAILED, INSUFFICIENT_MEMORY.
+        Refusal: SAE_INCOMPATIBLE (a kind that cannot be attached, a site that the model does not have, a width other
+            than that of the site), SAE_LOAD_FAILED, INSUFFICIENT_MEMORY.
     """
     claims = formats.inspect(command.source)
     site = _site(claims, model, command.layer)

@@ -39,7 +39,8 @@ def explore(command: Explore, sae: Sae) -> Explored:
 
 
 def _facts(sae: Sae, index: int) -> FeatureFacts:
-    """Norms in the unit of the stream. The bias of a gated feature is that of its gate."""
+    """The facts of one feature, with norms in the unit of the residual stream. The bias of a gated feature is the bias
+    of its gate."""
     bias = sae.b_enc if sae.gate is None else sae.gate.b_gate
     return FeatureFacts(
         feature_idx=index,

@@ -1,9 +1,10 @@
-"""Steering inside the forward pass: one hook per attached SAE, which adds each row's own delta out of place.
+"""Steering inside the forward pass: one hook per attached SAE adds each row's own delta to the value of its site, in a
+new tensor.
 
 This module owns the attached SAEs, the live steering, and the count of passes in which each hook added something. The
-weights of an SAE stay on the host, where the few decoder rows that steer are summed; its encoder is copied to its
-site's device when activations are first read there. A compiled model skips hooks that are added later, so no model is
-compiled.
+weights of an SAE stay on the host, where the few decoder rows that steer are summed. The encoder of an SAE is copied to
+the device of its site when activations are first read there. A compiled model skips hooks that are added later, so no
+model is compiled.
 """
 
 from __future__ import annotations
@@ -28,9 +29,9 @@ CheckRoom = Callable[[torch.device, int], None]
 
 
 Catch = Callable[[Tensor, Tensor | None], None]
-"""Takes a site's value [rows, T, width] within a pass, before the SAE's own steering is added, and what that steering
-adds ([rows or 1, 1, width]; None where nothing is added). It copies the parts that it keeps. It raises nothing, because
-the pass belongs to other rows too."""
+"""A function that is called within a pass with a site's value [rows, T, width], before the SAE's own steering is added,
+and with the delta of that steering ([rows or 1, 1, width]; None where nothing is added). The function copies the parts
+that it keeps. It raises nothing, because the pass belongs to other rows too."""
 
 
 @dataclass(slots=True)
@@ -38,8 +39,8 @@ class HookedSae:
     """One SAE at one site; no other attached SAE ever has the same `number`.
 
     `delta` [rows or 1, 1, width] is added by the coming pass; None adds nothing. `catches` take the site's value in the
-    coming pass. `reader` is the SAE on the site's device, once activations are read there. `made` is the last delta,
-    behind the version and the plans that it was made of.
+    coming pass. `reader` is the SAE on the site's device, once activations are read there. `made` holds the last delta,
+    after the version and the plans from which it was made.
     """
 
     sae: Sae
@@ -55,9 +56,9 @@ class HookedSae:
 
 
 class HookedSaes:
-    """The attached SAEs of the model, and what they add to each row.
+    """The attached SAEs of the model, and the deltas that they add to each row.
 
-    `check_room` refuses so many bytes more on a device that lacks them. `on_detach` is called with the number of each
+    `check_room` refuses where a device lacks memory for so many bytes. `on_detach` is called with the number of each
     SAE that is taken away.
     """
 
@@ -77,7 +78,7 @@ class HookedSaes:
 
     @property
     def applied(self) -> dict[str, int]:
-        """Per key, the forward passes since it was attached in which its delta was really added."""
+        """By key, the number of forward passes since the SAE was attached in which its delta was added."""
         return {key: attachment.applied for key, attachment in self._attachments.items()}
 
     def attach(self, key: str, sae: Sae, site: Site) -> None:
@@ -112,12 +113,12 @@ class HookedSaes:
         """The SAE at `key` with its encoder on the site's device.
 
         Raises:
-            Refusal: SAE_NOT_ATTACHED; INSUFFICIENT_MEMORY when it must go there first and does not fit any more.
+            Refusal: SAE_NOT_ATTACHED; INSUFFICIENT_MEMORY when the encoder must be copied there first and does not fit.
         """
         return self._reader(self._at(key))
 
     def find(self, key: str) -> HookedSae:
-        """What is attached at `key`.
+        """The attached SAE at `key`, with its site and its state.
 
         Raises:
             Refusal: SAE_NOT_ATTACHED.
@@ -133,7 +134,8 @@ class HookedSaes:
         return self._at(key).sae
 
     def signature(self, plan: Plan) -> Hashable:
-        """What a row of this plan is steered by now: equal exactly for equal steering by the same SAEs."""
+        """A value that stands for the steering that a row of this plan gets now. Two such values are equal exactly when
+        the steering is equal and by the same SAEs."""
         acting = []
         for key, attachment in self._attachments.items():
             values = self._values(key, plan)
@@ -146,7 +148,7 @@ class HookedSaes:
         self, plans: Sequence[Plan], catches: Mapping[int, Sequence[Catch]] | None = None
     ) -> Iterator[None]:
         """While open, a forward pass over rows with these plans is steered row by row. `catches` has, by the number of
-        an attached SAE, what takes the value of its site."""
+        an attached SAE, the functions that take the value of its site."""
         catches = catches or {}
         try:
             for key, attachment in self._attachments.items():
@@ -187,7 +189,8 @@ class HookedSaes:
         return torch.stack([zero if vector is None else vector for vector in vectors])[:, None]
 
     def _vector(self, key: str, attachment: HookedSae, plan: Plan) -> Tensor | None:
-        """One row's delta [d_in]: the sum of value x decoder row, summed in float32. None when it adds nothing."""
+        """One row's delta [d_in]: the sum of value x decoder row, summed in float32. None when the plan adds
+        nothing."""
         values = self._values(key, plan)
         if not values:
             return None
@@ -208,8 +211,8 @@ class HookedSaes:
         return {}
 
     def _act(self, attachment: HookedSae, value: Tensor) -> Tensor | None:
-        """Called by the hook: show the site's value [rows, T, width] to those who observe it, and return what is added
-        to it."""
+        """Called by the hook: give the site's value [rows, T, width] to its observers, and return the delta that is
+        added to the value."""
         delta = attachment.delta
         for catch in attachment.catches:
             catch(value, delta)

@@ -1,1 +1,1 @@
-"""The running batch: requests become rows, rows are stepped together and leave."""
+"""The running batch: requests become rows; rows are stepped together, and leave when they end."""

@@ -20,7 +20,7 @@ from steerserve.rules import activations
 
 
 class Tokens(Protocol):
-    """What turns prompts into tokens: a language model or an encoder."""
+    """The methods that turn prompts into tokens; a language model and an encoder have them."""
 
     longest_token: int
 
@@ -119,16 +119,16 @@ def pooling_rows(command: m.Embed, model: Tokens, context: int) -> list[BatchRow
 
 
 def shortest_first(rows: list[BatchRow]) -> list[BatchRow]:
-    """The rows of a scoring or embedding request by length, so that passes have little padding. Each answer has the
-    number of its choice, so the order is free."""
+    """The rows of a scoring or embedding request, ordered by length so that passes have little padding. Any order is
+    right, because each answer has the number of its choice."""
     return sorted(rows, key=lambda row: len(row.prompt))
 
 
 def _encoded(
     prompt: m.Text | m.Chat, model: Tokens, context: int, named: int | None, empty: str
 ) -> list[int]:
-    """The tokens of a prompt. `named` is the number of completion tokens that the request names; `empty` is the code that
-    refuses a prompt without tokens."""
+    """The tokens of a prompt. `named` is the number of completion tokens that the request names; `empty` is the code of
+    the refusal of a prompt without tokens."""
     check_length(prompt, model.longest_token, context, named)
     if isinstance(prompt, m.Chat):
         ids = model.encode_chat(prompt.messages, prompt.variables)
@@ -140,7 +140,7 @@ def _encoded(
 
 
 def _check_tap(tap: m.Tap | None, row: BatchRow, rows: int = 1) -> None:
-    """Whether the answer has room for the activations of a row, one of `rows` alike.
+    """Check that the answer has room for the activations of `rows` rows like this one.
 
     Raises:
         Refusal: SAE_ACTIVATIONS_REFUSED.
@@ -162,7 +162,7 @@ def _writing(
     if wanted.repetition_penalty != 1.0:
         seen = torch.zeros(model.vocabulary, dtype=torch.bool, device=model.device)
         seen[torch.tensor(ids, device=model.device)] = True
-    # the prompts of one request are seeded alike, its repeats differ
+    # the prompts of one request share a seed; the choices of a prompt have different seeds
     choice = sampling.Sampler(
         wanted.temperature,
         wanted.top_p,

@@ -1,8 +1,8 @@
-"""The running batch: rows join, step together, leave; one row is one choice of one request.
+"""The running batch: rows join, step together and leave. One row is one choice of one request.
 
 Rows without a seed share one group. The rows of a seeded request are a group of their own with passes of its own,
 because the shape of a batch changes the last bits of its logits. The KV memory of all groups together stays within
-`kv_tokens`; rows that do not fit wait, first come first served.
+`kv_tokens`; rows that do not fit wait, and join in the order in which they came.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class Batch:
 
     @property
     def kv_held(self) -> int:
-        """Tokens of cache that are allocated."""
+        """The number of tokens of cache that are allocated."""
         return sum(group.reserved for group in self._groups())
 
     def add(self, rows: list[BatchRow], *, is_seeded: bool) -> None:

@@ -23,7 +23,8 @@ from steerserve.errors import Refusal
 from steerserve.rules.memory_needs import PREFILL_TOKENS
 
 ROWS_MAXIMUM = 128
-"""The most rows that decode together, unless one request alone has more: logits over a large vocabulary take memory."""
+"""The most rows that decode together, because logits over a large vocabulary take memory. One request alone may have
+more."""
 
 log = structlog.get_logger(__name__)
 
@@ -31,8 +32,9 @@ log = structlog.get_logger(__name__)
 class Group:
     """Rows that are stepped together over one cache.
 
-    `rows` decode and hold the cache's first rows in this order; a long prompt that is prefilled in parts (`partial`)
-    holds the next; `joining` have room reserved but no tokens in the cache yet.
+    The rows of `rows` decode, and hold the first rows of the cache in this order. The row `partial`, whose long prompt
+    is prefilled in parts, holds the next row of the cache. The rows of `joining` have reserved room, but no tokens in
+    the cache yet.
     """
 
     def __init__(
@@ -57,14 +59,14 @@ class Group:
 
     @property
     def reserved(self) -> int:
-        """Tokens of cache that are allocated."""
+        """The number of tokens of cache that are allocated."""
         return self.cache.rows * self.cache.length
 
     def all_rows(self) -> list[BatchRow]:
         return [*self.rows, *([self.partial] if self.partial else []), *self.joining]
 
     def may_join(self, new: list[BatchRow], budget: int) -> bool:
-        """Whether the rows fit beside those here within `budget` tokens of cache."""
+        """Whether the new rows fit beside the rows of this group within `budget` tokens of cache."""
         count, length = self._shape(new)
         if count > max(ROWS_MAXIMUM, len(new)):
             return False
@@ -134,7 +136,7 @@ class Group:
         return self._accept(logits, first, len(rows))
 
     def _next_rows(self) -> list[BatchRow]:
-        """The next rows to prefill in one pass: all padded to the longest, they have at most PREFILL_TOKENS tokens.
+        """The next rows to prefill in one pass. Padded to the longest of them, they have at most PREFILL_TOKENS tokens.
 
         A row that begins with a kept prefix is prefilled alone, from the end of that prefix.
         """
@@ -161,8 +163,8 @@ class Group:
 
     @contextmanager
     def _spare_memory(self) -> Iterator[None]:
-        """Around a copy of a kept prefix: where memory runs out over it, all kept prefixes are dropped, and the row
-        goes on without one."""
+        """Guards a copy of a kept prefix: where memory runs out over the copy, all kept prefixes are dropped, and the
+        row goes on without one."""
         try:
             yield
         except (RuntimeError, MemoryError) as error:
@@ -211,9 +213,10 @@ class Group:
     def _pass(
         self, rows: list[BatchRow], spans: list[tuple[int, int]], forward: Callable[[], Tensor]
     ) -> Tensor | Exception:
-        """A forward pass with the rows' steering and the observers in place, or the error that ended it.
+        """Run a forward pass with the rows' steering and the observers in place. Returns the logits, or the error that
+        ended the pass.
 
-        `spans` has the position of each row's first token in this pass, and how many there are.
+        `spans` has, for each row, the position of its first token in this pass, and the number of its tokens.
         """
         plans = [row.plan for row in rows]
         try:
@@ -252,7 +255,7 @@ class Group:
         return outcomes
 
     def _taken(self, row: BatchRow, token: Refusal | int | None, logits: Tensor) -> list[Ending]:
-        """The outcomes of a row: of its sampled token where it writes, else of its logits."""
+        """The outcomes of a row: from its sampled token where the row writes, otherwise from its logits."""
         try:
             if not isinstance(row.goal, Writing):
                 return row.end(logits)
@@ -270,14 +273,14 @@ class Group:
             return [self._refused(row, error)]
 
     def _refused(self, row: BatchRow, error: Exception) -> Refused:
-        """An error over one row's logits, text or observers, which ends this row's request only."""
+        """The refusal for an error over one row's logits, text or observers. The error ends this row's request only."""
         if isinstance(error, Refusal):
             return row.refused(error.code, error.message, **error.details)
         log.exception("row_failed")
         return row.failed(error, self._model.device, 1)
 
     def _sampled(self, logits: Tensor, rows: list[BatchRow]) -> dict[int, Refusal | int | None]:
-        """By its place, the next token of each row that writes, or why there is none."""
+        """By place, the next token of each row that writes, or the refusal where there is none."""
         goals = {i: row.goal for i, row in enumerate(rows) if isinstance(row.goal, Writing)}
         if not goals:
             return {}
@@ -300,8 +303,8 @@ class Group:
         return list(refusals.values())
 
     def _leave(self, index: int) -> None:
-        """Take a decoding row out. The last decoding row moves into its place in the cache, and a partial row
-        follows."""
+        """Take a decoding row out. The last decoding row moves to the free place in the cache, and a partial row moves
+        to the place of that row."""
         last = len(self.rows) - 1
         if index != last:
             self.cache.move(last, index, self.rows[last].position + 1)

@@ -1,7 +1,7 @@
 """Keys and values of conversations that ended, kept for their next turn.
 
-An entry may be used only under exactly the steering that produced it. The memory of all entries is bounded in tokens;
-the entry that was used longest ago is dropped first.
+An entry is used only under exactly the steering under which it was computed. The memory of all entries is bounded in
+tokens; the entry that was used longest ago is dropped first.
 """
 
 from __future__ import annotations
@@ -38,9 +38,9 @@ class Prefixes:
         self.tokens = 0
 
     def find(self, steering: Hashable, prompt: list[int]) -> tuple[Entry, int] | None:
-        """The entry with the longest prefix in common with a prompt, and its length.
+        """The entry with the longest prefix in common with a prompt, and the length of that prefix.
 
-        The last token of the prompt is never part of it, because its logits are needed.
+        The last token of the prompt is never part of the prefix, because its logits are needed.
         """
         if len(prompt) <= LEAST or not self._entries:
             return None
@@ -56,7 +56,7 @@ class Prefixes:
         return self._entries[best], length
 
     def keep(self, steering: Hashable, tokens: list[int], held: Held) -> None:
-        """Add an entry, and drop the entries whose tokens it begins with."""
+        """Add an entry, and drop each entry whose tokens are the beginning of the new entry's tokens."""
         new = np.asarray(tokens, dtype=np.int64)
         for number, entry in list(self._entries.items()):
             if entry.steering == steering and _common(entry.tokens, new) == len(entry.tokens):
@@ -68,7 +68,7 @@ class Prefixes:
             self._drop(next(iter(self._entries)))
 
     def may_keep(self, tokens: int) -> bool:
-        """Whether a row of this many tokens is worth keeping and fits."""
+        """Whether a row of this many tokens is long enough to be kept, and fits."""
         return LEAST <= tokens <= self._most
 
     def clear(self) -> None:

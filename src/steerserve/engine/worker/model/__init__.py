@@ -1,1 +1,1 @@
-"""The loaded model: weights on their devices, its passes over a cache, and what memory is left beside it."""
+"""The loaded model: its weights on their devices, its passes over a cache, and the memory that is left beside it."""

@@ -1,4 +1,4 @@
-"""How the memory beside a loaded model is shared out: to the KV cache, kept prefixes and attached SAEs."""
+"""Shares out the memory beside a loaded model to the KV cache, kept prefixes and attached SAEs."""
 
 from __future__ import annotations
 
@@ -28,10 +28,11 @@ def kv_tokens(model: Checkpoint, named: int, least: int, working: int) -> int:
     """Tokens that the KV cache may hold: as many as fit into `named` bytes, or into its share of the free memory of
     every device where `named` is 0.
 
-    A share that is too small for `least` tokens is raised to them, if they and `working` bytes are free.
+    A share that is too small for `least` tokens is raised to `least` tokens, if that memory and `working` bytes are
+    free.
 
     Raises:
-        Refusal: INSUFFICIENT_MEMORY when it cannot hold the `least` tokens.
+        Refusal: INSUFFICIENT_MEMORY when the KV cache cannot hold the `least` tokens.
     """
     if named:
         tokens = _whole(named // max(1, model.kv_bytes_per_token))
@@ -52,7 +53,7 @@ def kv_tokens(model: Checkpoint, named: int, least: int, working: int) -> int:
 
 
 def prefix_tokens(model: Checkpoint, kv: int, named_mb: int | None) -> int:
-    """Tokens of kept prefixes: `named_mb` MiB of them, or a share of the `kv` tokens of cache."""
+    """The most tokens of kept prefixes: those that `named_mb` MiB hold, or a share of the `kv` tokens of cache."""
     if named_mb is None:
         return kv // PREFIX_SHARE
     return _whole(named_mb * MIB // max(1, model.kv_bytes_per_token))
@@ -60,8 +61,8 @@ def prefix_tokens(model: Checkpoint, kv: int, named_mb: int | None) -> int:
 
 @dataclass(frozen=True, slots=True)
 class SaeRoom:
-    """The memory for SAEs beside a loaded model. `kv_reserves` are the bytes that the KV cache of `kv_tokens` tokens may
-    still take on each device; `working` is the bytes that a pass takes."""
+    """The memory for SAEs beside a loaded model. `kv_reserves` has, for each device, the number of bytes that the KV
+    cache of `kv_tokens` tokens may still take there. `working` is the number of bytes that a pass takes."""
 
     kv_tokens: int = 0
     kv_reserves: Mapping[torch.device, int] = field(default_factory=dict)
@@ -80,7 +81,7 @@ class SaeRoom:
         return sum(self.kv_reserves.values())
 
     def check(self, device: torch.device, size: int) -> None:
-        """Whether an SAE of `size` bytes leaves the memory that is reserved on the device.
+        """Check that an SAE of `size` bytes leaves the reserved memory of the device free.
 
         Raises:
             Refusal: INSUFFICIENT_MEMORY.
@@ -97,7 +98,7 @@ class SaeRoom:
             )
 
     def check_read(self, size: int) -> None:
-        """Whether the host has memory for `size` bytes of a checkpoint while the checkpoint is read.
+        """Check that the host has memory for `size` bytes of a checkpoint while the checkpoint is read.
 
         Raises:
             Refusal: INSUFFICIENT_MEMORY.
@@ -136,9 +137,10 @@ def encoder_bytes(claims: Claims, dtype: str | None = None) -> int:
 def sae_dtype(
     claims: Claims, asked: str | None, check: Callable[[str | None], None]
 ) -> tuple[str | None, list[str]]:
-    """The dtype that an SAE's matrices are kept in, None for that of the file, and warnings about it.
+    """The dtype in which an SAE's matrices are kept, and warnings about the dtype. None is the dtype of the file.
 
-    It is the dtype `asked` for; without one, that of the file where `check` does not refuse it, else half precision.
+    The dtype is the one `asked` for. Without one, it is the dtype of the file where `check` does not refuse that, and
+    otherwise half precision.
 
     Raises:
         Refusal: INSUFFICIENT_MEMORY.
@@ -152,7 +154,7 @@ def sae_dtype(
         try:
             check("float16")
         except Refusal:
-            # the refusal tells the size of the file as it is, which the operator knows
+            # this refusal names the size of the file as it is, which the operator knows
             raise refusal from None
     half, whole = _mib(sae_bytes(claims, "float16")), _mib(sae_bytes(claims))
     return "float16", [
@@ -161,7 +163,7 @@ def sae_dtype(
 
 
 def _weight(claims: Claims, dtype: str | None) -> int:
-    """Bytes of one weight. Weights of a dtype that SAEs are not kept in become float32."""
+    """The number of bytes of one weight. Weights in a dtype that is not one of SAE_DTYPES become float32."""
     return SAE_DTYPES.get(dtype or claims.dtype, 4)
 
 

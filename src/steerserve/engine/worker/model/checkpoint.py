@@ -29,15 +29,15 @@ from steerserve.rules.precision import Scheme
 _CHECK_TOKENS = 24
 _TOLERANCE = {torch.float32: 2e-3, torch.float16: 0.1, torch.bfloat16: 0.2}
 _QUANTIZED_TOLERANCE = 0.2
-"""Kernels of quantized weights may compute in half precision whatever the dtype of the model."""
+"""The kernels of quantized weights may compute in half precision, whatever the dtype of the model is."""
 _INT8_TOLERANCE = 0.5
-"""With 8-bit weights, activations are rounded to 8 bits too, except for columns with an outlier in any row of the
-pass. Two passes with different rows may therefore differ by that rounding, and both are right."""
+"""With 8-bit weights, activations are rounded to 8 bits too, except for columns with an outlier in any row of the pass.
+Two correct passes with different rows may therefore differ by that rounding."""
 _LAYER_TYPES = frozenset({"full_attention", "sliding_attention"})
 
 _OWN_MASKS = frozenset({"gpt_neo"})
 """Architectures that compute their own masks from the length of the cache. The masks are wrong where the cache is
-longer than its rows, which it is here."""
+longer than its rows, and the cache here is longer than its rows."""
 
 
 class Checkpoint(Transformer):
@@ -86,7 +86,7 @@ class Checkpoint(Transformer):
 
     @property
     def kv_bytes_per_token(self) -> int:
-        """Bytes that a token takes in the cache, over all devices."""
+        """The number of bytes that a token takes in the cache, over all devices."""
         return sum(self.kv_bytes_by_device.values())
 
     @property
@@ -127,14 +127,14 @@ class Checkpoint(Transformer):
         return self.encode(conversation.text(text), special=not (bos and text.startswith(bos)))
 
     def decode(self, ids: list[int]) -> str:
-        """Text of tokens, special ones left out."""
+        """The text of tokens, without special tokens."""
         backend = getattr(self.tokenizer, "backend_tokenizer", None)
         if backend is not None:
             return str(backend.decode(ids, skip_special_tokens=True))
         return str(self.tokenizer.decode(ids, skip_special_tokens=True))
 
     def decode_token(self, token: int) -> str:
-        """Text of one token, special or not; empty for an id that the tokenizer does not know."""
+        """The text of one token, even of a special one; empty for an id that the tokenizer does not know."""
         return str(self.tokenizer.decode([token]))
 
     # ------------------------------------------------------------- passes
@@ -148,11 +148,12 @@ class Checkpoint(Transformer):
         start: int,
         with_sums: bool = False,
     ) -> Tensor:
-        """Write the tokens of `rows` at positions from `start` on; logits [rows, vocabulary] after each last token.
+        """Write the tokens of `rows` at positions from `start` on. Returns the logits [rows, vocabulary] after each
+        row's last token.
 
-        `with_sums` leaves in `sums` the last hidden layer summed over each row's tokens, [rows, hidden] in float32.
-        Rows are padded on the right: causal attention keeps the padding from the tokens before it, and decode
-        overwrites it. With `start` > 0 there is one row.
+        With `with_sums`, `sums` then holds the last hidden layer summed over each row's tokens, [rows, hidden] in
+        float32. Rows are padded on the right. Causal attention hides the padding from the tokens before it, and later
+        decode steps overwrite the padding. With `start` > 0 there is one row.
         """
         sizes = [len(ids) for ids in rows]
         width = max(sizes)
@@ -170,7 +171,7 @@ class Checkpoint(Transformer):
     def decode_step(
         self, cache: SlotCache, tokens: Sequence[int], positions: Sequence[int]
     ) -> Tensor:
-        """One token per row at its position; logits [rows, vocabulary]."""
+        """Write one token per row at the row's position. Returns the logits [rows, vocabulary]."""
         at = torch.tensor(positions, device=self.device)
         length = min(_round_up(max(positions) + 1), cache.length)
         cache.begin_decode(at, length)
@@ -242,17 +243,19 @@ class Checkpoint(Transformer):
 
     @torch.inference_mode()
     def _check(self) -> dict[torch.device, int]:
-        """Whether passes over the cache equal one plain pass on this architecture; bytes of KV per token by device.
+        """Check that passes over the cache equal one plain pass on this architecture. Returns the bytes of KV per token
+        by device.
 
         Raises:
-            Refusal: MODEL_LOAD_FAILED when they do not, because every answer would be wrong.
+            Refusal: MODEL_LOAD_FAILED when the passes differ, because every answer would be wrong.
         """
         try:
             off, bytes_by_device = self._check_error()
         except (ValueError, TypeError, RuntimeError, IndexError) as error:
             if memory.is_exhausted(error):
                 raise
-            # the errors of an architecture that does not accept these masks, positions or this cache
+            # an architecture that does not accept these masks, these positions or this cache may raise any of these
+            # errors
             raise _not_served(first_line(error)) from error
         if not off <= self._tolerance:
             raise _not_served(f"the relative error of its logits is {off:.3g}")
@@ -287,10 +290,10 @@ class Checkpoint(Transformer):
 
 
 def _max_context(text: Any) -> int:
-    """Tokens of context that the model is served with.
+    """The number of tokens of context with which the model is served.
 
-    A longrope model changes the rotary factors of all rows of a pass once one of them is longer than the length that
-    the model was first trained for. It is served up to that length only.
+    A longrope model changes the rotary factors of all rows of a pass once one row is longer than the length for which
+    the model was first trained. Such a model is served up to that length only.
     """
     longest = int(getattr(text, "max_position_embeddings", 0) or 0) or 2048
     rope = getattr(text, "rope_parameters", None) or {}

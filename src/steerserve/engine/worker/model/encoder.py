@@ -23,14 +23,15 @@ from steerserve.engine.worker.model.transformer import (
 from steerserve.errors import Refusal
 
 _UNLIMITED = 1_000_000
-"""A tokenizer without a limit names a number above this one."""
+"""A tokenizer whose limit is above this number has no limit."""
 
 
 class Encoder(Transformer):
     """A loaded embedding model.
 
     Raises:
-        Refusal: UNSUPPORTED_QUANTIZATION; MODEL_LOAD_FAILED when it does not give hidden states for plain tokens.
+        Refusal: UNSUPPORTED_QUANTIZATION; MODEL_LOAD_FAILED when the model does not give hidden states for plain
+            tokens.
     """
 
     def __init__(
@@ -83,7 +84,7 @@ class Encoder(Transformer):
         return (hidden * weights).sum(1) / weights.sum(1)
 
     def _max_context(self) -> int:
-        """Tokens of the longest text: the number of positions, or the limit of the tokenizer where that is lower."""
+        """The most tokens of a text: the number of positions, or the limit of the tokenizer where that is lower."""
         positions = int(getattr(self.config, "max_position_embeddings", 0) or 0) or _UNLIMITED
         # the RoBERTa family numbers its positions from the one after the padding token
         for name, module in self.model.named_modules():

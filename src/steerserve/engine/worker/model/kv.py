@@ -17,8 +17,8 @@ Held = dict[int, tuple[Tensor, Tensor]]
 class SlotCache:
     """Keys and values [rows, kv_heads, length, head_dim] per layer, in the dtype the model writes.
 
-    Active rows lie in [0, B). Before each forward pass `begin_prefill` or `begin_decode` says where it writes.
-    Tensors appear with the first pass, because only the model knows its heads.
+    Active rows lie in [0, B). Before each forward pass, `begin_prefill` or `begin_decode` says where the pass writes.
+    The tensors are made in the first pass, because the shape of the heads is known only then.
     """
 
     is_compileable = False
@@ -50,7 +50,7 @@ class SlotCache:
 
     @property
     def bytes_by_device(self) -> dict[torch.device, int]:
-        """Bytes that one token of one row takes over all layers, by device."""
+        """By device, the number of bytes that one token of one row takes over all layers."""
         sizes: dict[torch.device, int] = {}
         for tensor in (*self._keys.values(), *self._values.values()):
             size = tensor.shape[1] * tensor.shape[3] * tensor.element_size()
@@ -98,7 +98,8 @@ class SlotCache:
     def update(
         self, keys: Tensor, values: Tensor, layer_idx: int, *_: Any, **__: Any
     ) -> tuple[Tensor, Tensor]:
-        """Write this pass's keys and values [b, kv_heads, T, head_dim]; return what attention reads."""
+        """Write this pass's keys and values [b, kv_heads, T, head_dim]. Returns the keys and values that attention
+        reads."""
         if layer_idx not in self._keys:
             self._make(layer_idx, keys, values)
         held_keys, held_values = self._keys[layer_idx], self._values[layer_idx]

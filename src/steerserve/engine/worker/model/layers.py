@@ -1,4 +1,4 @@
-"""Where the list of decoder layers lies in a model."""
+"""Finds the list of decoder layers in a model."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ _OTHER_TOWERS = ("vision", "visual", "audio", "image", "encoder")
 
 
 def decoder_layers(model: nn.Module, layers: int) -> tuple[str, nn.ModuleList]:
-    """The decoder's list of layers and its path: down the text trunk by the names it goes by, else the one shallowest
-    list of that length outside other towers.
+    """The decoder's list of layers, after its path. The list is searched in the text trunk by its usual names; where it
+    is not there, it is the only shallowest list of that length outside the towers for images and sound.
 
     Raises:
-        Refusal: SAE_INCOMPATIBLE when there is none, or more than one.
+        Refusal: SAE_INCOMPATIBLE when there is no such list, or more than one.
     """
     trunk = [("", model)]
     for path, module in trunk:

@@ -1,4 +1,4 @@
-"""Which module of a model goes to which device, for the library that loads it."""
+"""Decides which module of a model goes to which device."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ def device_map(
 
 
 def spread(model: Any, devices: Sequence[str]) -> dict[str, str]:
-    """Each layer on its device. The norm behind the layers, and an output head that shares no weights with the
-    embedding, go to the last device, where the hidden states arrive. All other modules outside the layers go to the
-    first one.
+    """The device of each module, by path. Each layer is on its own device. The norm after the layers, and an output
+    head that shares no weights with the embedding, go to the last device, where the hidden states arrive. All other
+    modules outside the layers go to the first device.
     """
     try:
         path, _ = decoder_layers(model, len(devices))

@@ -1,4 +1,5 @@
-"""Loading a checkpoint at a precision: the choice of the rules for this machine, and the options of the library for it.
+"""Loads a checkpoint at a precision: the form that the rules choose for this machine, and the library's options for
+that form.
 
 The package bitsandbytes quantizes to 8 and 4 bits, on cards and on hosts; it is imported only when it is needed.
 """
@@ -52,13 +53,14 @@ def machine(devices: Sequence[torch.device]) -> Machine:
 
 
 def load_options(held: Held, kind: Any, config: Any, *, trust_remote_code: bool) -> dict[str, Any]:
-    """Arguments of `from_pretrained` beside the dtype.
+    """The arguments of `from_pretrained` other than the dtype.
 
     Raises:
         Refusal: UNSUPPORTED_QUANTIZATION when no module of the architecture can be quantized.
     """
     if held.scheme is Scheme.EXPANDED:
-        # threads that read ahead would fill the device with packed weights while they are being turned into plain ones
+        # threads that read ahead would fill the device with packed weights while other weights are turned into plain
+        # ones
         os.environ["HF_DEACTIVATE_ASYNC_LOAD"] = "1"
     if not held.quantizes:
         return {}
@@ -103,8 +105,8 @@ def _left_plain(model: nn.Module, held: Held) -> list[str]:
 
 
 def let_go_of_files(model: nn.Module) -> None:
-    """Copy the tensors that still lie in the mapped files of the checkpoint. One such embedding would keep its whole
-    file mapped, with the pages of every weight that was quantized from it."""
+    """Copy the tensors that still lie in the mapped files of the checkpoint. One such tensor, for example an embedding,
+    would keep its whole file mapped, with the pages of every weight of that file that was quantized."""
     for parameter in model.parameters():
         if parameter.device.type == "cpu" and type(parameter) is nn.Parameter:
             parameter.data = parameter.data.clone()

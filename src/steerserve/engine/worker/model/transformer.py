@@ -78,7 +78,7 @@ class Transformer:
 
     @property
     def devices(self) -> list[torch.device]:
-        """The devices of its tensors; the one that a pass begins on is first."""
+        """The devices of the model's tensors. The first is the device on which a pass begins."""
         return list(dict.fromkeys([self.device, *(p.device for p in self.model.parameters())]))
 
     def encode(self, text: str, *, special: bool) -> list[int]:
@@ -86,9 +86,10 @@ class Transformer:
 
 
 def _check_whole(loading_info: dict[str, Any]) -> None:
-    """Whether the checkpoint has every tensor of its architecture; the library fills missing ones with random numbers.
+    """Check that the checkpoint has every tensor of its architecture, because the library fills missing tensors with
+    random numbers.
 
-    The pooler of an encoder may be missing: it is not used here, and many checkpoints leave it out.
+    The pooler of an encoder may be missing, because it is not used here and many checkpoints leave it out.
 
     Raises:
         Refusal: MODEL_LOAD_FAILED.

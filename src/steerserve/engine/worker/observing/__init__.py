@@ -1,1 +1,1 @@
-"""What is read of the attached SAEs while the model runs."""
+"""The observers, which read activations of the attached SAEs while the model runs."""

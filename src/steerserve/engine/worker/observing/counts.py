@@ -12,8 +12,8 @@ from steerserve.engine.worker.observing.ranking import is_active
 class RunningCounts:
     """Running figures of each feature of one SAE over the tokens observed, [d_sae] in float64.
 
-    Means and sums of squares are merged batch by batch (Chan, Golub and LeVeque 1983), which loses nothing where
-    features are rare or far from 0.
+    Means and sums of squares are merged batch by batch (Chan, Golub and LeVeque 1983), which stays exact where features
+    are rare or far from 0.
     """
 
     def __init__(self, d_sae: int, device: torch.device) -> None:
@@ -27,7 +27,7 @@ class RunningCounts:
     def add(self, values: Tensor, features: Tensor | None) -> None:
         """Count tokens by their values [n, features] of the named features, or of all features."""
         new = float(len(values))
-        # differences from a mean in float32: their sums in float32 lose no digits to a large mean
+        # sum differences from the mean in float32: such sums stay exact where the mean is large
         centre = values.mean(0)
         apart = values - centre
         rest = apart.sum(0, dtype=torch.float64) / new
@@ -46,9 +46,9 @@ class RunningCounts:
         self.greatest[at] = torch.maximum(self.greatest[at], values.amax(0).double())
 
     def read(self, features: list[int] | None, metric: str | None, k: int) -> list[FeatureCount]:
-        """The figures of the named features that were observed, or of all features that were active at least once.
-        They are in the order of their indices; with a metric, only the `k` largest, the largest first and equals by
-        index.
+        """The figures of the named features that were observed, or of all features that were active at least once. The
+        features are in the order of their indices. With a metric, only the `k` features with the largest metric are
+        read, the largest first and equals by index.
 
         While the target stays the same, all its features are observed at the same tokens. The metric `count` therefore
         ranks by the number of tokens at which a feature was active.

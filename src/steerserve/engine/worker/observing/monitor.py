@@ -1,7 +1,7 @@
 """Monitoring: the features of one attached SAE at the latest token of each monitored choice.
 
 A pass only copies rows of d_in values; features are computed between passes. The monitor owns the rows that wait to be
-encoded, the latest row of each running choice, and the statistics. It changes nothing that the model computes.
+encoded, the latest row of each running choice, and the statistics. Monitoring does not change the results of the model.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ from steerserve.rules import steering
 
 log = structlog.get_logger(__name__)
 CHUNK = 64
-"""Tokens that are encoded at once: the encoder's weights are read once for all of them."""
+"""The number of tokens that are encoded at once, so that the encoder's weights are read once for all of them."""
 
 
 def special_tokens(tokenizer: Any, ends: frozenset[int]) -> frozenset[int]:
-    """Tokens that are not text, `ends` among them. SAEs are not trained on their values."""
+    """The tokens that are not text, with `ends` among them. SAEs are not trained on the values of such tokens."""
     added = getattr(tokenizer, "added_tokens_decoder", None) or {}
     named = (tokenizer.bos_token_id, tokenizer.eos_token_id, tokenizer.pad_token_id)
     return frozenset(
@@ -44,8 +44,8 @@ def special_tokens(tokenizer: Any, ends: frozenset[int]) -> frozenset[int]:
 
 @dataclass(frozen=True, slots=True)
 class Expected:
-    """One row of the coming pass that is observed: it is the row at `place` in the pass, and its token at `at` among
-    the tokens of the pass is observed, which has `position` in the row. `is_text` is False for a special token."""
+    """One observed token of the coming pass. Its row is at `place` in the pass; the token is at `at` among the row's
+    tokens of the pass, and at `position` in the row. `is_text` is False for a special token."""
 
     row: BatchRow
     place: int
@@ -55,8 +55,9 @@ class Expected:
 
 
 class FeatureMonitor(Observer):
-    """Monitors at most one attached SAE. Tokens in `special` are not counted. The first position is never read: all
-    other positions attend to it, so its values say little about its token (Xiao et al. 2024, arXiv:2309.17453)."""
+    """Monitors at most one attached SAE. Tokens in `special` are not counted. The first position is never read, because
+    all other positions attend to it and its values therefore say little about its token (Xiao et al. 2024,
+    arXiv:2309.17453)."""
 
     def __init__(self, special: frozenset[int] = frozenset()) -> None:
         self._special = special
@@ -70,8 +71,8 @@ class FeatureMonitor(Observer):
         self._ended: list[Seen] = []
 
     def watch(self, target: Target | None) -> None:
-        """Monitor this target from the next pass on; None monitors nothing. The statistics stay, unless they are
-        those of another SAE."""
+        """Monitor this target from the next pass on; None monitors nothing. The statistics stay, unless the target is
+        another SAE."""
         self._flush()
         before, self._target = self._target, target
         if target is None or before is None or before.number != target.number:
@@ -82,7 +83,7 @@ class FeatureMonitor(Observer):
             self._counted = target.number
 
     def detached(self, number: int) -> None:
-        """Drop everything that was read of the SAE."""
+        """Drop all values and statistics of the SAE."""
         if self._target is not None and self._target.number == number:
             self._waiting.clear()
             self.watch(None)
@@ -94,9 +95,9 @@ class FeatureMonitor(Observer):
     def expect(
         self, rows: Sequence[BatchRow], spans: Sequence[Span]
     ) -> Iterable[tuple[int, Catch]]:
-        """Of each row, only the token whose logits the pass gives is observed, so the records do not depend on how a
-        long prompt was cut. A special token is observed only while its choice has nothing else to record, and is not
-        counted.
+        """Only the token of each row whose logits the pass gives is observed, so that the records do not depend on how
+        a long prompt was cut. A special token is observed only while its choice has no other token to record, and a
+        special token is not counted.
         """
         self.discard()
         if self._target is None:
@@ -127,7 +128,7 @@ class FeatureMonitor(Observer):
             memory.recover(error)
 
     def settle(self) -> None:
-        """Count the copied tokens once they are encoded, and note them as the latest of their choices."""
+        """Let the copied tokens wait to be encoded and counted, and note them as the latest tokens of their choices."""
         if self._caught is not None:
             texts = [place for place, one in enumerate(self._expected) if one.is_text]
             if texts:
@@ -159,12 +160,12 @@ class FeatureMonitor(Observer):
             del self._latest[choice]
 
     def events(self) -> list[Recorded]:
-        """A record for each choice that ended since the last call; no records where the encoding fails."""
+        """A record for each choice that ended since the last call, or no records where the encoding fails."""
         ended, self._ended = self._ended, []
         return self._flush(ended) if ended else []
 
     def work(self) -> None:
-        """Encode the waiting tokens once they are enough for one reading of the weights."""
+        """Encode the waiting tokens once they are CHUNK tokens or more."""
         if sum(len(rows) for rows in self._waiting) >= CHUNK:
             self._flush()
 

@@ -1,4 +1,4 @@
-"""Who observes the attached SAEs: one list, asked at fixed points of a request and of a forward pass.
+"""The list of observers of the attached SAEs, which are called at fixed points of a request and of a forward pass.
 
 The batch knows this list and none of its members, so a new member changes nothing there.
 """
@@ -16,7 +16,7 @@ Span = tuple[int, int]
 
 
 class Observer:
-    """One observer. Each method is a point at which it is asked; the defaults do nothing."""
+    """One observer. Each method is called at one such point; the default methods do nothing."""
 
     def begin(
         self, command: Generate | Score | Embed, rows: Sequence[BatchRow], saes: HookedSaes
@@ -35,10 +35,10 @@ class Observer:
         return ()
 
     def settle(self) -> None:
-        """The pass succeeded: the values that were copied in it count."""
+        """The pass succeeded: the values that were copied in the pass may be used."""
 
     def discard(self) -> None:
-        """The pass failed: the values that were copied in it are dropped."""
+        """The pass failed: the values that were copied in the pass must be dropped."""
 
     def end(self, row: BatchRow) -> Sequence[Outcome]:
         """The row is complete. Returns the outcomes that are sent before its end.
@@ -59,11 +59,11 @@ class Observer:
         return ()
 
     def work(self) -> None:
-        """All events of the step are sent: the time for work that nobody waits for."""
+        """All events of the step are sent. The observer may now do work that no client waits for."""
 
 
 class Observers:
-    """The observers of one model, asked in their order."""
+    """The observers of one model, which are called in their order."""
 
     def __init__(self, members: Sequence[Observer] = ()) -> None:
         self._members = tuple(members)
@@ -72,7 +72,7 @@ class Observers:
         self, command: Generate | Score | Embed, rows: Sequence[BatchRow], saes: HookedSaes
     ) -> None:
         """Raises:
-        Refusal: the refusal of a member; all members have forgotten the request then.
+        Refusal: the refusal of a member. By then, all members have forgotten the request.
         """
         try:
             for member in self._members:
@@ -82,7 +82,8 @@ class Observers:
             raise
 
     def expect(self, rows: Sequence[BatchRow], spans: Sequence[Span]) -> dict[int, list[Catch]]:
-        """Before a pass over these rows: by the number of an attached SAE, the functions that take its site's value."""
+        """Called before a pass over these rows. Returns, by the number of an attached SAE, the functions that take the
+        value of its site."""
         catches: dict[int, list[Catch]] = {}
         for member in self._members:
             for number, catch in member.expect(rows, spans):

@@ -1,4 +1,4 @@
-"""Which features are active at a token, and in which order they are listed."""
+"""Decides which features are active at a token, and in which order they are listed."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ from torch import Tensor
 
 
 def is_active(values: Tensor) -> Tensor:
-    """Whether each value is that of an active feature, which is any value but 0: abstopk gives values below 0 too."""
+    """Whether each value is the value of an active feature. Every value but 0 is, because abstopk gives values below 0
+    too."""
     return values != 0
 
 

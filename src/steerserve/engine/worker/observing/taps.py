@@ -25,7 +25,8 @@ ENCODE_BYTES = 1 << 26
 tensors."""
 
 ENCODE_POSITIONS = 64
-"""The number of copied positions at which they are encoded: the encoder's weights are read once for all of them."""
+"""Copied positions are encoded once there are this many, so that the encoder's weights are read once for all of
+them."""
 
 
 class TapReader:
@@ -54,7 +55,7 @@ class TapReader:
 
     def catch(self, value: Tensor, delta: Tensor | None = None) -> None:
         """Copy the wanted positions of the row's values [T, d_in], with a delta [1, d_in] added. Padding may follow the
-        positions. It is called within the pass of all rows and raises nothing.
+        positions. This is called within the pass of all rows, so it raises nothing.
         """
         low, high = self._span
         if low >= high:
@@ -70,7 +71,7 @@ class TapReader:
         self._caught.append((low, seen))
 
     def settle(self) -> None:
-        """After the pass: encode the copied positions once they are enough for one reading of the weights."""
+        """Called after the pass: encode the copied positions once there are ENCODE_POSITIONS of them."""
         if sum(len(rows) for _, rows in self._caught) >= ENCODE_POSITIONS:
             self._encode()
 
@@ -78,9 +79,8 @@ class TapReader:
         """The readings of all positions; `tokens` are the tokens of the row so far.
 
         Raises:
-            Refusal: INSUFFICIENT_MEMORY where memory ran out over a copy or an encoding, INTERNAL_ERROR where one
-            failed
-                otherwise.
+            Refusal: INSUFFICIENT_MEMORY where memory ran out over a copy or an encoding; INTERNAL_ERROR where a copy or
+                an encoding failed otherwise.
         """
         if self._caught:
             self._encode()
@@ -119,7 +119,7 @@ class TapReader:
         memory.recover(error)
 
     def _values(self, rows: Tensor) -> Tensor:
-        """Features [n, d_sae] of values [n, d_in], or the features asked for, by index."""
+        """All features [n, d_sae] of values [n, d_in], or only the features that the tap names, by index."""
         if self._features is None:
             return self.sae.encode(rows)
         if self.sae.activation in NEEDS_K:
@@ -198,7 +198,8 @@ class Taps(Observer):
 def _catch_rows(
     readers: Sequence[tuple[int, TapReader]], value: Tensor, delta: Tensor | None
 ) -> None:
-    """Give each reader the value of its row, with the row's delta added where the reader reads behind the steering."""
+    """Give each reader the value of its row, with the row's delta added where the reader reads the value after
+    steering."""
     for place, reader in readers:
         added = None
         if delta is not None and not reader.is_before:

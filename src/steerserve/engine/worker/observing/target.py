@@ -1,4 +1,5 @@
-"""What is monitored: an attached SAE, the features of it, and how its site's values become these features."""
+"""The target of monitoring: an attached SAE, its features that are monitored, and how the values of its site become
+these features."""
 
 from __future__ import annotations
 

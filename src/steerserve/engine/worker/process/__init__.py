@@ -1,1 +1,1 @@
-"""The process itself: its socket, its commands, its loop."""
+"""The engine process itself: its socket, its commands and its loop."""

@@ -39,7 +39,7 @@ Work = Callable[[], m.Event | None]
 class Commands:
     """Owns the loaded model and the requests whose grammars are still being compiled.
 
-    `send` sends an event at once; `wake` ends a wait of the loop, from any thread.
+    `send` sends an event at once. `wake` ends a wait of the loop, and may be called from any thread.
     """
 
     def __init__(self, send: Callable[[m.Event], None], wake: Callable[[], None]) -> None:
@@ -58,12 +58,12 @@ class Commands:
         """Carry out a command.
 
         Raises:
-            Refusal: whatever its method refuses.
+            Refusal: the refusal of the method of the command.
         """
         return METHODS[type(command)](self, command)
 
     def compiled(self) -> Iterator[tuple[m.Command, Work]]:
-        """The requests whose grammars are compiled by now, each with the work of letting it in."""
+        """The requests whose grammars are compiled by now, each with the work that admits the request."""
         for command, grammar in [entry for entry in self._compiling if entry[1].done()]:
             self._compiling.remove((command, grammar))
             yield command, partial(self._write_compiled, command, grammar)
@@ -203,7 +203,7 @@ class Commands:
         """Let the rows of a request join the batch; `prompts` has the first row of each prompt.
 
         Raises:
-            Refusal: what an observer refuses.
+            Refusal: the refusal of an observer.
         """
         loaded = self.loaded
         assert loaded is not None

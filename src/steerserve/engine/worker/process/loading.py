@@ -1,4 +1,4 @@
-"""A load: the model, and everything that an engine needs around it to serve."""
+"""Loads the model, and makes the parts around the model that an engine needs to serve it."""
 
 from __future__ import annotations
 
@@ -113,7 +113,7 @@ def load(command: m.Load, report: Report) -> LoadedModel | LoadedEncoder:
 
 
 def _facts(command: m.Load, model: Checkpoint | Encoder, **more: Any) -> m.Loaded:
-    memory.give_back()  # the memory that only loading needed does not count as the model's
+    memory.give_back()  # memory that only the load needed must not count as memory of the model
     by_device = {str(d): memory.held(d) // MIB for d in model.devices}
     return m.Loaded(
         id=command.id,

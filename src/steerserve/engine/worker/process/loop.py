@@ -53,7 +53,7 @@ class Worker:
         self._may_release = False
 
     def run(self) -> None:
-        """Take turns until the socket closes, nobody reads it any more, or a command says stop."""
+        """Take turns until the socket closes at either end, or a command says stop."""
         try:
             while not (self.commands.is_stopped or self._wire.is_closed):
                 self._turn()
@@ -61,8 +61,8 @@ class Worker:
             return
 
     def _turn(self) -> None:
-        """Carry out the commands that came, then one step. Without work, wait for a command, and give kept memory back
-        once the wait was longer than `release_after`."""
+        """Carry out the commands that came, then take one step of the batch. Without work, wait for a command, and give
+        kept memory back once the wait was longer than `release_after`."""
         commands, batch = self.commands, self.commands.batch
         idle = batch is None or batch.is_idle
         wait = commands.release_after if self._may_release else None
@@ -85,7 +85,7 @@ class Worker:
         loaded = self.commands.loaded
         model = loaded if isinstance(loaded, LoadedModel) else None
         if model is not None:
-            # sent before the end of the choice: whoever has the whole answer finds its record
+            # events are sent before the end of the choice, so that a client with the whole answer finds its record
             for event in model.observers.events():
                 self._wire.send(event)
         told = [o for o in outcomes if isinstance(o, m.Outcome) and _says_something(o)]
@@ -107,7 +107,7 @@ class Worker:
                 command.id, refusal.code, refusal.message, refusal.param, refusal.details
             )
         except (BrokenPipeError, ConnectionResetError):
-            raise  # nobody reads the socket any more
+            raise  # the other end of the socket is closed
         except Exception as error:
             # an error of one command refuses this command; the engine goes on
             log.exception("command_failed", command=type(command).__name__)

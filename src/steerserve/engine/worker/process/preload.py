@@ -1,6 +1,7 @@
-"""What the fork server imports once, so that an engine process starts in a fraction of a second.
+"""The modules that the fork server imports once, so that an engine process starts in a fraction of a second.
 
-It only imports. It must never run a tensor operation or touch a card: processes are forked from here.
+This module only imports. It must never run a tensor operation or touch a card, because engine processes are forked
+after it has run.
 """
 
 import os
@@ -10,10 +11,10 @@ import signal
 signal.signal(signal.SIGTERM, signal.SIG_IGN)
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 os.environ["HF_HUB_OFFLINE"] = "1"
-# cards are found through the driver library: the runtime would make a context, which a fork would break
+# cards are counted through the driver library, because the runtime would make a context, which does not survive a fork
 os.environ["PYTORCH_NVML_BASED_CUDA_CHECK"] = "1"
 os.environ["HF_HUB_DISABLE_TELEMETRY"] = "1"
-# the order in which the driver's own library counts the cards
+# the tensor library numbers the cards in the order of the driver's own library
 os.environ["CUDA_DEVICE_ORDER"] = "PCI_BUS_ID"
 
 import torch  # noqa: E402

@@ -27,8 +27,8 @@ COMPILED_MAXIMUM = 32
 """The default number of schemas that are kept compiled; the lexer states of each may grow to some 70 MB."""
 
 STEP_SECONDS = 0.05
-"""Processor seconds after which one step of one row counts as slow. Usual is a hundredth of a millisecond, and a few
-milliseconds for the first step."""
+"""Processor seconds after which one step of one row counts as slow. A step usually takes a hundredth of a millisecond;
+the first step takes a few milliseconds."""
 
 SLOW_STEPS = 3
 """A row is refused after this many slow steps, because all other rows wait for each of them."""
@@ -46,9 +46,9 @@ class Grammars:
         end_tokens: frozenset[int],
         kept: int = COMPILED_MAXIMUM,
     ) -> None:
-        """`n_vocab` is the width of the logits, which may be larger than the tokenizer, or smaller.
+        """`n_vocab` is the width of the logits, which may be larger or smaller than the vocabulary of the tokenizer.
 
-        Reading the tokenizer takes up to a second and cannot be done beside other work, so it is done here.
+        The tokenizer is read here, because the reading takes up to a second and holds up all other work.
         """
         self.end_tokens = end_tokens
         # a tokenizer may know more tokens than the model; without an end token the library adds one of its own
@@ -67,7 +67,8 @@ class Grammars:
         return self._thread.submit(self._grammar, schema)
 
     def fresh(self, schema: str) -> LLMatcher:
-        """A matcher that shares nothing with those of rows that run; later rows share it.
+        """A new matcher that shares nothing with the matchers of running rows. The matchers of later rows are copies of
+        it.
 
         Copies of a matcher share its lexer, whose states only ever grow in number.
         """
@@ -115,7 +116,7 @@ class Grammar:
 
 
 class RowConstraint:
-    """What one row has written of its document, and what may come next."""
+    """The document of one row so far, and the tokens that may come next."""
 
     def __init__(self, grammars: Grammars, schema: str, matcher: LLMatcher) -> None:
         self._grammars = grammars
@@ -131,24 +132,25 @@ class RowConstraint:
 
     @property
     def width(self) -> int:
-        """Tokens that a mask speaks of; at least the width of the logits."""
+        """The number of tokens that a mask covers; at least the width of the logits."""
         return self._grammars.width
 
     @property
     def may_end(self) -> bool:
-        """The text is a whole document; an end token is allowed."""
+        """Whether the text is a whole document, so that an end token is allowed."""
         return self._has_ended or self._matcher.is_accepting()
 
     @property
     def is_complete(self) -> bool:
-        """The text is a whole document and nothing but an end token can follow."""
+        """Whether the text is a whole document that only an end token can follow."""
         return self._has_ended or (self._matcher.is_stopped() and self._matcher.is_accepting())
 
     def advance(self, token: int) -> None:
         """Take the row's next token.
 
         Raises:
-            Refusal: CONSTRAINED_OUTPUT_INVALID when the token is not allowed, or the schema exceeds a limit here.
+            Refusal: CONSTRAINED_OUTPUT_INVALID when the token is not allowed, or the schema exceeds a limit at this
+                token.
         """
         if token in self.end_tokens and self.may_end:
             self._has_ended = True
@@ -164,7 +166,7 @@ class RowConstraint:
         """Write the allowed tokens into one row of `bits` int32 [rows, width / 32], the lowest bit first.
 
         Raises:
-            Refusal: CONSTRAINED_OUTPUT_INVALID when a limit is exceeded, or nothing is allowed.
+            Refusal: CONSTRAINED_OUTPUT_INVALID when a limit is exceeded, or no token is allowed.
         """
         started = time.thread_time()
         fill_next_token_bitmask(self._matcher, bits, row)
@@ -178,7 +180,7 @@ class RowConstraint:
             raise _invalid("no token of the model can continue the document")
 
     def _restart(self) -> None:
-        """Go on with a new lexer: the shared one may be full of the states of other rows."""
+        """Go on with a new lexer, because the shared lexer may be full of the states of other rows."""
         self._matcher = self._grammars.fresh(self._schema)
         self._matcher.consume_tokens(self._tokens)
         if self._matcher.is_error():
@@ -227,10 +229,10 @@ def mask(
 
 
 def _tokenizer(source: Any, n_vocab: int, end_tokens: frozenset[int]) -> LLTokenizer | Refusal:
-    """The engine's view of a tokenizer, or why there is none.
+    """The tokenizer in the form of the grammar engine, or the refusal where there is none.
 
-    It understands byte-level and byte-fallback tokenizers. It holds the interpreter lock while it reads them: about a
-    second for 150,000 tokens.
+    The grammar engine understands byte-level and byte-fallback tokenizers. It holds the interpreter lock while it reads
+    a tokenizer, about a second for 150,000 tokens.
     """
     backend = getattr(source, "backend_tokenizer", None)
     if backend is None:
@@ -241,7 +243,7 @@ def _tokenizer(source: Any, n_vocab: int, end_tokens: frozenset[int]) -> LLToken
         text = backend.to_str()
         if backend.padding is not None or backend.truncation is not None:
             text = json.dumps({**json.loads(text), "padding": None, "truncation": None})
-        # an end token that the tokenizer does not know is let through by `mask` alone
+        # an end token that the tokenizer does not know is left out here; `mask` allows it
         known = backend.get_vocab_size()
         ends = [token for token in sorted(end_tokens) if token < known] or None
         slices = LLTokenizer.json_slices()

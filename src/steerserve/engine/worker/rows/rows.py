@@ -1,7 +1,7 @@
 """One row of the running batch: a choice being written, a prompt being scored, or a text being pooled.
 
-A row knows its tokens and its goal, which says how the logits after them are used. It knows nothing of other rows or of
-the cache.
+A row knows its tokens and its goal. The goal says how the logits after the tokens are used. A row knows nothing of
+other rows or of the cache.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ from steerserve.rules.memory_needs import LENGTH_STEP
 Ending = Outcome | Refused
 
 RowName = tuple[int, int]
-"""A request and the number of its choice: what names one row."""
+"""The name of one row: the id of its request, and the number of its choice."""
 
 
 @dataclass(slots=True)
 class Writing:
-    """A completion: how its tokens are chosen, and the text they become."""
+    """A completion: how its tokens are chosen, and the text of its tokens."""
 
     sampler: sampling.Sampler
     text: TextStream
@@ -77,7 +77,7 @@ class Scoring:
 
 
 def _largest(values: Tensor, count: int) -> list[int]:
-    """Places of the largest of `values` [n], the largest first; among equals the first place comes first of all."""
+    """The places of the `count` largest of `values` [n], the largest value first and equal values by place."""
     best = int(values.argmax())
     rest = values.clone()
     rest[best] = -torch.inf

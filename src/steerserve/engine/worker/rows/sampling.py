@@ -1,4 +1,4 @@
-"""Logits to next tokens, row by row: temperature, nucleus, repetition penalty, a generator per row."""
+"""Samples the next token of each row from its logits: temperature, nucleus, repetition penalty, a generator per row."""
 
 from __future__ import annotations
 
@@ -10,12 +10,13 @@ import torch
 from torch import Tensor
 
 COLDEST = 1e-4
-"""Temperatures below this are greedy: logits divided by them leave the range of float32."""
+"""Temperatures below this are greedy, because logits divided by them leave the range of float32."""
 
 
 @dataclass(slots=True)
 class Sampler:
-    """How one row samples. `seen` [vocabulary] marks the tokens of its prompt and completion; None without penalty."""
+    """How one row samples. `seen` [vocabulary] marks the tokens of its prompt and completion; None without a repetition
+    penalty."""
 
     temperature: float
     top_p: float
@@ -45,9 +46,9 @@ def generator(seed: int | None, choice: int) -> torch.Generator:
 def sample(logits: Tensor, choices: list[Sampler]) -> list[int | None]:
     """One token per row.
 
-    The nucleus (Holtzman et al. 2020, arXiv:1904.09751) is drawn from exactly and without a sort: draw a token from
-    the whole distribution; it lies in the nucleus when the tokens more probable than it hold less than `top_p`
-    together; if not, only tokens more probable than it can, so draw again among those.
+    The draw from the nucleus (Holtzman et al. 2020, arXiv:1904.09751) is exact and needs no sort. Draw a token from the
+    whole distribution. The token lies in the nucleus when the tokens that are more probable hold less than `top_p`
+    together. Otherwise the nucleus is among these more probable tokens, so draw again from them.
 
     Args:
         logits: [rows, vocabulary], any float dtype. Not modified.
@@ -88,7 +89,8 @@ def sample(logits: Tensor, choices: list[Sampler]) -> list[int | None]:
 
 
 def _draw(weights: Tensor, generators: list[torch.Generator]) -> tuple[list[int], list[float]]:
-    """A token per row of `weights` [rows, vocabulary], and the mass of the tokens more probable than it."""
+    """Draw a token per row of `weights` [rows, vocabulary]. Returns the tokens, and for each the mass of the more
+    probable tokens."""
     mass = weights.cumsum(-1)
     total = mass[:, -1:]
     uniform = torch.tensor(
@@ -103,8 +105,8 @@ def _draw(weights: Tensor, generators: list[torch.Generator]) -> tuple[list[int]
 
 
 def _penalised(logits: Tensor, choices: list[Sampler]) -> Tensor:
-    """The repetition penalty of Keskar et al. 2019 (arXiv:1909.05858): seen tokens' logits are divided by it when
-    positive and multiplied when negative."""
+    """The repetition penalty of Keskar et al. 2019 (arXiv:1909.05858): the logits of seen tokens are divided by the
+    penalty when positive, and multiplied by it when negative."""
     rows = [i for i, c in enumerate(choices) if c.seen is not None]
     if not rows:
         return logits

@@ -1,4 +1,4 @@
-"""Token ids to text, piece by piece: incomplete UTF-8 and possible beginnings of stop strings are held back."""
+"""Turns token ids into text, piece by piece. Incomplete UTF-8 and possible beginnings of stop strings are held back."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ INCOMPLETE = "\ufffd"
 CONTEXT_TOKENS = 5
 HELD_MAXIMUM = 8
 CHARACTER_TOKENS = 4
-"""The most tokens that one character consists of, one for each byte."""
+"""The most tokens of one character: one for each byte."""
 
 Decode = Callable[[list[int]], str]
 
@@ -18,8 +18,9 @@ Decode = Callable[[list[int]], str]
 class TextStream:
     """The text of one choice.
 
-    The last tokens of the prompt are decoded together with the completion: a tokenizer that drops a leading blank then
-    keeps the blank between prompt and completion. The joined pieces are the whole text, however the tokens cut it.
+    The last tokens of the prompt are decoded together with the completion, so that a tokenizer that drops a leading
+    blank keeps the blank between prompt and completion. The joined pieces are the whole text, even where tokens cut a
+    character.
     """
 
     def __init__(self, decode: Decode, prompt: Sequence[int], stops: Sequence[str]) -> None:
@@ -35,7 +36,7 @@ class TextStream:
         return self._stops.is_stopped
 
     def push(self, token: int) -> str:
-        """Text that is certain after one more token; sets `is_stopped` when a stop string was completed."""
+        """The text that is certain after one more token. Sets `is_stopped` when a stop string was completed."""
         self._ids.append(token)
         before = self._decode(self._ids[self._from : self._read])
         after = self._decode(self._ids[self._from :])
@@ -50,7 +51,7 @@ class TextStream:
         return self._stops.push(after[len(before) :])
 
     def finish(self) -> str:
-        """What is still held when no token follows; bytes that never became a character are dropped."""
+        """The text that is still held back, when no token follows. Bytes that never became a character are dropped."""
         before = self._decode(self._ids[self._from : self._read])
         rest = self._decode(self._ids[self._from :])[len(before) :].rstrip(INCOMPLETE)
         return self._stops.push(rest) + self._stops.finish()
