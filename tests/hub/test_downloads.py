@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from steerserve.errors import Refusal
-from steerserve.hub import downloads as module
+from steerserve.hub import job as job_module
 from steerserve.hub.job import Job
 from steerserve.hub.session import troubles
 from steerserve.hub.wire import Kind, Trouble
@@ -125,7 +125,7 @@ async def test_the_reserve_and_what_runs_beside_it_count(
     tiny.add("acme/other", FILES)
     one = desk.job(await desk.hub.describe("acme/tiny"))
     two = desk.job(await desk.hub.describe("acme/other"))
-    monkeypatch.setattr(module, "free_bytes", lambda _: (1 << 20) + TOTAL + TOTAL // 2)
+    monkeypatch.setattr(job_module, "free_bytes", lambda _: (1 << 20) + TOTAL + TOTAL // 2)
     fault = tiny.fault("HEAD /acme/tiny", hold=0)
     tiny.fault(GET, times=1, hold=0, release=fault.release)
     await desk.downloads.check_disk(two)
@@ -148,15 +148,15 @@ async def test_a_file_that_two_downloads_want_is_promised_once(
     whole = desk.job(await desk.hub.describe("acme/tiny"))
     part = replace(whole, files=whole.files[1:])
     other = desk.job(await desk.hub.describe("acme/other"))
-    monkeypatch.setattr(module, "free_bytes", lambda _: TOTAL)
+    monkeypatch.setattr(job_module, "free_bytes", lambda _: TOTAL)
     fault = tiny.fault("HEAD ", hold=0)
     for key, job in enumerate([whole, whole, part]):
         await desk.start(key, job)
-    monkeypatch.setattr(module, "free_bytes", lambda _: 2 * TOTAL - 1)
+    monkeypatch.setattr(job_module, "free_bytes", lambda _: 2 * TOTAL - 1)
     with pytest.raises(Refusal) as refused:
         await desk.start(3, other)
     assert refused.value.details["promised_mb"] == 1
-    monkeypatch.setattr(module, "free_bytes", lambda _: 2 * TOTAL)
+    monkeypatch.setattr(job_module, "free_bytes", lambda _: 2 * TOTAL)
     await desk.start(3, other)
     fault.release.set()
     await desk.ended(4)

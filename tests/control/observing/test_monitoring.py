@@ -378,8 +378,8 @@ async def test_an_sae_taken_out_after_the_crash_is_not_monitored_again(world: Wo
 
 async def test_the_numbers_tell_what_is_monitored(world: World) -> None:
     async def told() -> tuple[bool, int]:
-        body = await world.gauges.body()
-        return body["monitoring_enabled"], body["monitored_features"]
+        report = await world.gauges.body()
+        return report.monitoring_enabled, report.monitored_features
 
     assert await told() == (False, 0)
     await attached(world)
