@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import importlib.metadata
 import importlib.util
-import threading
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -13,6 +12,7 @@ from typing import Any
 
 import psutil
 
+from steerserve.control.cards_driver import PATIENCE, ReadCards, ask
 from steerserve.errors import Refusal
 from steerserve.files.weights import Weights
 from steerserve.rules import memory_fit, precision
@@ -28,11 +28,6 @@ from steerserve.settings import Settings
 HOST = "cpu"
 _HEADROOM = 1.2
 """Estimates for records add this to the weights: the KV cache of a short context, working memory and a context."""
-
-PATIENCE = 5.0
-"""Seconds after which a load does not wait any longer for the cards' driver."""
-
-ReadCards = Callable[[], tuple[list[Card], str | None]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,32 +82,14 @@ async def cards_now(read_cards: ReadCards, patience: float = PATIENCE) -> list[C
     Raises:
         Refusal: MODEL_LOAD_FAILED when the driver fails or does not answer in time.
     """
-    loop = asyncio.get_running_loop()
-    coming: asyncio.Future[list[Card] | str] = loop.create_future()
-
-    def settle(found: list[Card] | str) -> None:
-        if not coming.done():
-            coming.set_result(found)
-
-    def work() -> None:
-        found: list[Card] | str
-        try:
-            found, _ = read_cards()
-        except Exception as error:
-            # whatever the driver's library raises, the load is told that it failed
-            found = f"the cards cannot be read: {type(error).__name__}"
-        with suppress(RuntimeError):  # the loop was closed meanwhile: nobody waits
-            loop.call_soon_threadsafe(settle, found)
-
-    # a driver that hangs must not keep the service from ending
-    threading.Thread(target=work, name="cards-for-a-load", daemon=True).start()
     try:
-        cards = await asyncio.wait_for(coming, patience)
+        answer = await asyncio.wait_for(ask(read_cards, "cards-for-a-load"), patience)
     except TimeoutError:
-        cards = f"the driver of the cards does not answer within {patience:g} s"
-    if isinstance(cards, str):
-        raise Refusal("MODEL_LOAD_FAILED", cards)
-    return cards
+        why = f"the driver of the cards does not answer within {patience:g} s"
+        raise Refusal("MODEL_LOAD_FAILED", why) from None
+    if answer.has_failed:
+        raise Refusal("MODEL_LOAD_FAILED", answer.reason or "")
+    return list(answer.cards)
 
 
 def needs(weights: Weights, held: Held, least_context: int, kv_cache_mb: int = 0) -> Needs:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
+from steerserve.control.cards_driver import ReadCards
 from steerserve.control.residency import fitting
-from steerserve.control.residency.fitting import ReadCards
 from steerserve.engine.cards import read
 from steerserve.engine.gguf.messages import LlamaCard
 from steerserve.rules import gguf, gguf_header, memory_fit

@@ -8,6 +8,7 @@ from contextlib import suppress
 
 import psutil
 
+from steerserve.control.cards_driver import ReadCards
 from steerserve.control.residency import fitting
 from steerserve.control.residency.resident import Resident
 from steerserve.engine.cards import read as read_cards
@@ -21,7 +22,7 @@ SECONDS = 5.0
 Read = Callable[[Resident], Awaitable[int | None]]
 
 
-async def read(resident: Resident, read_cards: fitting.ReadCards = read_cards) -> int | None:
+async def read(resident: Resident, read_cards: ReadCards = read_cards) -> int | None:
     """MiB free on all devices of the model together, with what its engine keeps without using it; None where a driver
     does not tell."""
     engine, facts = resident.running()

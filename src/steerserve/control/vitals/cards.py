@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import re
-import threading
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import datetime
 
-import structlog
-
+from steerserve.control.cards_driver import PATIENCE, DriverAnswer, ReadCards, ask
 from steerserve.control.residency.conductor import Conductor
 from steerserve.control.residency.resident import Resident
 from steerserve.control.vitals.views import (
@@ -32,11 +30,6 @@ from steerserve.store.catalog import utc_now
 
 __all__ = ["CardReading", "CardReadings", "report", "torch_version", "totals"]
 
-log = structlog.get_logger(__name__)
-
-Read = Callable[[], tuple[list[Card], str | None]]
-PATIENCE = 5.0
-"""Seconds after which a driver is reported as not answering."""
 MEASURE_SECONDS = 1.0
 """Seconds that the engine has to answer how much memory it holds."""
 NOT_MEASURED = "not_measured_by_torch"
@@ -66,7 +59,7 @@ class CardReadings:
 
     def __init__(
         self,
-        read: Read = driver.read,
+        read: ReadCards = driver.read,
         clock: Callable[[], float] = time.monotonic,
         torch_version: str | None = None,
     ) -> None:
@@ -94,35 +87,18 @@ class CardReadings:
         """Begin a reading, or return the reading that is running."""
         if self._under_way is not None:
             return self._under_way
-        loop = asyncio.get_running_loop()
-        coming: asyncio.Future[CardReading] = loop.create_future()
+        coming: asyncio.Future[CardReading] = asyncio.get_running_loop().create_future()
 
-        def work() -> None:
-            reading = self._now()
-            # once the loop is closed, nobody waits for the reading
-            with suppress(RuntimeError):
-                loop.call_soon_threadsafe(self._take, coming, reading)
+        def take(asked: asyncio.Future[DriverAnswer]) -> None:
+            answer = asked.result()
+            self.last = CardReading(answer.cards, answer.reason, utc_now(), self._clock())
+            self._under_way = None
+            if not coming.done():
+                coming.set_result(self.last)
 
-        # a daemon thread, because a driver that hangs must not keep the service from ending
-        threading.Thread(target=work, name="cards", daemon=True).start()
+        ask(self._read, "cards").add_done_callback(take)
         self._under_way = coming
         return coming
-
-    # ------------------------------------------------------------- inside
-
-    def _now(self) -> CardReading:
-        try:
-            cards, reason = self._read()
-        except Exception as error:
-            # the driver's library may raise anything; the reading then has no cards
-            log.exception("cards_unreadable")
-            cards, reason = [], f"the cards cannot be read: {type(error).__name__}"
-        return CardReading(tuple(cards), reason, utc_now(), self._clock())
-
-    def _take(self, coming: asyncio.Future[CardReading], reading: CardReading) -> None:
-        self.last, self._under_way = reading, None
-        if not coming.done():
-            coming.set_result(reading)
 
 
 async def report(cards: CardReadings, conductor: Conductor) -> CardReport:
