@@ -1,1 +1,1 @@
-"""Files of this machine: checkpoints, GGUF files, SAEs. Nothing here asks a network."""
+"""Files on this machine: checkpoints, GGUF files, SAEs. Nothing in this package uses a network."""

@@ -1,6 +1,5 @@
-"""Where downloads lie on the disk. `<cache>/<owner>--<name>/<commit>` holds only files of finished downloads; a
-download that is not finished keeps its files beside it, in `<commit>.parts`, and moves them over when it has them
-all.
+"""The folders of downloads. `<cache>/<owner>--<name>/<commit>` holds only files of finished downloads. An unfinished
+download keeps its files in `<commit>.parts` beside that folder, and moves them when all are complete.
 """
 
 from __future__ import annotations
@@ -32,7 +31,8 @@ def folder_of(cache: Path, repo_id: str, sha: str) -> Path:
     """The folder of one commit of a repository, in the cache of models or of SAEs.
 
     Raises:
-        Refusal: VALIDATION_ERROR for what is no repository's name, DOWNLOAD_FAILED for what is no commit.
+        Refusal: VALIDATION_ERROR if `repo_id` is not the name of a repository, DOWNLOAD_FAILED if `sha` is not a
+        commit.
     """
     check_repo_id(repo_id)
     if not is_commit(sha):
@@ -41,30 +41,31 @@ def folder_of(cache: Path, repo_id: str, sha: str) -> Path:
 
 
 class CommitFolder:
-    """The files of one commit: finished files, fetched files that wait for the rest of their download, and parts."""
+    """The files of one commit: files of finished downloads, complete files of unfinished downloads, and incomplete
+    files."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self.staging = path.with_name(path.name + ".parts")
 
     def final(self, file: SizedFile) -> Path:
-        """Where a finished download has the file; the path has been checked by `rules.repository`."""
+        """The path of the file in a finished download. `rules.repository` has checked the file's name."""
         return self.path / file.path
 
     def whole(self, file: SizedFile) -> Path:
-        """Where a fetched file waits. It is named by a digest, so that no file name of the hub reaches the staging
-        folder."""
+        """The path of a complete file until its whole download is finished. The name is a digest, so that no file name
+        of the hub is used in the staging folder."""
         return self.staging / hashlib.sha256(file.path.encode()).hexdigest()[:32]
 
     def part(self, file: SizedFile) -> Path:
         return self.whole(file).with_suffix(PART)
 
     def is_fetched(self, file: SizedFile) -> bool:
-        """Whether this download, or an earlier one, has fetched the whole file."""
+        """Whether this download or an earlier one has fetched the whole file."""
         return any(_fits(path, file.size) for path in (self.final(file), self.whole(file)))
 
     def present_bytes(self, file: SizedFile) -> int:
-        """Bytes of the file that need not be fetched."""
+        """How many bytes of the file are on the disk and need not be fetched."""
         for path in (self.final(file), self.whole(file)):
             if _fits(path, file.size):
                 return path.stat().st_size
@@ -72,7 +73,8 @@ class CommitFolder:
         return have if file.size is None else min(have, file.size)
 
     def commit(self, files: Iterable[SizedFile]) -> None:
-        """Move fetched files to their places. On one file system, so each move is a rename."""
+        """Move complete files to the folder of finished downloads. Both folders are on one file system, so each move is
+        a rename."""
         for file in files:
             if self.whole(file).is_file():
                 place = self.final(file)
@@ -81,22 +83,22 @@ class CommitFolder:
         self._tidy()
 
     def discard(self, files: Iterable[SizedFile], *, tidy: bool = True) -> None:
-        """Remove the parts of these files that unfinished downloads fetched; with `tidy` also folders that are empty
-        then.
+        """Remove what unfinished downloads have fetched of these files. With `tidy`, also remove folders that are empty
+        afterwards.
 
         Raises:
-            OSError: the first of them that cannot be removed, when all the others are.
+            OSError: a file cannot be removed. All other files have been removed by then; the first error is raised.
         """
         _unlink(place for file in files for place in self._staged(file))
         if tidy:
             self._tidy()
 
     def remove(self, files: Sequence[SizedFile]) -> None:
-        """Remove a deleted model's files, finished and fetched in part, and folders that are empty then. The caller
-        leaves out what other models of the same commit have too.
+        """Remove the files of a deleted model, complete or not, and folders that are empty afterwards. The caller
+        leaves out files that other models of the same commit use.
 
         Raises:
-            OSError: the first of them that cannot be removed, when all the others are.
+            OSError: a file cannot be removed. All other files have been removed by then; the first error is raised.
         """
         try:
             _unlink(place for file in files for place in (self.final(file), *self._staged(file)))
@@ -114,10 +116,10 @@ class CommitFolder:
         self._tidy()
 
     def remove_all(self) -> None:
-        """Remove everything of this commit, and the repository's folder when it has no other.
+        """Remove all files of this commit, and the folder of the repository if it holds no other commit.
 
         Raises:
-            OSError: something cannot be removed; the rest is.
+            OSError: a file cannot be removed. All other files have been removed by then.
         """
         for folder in (self.path, self.staging):
             shutil.rmtree(folder, ignore_errors=True)
@@ -148,13 +150,13 @@ def _unlink(places: Iterable[Path]) -> None:
 
 
 def missing_bytes(folder: Path, files: Iterable[SizedFile]) -> int:
-    """Bytes still to fetch; files of unlisted size count as nothing."""
+    """Bytes that still have to be fetched. A file whose size is not listed counts as 0 bytes."""
     place = CommitFolder(folder)
     return sum(max(0, (file.size or 0) - place.present_bytes(file)) for file in files)
 
 
 def free_bytes(folder: Path) -> int:
-    """Free bytes of the file system that the folder is or will be on."""
+    """Free bytes of the file system on which the folder is, or will be created."""
     there = next(path for path in (folder, *folder.parents) if path.exists())
     return shutil.disk_usage(there).free
 

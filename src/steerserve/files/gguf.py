@@ -1,4 +1,4 @@
-"""GGUF models on this machine: which files belong together, and what their headers say, without reading a tensor."""
+"""GGUF models on this machine: which files belong together, and the facts in their headers. No tensor is read."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _SHARD = re.compile(r"-(\d{5})-of-(\d{5})(?=\.gguf$)", re.IGNORECASE)
 
 
 def listing(folder: Path) -> gguf.GgufListing:
-    """The models in a folder and the folders in it."""
+    """The models in a folder and in its subfolders."""
     files: list[tuple[str, int]] = []
     for place, folders, names in os.walk(folder):
         inside = Path(place).relative_to(folder)
@@ -39,10 +39,11 @@ def listing(folder: Path) -> gguf.GgufListing:
 
 
 def entry(path: Path, label: str | None = None) -> tuple[Path, ...]:
-    """The files of the model at `path`, in the order of their shards: a file, or a folder with one model (of `label`).
+    """The files of the model at `path`, in the order of their shards. The path is a file, or a folder with only one
+    model, or only one with the label `label`.
 
     Raises:
-        GGUFError: there is none, several, or a part is missing.
+        GGUFError: there is no such model, or more than one, or a part of it is missing.
     """
     if path.is_dir():
         return _entry_of_folder(path, label)
@@ -81,10 +82,10 @@ def _entry_of_folder(folder: Path, label: str | None) -> tuple[Path, ...]:
 
 
 def read_header(files: Sequence[Path]) -> Header:
-    """The header of a model, its shards taken together.
+    """The header of a model, combined from all its shards.
 
     Raises:
-        GGUFError: a file is damaged, cut short in its header, of another kind, or not of this set.
+        GGUFError: a file is damaged, ends within its header, is not a language model, or is not a part of this model.
     """
     parts = []
     for number, file in enumerate(files):
@@ -158,7 +159,7 @@ def _text(part: Part, key: str) -> str | None:
 
 
 def _per_layer(part: Part, key: str, layers: int, default: tuple[int, ...]) -> tuple[int, ...]:
-    """One number per layer: some architectures list them, most have one for all."""
+    """One number per layer. Some architectures list a number for each layer; most have one number for all layers."""
     value = part.values.get(key)
     if value is None:
         return default
@@ -170,5 +171,5 @@ def _per_layer(part: Part, key: str, layers: int, default: tuple[int, ...]) -> t
 
 
 def _dominant(types: Counter[str]) -> str:
-    """The tensor type that most weights have."""
+    """The tensor type of the largest number of weights."""
     return types.most_common(1)[0][0] if types else "unknown"

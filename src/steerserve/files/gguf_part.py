@@ -1,6 +1,5 @@
-"""One GGUF file's header, read from its bytes.
-
-Nothing is allocated or repeated by what a file claims: every count is bounded by the file's own size and by a constant.
+"""Reads the header of one GGUF file. A count in the file may be a lie, so it is checked against the file's size and a
+constant before memory is allocated or a loop is run.
 """
 
 from __future__ import annotations
@@ -21,13 +20,13 @@ KEYS_MAXIMUM = 1 << 16
 TENSORS_MAXIMUM = 1 << 16
 NAME_MAXIMUM = 1 << 16
 TEXT_MAXIMUM = 1 << 20
-"""Bytes of a kept text, which is at most a chat template."""
+"""The most bytes in a text that is kept. The longest such texts are chat templates."""
 
 STRINGS_MAXIMUM = 1 << 23
-"""Elements of all lists of strings together; the largest vocabularies have an eighth of it."""
+"""The most elements in all lists of strings together. The largest vocabularies have an eighth of this."""
 
 NUMBERS_MAXIMUM = 1 << 16
-"""Elements of all kept lists of numbers together."""
+"""The most elements in all kept lists of numbers together."""
 
 LAYERS_MAXIMUM = 1 << 12
 DIMENSIONS_MAXIMUM = 8
@@ -43,13 +42,13 @@ Value = int | float | bool | str | list[int]
 
 
 class GGUFError(ValueError):
-    """Why a file is no GGUF model, in words that name no folder."""
+    """The file is not a GGUF model. The message says why, and never names a folder."""
 
 
 @dataclass(slots=True)
 class Part:
-    """One file's header. `values` has scalars and the few texts and lists that are used, `lengths` those of all
-    lists."""
+    """The header of one file. `values` has the numbers, and those texts and lists that are used. `lengths` has the
+    length of every list."""
 
     size: int
     values: dict[str, Value] = field(default_factory=dict)
@@ -63,10 +62,10 @@ class Part:
     types: Counter[str] = field(default_factory=Counter)
 
     def count(self, key: str, most: int = COUNT_MAXIMUM) -> int:
-        """A number of the header, 0 where it is not there.
+        """A number of the header; 0 if the header does not have it.
 
         Raises:
-            GGUFError: it is no number from 0 to `most`.
+            GGUFError: the value is not a whole number from 0 to `most`.
         """
         value = self.values.get(key, 0)
         if type(value) is not int or not 0 <= value <= most:
@@ -81,7 +80,7 @@ class Part:
 
 def read_part(path: Path) -> Part:
     """Raises:
-    GGUFError: the file is no GGUF file, or its header is damaged or cut short.
+    GGUFError: the file is not a GGUF file, or its header is damaged or incomplete.
     """
     try:
         with path.open("rb", buffering=1 << 20) as file:
@@ -183,7 +182,7 @@ class _Reader:
         self._part.values[key] = [int(number) for number in numbers]
 
     def _skip_strings(self, count: int) -> int:
-        """Pass over strings; the bytes of the longest."""
+        """Skip strings, and return the length of the longest in bytes."""
         self._strings += count
         if self._strings > STRINGS_MAXIMUM:
             raise GGUFError("the header lists more strings than any model has")
@@ -229,7 +228,7 @@ class _Reader:
         part.missing = max(0, end - self._size)
 
     def _read_token_texts(self) -> None:
-        """The texts of the tokens that begin and end a text, for chat templates."""
+        """Read the texts of the tokens that begin and end a text. Chat templates need them."""
         wanted = {which: self._part.id_of(which) for which in ("bos", "eos")}
         count = self._part.lengths.get(TOKENS, 0)
         for which, token in wanted.items():

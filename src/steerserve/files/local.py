@@ -1,4 +1,5 @@
-"""Checkpoint folders on this machine: which may be named, and what they hold, read without loading anything."""
+"""Checkpoint folders on this machine: checks the path that a client names, and reads the facts about the model without
+loading it."""
 
 from __future__ import annotations
 
@@ -34,13 +35,14 @@ STORED_BITS = {
 }
 STORED_BITS |= {"I16": 16, "U16": 16, "F16": 16, "BF16": 16, "I32": 32, "U32": 32, "F32": 32}
 STORED_BITS |= {"F64": 64, "I64": 64, "U64": 64, "C64": 64}
-"""Bits of an element by safetensors dtype."""
+"""Dtype as safetensors names it -> bits of an element."""
 _INDEX = "model.safetensors.index.json"
 
 
 @dataclass(frozen=True, slots=True)
 class ModelFolder:
-    """A model checkpoint folder. Bytes of all its files; `parameters` None where no header tells them."""
+    """The facts about a checkpoint folder. `size_bytes` counts all its files. `parameters` is None if no header tells
+    the shapes."""
 
     path: Path
     architecture: str | None
@@ -50,10 +52,11 @@ class ModelFolder:
 
 
 def resolve(named: str) -> Path:
-    """The folder a client names, links resolved.
+    """The folder that a client names, with links resolved.
 
     Raises:
-        Refusal: INVALID_LOCAL_PATH when it is not absolute, not there, not a folder, or a system folder.
+        Refusal: INVALID_LOCAL_PATH when the path is not absolute, does not exist, is not a folder, or is in a system
+        folder.
     """
     if "\x00" in named or not named.startswith("/"):
         raise bad_path("the path must be absolute", named)
@@ -70,8 +73,8 @@ def resolve(named: str) -> Path:
 
 
 def resolve_file(named: str) -> Path:
-    """The file a client names, in its folder with links resolved. The name that the client gave stays, even if it is a
-    link, because caches keep files under names that say nothing.
+    """The file that a client names. Links in the path of its folder are resolved. A file that is a link keeps its own
+    name, because the link may lead into a cache whose file names are digests.
 
     Raises:
         Refusal: INVALID_LOCAL_PATH, also when the link leads to a system folder.
@@ -86,7 +89,7 @@ def resolve_file(named: str) -> Path:
 
 
 def resolve_either(named: str) -> Path:
-    """The folder or the file a client names, as `resolve` and `resolve_file` give it.
+    """The folder or the file that a client names, resolved as in `resolve` and `resolve_file`.
 
     Raises:
         Refusal: INVALID_LOCAL_PATH.
@@ -97,10 +100,11 @@ def resolve_either(named: str) -> Path:
 
 
 def read_model(path: Path) -> ModelFolder:
-    """What a model folder holds.
+    """The facts about the model in a folder.
 
     Raises:
-        Refusal: INVALID_LOCAL_PATH when it is not a checkpoint, cannot be read, or its index names files outside it.
+        Refusal: INVALID_LOCAL_PATH when the folder is not a checkpoint, cannot be read, or has an index that names
+        files outside the folder.
     """
     config = configuration(path)
     weights = weight_files(path)
@@ -126,18 +130,18 @@ def configuration(path: Path) -> dict[str, Any]:
 
 
 def architecture(config: Mapping[str, Any]) -> str | None:
-    """The first of a configuration's architectures; None where it names none."""
+    """The first architecture that a configuration names; None if it names none."""
     named = config.get("architectures")
     return _text(named[0], _ARCHITECTURE_CHARACTERS) if isinstance(named, list) and named else None
 
 
 def dtype(named: Any) -> str | None:
-    """A dtype as a configuration names it; None where it is no text."""
+    """A dtype as a configuration names it; None if the value is not a text."""
     return _text(named, _DTYPE_CHARACTERS)
 
 
 def weight_files(path: Path) -> list[Path]:
-    """The files with weights, each a plain file directly in the folder.
+    """The files with weights. Each is a regular file directly in the folder.
 
     Raises:
         Refusal: INVALID_LOCAL_PATH.
@@ -182,10 +186,10 @@ def _json(file: Path, folder: Path) -> dict[str, Any]:
 
 
 def tensors(file: Path) -> list[StoredTensor]:
-    """The tensors of a safetensors file, from its header alone (8-byte length, JSON).
+    """The tensors of a safetensors file. Only the header is read: 8 bytes of length, then JSON.
 
     Raises:
-        Refusal: INVALID_LOCAL_PATH when it is damaged or cannot be read.
+        Refusal: INVALID_LOCAL_PATH when the header is damaged or cannot be read.
     """
     with reading(file.parent), file.open("rb") as opened:
         prefix = opened.read(8)
@@ -205,10 +209,11 @@ def tensors(file: Path) -> list[StoredTensor]:
 
 
 def header_tensors(raw: bytes, available: int) -> list[StoredTensor]:
-    """The tensors that the JSON header of a safetensors file lists; `available` bytes follow the header.
+    """The tensors that the JSON header `raw` of a safetensors file lists. `available` bytes follow the header in the
+    file.
 
     Raises:
-        ValueError: it is damaged, or names bytes that are not there.
+        ValueError: the header is damaged, or names bytes that the file does not have.
     """
     try:
         header = json.loads(raw)
@@ -218,17 +223,17 @@ def header_tensors(raw: bytes, available: int) -> list[StoredTensor]:
 
 
 def _tensor(name: str, entry: dict[str, Any], available: int) -> StoredTensor:
-    """One tensor of a header; its bytes must lie within those available and fit its shape.
+    """One tensor of a header. Its bytes must lie within the available bytes, and their number must fit its shape.
 
     Raises:
-        ValueError: they do not.
+        ValueError: the bytes do not.
     """
     begin, end = entry["data_offsets"]
     shape, bits = entry["shape"], STORED_BITS[entry["dtype"]]
     numbers = [begin, end, *shape]
     if not all(type(number) is int and number >= 0 for number in numbers):
         raise ValueError("not a count")
-    # the product of unbounded numbers could take minutes to compute
+    # each number is bounded, because the product of huge numbers could take minutes to compute
     if len(shape) > _DIMENSIONS_MAXIMUM or any(length > _LENGTH_MAXIMUM for length in shape):
         raise ValueError("not a shape")
     if end > available or (end - begin) * 8 != math.prod(shape) * bits:
@@ -238,7 +243,8 @@ def _tensor(name: str, entry: dict[str, Any], available: int) -> StoredTensor:
 
 @contextmanager
 def reading(folder: Path) -> Iterator[None]:
-    """Turn errors of the system into a refusal of the folder: no permission, a file that vanished, a bad disk.
+    """Turn errors of the operating system (no permission, a file that vanished, a bad disk) into a refusal of the
+    folder.
 
     Raises:
         Refusal: INVALID_LOCAL_PATH.
@@ -251,14 +257,14 @@ def reading(folder: Path) -> Iterator[None]:
 
 
 def _text(value: Any, longest: int) -> str | None:
-    """The first printable characters of a text; None where no such character is left."""
+    """The first printable characters of a text; None if it has none."""
     if not isinstance(value, str):
         return None
     return "".join(c for c in value[: 2 * longest] if c.isprintable())[:longest] or None
 
 
 def _is_file(path: Path) -> bool:
-    """Whether it is a regular file; a pipe or a device would be read for ever."""
+    """Whether the path is a regular file. Reading a pipe or a device might never end."""
     try:
         return path.is_file()
     except OSError:

@@ -1,4 +1,4 @@
-"""The files of downloaded SAEs on the disk: which there are, and which belong to one SAE and to no other."""
+"""The files of downloaded SAEs on the disk: lists them, and removes those that belong to one SAE and to no other."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from steerserve.rules.sae_units import Unit
 
 
 def units(folder: Path, repo_id: str) -> tuple[Unit, ...]:
-    """The SAEs of one commit whose files are there."""
+    """The SAEs of one commit whose files are on the disk."""
     there = [path for path in folder.rglob("*") if path.is_file()]
     files = [RepoFile(path.relative_to(folder).as_posix(), None) for path in there]
     return sae_units.units(repo_id, files).units
 
 
 def are_there(folder: Path, files: Iterable[RepoFile]) -> bool:
-    """Whether all of these have been downloaded whole."""
+    """Whether each of these files has been downloaded completely."""
     for file in files:
         place = CommitFolder(folder).final(file)
         if not place.is_file() or file.size not in (None, place.stat().st_size):
@@ -32,10 +32,10 @@ def are_there(folder: Path, files: Iterable[RepoFile]) -> bool:
 
 
 def remove(folder: Path, repo_id: str, gone: Set[str | None], kept: Set[str | None]) -> None:
-    """Remove the files of the units with these paths, but not what the kept ones have too.
+    """Remove the files of the units with the paths `gone`, except files that units with the paths `kept` use too.
 
     Raises:
-        OSError: the first that cannot be removed, when all the others are.
+        OSError: a file cannot be removed. All other files have been removed by then; the first error is raised.
     """
     there = units(folder, repo_id)
     shared = {file.path for unit in there if unit.path in kept for file in unit.files}
@@ -44,11 +44,11 @@ def remove(folder: Path, repo_id: str, gone: Set[str | None], kept: Set[str | No
 
 
 def content_digest(place: Path) -> str:
-    """The SHA-256 of an SAE on this machine: of its file, or of the files in its folder that make it an SAE. Names of
-    files and folders do not count.
+    """The SHA-256 of an SAE on this machine: of its file, or of those files in its folder that belong to the SAE. Names
+    of files and folders do not count.
 
-    Every byte is read, which takes about a second for a gigabyte: a digest of samples could take two SAEs for one that
-    differ in a bias only.
+    Every byte is read, which takes about a second for a gigabyte. A digest of samples could be equal for two SAEs that
+    differ only in a bias.
 
     Raises:
         Refusal: INVALID_LOCAL_PATH when a file cannot be read.
@@ -62,7 +62,7 @@ def content_digest(place: Path) -> str:
 
 
 def _content(place: Path) -> list[Path]:
-    """The files of one SAE, and of a folder in no known layout all its files."""
+    """The files of one SAE. For a folder with no known layout, all its files."""
     folder = place if place.is_dir() else place.parent
     beside = [path for path in (*folder.iterdir(), *folder.glob("checkpoints/*")) if path.is_file()]
     listing = sae_units.units(
@@ -82,11 +82,12 @@ def clean(
     *,
     is_fetching: bool,
 ) -> int:
-    """Remove the files of the units with the paths `removed`, and everything of the commit where no unit is kept. While
-    files of the commit are fetched, the parts of unfinished downloads stay. The bytes that this gave back.
+    """Remove the files of the units with the paths `removed`. Incomplete files of the commit are removed too, unless a
+    download is fetching files of the commit. If no unit of the commit is kept, all its files are removed. Returns how
+    many bytes became free.
 
     Raises:
-        OSError: the first file that cannot be removed, when all the others are.
+        OSError: a file cannot be removed. All other files have been removed by then; the first error is raised.
     """
     before = bytes_of(folder)
     if not kept:
@@ -99,6 +100,6 @@ def clean(
 
 
 def bytes_of(folder: Path) -> int:
-    """Bytes of all files of a commit, those of unfinished downloads included."""
+    """Bytes of all files of a commit, including those of unfinished downloads."""
     places = (folder, CommitFolder(folder).staging)
     return sum(p.stat().st_size for place in places for p in place.rglob("*") if p.is_file())

@@ -1,4 +1,4 @@
-"""What a model folder's weights are and what its configuration says of their use; no tensor is read."""
+"""The weights in a model folder, and how the configuration says they are used. No tensor is read."""
 
 from __future__ import annotations
 
@@ -18,13 +18,14 @@ _OUTPUT_HEAD = re.compile(r"(?:^|\.)(?:lm_head|embed_out|output)\.weight$")
 _CONTEXT_NAMES = ("max_position_embeddings", "n_positions", "max_seq_len", "seq_length", "n_ctx")
 LAYERS_MAXIMUM = 1 << 12
 COUNT_MAXIMUM = 1 << 24
-"""Above the largest vocabularies and contexts there are; figures are multiplied and lists are made by them."""
+"""The largest accepted number in a configuration, above all existing vocabularies and contexts. The bound matters
+because these numbers are multiplied, and lists are made with such a length."""
 
 
 @dataclass(frozen=True, slots=True)
 class ModelShape:
-    """A configuration's figures; `kv_values` are the numbers kept per token in one layer: keys and values of all its
-    heads."""
+    """The sizes that a configuration names. `kv_values` counts the numbers that the KV cache keeps for one token in one
+    layer: the keys and values of all heads."""
 
     layers: int
     hidden: int
@@ -36,8 +37,8 @@ class ModelShape:
 
 @dataclass(frozen=True, slots=True)
 class Weights:
-    """The weights of a checkpoint. `tensors` is empty where the weights are pickles, whose size `pickled_bytes` is
-    all that can be known without running them; `dtype` is what the configuration names."""
+    """The weights of a checkpoint. If the weights are pickles, `tensors` is empty and only their size `pickled_bytes`
+    is known, because reading a pickle runs its code. `dtype` is the dtype that the configuration names."""
 
     architecture: str | None
     dtype: str | None
@@ -49,17 +50,17 @@ class Weights:
 
     @property
     def head(self) -> StoredTensor | None:
-        """The output head, where it is a tensor of its own."""
+        """The output head; None if it is not a tensor of its own."""
         heads = [t for t in self.tensors if t.layer is None and _OUTPUT_HEAD.search(t.name)]
         return heads[0] if heads and not self.is_tied else None
 
 
 class UnlikelyFigure(ValueError):
-    """A figure that no model has."""
+    """The configuration has a number that no model has."""
 
 
 def read_weights(path: Path) -> Weights:
-    """The weights of a model folder; blocks for as long as it takes to read the headers.
+    """The weights of a model folder. The call blocks while it reads the headers.
 
     Raises:
         Refusal: INVALID_LOCAL_PATH.
@@ -81,7 +82,7 @@ def weights_of(
     """The weights that a configuration and the headers of its files describe.
 
     Raises:
-        UnlikelyFigure: a figure of the configuration is impossible.
+        UnlikelyFigure: a number in the configuration is impossible.
     """
     text = _text(config)
     is_tied = _is_tied(config, tensors)
@@ -104,7 +105,7 @@ def weights_of(
 
 
 def _text(config: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The part of a configuration that speaks of the language model."""
+    """The part of a configuration that describes the language model."""
     for key in ("text_config", "decoder"):
         inner = config.get(key)
         if isinstance(inner, Mapping):
@@ -113,7 +114,7 @@ def _text(config: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _is_tied(config: Mapping[str, Any], stored: Sequence[StoredTensor]) -> bool:
-    """Whether the output head is the input embedding: the configuration says so, or there is no head of its own."""
+    """Whether the input embedding is also the output head: the configuration says so, or the weights have no head."""
     if any(_OUTPUT_HEAD.search(t.name) for t in stored if t.layer is None):
         return config.get("tie_word_embeddings") is True
     return True
@@ -143,7 +144,8 @@ def _shape(text: Mapping[str, Any], stored: Sequence[StoredTensor]) -> ModelShap
 
 
 def _intermediate(text: Mapping[str, Any], hidden: int) -> int:
-    """Width of the largest activation of an MLP, over all the experts that one token goes through."""
+    """The width of the largest activation in an MLP. With experts, it is the sum over the experts that one token
+    passes."""
     wide = _count(text, "intermediate_size", "n_inner", "ffn_dim") or 4 * hidden
     experts = max(1, _count(text, "num_experts_per_tok"))
     each = _count(text, "moe_intermediate_size")
@@ -153,7 +155,8 @@ def _intermediate(text: Mapping[str, Any], hidden: int) -> int:
 def _kv_values(text: Mapping[str, Any], hidden: int, heads: int) -> int:
     if not heads:
         return 0
-    if _count(text, "kv_lora_rank"):  # compressed keys and values are cached expanded, per head
+    # compressed keys and values are cached in their expanded form, per head
+    if _count(text, "kv_lora_rank"):
         names = ("qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim")
         return heads * sum(_count(text, name) for name in names)
     width = _count(text, "head_dim") or hidden // heads
@@ -163,10 +166,10 @@ def _kv_values(text: Mapping[str, Any], hidden: int, heads: int) -> int:
 
 
 def _count(text: Mapping[str, Any], *names: str) -> int:
-    """The first of the fields that holds a positive whole number; 0 where none does.
+    """The first of the fields that holds a positive whole number; 0 if none does.
 
     Raises:
-        UnlikelyFigure: it is more than COUNT_MAXIMUM.
+        UnlikelyFigure: the number is more than COUNT_MAXIMUM.
     """
     for name in names:
         value = text.get(name)

@@ -1,1 +1,1 @@
-"""Floor 2: the database."""
+"""The database (floor 2, see docs/architecture.md)."""

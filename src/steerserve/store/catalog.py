@@ -1,4 +1,4 @@
-"""Registered models and SAEs: the rows, as frozen records."""
+"""The registered models and SAEs. Rows of the database are given as frozen records."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ from steerserve.store.tables import UNSTORABLE, feature_labels, models, profiles
 Clock = Callable[[], datetime]
 LARGEST_ID = 2**31 - 1
 TOLD = ("format", "architecture", "dtype", "hook_name", "site", "trained_on")
-"""Texts that an SAE's checkpoint says of itself. A column keeps the beginning that fits; `claims` keeps the whole
-text."""
+"""Columns with texts from an SAE's checkpoint. A column stores the beginning of the text that fits; `claims` stores all
+of it."""
 Record = TypeVar("Record")
 
 
 @dataclass(frozen=True, slots=True)
 class ModelRow:
-    """One registered model. `engine` is `checkpoint` or `gguf`; `local_path` is a checkpoint's folder or the first file
-    of a GGUF model, None until it is downloaded."""
+    """One registered model. `engine` is `checkpoint` or `gguf`. `local_path` is the folder of a checkpoint or the first
+    file of a GGUF model, and None until the model is downloaded."""
 
     id: int
     name: str
@@ -55,10 +55,10 @@ class ModelRow:
 
 @dataclass(frozen=True, slots=True)
 class SaeRow:
-    """One registered SAE; `local_path` is its folder or file, None until it is downloaded, and `file_path` where that
-    lies in its repository, None for the whole of it. `content_digest` is the SHA-256 of an SAE of this machine.
-    `claims` is what the checkpoint says of itself (`engine.messages.Claims`); what is not known before it is read is
-    None or empty."""
+    """One registered SAE. `local_path` is its folder or file on this machine, None until it is downloaded. `file_path`
+    is the path in its repository, None for the record of a whole repository. `content_digest` is the SHA-256 of an SAE
+    that was registered from this machine. `claims` are the claims of the checkpoint (`Claims` in `engine/wire`). Facts
+    that are only known once the checkpoint is read are None or empty before."""
 
     id: str
     repository_id: str | None
@@ -209,15 +209,15 @@ class Catalog:
         return await self.sae(sae_id)
 
     async def put_sae(self, sae_id: str, *, may_add: bool = True, **values: Any) -> SaeRow:
-        """Write what a download says of an SAE, into a new record where there is none. The record of an attached SAE
-        stays as it is.
+        """Write the values of a download into the record of an SAE. If there is no record, one is added. The record of
+        an attached SAE is not changed.
 
         Raises:
-            Refusal: SAE_NOT_FOUND where there is no record and none may be added.
+            Refusal: SAE_NOT_FOUND if there is no record and `may_add` is False.
         """
         is_it, now = saes.c.id == sae_id, self._now()
         changed = update(saes).where(is_it, saes.c.status != "attached")
-        # one at a time, so that of two writers which find no record only one adds it
+        # only one writer at a time, so that two writers that find no record cannot both add one
         async with self._putting, self._database.write() as connection:
             done = await connection.execute(changed.values(**_held(values), updated_at=now))
             if may_add and not done.rowcount and await _one(connection, saes, sae_id) is None:
@@ -226,7 +226,8 @@ class Catalog:
         return await self.sae(sae_id)
 
     async def rename_sae(self, sae_id: str, new_id: str, **values: Any) -> SaeRow:
-        """Give an SAE another id, which no other SAE has. Its labels and the profiles that name it follow."""
+        """Give an SAE a new id, which no other SAE may have. The labels of the SAE and the profiles that name it get
+        the new id too."""
         async with self._database.write() as connection:
             await connection.execute(
                 update(saes).where(saes.c.id == sae_id).values(id=new_id, **values)
@@ -240,7 +241,8 @@ class Catalog:
         """Remove the records of SAEs and the labels of their features, all of them or none."""
         async with self._database.write() as connection:
             for sae_id in sae_ids:
-                # the record goes before its labels: a writer of labels comes before both, or finds no record
+                # the record is deleted before the labels: a concurrent writer of labels has either ended before,
+                # or finds no record and writes nothing
                 await connection.execute(delete(saes).where(saes.c.id == sae_id))
                 await connection.execute(
                     delete(feature_labels).where(feature_labels.c.sae_id == sae_id)
@@ -253,7 +255,7 @@ def unknown_sae(sae_id: str) -> Refusal:
 
 
 def _held(values: dict[str, Any]) -> dict[str, Any]:
-    """The values of an SAE's record, its texts cut to the length of their columns."""
+    """The values of an SAE's record, with the texts cut to the length of their columns."""
     told = {name: text for name in TOLD if isinstance(text := values.get(name), str)}
     return values | {
         name: UNSTORABLE.sub("\ufffd", text)[: getattr(saes.c[name].type, "length", None)]

@@ -1,6 +1,5 @@
-"""The database: one engine, the start with its faults in plain words, the check of readiness, and faults as refusals.
-
-What a start does is in `schema.py` (version and migrations) and `holding.py` (one service at a time).
+"""The database: opens it, checks whether it is usable, and turns its faults into sentences for people or refusals. The
+steps of opening are in `schema.py` (version and migrations) and `holding.py` (one service at a time).
 """
 
 from __future__ import annotations
@@ -26,12 +25,12 @@ from steerserve.store.holding import AdvisoryHold, FileHold, Hold
 from steerserve.store.tables import models, saes
 
 CHECK_SECONDS = 1.0
-"""Seconds that the outcome of a check is good for."""
+"""Seconds for which the result of a check is used again."""
 CHECK_PATIENCE = 2.0
-"""Seconds after which a database that does not answer is taken for unusable."""
+"""Seconds after which a database that does not answer counts as unusable."""
 _INTERRUPTED = "interrupted by a restart of the service"
 _BUSY_MS = 10_000
-"""Milliseconds that a statement waits for another writer of a SQLite file."""
+"""Milliseconds that a statement waits until another writer of a SQLite file has ended."""
 _CHECK_BUSY_MS = 1_000
 _SQLITE_HEADER = b"SQLite format 3\0"
 _NO_ROOM = ("disk is full", "No space left")
@@ -41,8 +40,8 @@ class Database:
     """The one engine. Every access of an owner goes through `read` or `write`.
 
     Args:
-        url: with its asynchronous driver, as the setting DATABASE_URL has it.
-        clock: seconds that only grow.
+        url: names the asynchronous driver too; the setting DATABASE_URL has this form once it is checked.
+        clock: gives seconds that never go back.
 
     Raises:
         CannotStart: the driver of the database is not installed.
@@ -72,11 +71,11 @@ class Database:
         self._fault: str | None = None
 
     async def open(self) -> None:
-        """Bring the schema up to date, and correct the statuses of work that a restart ended. Opening an open database
-        does nothing.
+        """Bring the schema up to date, and correct the statuses of work that the end of the last run interrupted. If
+        the database is open already, nothing happens.
 
         Raises:
-            CannotStart: one sentence that names the database and the way out.
+            CannotStart: the database cannot be used; one sentence names the database, the reason and the remedy.
         """
         if self._is_open:
             return
@@ -99,8 +98,8 @@ class Database:
         await self._fresh.dispose()
 
     async def fault(self) -> str | None:
-        """Why the database cannot be used; None while it can. The database is asked at most once in CHECK_SECONDS: a
-        new connection reads the version of the schema and writes one row."""
+        """Why the database cannot be used; None if it can. The check runs at most once in CHECK_SECONDS: over a new
+        connection it reads the version of the schema and writes one row."""
         async with self._checking:
             now = self._clock()
             if self._checked is None or now - self._checked >= CHECK_SECONDS:
@@ -115,7 +114,7 @@ class Database:
 
     @asynccontextmanager
     async def write(self) -> AsyncIterator[AsyncConnection]:
-        """One transaction: all of it or nothing.
+        """A connection for one transaction, of which either all statements or none take effect.
 
         Raises:
             Refusal: INSUFFICIENT_DISK when the disk is full.
@@ -161,7 +160,7 @@ class Database:
                     version = await connection.scalar(
                         text("SELECT version_num FROM alembic_version")
                     )
-                    # the same value again: one row is written, and nothing changes
+                    # this writes one row with the value that it has, to check that the database can be written
                     await connection.execute(
                         text("UPDATE alembic_version SET version_num = :version"),
                         {"version": version},
@@ -172,11 +171,11 @@ class Database:
         except TimeoutError:
             return f"no answer for {CHECK_PATIENCE:g} s"
         except Exception as error:
-            # whatever the driver raises, the database is not usable
+            # any exception of the driver means that the database is not usable
             return _reason(error, self._url.password)
 
     def _name(self) -> str:
-        """The database as a person knows it; never with its password."""
+        """The name of the database for messages; it never contains the password."""
         if self._file is not None:
             return str(self._file)
         port = f":{self._url.port}" if self._url.port else ""
@@ -195,7 +194,7 @@ class Database:
 
 
 def _preparing(busy_ms: int) -> Callable[[Any, Any], None]:
-    """Sets up each new connection to a SQLite file."""
+    """A function that sets up each new connection to a SQLite file."""
 
     def prepare(connection: Any, _record: Any) -> None:
         cursor = connection.cursor()
@@ -209,7 +208,8 @@ def _preparing(busy_ms: int) -> Callable[[Any, Any], None]:
 
 
 def _check_file(file: Path) -> None:
-    """Connections that are open keep a file that is gone, and pages in memory keep one that was overwritten.
+    """Check that the file is still there. Open connections and cached pages go on working with a file that was removed
+    or overwritten, so a query does not notice.
 
     Raises:
         OSError: the file is not there, or is not a SQLite database.
@@ -220,17 +220,17 @@ def _check_file(file: Path) -> None:
 
 
 def _is_fault_of_database(error: Exception) -> bool:
-    """Whether an exception says something of the database, its server or its disk. The PostgreSQL driver may be
-    missing, so its exceptions are known by their module."""
+    """Whether an exception is a fault of the database, its server or its disk. The PostgreSQL driver may not be
+    installed, so its exceptions are recognised by the name of their module."""
     kinds = (SQLAlchemyError, sqlite3.Error, OSError)
     return isinstance(error, kinds) or type(error).__module__.startswith("asyncpg")
 
 
 def _reason(error: Exception, password: str | None) -> str:
-    """The first line of what a driver says, without the password."""
+    """The first line of a driver's message, without the password."""
     cause = error.orig if isinstance(error, DBAPIError) and error.orig else error
     words = str(cause).strip().partition("\n")[0][:300]
     if password:
         words = words.replace(password, "***")
-    # the adapter of the PostgreSQL driver puts the class of the driver's exception before its words
+    # SQLAlchemy puts the class of the PostgreSQL driver's exception before the message
     return words.rpartition(">: ")[2] or type(cause).__name__

@@ -23,8 +23,8 @@ from steerserve.store.tables import UNSTORABLE, profiles
 
 @dataclass(frozen=True, slots=True)
 class ProfileRow:
-    """One saved profile; `steering` is in the order of its indices. `origin` is what an imported document said of its
-    SAE and its model."""
+    """One saved profile. `steering` is sorted by feature index. `origin` has the facts about the SAE and the model from
+    an imported document."""
 
     id: str
     name: str
@@ -45,7 +45,7 @@ def new_profile_id() -> str:
 
 
 class Documents:
-    """Reads and writes profiles. Names of profiles are compared exactly."""
+    """Reads and writes profiles. Two names are equal only if every character is equal."""
 
     def __init__(
         self,
@@ -127,7 +127,7 @@ class Documents:
 
     async def remove_profile(self, profile_id: str) -> None:
         """Raises:
-        Refusal: PROFILE_NOT_FOUND, also for the second of two removals of one profile.
+        Refusal: PROFILE_NOT_FOUND, also if another call has just removed the profile.
         """
         removed = 0
         if not UNSTORABLE.search(profile_id):

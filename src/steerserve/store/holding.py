@@ -1,4 +1,4 @@
-"""The hold of one service on its database: a second service on the same database would undo the statuses of the first.
+"""Keeps a database for one service, because a second service on it would reset the statuses of the first.
 
 SQLite: a lock on a file beside the database. PostgreSQL: an advisory lock, which lasts as long as one connection.
 """
@@ -13,14 +13,15 @@ from sqlalchemy import text
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
 ADVISORY_KEY = 0x57EE25E2
-"""The number of the advisory lock; any service of this kind uses the same one."""
+"""The number of the advisory lock. Every steerserve uses the same number."""
 
 
 class Hold(Protocol):
-    """The right of one service to use a database."""
+    """The exclusive right of one service to use a database."""
 
     async def take(self) -> bool:
-        """Whether this service has the database for itself from now on; asking again while it has is harmless."""
+        """Try to take the right, and return whether this service has it now. A service that has it may call this
+        again."""
 
     async def release(self) -> None: ...
 
@@ -34,7 +35,7 @@ class FileHold:
 
     async def take(self) -> bool:
         """Raises:
-        OSError: the file cannot be made.
+        OSError: the lock file cannot be created.
         """
         if self._file is not None:
             return True
@@ -54,24 +55,24 @@ class FileHold:
 
 
 class AdvisoryHold:
-    """An advisory lock of PostgreSQL. A server that was restarted forgets it, and it is taken again."""
+    """An advisory lock of PostgreSQL. A restart of the PostgreSQL server drops the lock, and `take` takes it again."""
 
     def __init__(self, engine: AsyncEngine) -> None:
         self._engine = engine
         self._connection: AsyncConnection | None = None
 
     async def take(self) -> bool:
-        """Raises what the driver raises for a server that does not answer."""
+        """Raises any exception of the driver if the server does not answer."""
         if self._connection is not None:
             try:
                 await self._connection.execute(text("SELECT 1"))
                 return True
             except Exception:
-                # whatever the driver raises, the connection is lost, and the lock with it
+                # any exception of the driver means that the connection is lost, and the lock with it
                 await self.release()
         connection = await self._engine.connect()
         try:
-            # no transaction stays open over the life of the service
+            # without AUTOCOMMIT, a transaction would stay open as long as the service runs
             await connection.execution_options(isolation_level="AUTOCOMMIT")
             question = text(f"SELECT pg_try_advisory_lock({ADVISORY_KEY})")
             is_taken = bool(await connection.scalar(question))

@@ -1,4 +1,4 @@
-"""Labels of SAE features: rows of (SAE, feature) -> text."""
+"""The labels of SAE features: one row for each (SAE, feature) with the text."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from steerserve.store.db import Database
 from steerserve.store.tables import feature_labels, saes
 
 _AT_ONCE = 2000
-"""Rows in one statement: between two the event loop does other things."""
+"""Rows in one statement. Between two statements the event loop can do other work."""
 _KEPT = 8
-"""SAEs whose labels are kept in memory between writes."""
+"""The number of SAEs whose labels are kept in memory."""
 
 
 class Labels:
-    """Reads and writes of the labels. Those of the SAEs read last are kept in memory: every answer with features
-    asks."""
+    """Reads and writes labels. The labels of the SAEs that were read last are kept in memory, because every answer with
+    features needs them."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
@@ -30,12 +30,12 @@ class Labels:
         self._writes = 0
 
     async def of(self, sae_id: str) -> Mapping[int, str]:
-        """Feature -> label, by index. It must not be changed."""
+        """Feature index -> label, sorted by index. The caller must not change the mapping."""
         if sae_id in self._known:
             self._known[sae_id] = self._known.pop(sae_id)
             return self._known[sae_id]
         before = None
-        # pages between which labels were written are of no one moment
+        # if labels were written while the pages were read, the pages do not fit together and are read again
         while before != self._writes:
             before = self._writes
             found = await self._read(sae_id)
@@ -45,10 +45,11 @@ class Labels:
         return found
 
     async def put(self, sae_id: str, labels: Mapping[int, str], *, replace: bool = False) -> None:
-        """Set these labels in the place of those that the features had, or of all that the SAE had. All or nothing.
+        """Write these labels: all of them or none. They replace the labels of the same features, or with `replace` all
+        labels of the SAE.
 
         Raises:
-            Refusal: SAE_NOT_FOUND, also where the SAE is removed meanwhile.
+            Refusal: SAE_NOT_FOUND, also if the SAE is removed while the labels are written.
         """
         at = feature_labels.c
         indices = sorted(labels)
@@ -64,13 +65,14 @@ class Labels:
                 rows = [{"sae_id": sae_id, "feature_idx": i, "label": labels[i]} for i in some]
                 await connection.execute(insert(feature_labels), rows)
                 await asyncio.sleep(0)
-            # asked last, when this transaction keeps a removal waiting: SQLite begins it with the first write
+            # the record is looked up last: SQLite begins a transaction at its first write, and only from then on does a
+            # removal of the SAE wait for this transaction
             its_record = select(saes.c.id).where(saes.c.id == sae_id).with_for_update(read=True)
             if (await connection.execute(its_record)).first() is None:
                 raise unknown_sae(sae_id)
 
     async def forget(self, sae_id: str) -> int:
-        """Delete all labels of an SAE; how many there were."""
+        """Delete all labels of an SAE, and return how many there were."""
         async with self._writing(sae_id) as connection:
             gone = await connection.execute(
                 delete(feature_labels).where(feature_labels.c.sae_id == sae_id)

@@ -1,4 +1,4 @@
-"""The version of the database's schema: reading it, and bringing it up to date after a copy of the file was made."""
+"""Reads the version of the database's schema, copies the database file, and brings the schema up to date."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def upgrade(connection: Connection, file: Path | None, now: datetime) -> None:
 
 
 def _copy(file: Path, version: str, newest: str, now: datetime) -> None:
-    """Copy the database beside itself, with what its log has not yet written into the file.
+    """Copy the database into a file beside it. The copy includes the changes that are still only in SQLite's log.
 
     Raises:
         OSError: the disk is full, or the folder cannot be written.

@@ -1,4 +1,4 @@
-"""Every table. Times are UTC; what is live (residency, locks, steering values) is not stored."""
+"""Every table of the database. Times are UTC. Live state (residency, locks, steering values) is not stored."""
 
 from __future__ import annotations
 
@@ -24,11 +24,12 @@ from sqlalchemy.engine import Dialect
 from sqlalchemy.types import TypeDecorator
 
 UNSTORABLE = re.compile("[\x00\ud800-\udfff]")
-"""What a database cannot take in a text, so that no row has it."""
+"""Characters that a database cannot store in a text. No row can have an id or a name with such a character."""
 
 
 class UtcDateTime(TypeDecorator[datetime]):
-    """A UTC time. SQLite keeps no zone, so it is dropped on the way in and put back on the way out."""
+    """A UTC time. SQLite stores no time zone, so the zone is dropped when a time is written and put back when it is
+    read."""
 
     impl = DateTime(timezone=True)
     cache_ok = True
@@ -41,7 +42,8 @@ class UtcDateTime(TypeDecorator[datetime]):
 
 
 class FeatureValues(TypeDecorator[dict[int, float]]):
-    """Feature index -> value, as a JSON object of text. Every float comes back as the same float."""
+    """Feature index -> value, stored as the text of a JSON object. Every float is read back as exactly the same
+    float."""
 
     impl = Text
     cache_ok = True
@@ -56,7 +58,7 @@ class FeatureValues(TypeDecorator[dict[int, float]]):
 
 
 class JsonObject(TypeDecorator[dict[str, Any]]):
-    """A JSON object of text."""
+    """A JSON object, stored as its text."""
 
     impl = Text
     cache_ok = True

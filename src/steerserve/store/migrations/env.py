@@ -1,4 +1,4 @@
-"""Alembic's entry: migrations run on the connection that the service hands over."""
+"""The entry point for Alembic. Migrations run on the connection that the service passes in."""
 
 from alembic import context
 

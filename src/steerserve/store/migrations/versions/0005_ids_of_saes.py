@@ -1,5 +1,5 @@
-"""Digests of the content of SAEs on this machine. The ids of earlier SAEs, which came from their paths, are renewed by
-the service (`control/library/saes.py`): only there files are read."""
+"""Digests of the content of SAEs on this machine. The ids of earlier SAEs were made from their paths. The service gives
+these SAEs new ids (`control/library/saes.py`), because that needs their files and a migration reads no files."""
 
 import sqlalchemy as sa
 from alembic import op

@@ -1,4 +1,4 @@
-"""What the SAE and the model of an imported profile are, whatever ids they had where the profile was made."""
+"""The origin of a profile: what identifies the SAE and the model of an imported profile, whatever their ids were."""
 
 import sqlalchemy as sa
 from alembic import op
