@@ -1,1 +1,1 @@
-"""Floor 4: the management door."""
+"""Floor 4: the management routes under `/api`."""

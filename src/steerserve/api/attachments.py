@@ -27,8 +27,8 @@ Normalisation = Literal["none", "layer_norm", "constant_norm_rescale", "expected
 
 
 class OverridesBody(RequestBody):
-    """What is said of an SAE in place of what its files say. `norm_factor` is sqrt(d_in) divided by the mean norm of what
-    the SAE reads; `site` a hook name or the name of a site."""
+    """Properties of an SAE that replace those in its files. `norm_factor` is sqrt(d_in) divided by the mean norm of the
+    activations that the SAE reads. `site` is a hook name or the name of a site."""
 
     activation: Activation | None = None
     k: Annotated[int, Field(ge=1, le=2**31 - 1)] | None = None
@@ -48,8 +48,8 @@ class OverridesBody(RequestBody):
 
 
 class AttachBody(RequestBody):
-    """Where to attach: the decoder layer, counted from 0. `dtype` is what the SAE's matrices are kept in, by default that
-    of its file; `check` runs it on a short text."""
+    """How to attach an SAE. `layer` is the decoder layer, counted from 0. `dtype` is the type in which the matrices of
+    the SAE are kept, by default the type in its file. `check` tries the SAE on a short text."""
 
     layer: Layer
     dtype: Dtype | None = None
@@ -63,7 +63,7 @@ class MemberBody(RequestBody):
 
 
 class AttachSetBody(RequestBody):
-    """SAEs to attach beside those that are attached. Without `dtype` it is MULTISAE_ATTACH_DTYPE."""
+    """SAEs to attach beside those that are attached already. `dtype` is MULTISAE_ATTACH_DTYPE where it is left out."""
 
     saes: Annotated[list[MemberBody], Field(min_length=1, max_length=sae_set.MAXIMUM)]
     dtype: Dtype | None = None
@@ -71,14 +71,15 @@ class AttachSetBody(RequestBody):
 
 @dataclass(frozen=True, slots=True)
 class Status:
-    """Tells what is attached."""
+    """Describes the attached SAEs for answers."""
 
     conductor: Conductor
     steering: Steering
     monitoring: Monitoring
 
     def first(self) -> dict[str, Any]:
-        """The first attached SAE, and whether values apply at it; all but `is_attached` None where there is none."""
+        """The first attached SAE, and whether it is steered and monitored. Without an attached SAE its fields are None,
+        false or 0."""
         return _first(self)
 
     def entries(self) -> list[dict[str, Any]]:
@@ -162,7 +163,8 @@ def router(saes: Saes, attachments: Attachments, status: Status, settings: Setti
 
     @routes.get("/attachments", response_model=Envelope)
     async def get_attachments() -> Response:
-        """`to_restore` is what the next load of its model attaches again, after an engine that ended by itself."""
+        """Every attached SAE. `to_restore` lists the SAEs that were attached when an engine ended by itself: the next
+        load of their model attaches them again."""
         entries = status.entries()
         lost = [
             {"model_id": order.model_id, "sae_id": order.sae_id, "layer": order.layer}
@@ -196,7 +198,7 @@ def router(saes: Saes, attachments: Attachments, status: Status, settings: Setti
     @routes.api_route("/attach-set", methods=["GET", "DELETE"], include_in_schema=False)
     @routes.api_route("/monitoring", methods=["GET", "DELETE"], include_in_schema=False)
     async def is_a_word() -> Response:
-        # else it would be read as an id
+        # without this route, these words would be read as ids of SAEs
         raise HTTPException(405)
 
     @routes.get("/{sae_id}/compatibility", response_model=Envelope)

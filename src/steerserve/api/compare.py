@@ -1,4 +1,4 @@
-"""/api/compare: one prompt at several intensities of one steering, side by side."""
+"""/api/compare: one prompt, completed at several intensities of the same steering, side by side."""
 
 from __future__ import annotations
 
@@ -32,8 +32,9 @@ class CompareMessage(RequestBody):
 
 
 class CompareBody(RequestBody):
-    """`prompt` or `messages`; the base is `steering`, else `profile`, else what steers now. Without `temperature` the
-    completions are greedy, so that they differ by the steering alone."""
+    """A comparison of completions of `prompt` or of `messages`. The intensities multiply the values of `steering`, else
+    those of `profile`, else the live values. Without `temperature` the completions are greedy, so that they differ by
+    the steering alone."""
 
     prompt: Annotated[str, Field(min_length=1)] | None = None
     messages: Annotated[list[CompareMessage], Field(min_length=1)] | None = None
@@ -56,7 +57,7 @@ def router(compare: Compare, settings: Settings) -> APIRouter:
 
     @routes.post("", response_model=Envelope)
     async def run(body: CompareBody, request: Request) -> Response:
-        """A client that goes away ends the comparison."""
+        """Run the comparison. It ends early when the client goes away."""
         model = await compare.model()
         intent = _intent(body, settings)
         try:

@@ -36,8 +36,10 @@ _DIGITS = re.compile(r"-?[0-9]{1,64}", re.ASCII)
 
 
 def _plain(value: Any) -> Any:
-    """Raises:
-    ValueError: the text has blanks, a plus sign, leading zeros, underscores or a fraction.
+    """The value, if it is not a text or is the plain form of a whole number.
+
+    Raises:
+        ValueError: the text has blanks, a plus sign, leading zeros, underscores or a fraction.
     """
     if isinstance(value, str) and not (_DIGITS.fullmatch(value) and str(int(value)) == value):
         raise ValueError("a whole number in plain digits")
@@ -49,9 +51,9 @@ RowId = Annotated[int, BeforeValidator(_plain), Path()]
 
 
 class RequestBody(BaseModel):
-    """The base of request bodies: types are not converted, and an unknown field is an error that names the nearest
-    known field. A subclass for documents of other services sets `extra="ignore"`. `answered` are the fields of the
-    record that only the service writes: a record that was read may be sent back whole, and they are left out."""
+    """The base of request bodies. Types are not converted, and an unknown field is an error that names the nearest
+    known field. A subclass for documents of other services sets `extra="ignore"`. `answered` names fields that only the
+    service writes: they are left out of the body, so that a client may send back a record as it was answered."""
 
     model_config = ConfigDict(strict=True, extra="forbid")
     answered: ClassVar[frozenset[str]] = frozenset()
@@ -80,11 +82,11 @@ def _names(body: type[BaseModel]) -> list[str]:
 
 
 def _unknown_field(name: str, known: Sequence[str]) -> InitErrorDetails:
-    """Pydantic's error for one unknown field, whose message says which field may be meant."""
+    """Pydantic's error for one unknown field. Its message names the nearest known field."""
     near = get_close_matches(name[:100], known, 1)
     names = ", ".join(repr(other) for other in known)
     hint = f"the nearest known field is {near[0]!r}" if near else f"the known fields are {names}"
-    # the hint travels as context: braces in the template itself would be places to fill in
+    # the hint is passed as context, because braces inside the template itself would be filled in
     problem = PydanticCustomError("extra_forbidden", "unknown field; {hint}", {"hint": hint})
     return InitErrorDetails(type=problem, loc=(_printable(name),), input=None)
 
@@ -110,7 +112,7 @@ def success(data: Any, status: int = 200) -> Response:
 
 
 def failure(refusal: Refusal, status: int | None = None) -> Response:
-    """The envelope of a refusal, with the status of its code where no other is given."""
+    """The envelope of a refusal. `status` replaces the status of its code."""
     details = dict(refusal.details)
     if refusal.param is not None:
         details.setdefault("param", refusal.param)
@@ -120,10 +122,10 @@ def failure(refusal: Refusal, status: int | None = None) -> Response:
 
 
 def require_json(request: Request) -> None:
-    """Routes that read their body themselves refuse the content types that the framework refuses on all others.
+    """Check the content type in routes that read their body themselves. The framework checks it in all other routes.
 
     Raises:
-        Refusal: VALIDATION_ERROR.
+        Refusal: VALIDATION_ERROR for a content type other than JSON.
     """
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if kind != "application/json" and not (
@@ -133,10 +135,11 @@ def require_json(request: Request) -> None:
 
 
 def read_json(body: bytes) -> Any:
-    """The JSON of a body. A key that stands twice in one object is refused, because either of its values may be meant.
+    """The JSON of a body.
 
     Raises:
-        Refusal: VALIDATION_ERROR.
+        Refusal: VALIDATION_ERROR for a body that is not JSON, and for a key that stands twice in one object, because
+            either of its values may be meant.
     """
     try:
         return json.loads(body, object_pairs_hook=_once)
@@ -145,11 +148,10 @@ def read_json(body: bytes) -> Any:
 
 
 async def unambiguous(request: Request) -> None:
-    """A dependency of routes whose bodies have maps and are parsed by the framework: it refuses a key that stands
-    twice.
+    """A dependency of routes whose bodies have maps and are parsed by the framework, which accepts repeated keys.
 
     Raises:
-        Refusal: VALIDATION_ERROR.
+        Refusal: VALIDATION_ERROR for a key that stands twice in one object.
     """
     body = await request.body()
     if len(body) > AT_ONCE:
@@ -173,7 +175,8 @@ def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def _printable(key: str) -> str:
-    """A key that a client sent, shortened, with half surrogate pairs written out."""
+    """A key that a client sent, shortened to 100 characters. Half a surrogate pair is written as its escape
+    sequence."""
     return key[:100].encode(errors="backslashreplace").decode()[:100]
 
 

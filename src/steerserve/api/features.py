@@ -1,4 +1,4 @@
-"""/api/saes/{sae_id}/features and /labels: what is known of single features."""
+"""/api/saes/{sae_id}/features and /labels: labels, figures and neighbours of single features."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ Text = Annotated[str, Field(min_length=1, max_length=200)]
 
 
 class Search(RequestBody):
-    """Words that a label has, a feature whose neighbours are sought, or both."""
+    """A search for features: by words of their labels, by a feature whose neighbours are wanted, or by both."""
 
     query: Text | None = None
     feature_idx: int | None = None
@@ -117,7 +117,7 @@ def router(features: Features) -> APIRouter:
 
     @routes.get("/{sae_id}/features/search", include_in_schema=False)
     async def not_by_get() -> Response:
-        """Without this route, `search` would be taken for an index."""
+        """Answers 405. Without this route, `search` would be read as the index of a feature."""
         raise HTTPException(405)
 
     @routes.get("/{sae_id}/features/{index}", response_model=Envelope)
@@ -145,7 +145,8 @@ def router(features: Features) -> APIRouter:
 
 
 async def _document(request: Request) -> Any:
-    """The labels of a body: the text of JSON Lines, or JSON. A JSON object may hold them in its only field `labels`.
+    """The labels of a body, which is the text of JSON Lines, or JSON. A JSON object may have them in its only field,
+    `labels`.
 
     Raises:
         Refusal: VALIDATION_ERROR.

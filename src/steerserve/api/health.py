@@ -70,6 +70,6 @@ def router(vitals: Vitals, gauges: Gauges) -> APIRouter:
 
 
 def _backend(backend: InferenceBackend) -> dict[str, Any]:
-    """The limits of the backend that serves; those of the other one are left out."""
+    """The limits of the backend that is in use. The limits of the other backend are left out."""
     other = "cbm_config" if backend.cbm_config is None else "queue"
     return {name: value for name, value in asdict(backend).items() if name != other}

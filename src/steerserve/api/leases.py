@@ -1,7 +1,7 @@
 """/api/models/{id}/lease: pinning the resident model for a limited time.
 
-Only the answer to the grant has the lease id, and the client sends it back in a header. No path, no read and no log
-has it.
+The lease id is a secret. Only the answer to the grant has it, and the client sends it back in a header. No path, no
+other answer and no log line has it.
 """
 
 from __future__ import annotations

@@ -41,7 +41,7 @@ class ModelHubBody(RequestBody):
 
 
 class ModelPreviewBody(ModelHubBody):
-    """A repository to look at."""
+    """A repository to preview."""
 
     repo_id: Annotated[str, Field(min_length=1, max_length=255)]
 
@@ -70,8 +70,8 @@ def record(
     lease: LeaseStatus | None,
     progress: FetchProgress | None,
 ) -> dict[str, Any]:
-    """A model record: the stored facts, and for the resident model the live ones. `lease` is the public view of the
-    lease."""
+    """A model record: the stored facts, and for the resident model its live facts too. `lease` is the lease without its
+    id."""
     live = resident if resident is not None and resident.row.id == row.id else None
     facts = live.facts if live else None
     return {
@@ -156,7 +156,7 @@ def router(models: Models, downloads: ModelDownloads, conductor: Conductor) -> A
 
     @routes.api_route("/preview", methods=["GET", "DELETE"], include_in_schema=False)
     async def preview_is_posted() -> Response:
-        # else the route with an id would take the word for one
+        # without this route, `preview` would be read as the id of a model
         raise HTTPException(405)
 
     @routes.get("/{model_id}", response_model=Envelope)
@@ -210,7 +210,7 @@ def router(models: Models, downloads: ModelDownloads, conductor: Conductor) -> A
 
 
 def preview(shown: ModelPreview) -> dict[str, Any]:
-    """What a repository offers as models."""
+    """The answer of a preview: the models that a repository offers."""
     listed, sizes, offers = shown.repository, shown.sizes, shown.offers
     return {
         "name": listed.repo_id.rpartition("/")[2],

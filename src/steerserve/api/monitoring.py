@@ -1,4 +1,4 @@
-"""/api/monitoring: what the features of the first attached SAE do while the model writes."""
+"""/api/monitoring: the activations of the features of the first attached SAE while the model writes."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Enable(RequestBody):
 
 
 class Top(RequestBody):
-    """The features that have the largest values of one figure."""
+    """Asks for the features with the largest values of one figure."""
 
     k: Annotated[int, Field(ge=1, le=rules.BEST_MAXIMUM)] = rules.BEST_DEFAULT
     metric: Literal["mean", "max", "active_ratio", "count"] = "mean"

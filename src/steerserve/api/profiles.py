@@ -1,4 +1,4 @@
-"""/api/profiles: named sets of steering values, saved until they are deleted, and the one that is active."""
+"""/api/profiles: named sets of steering values that are saved until they are deleted. One of them may be active."""
 
 from __future__ import annotations
 
@@ -39,26 +39,26 @@ from steerserve.rules.provenance import Origin
 
 LARGEST_INTEGER = 2**31 - 1
 DOCUMENT_BYTES = 2**20
-"""The largest document that is imported."""
+"""The size of the largest document that can be imported."""
 
 _BREAKS = str.maketrans("", "", "\t\n\r")
 
 
 def one_line(text: str) -> str:
-    """The text, which has no control characters."""
+    """The text, if it has no control characters."""
     if any(unicodedata.category(character) in {"Cc", "Zl", "Zp"} for character in text):
         raise ValueError("control characters are not allowed")
     return text
 
 
 def lines(text: str) -> str:
-    """The text, which has no control characters but tabs and line ends."""
+    """The text, if it has no control characters other than tabs and line ends."""
     one_line(text.translate(_BREAKS))
     return text
 
 
 def as_text(model_id: Any) -> Any:
-    """Model ids are integers elsewhere; a profile keeps text."""
+    """A model id as text. Other routes answer model ids as integers, and a profile keeps text."""
     return str(model_id) if type(model_id) is int else model_id
 
 
@@ -89,14 +89,15 @@ Layer = Annotated[int, Field(ge=0, le=LARGEST_INTEGER)]
 
 
 class Snapshot(RequestBody):
-    """The name and the description that the live values are saved under."""
+    """The name and the description under which the live values are saved."""
 
     name: Name
     description: Description | None = None
 
 
 class ProfileFields(Snapshot):
-    """A profile without its values: its name, and what the values were made for."""
+    """A profile without its values: its name and description, the SAE and the model that the values were made for, and
+    the intensity."""
 
     model_id: ModelId | None = None
     sae_id: SaeId | None = None
@@ -105,13 +106,13 @@ class ProfileFields(Snapshot):
 
 
 class NewProfile(ProfileFields):
-    """A profile to save: feature index -> value, and what the values were made for."""
+    """A profile to save. `steering` maps a feature index to its value."""
 
     steering: Annotated[FeatureMap, Field(default_factory=dict)]
 
 
 class ProfileChanges(RequestBody):
-    """The fields to replace, `steering` as a whole. null empties a field that may be empty."""
+    """The fields to replace; `steering` is replaced as a whole. null empties a field that may be empty."""
 
     answered = frozenset({"id", "is_active", "created_at", "updated_at"})
 
@@ -132,13 +133,14 @@ class ProfileChanges(RequestBody):
 
 
 class Activation(RequestBody):
-    """Without `apply_steering` the profile becomes the active one and the steering stays as it is."""
+    """How to activate a profile. With `apply_steering: false` the profile becomes the active one, and the live values
+    stay as they are."""
 
     apply_steering: bool = True
 
 
 class ProfileDocument(NewProfile):
-    """A profile as it is exported; on import times and unknown fields are ignored."""
+    """A profile as it is exported. An import ignores times and unknown fields."""
 
     model_config = ConfigDict(extra="ignore")
 
@@ -157,7 +159,7 @@ _NO_DOCUMENT: dict[int | str, dict[str, Any]] = {
 
 
 def record(row: Any, active_id: str | None) -> dict[str, Any]:
-    """A profile as every route answers it."""
+    """A profile in the form in which every route answers it."""
     return {
         "id": row.id,
         "name": row.name,
@@ -174,8 +176,8 @@ def record(row: Any, active_id: str | None) -> dict[str, Any]:
 
 
 def document(row: Any, origin: Origin) -> dict[str, Any]:
-    """A profile as it travels. `sae` and `model` say what these are where ids differ; the one that is not known is left
-    out."""
+    """A profile as an exported document. `sae` and `model` identify the SAE and the model on another server, where
+    their ids differ; either is left out where nothing is known of it."""
     saved = record(row, None)
     known = {"sae": origin.sae, "model": origin.model}
     return (
@@ -204,7 +206,7 @@ def router(profiles: Profiles, serving: Serving) -> APIRouter:
 
     @routes.post("/save-current", response_model=Envelope, status_code=201, dependencies=maps)
     async def save_current(body: Snapshot) -> Response:
-        """Save the live values; they have to be those of one SAE."""
+        """Save the live values, which must all belong to one SAE."""
         return success(told(await profiles.save_current(body.name, body.description)), 201)
 
     @routes.post(
@@ -215,8 +217,8 @@ def router(profiles: Profiles, serving: Serving) -> APIRouter:
         responses=_NO_DOCUMENT,
     )
     async def import_profile(request: Request) -> Response:
-        """Save a document that an export answered. A document that is no profile is refused with status 200 and
-        `success: false`."""
+        """Save an exported document as a profile. A document of another kind is refused with status 200 and `success:
+        false`."""
         require_json(request)
         body = await request.body()
         if len(body) > DOCUMENT_BYTES:
@@ -284,10 +286,10 @@ def router(profiles: Profiles, serving: Serving) -> APIRouter:
 
 
 def _checked(read: ImportedProfile) -> dict[str, Any]:
-    """The fields of an imported document, bounded as those of a new profile.
+    """The fields of an imported document, checked by the same bounds as those of a new profile.
 
     Raises:
-        Refusal: VALIDATION_ERROR naming them.
+        Refusal: VALIDATION_ERROR naming the wrong fields.
     """
     try:
         return ProfileFields.model_validate(read.fields).model_dump()

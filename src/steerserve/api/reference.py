@@ -1,5 +1,8 @@
-"""/docs and /: the API as a page that people read. The page is made from the description at /openapi.json, and needs
-neither scripts nor anything from another server."""
+"""/ and /docs: a first page with links, and the API as a page for people.
+
+The page of the API is made from the description at /openapi.json. Both pages have no scripts and load nothing from
+another server.
+"""
 
 from __future__ import annotations
 

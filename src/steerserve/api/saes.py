@@ -1,4 +1,4 @@
-"""/api/saes: SAEs of the hub and of this machine: looking, downloading, registering, removing."""
+"""/api/saes: previewing, downloading, registering and removing SAEs of the hub and of this machine."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ from steerserve.rules.sae_units import Unit
 from steerserve.rules.units import MIB
 
 LIMIT_MAXIMUM = 20_000
-"""As many entries as a repository can have files."""
+"""The largest `limit` of a preview: the most files that a repository can have."""
 
 OTHER_FILES = 200
-"""Most files outside SAEs that an answer names; it always has their number."""
+"""The most files outside of SAEs that an answer names. The answer always has their total number."""
 
 _MESSAGES = {
     "downloading": "the download has begun",
@@ -43,7 +43,7 @@ _MESSAGES = {
 
 
 class SaeHubBody(RequestBody):
-    """Where in the model hub. The token is sent to the hub and dropped."""
+    """A place in a repository of the model hub. The token is sent to the hub and dropped."""
 
     revision: Annotated[str, Field(min_length=1, max_length=100)] | None = None
     file_path: Annotated[str, Field(min_length=1, max_length=500)] | None = None
@@ -57,7 +57,7 @@ class SaeHubBody(RequestBody):
 
 
 class SaePreviewBody(SaeHubBody):
-    """A repository to look at; the other fields choose among its SAEs."""
+    """A repository to preview. The other fields choose among its SAEs."""
 
     repository_id: Annotated[str, Field(min_length=1, max_length=255)]
     layer: Annotated[int, Field(ge=0)] | None = None
@@ -69,8 +69,8 @@ class SaePreviewBody(SaeHubBody):
 
 
 class NewSae(SaeHubBody):
-    """An SAE to register: the SAE at `file_path` of `repository_id`, all SAEs of the repository without a
-    `file_path`, or the folder or file `local_path` of this machine, in place."""
+    """An SAE to register: the SAE at `file_path` of the repository `repository_id`, or all SAEs of the repository where
+    `file_path` is left out, or the folder or file `local_path` of this machine, which stays in its place."""
 
     repository_id: Annotated[str, Field(min_length=1, max_length=255)] | None = None
     local_path: Annotated[str, Field(min_length=1, max_length=500)] | None = None
@@ -150,7 +150,7 @@ def router(saes: Saes, downloads: SaeDownloads, attached: Status) -> APIRouter:
     @routes.api_route("/preview", methods=["GET", "DELETE"], include_in_schema=False)
     @routes.api_route("/download", methods=["GET", "DELETE"], include_in_schema=False)
     async def is_posted() -> Response:
-        # else the route with an id would take the word for one
+        # without this route, these words would be read as ids of SAEs
         raise HTTPException(405)
 
     @routes.get("/{sae_id}", response_model=Envelope)
@@ -176,10 +176,10 @@ def router(saes: Saes, downloads: SaeDownloads, attached: Status) -> APIRouter:
 
 
 def _check_local(body: NewSae) -> None:
-    """Refuse fields that concern the hub where an SAE of this machine is registered.
+    """Check that a body with `local_path` has no field that concerns the hub.
 
     Raises:
-        Refusal: VALIDATION_ERROR naming the fields.
+        Refusal: VALIDATION_ERROR naming such fields.
     """
     given = {"revision": body.revision, "file_path": body.file_path, "hub_token": body.token}
     names = [name for name, value in given.items() if value is not None]
@@ -191,7 +191,7 @@ def _check_local(body: NewSae) -> None:
 
 
 def preview(shown: SaePreview) -> dict[str, Any]:
-    """What a repository offers as SAEs."""
+    """The answer of a preview: the SAEs that a repository offers."""
     listed = shown.repository
     header = {} if shown.header is None else _unit_header(shown.header)
     return {
@@ -240,7 +240,7 @@ def _unit_header(header: UnitHeader) -> dict[str, Any]:
 
 
 def _units(rows: Sequence[SaeRow]) -> dict[str, Any]:
-    """The SAEs that the record of a repository stands for."""
+    """The SAEs of a repository that is registered as a whole."""
     return {
         "units": [
             {

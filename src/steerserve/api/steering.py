@@ -1,5 +1,8 @@
-"""/api/saes/steering: the live values of one attached SAE, the first one where the request names none. Every route
-answers the state after it."""
+"""/api/saes/steering: the live values of one attached SAE.
+
+A request may name the SAE; otherwise it concerns the SAE that was attached first. Every route answers the state after
+the request.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +24,7 @@ Layer = Annotated[int, Field(ge=0, le=LARGEST_LAYER)]
 
 
 class SaeBody(RequestBody):
-    """Which attached SAE is meant; the first that was attached where the body names none."""
+    """Names an attached SAE. A body that names none means the SAE that was attached first."""
 
     sae_id: SaeId | None = None
     layer: Layer | None = None
@@ -39,7 +42,7 @@ class OneFeature(SaeBody):
 
 
 class ManyFeatures(SaeBody):
-    """Feature index -> value, merged into the values that are set."""
+    """Values to set, as feature index -> value. Values of other features stay."""
 
     steering: Annotated[dict[str, Value], Field(max_length=BATCH_MAXIMUM)]
 
@@ -82,7 +85,8 @@ def router(steering: Steering) -> APIRouter:
 
     @routes.post("/enable", response_model=Envelope)
     async def enable(enabled: bool = True) -> Response:
-        """Steering has one switch for all SAEs. `enabled=false` disables, as older clients ask for it."""
+        """Switch steering on for all SAEs. `enabled=false` switches it off, because older clients use this route for
+        both."""
         await (steering.enable() if enabled else steering.disable())
         return state()
 
@@ -98,8 +102,8 @@ def router(steering: Steering) -> APIRouter:
 
     @routes.delete("", response_model=Envelope)
     async def clear(choice: Chosen) -> Response:
-        """Forget all values of every SAE, also those that wait for their model to be loaded again. With `sae_id` or
-        `layer`, forget the values of that attached SAE only."""
+        """Forget all values of every SAE, also the values that wait for their model to be loaded again after a crash.
+        With `sae_id` or `layer`, forget only the values of that attached SAE."""
         if choice != FIRST_SAE:
             await steering.clear_one(choice)
             return state(choice)

@@ -1,4 +1,4 @@
-"""The circuit breakers of calls to the model hub, as health and metrics see them."""
+"""The circuit breakers of calls to the model hub, in the form that health and metrics use."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from steerserve.rules.breaker import BreakerStatus
 
 
 class Breakers(Protocol):
-    """The part of the service that calls the hub."""
+    """The owner of the circuit breakers, which is the client of the hub."""
 
     def breakers(self) -> list[BreakerStatus]:
         """The status of each breaker."""

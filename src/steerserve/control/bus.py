@@ -1,5 +1,7 @@
-"""Typed events inside the control plane. Owners publish them. A subscriber that fails is logged, and the others still
-get the event."""
+"""Typed events inside the control plane. Owners publish them, and subscribers get them.
+
+An exception in a subscriber is logged, and the other subscribers still get the event.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,7 @@ log = structlog.get_logger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class DownloadProgress:
-    """`progress` is in percent. The speed is None until it was measured."""
+    """`progress` is in percent. `speed_bps` is None until the speed was measured."""
 
     model_id: int
     progress: float

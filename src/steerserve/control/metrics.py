@@ -1,7 +1,8 @@
-"""Counts and times of requests, tokens and loads, reported by those who do the work.
+"""Counts and times of requests, tokens and loads. The parts of the service that do the work report them here.
 
-All series are in one registry of the service. Labels have few values: routes as the application declares them, statuses,
-codes of the error table; never a name that a client sends. What the access log says of one request is collected here too.
+All series are in one registry of the service. Labels have few values: the paths of routes as the application declares
+them, statuses, codes of the error table. No label has a name that a client sends. The facts for the access log are
+collected here too, one record for each request.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from steerserve.engine.wire.messages import Embedded, Outcome, Piece, Scored, St
 
 NAMESPACE = "steerserve"
 RECENT = 1000
-"""Requests that the percentiles are taken from."""
+"""The number of latest requests from which the percentiles are computed."""
 PERCENTILES = (50, 95, 99)
 
 _LONG = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0)
@@ -29,7 +30,8 @@ _LOAD = (0.5, 1.0, 2.0, 5.0, 10.0, 20.0, 30.0, 60.0, 120.0, 300.0, 600.0, 1800.0
 
 @dataclass(slots=True)
 class RequestRecord:
-    """What the access log says of one request, written while the request is served. `code` is that of its refusal."""
+    """The facts of one request for the access log, filled in while the request is served. `code` is the error code of
+    its refusal."""
 
     model: str | None = None
     code: str | None = None
@@ -85,17 +87,17 @@ class Metrics:
         for outcome in ("loaded", "failed"):
             self._loads.labels(outcome)
 
-    # ------------------------------------------------------------- told
+    # ------------------------------------------------------------- reports
 
     def answered(self, route: str, status: int, seconds: float, *, is_stream: bool) -> None:
-        """A request is over, whatever became of it; `route` is a path as the application declares it."""
+        """A request has ended, with any status. `route` is the path of its route as the application declares it."""
         self._requests.labels(route, str(status)).inc()
         self._durations.labels(route, "true" if is_stream else "false").observe(seconds)
         if status == 200 and route.startswith("/v1/") and route != "/v1/models":
             self.latencies.append(seconds)
 
     def failed(self, code: str) -> None:
-        """A refusal was answered, as a status or inside a stream."""
+        """A refusal was answered, with its own status or inside a stream."""
         self._errors.labels(code).inc()
         record = CURRENT.get()
         if record is not None:
@@ -104,20 +106,20 @@ class Metrics:
             self._queue_full.inc()
 
     def resolved(self, model: str) -> None:
-        """The request that is served names this model."""
+        """The request of the current task names this model."""
         record = CURRENT.get()
         if record is not None:
             record.model = model
 
     def request(self) -> Timing:
-        """The measure of an inferring request that enters the queue now."""
+        """Begin to measure an inference request that enters the queue now."""
         timing, record = Timing(self), CURRENT.get()
         if record is not None:
             record.timing = timing
         return timing
 
     def took(self, event: Event) -> None:
-        """A subscriber of the bus: loads and unloads."""
+        """Count the loads and unloads among the events of the bus."""
         match event:
             case LoadProgress():
                 self._loading.setdefault(event.model_id, self.clock())
@@ -132,10 +134,10 @@ class Metrics:
             case UnloadComplete():
                 self._unloads.inc()
 
-    # ------------------------------------------------------------- asked
+    # ------------------------------------------------------------- queries
 
     def total(self, series: str, /, **labels: str) -> float:
-        """The samples of a series that carry these labels, added up; `series` without the namespace."""
+        """The sum of the samples of a series that have these labels. `series` is the name without the namespace."""
         return sum(
             sample.value
             for family in self.registry.collect()
@@ -160,7 +162,7 @@ class Metrics:
 
 
 class Timing:
-    """The measure of one inferring request. Taking an event costs a reading of the clock and an addition."""
+    """Measures one inference request. For each event it only reads the clock and adds to a counter."""
 
     __slots__ = ("_admitted", "_began", "_choices", "_metrics", "_read", "prompt_tokens", "scored")
 
@@ -178,8 +180,9 @@ class Timing:
         return self.scored + sum(choice.tokens for choice in self._choices.values())
 
     def phases(self) -> dict[str, float]:
-        """Milliseconds of each phase that the request has been through: `queue` until it held its slot, with the load of its
-        model; `prefill` until its first token, or its last score or embedding; `decode` from its first token to its last."""
+        """Milliseconds of each phase that the request has finished: `queue` until it had its slot, which includes a
+        load of its model; `prefill` until its first token, or until its last score or embedding; `decode` from its
+        first token to its last."""
         phases: dict[str, float] = {}
         if self._admitted is not None:
             phases["queue"] = self._admitted - self._began
@@ -215,7 +218,7 @@ class Timing:
             self.scored += isinstance(event, Scored)
 
     def ended(self) -> None:
-        """No event follows. The times of all choices are observed, also of those that were cut off."""
+        """No event follows. The time per token is observed for every choice, also for one that was cut off."""
         for choice in self._choices.values():
             if choice.tokens > choice.at_first:
                 spent = choice.last - choice.first
@@ -231,7 +234,7 @@ class Timing:
 
 
 class _Choice:
-    """Tokens so far, and when the first and the last of them came."""
+    """The tokens of a choice so far, and the times of the first and the last event with tokens."""
 
     __slots__ = ("at_first", "first", "last", "tokens")
 
@@ -241,7 +244,7 @@ class _Choice:
 
 
 def percentiles(seconds: Iterable[float]) -> dict[str, float | None]:
-    """`{p50, p95, p99}` in milliseconds, each a value that was measured; None where nothing was."""
+    """`{p50, p95, p99}` in milliseconds. Each is one of the measured values, or None without any."""
     ordered = sorted(seconds)
     return {
         f"p{percent}": round(ordered[-(-percent * len(ordered) // 100) - 1] * 1000, 3)

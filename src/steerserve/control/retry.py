@@ -1,4 +1,4 @@
-"""Retry-After: seconds from a refusal's row, its details and the settings."""
+"""Retry-After: its seconds, from the code of a refusal, the details of the refusal, and the settings."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ log = structlog.get_logger(__name__)
 
 
 def seconds(settings: Settings, refusal: Refusal, status: int) -> int | None:
-    """Whole seconds, at least 1, for a refusal answered 503; None for any other status. A code without a time of its own gets
-    the fallback, and that is logged."""
+    """Whole seconds, at least 1, for a refusal with status 503; None for any other status. A code without a rule of its
+    own gets the fallback, and the use of the fallback is logged."""
     if status != 503:
         return None
     match refusal.row.retry:

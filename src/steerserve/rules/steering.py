@@ -1,8 +1,8 @@
 """The live steering values: their owners, their bounds, the switch, the epoch, and the values of a row of the batch.
 
 A key names one attached SAE (`sae_id@layer`). Each value belongs to an owner, and the values of all owners are added.
-Every edit returns a new `Live`. The epoch grows by one when an edit changes the values, the switch or the active
-profile.
+Every edit returns a new `Live`. The epoch grows by one when an edit changes the values, the switch, or which profile is
+active.
 """
 
 from __future__ import annotations

@@ -1,1 +1,1 @@
-"""The road of a request: the queue, the plan, the stream."""
+"""The road of an inference request: the queue, the plan of its steering, the stream of its events."""

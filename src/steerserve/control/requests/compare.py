@@ -1,4 +1,4 @@
-"""One prompt, steered and unsteered side by side: one request, one batch, a choice for each intensity."""
+"""Comparisons: one prompt is completed at several intensities of steering, as one request in one batch."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from steerserve.rules.intent import GenerateIntent
 
 @dataclass(slots=True)
 class Side:
-    """One completion. `steering` has the values by attachment (`sae_id@layer`); `readings` are there where the request asks for
-    activations."""
+    """One completion. `steering` has its values by attachment (`sae_id@layer`). `readings` has the activations, and is
+    None where the request does not ask for them."""
 
     intensity: float
     steering: Overlay
@@ -33,8 +33,8 @@ class Side:
 
 @dataclass(frozen=True, slots=True)
 class Compared:
-    """The sides, in the order of the request's intensities. `tapped` is the SAE that the readings come from, `labels` name its
-    features."""
+    """The result of a comparison, with its sides in the order of the request's intensities. `tapped` is the SAE whose
+    activations the readings have, and `labels` are the labels of its features."""
 
     model: str
     fingerprint: str
@@ -73,12 +73,12 @@ class Compare:
         return await self._models.of(row)
 
     async def run(self, intent: GenerateIntent, model: ServedModel) -> Compared:
-        """Complete the intent's sweep on this model.
+        """Complete the prompt once at each intensity of the intent's sweep.
 
         Raises:
-            Refusal: every refusal of a request; SAE_NOT_ATTACHED, INVALID_FEATURE_INDEX, PROFILE_NOT_FOUND,
-                PROFILE_INCOMPATIBLE, VALIDATION_ERROR; STEERING_CHANGED when an operator changed the steering meanwhile.
-                The operator's change stands, and the comparison is void.
+            Refusal: every refusal of an inference request; SAE_NOT_ATTACHED, INVALID_FEATURE_INDEX, PROFILE_NOT_FOUND,
+                PROFILE_INCOMPATIBLE, VALIDATION_ERROR; STEERING_CHANGED when an operator changed the steering while the
+                comparison ran. The operator's change stays, and the comparison has no result.
         """
         assert intent.sweep is not None
         async with self._generation.open(intent, model) as run:

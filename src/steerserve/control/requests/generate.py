@@ -1,4 +1,4 @@
-"""The road of every inferring `/v1` request: a place in the waiting room, the model, a slot, the stream of events."""
+"""The road of every inference request: a place in the waiting room, its model, a slot, the stream of its events."""
 
 from __future__ import annotations
 
@@ -37,7 +37,8 @@ OBJECT = {"type": "object"}
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """One request being answered. `events` begins with Started; every check has passed once Started came."""
+    """One request that is being answered. The first of its `events` is Started. After Started no check refuses the
+    request any more."""
 
     model_name: str
     fingerprint: str
@@ -59,7 +60,7 @@ class _Flow:
         self._items.put_nowait(item)
 
     async def admitted(self) -> Admitted:
-        """How the request is served, once it has a slot."""
+        """The request with its model and its plan. Waits until the request has a slot."""
         first = await self._items.get()
         if isinstance(first, Exception):
             raise first
@@ -108,12 +109,12 @@ class Generation:
 
     @asynccontextmanager
     async def open(self, intent: Intent, model: ServedModel) -> AsyncIterator[Run]:
-        """The request, running; leaving the block early cancels the request, also while it waits.
+        """The request, once it has a slot. Leaving the block early cancels the request, also while it waits for a slot.
 
-        The slot is given back when the engine is done, however slowly the client reads.
+        The slot is free again as soon as the engine has finished, even when the client still reads.
 
         Raises:
-            Refusal: every reason not to serve it; the engine's own reasons come with the first event.
+            Refusal: the service refuses the request. The engine's own refusals are raised by the first event.
         """
         if self.is_closing:
             raise Refusal("SHUTTING_DOWN", "the service is shutting down")
@@ -123,7 +124,7 @@ class Generation:
             profile = await self._named(intent)
             if intent.constraint is not None and intent.constraint.is_schema:
                 await self._checker.check(intent.constraint.schema)
-        # a full queue must not hide a refusal that waiting does not change
+        # these refusals come before QUEUE_FULL, because waiting does not change them
         view = self._conductor.view(intent.lease)
         residency.may_serve(view, row.id, row.name, may_load=intent.may_load)
         self.active += 1
@@ -148,7 +149,8 @@ class Generation:
         return batching.backend(intent, fixed if is_batching else None, is_monitored=is_monitored)
 
     async def _named(self, intent: GenerateIntent) -> dial.Profile | None:
-        """The profile that a request names. An unknown profile is accepted only where the request's intensity is 0.
+        """The profile that a request names. None where it names none, and where the profile is unknown and the
+        request's intensity is 0.
 
         Raises:
             Refusal: PROFILE_NOT_FOUND.
@@ -198,7 +200,8 @@ class Generation:
     async def _validated(
         self, intent: Intent, stream: AsyncGenerator[Started | Outcome, None]
     ) -> AsyncGenerator[Started | Outcome, None]:
-        """The events; a constrained choice that ended is validated before its end is passed on.
+        """The events of the stream. A complete choice with an output constraint is validated before its last event is
+        passed on.
 
         Raises:
             Refusal: CONSTRAINED_OUTPUT_INVALID.
@@ -224,7 +227,7 @@ class Generation:
 
 
 def fingerprint(resident: Resident) -> str:
-    """`service:<model>@<revision>:<dtype>/<quantization>:<engine>`; a part that is not known is written `unrecorded`."""
+    """`service:<model>@<revision>:<dtype>/<quantization>:<engine>`. An unknown part is written `unrecorded`."""
     row, facts = resident.row, resident.facts
     revision = row.revision or "unrecorded"
     if row.engine == fields.GGUF:

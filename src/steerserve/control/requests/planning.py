@@ -1,4 +1,4 @@
-"""Commands for the engine from admitted requests: how a request is steered, what it reads, how its tokens are chosen."""
+"""Makes the command for the engine from a request that has its model and its slot: steering, activations, sampling."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ class Admitted:
 
     Attributes:
         plan: how the request is steered.
-        echo: the intensity that the answer tells; None where the dial changes nothing.
-        tapped: the SAE whose activations the request asks for.
+        echo: the intensity that the answer reports; None where the dial changes nothing.
+        tapped: the SAE whose activations the request asks for; None where it asks for none.
         overlays: the steering of each prompt of a sweep; empty for other requests.
-        epoch: the epoch of the live values that all this was planned on.
+        epoch: the epoch of the live values from which the plan was made.
     """
 
     resident: Resident
@@ -41,7 +41,7 @@ class Admitted:
 
 
 class Planner:
-    """Plans requests in their slots, on the live values of that moment."""
+    """Plans requests when they get their slots, from the live values of that moment."""
 
     def __init__(self, settings: Settings, serving: Serving) -> None:
         self._settings = settings
@@ -49,7 +49,7 @@ class Planner:
 
     def admit(self, intent: Intent, profile: dial.Profile | None, resident: Resident) -> Admitted:
         """Raises:
-        Refusal: what `rules/dial`, `rules/compare` and `rules/activations` refuse.
+        Refusal: every refusal of `rules/dial`, `rules/compare` and `rules/activations`.
         """
         plan = self._plan(intent, profile, resident)
         return Admitted(
@@ -64,7 +64,7 @@ class Planner:
     def stream(
         self, intent: Intent, admitted: Admitted
     ) -> AsyncGenerator[m.Started | m.Outcome, None]:
-        """The request in the engine."""
+        """Start the request in the engine, and give its events."""
         engine, tap = admitted.resident.held(), self._tap(intent, admitted.tapped)
         match intent:
             case EmbedIntent():

@@ -14,12 +14,12 @@ from dataclasses import dataclass
 from steerserve.errors import Refusal
 
 LEAST_MEASURED = 3
-"""Durations needed before a wait is estimated."""
+"""The number of durations that must be known before a wait is estimated."""
 
 
 @dataclass(frozen=True, slots=True)
 class QueueCounts:
-    """The queue at one moment. `pending` counts those waiting and those holding a slot."""
+    """The queue at one moment. `pending` counts the requests that wait and those that hold a slot."""
 
     pending: int
     holding: int
@@ -33,7 +33,8 @@ class QueueCounts:
 
 
 class Queue:
-    """First come, first served. A request enters the room, waits for its model there, then takes a slot."""
+    """Serves requests in the order of their arrival. A request enters the waiting room, waits for its model there, then
+    takes a slot."""
 
     def __init__(
         self,
@@ -57,10 +58,10 @@ class Queue:
 
     @asynccontextmanager
     async def room(self) -> AsyncIterator[None]:
-        """A place in the room.
+        """A place in the waiting room.
 
         Raises:
-            Refusal: QUEUE_FULL with the estimate.
+            Refusal: QUEUE_FULL with the estimate of the wait.
         """
         if self._pending >= self._max_concurrent + self._max_pending:
             estimate = self._estimate()
@@ -89,7 +90,8 @@ class Queue:
                 self._durations.append(self._clock() - since)
 
     def _estimate(self) -> float | None:
-        """Median of the last durations x requests before a newcomer / slots; None with too few durations."""
+        """The median of the last durations, times the requests before a new one, divided by the slots. None while too
+        few durations are known."""
         if len(self._durations) < LEAST_MEASURED:
             return None
         waiting = self._pending - self._holding

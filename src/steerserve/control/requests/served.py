@@ -1,4 +1,4 @@
-"""The models that requests may name: what `/v1` lists, and what a name means."""
+"""The models that requests may name: the list of `/v1/models`, and the model that a name means."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from steerserve.store.catalog import Catalog, ModelRow
 
 @dataclass(frozen=True, slots=True)
 class ServedModel:
-    """A model that requests may name. `name` means this model and no other one: `/v1` lists the model under it, and
-    answers carry it."""
+    """A model that requests may name. `name` means only this model: `/v1/models` lists the model under this name, and
+    answers have it."""
 
     row: ModelRow
     name: str
@@ -33,14 +33,14 @@ class ServedModel:
 
 
 class ServedModels:
-    """Reads names of models against the catalog."""
+    """Finds models of the catalog by the names that requests use."""
 
     def __init__(self, catalog: Catalog, conductor: Conductor) -> None:
         self._catalog = catalog
         self._conductor = conductor
 
     async def listed(self) -> list[ServedModel]:
-        """The models that `/v1` lists; only the locked model while one is locked."""
+        """The models that `/v1/models` lists. While a model is locked, the list has only that model."""
         rows = await self._catalog.models()
         models = [_named(row) for row in rows]
         locked = self._conductor.view().locked_id
@@ -59,7 +59,7 @@ class ServedModels:
         return _resolved(name, await self._catalog.models())
 
     async def resolve(self, name: str) -> ServedModel:
-        """The model that a request means; the refusal tells why a registered model cannot serve.
+        """The model that a request names. The refusal says why a registered model cannot serve.
 
         Raises:
             Refusal: MODEL_NOT_FOUND, AMBIGUOUS_MODEL_NAME; MODEL_LOAD_FAILED when the model's last load failed.
