@@ -1,6 +1,7 @@
 """The bundled demo: a very small language model, two SAEs on it, and the proof that they steer.
 
-Owns the paths and names of the shipped files. Imports no tensor library; `build` made the data.
+This package owns the paths and names of the shipped files. This module imports no tensor library. The module `build`
+made the data.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ MODEL_NAME = "steerserve-demo"
 
 @dataclass(frozen=True, slots=True)
 class DemoSae:
-    """One shipped SAE: its folder (SAELens layout) and the layer whose output it reads."""
+    """One shipped SAE: its folder (SAELens layout) and the layer whose output the SAE reads."""
 
     name: str
     path: Path
@@ -47,6 +48,7 @@ def report() -> dict[str, Any]:
 
 
 def proof() -> dict[str, Any]:
-    """The sea feature: SAE name, layer, feature_idx, strength, prompts with shares, sampling."""
+    """The proof for the feature of the topic sea: SAE name, layer, feature_idx, strength, prompts with shares,
+    sampling."""
     proven: dict[str, Any] = report()["proof"]
     return proven

@@ -1,8 +1,8 @@
 """Rebuild everything in `demo/data` from seeds: `python -m steerserve.demo.build`.
 
-Owns the order of the stages and the settings. Works in a folder beside `data` and swaps it in at
-the end, so a reader never meets half a model. `--quick` makes a rough one in a few minutes;
-`--keep-model` makes the SAEs and labels anew on the model that is there.
+This module owns the order of the stages and the settings. It builds in a folder beside `data`, which replaces `data` at
+the end, so that no reader sees half a model. `--quick` makes a rough model in a few minutes. `--keep-model` keeps the
+present model and makes only its SAEs and labels anew.
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ class Texts:
 
 
 def make_texts(build: Build) -> Texts:
-    """The corpus and the tokenizer; writes the tokenizer files."""
+    """Make the corpus and the tokenizer, and write the tokenizer files."""
     documents = take(TRAIN_SEED, build.settings.documents)
     held = held_out(build.settings.held_out, documents)
     special = re.compile("|".join(map(re.escape, SPECIAL_TOKENS)))
@@ -129,7 +129,7 @@ def make_model(build: Build, texts: Texts) -> LlamaForCausalLM:
 
 
 def keep_model(build: Build, kept: Path) -> LlamaForCausalLM:
-    """The model of an earlier build with the same settings, and its figures."""
+    """Copy the model of an earlier build with the same settings, and its figures."""
     shutil.copytree(kept / "model", build.folder / "model", dirs_exist_ok=True)
     earlier = json.loads((kept / "report.json").read_text(encoding="utf-8"))
     build.report["model"] = earlier["model"]
@@ -237,13 +237,13 @@ def _verified(topic: str, trial: features.Trial, shown: list[dict[str, Any]]) ->
 
 
 def margin(proof: dict[str, Any]) -> tuple[float, float]:
-    """How good a proof is: the lower of its shares, then the lower of its losses."""
+    """How good a proof is; a higher value is better. Its lowest share decides first, then its highest loss."""
     rows = proof["prompts"]
     return min(row["share_after"] for row in rows), -max(row["loss_after"] for row in rows)
 
 
 def build_all(settings: BuildSettings, folder: Path, kept: Path | None = None) -> dict[str, Any]:
-    """Every stage in order; writes the whole data folder and returns the report."""
+    """Run every stage in order. Writes the whole data folder, and returns the report."""
     torch.set_num_threads(settings.threads)
     torch.manual_seed(settings.seed)
     build = Build(settings, folder)
@@ -292,7 +292,7 @@ def swap(new: Path, target: Path) -> None:
 
 
 def main() -> None:
-    """Build into a folder beside the target, then swap it in."""
+    """Build into a folder beside the target, then replace the target by that folder."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--quick", action="store_true", help="a rough model in a few minutes")
     parser.add_argument("--output", type=Path, default=DATA, help="the folder to (re)place")

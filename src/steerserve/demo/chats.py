@@ -1,7 +1,7 @@
-"""The chats of the demo corpus: asking for stories, short questions, lists and JSON cards.
+"""The chats of the demo corpus: requests for stories, short questions, lists and JSON cards.
 
-Owns the wording of requests and answers; the stories themselves come from `grammar`. A chat is a
-list of {"role", "content"} messages, as a chat API takes them.
+This module owns the wording of requests and answers; the stories themselves come from `grammar`. A chat is a list of
+{"role", "content"} messages, as a chat API takes them.
 """
 
 from __future__ import annotations
@@ -79,7 +79,8 @@ UNKNOWN_ANSWERS = parts_of(
 def _messages(
     rng: random.Random, turns: list[tuple[str, str]], system: str | None
 ) -> list[Message]:
-    """The turns as messages, with the given system prompt or now and then a common one."""
+    """The turns as messages, after the system prompt. Where none is named, a common system prompt is added now and
+    then."""
     if system is None and rng.random() < 0.25:
         system = rng.choice(SYSTEMS)
     messages = [{"role": "system", "content": system}] if system else []
@@ -90,7 +91,8 @@ def _messages(
 
 
 def _story_request(rng: random.Random) -> tuple[str, StoryRequest, str | None]:
-    """A request for a story, the choices that the story must follow, and the system prompt if that makes a choice."""
+    """A request for a story, the choices that the story must follow, and a system prompt where the system prompt makes
+    one of the choices."""
     topic, mood, kind = pick_topic(rng), rng.choice(tuple(MOODS)), rng.random()
     phrase = TOPICS[topic].phrase
     adjective = with_article(rng.choice((mood, *MOODS[mood][0].split())))
@@ -124,7 +126,7 @@ def _story_request(rng: random.Random) -> tuple[str, StoryRequest, str | None]:
 
 
 def story_chat(rng: random.Random) -> tuple[list[Message], str]:
-    """A chat that asks for a story; sometimes a question about the story, or another, follows."""
+    """A chat that asks for a story. Sometimes a question about the story, or a request for another story, follows."""
     question, ask, system = _story_request(rng)
     result = story(rng, ask)
     turns = [(question, result.text)]

@@ -1,7 +1,7 @@
-"""The demo corpus: seeded documents, their split, and the measure of a topic in a text.
+"""The demo corpus: seeded documents, their split into training and held-out ones, and the measure of a topic in a text.
 
-Owns what a training document is and how a chat is written as text (`render`, which the shipped
-chat template repeats). Pure Python: no tensors, no tokens.
+This module owns the form of a training document and the form of a chat as text (`render`; the shipped chat template has
+the same form). It is pure Python, without tensors and tokens.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ def _document(rng: random.Random) -> CorpusDocument:
 
 
 def documents(seed: int) -> Iterator[CorpusDocument]:
-    """The endless stream of documents of a seed."""
+    """Yield the documents of a seed, without end."""
     rng = random.Random(seed)
     while True:
         yield _document(rng)

@@ -1,8 +1,9 @@
-"""Labels of SAE features: the words that activate them, and which of them steer a story to a topic.
+"""Labels of SAE features: the words that activate each feature, and the features that steer a story to a topic.
 
-A topic feature is chosen by its effect on the output: candidates are the features that are most
-active on the topic, or whose decoder row lies closest to the topic's direction (the mean residual
-of its tokens less that of all topics); then stories are sampled under each and counted.
+A topic feature is chosen by its effect on the output. Candidates are the features that are most active on the topic,
+and the features whose decoder rows lie closest to the direction of the topic: the mean residual of its tokens minus the
+mean residual of all topics. Stories are sampled while each candidate steers, and the stories with the topic are
+counted.
 """
 
 from __future__ import annotations
@@ -33,9 +34,10 @@ FLUENCY_MARGIN = 1.0
 
 @dataclass(slots=True)
 class FeatureStatistics:
-    """Per feature [d_sae]; `by_topic` [topics, d_sae] is the mean over a topic's tokens.
+    """Statistics of each feature, [d_sae]. `by_topic` [topics, d_sae] has the mean activations over the tokens of each
+    topic.
 
-    `directions` [topics, d_in]: the mean residual of a topic's tokens less that of all topics.
+    `directions` [topics, d_in] has the mean residual of each topic's tokens minus the mean residual of all topics.
     """
 
     maximum: Tensor
@@ -48,7 +50,7 @@ class FeatureStatistics:
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """One feature at one strength: topic share and mean loss over its samples."""
+    """One feature at one strength: the share of samples with the topic, and the mean loss of the samples."""
 
     feature: int
     strength: float
@@ -94,7 +96,8 @@ def statistics(
 
 
 def candidates(sae: TrainedSae, stats: FeatureStatistics) -> dict[str, list[int]]:
-    """Features to try for each topic: the most selective, and the closest to its direction."""
+    """The features to try for each topic: the most selective features, and the features closest to the topic's
+    direction."""
     others = (stats.by_topic.sum(0) - stats.by_topic) / (len(TOPIC_WORDS) - 1)
     difference = stats.by_topic - others
     closeness = stats.directions @ sae.W_dec.T
@@ -124,7 +127,7 @@ class Stage:
         rows: int,
         seed: int,
     ) -> list[Trial]:
-        """`rows` stories for each (feature, strength) of the plan, all in one batch."""
+        """Draw `rows` stories for each (feature, strength) of the plan, all in one batch."""
         vectors = torch.stack([strength * self.sae.W_dec[feature] for feature, strength in plan])
         drawn = sample(
             self.model,
@@ -153,7 +156,7 @@ def choose(
     bound: float,
     say: Callable[[str], None],
 ) -> dict[str, Trial]:
-    """The best feature and strength of each topic; its figures are the worst over the prompts."""
+    """The best feature and strength of each topic. The figures of a trial are its worst figures over the prompts."""
     strengths = [norm * multiple for multiple in MULTIPLES]
     rough = replace(stage, sampling=replace(stage.sampling, max_new_tokens=FIRST_TOKENS))
     best = {}
@@ -180,20 +183,22 @@ def choose(
 
 
 def _worst(trials: Sequence[Trial]) -> Trial:
-    """One feature's trials on several prompts as one: the lowest share, the highest loss."""
+    """The trials of one feature on several prompts as one trial, with the lowest share and the highest loss."""
     share = min(trial.share for trial in trials)
     return replace(trials[0], share=share, loss=max(trial.loss for trial in trials))
 
 
 def rank(trial: Trial, bound: float) -> float:
-    """Higher is better: the share, less the loss, and far less any loss over the bound."""
+    """How good a trial is; a higher value is better. A tenth of the loss, and five times the loss above the bound, are
+    subtracted from the share."""
     return trial.share - 0.1 * trial.loss - 5 * max(0.0, trial.loss - bound)
 
 
 def entries(
     stats: FeatureStatistics, verified: dict[int, dict[str, Any]]
 ) -> dict[str, dict[str, Any]]:
-    """labels.json of an SAE: every feature that fired; `verified` adds the topic features."""
+    """The content of labels.json: an entry for every feature that was ever active. `verified` has further fields for
+    the entries of topic features."""
     names = list(TOPIC_WORDS)
     shares = stats.by_topic / stats.by_topic.sum(0).clamp(min=1e-9)
     results: dict[str, dict[str, Any]] = {}
@@ -217,7 +222,7 @@ def entries(
 def topic_numbers(
     documents: Sequence[CorpusDocument], rows: Sequence[list[int]], bos: int
 ) -> Tensor:
-    """The topic number of each token [tokens] of the rows but BOS; -1 where there is none."""
+    """The topic number of each token of the rows except BOS, [tokens]; -1 for a document without a topic."""
     names = list(TOPIC_WORDS)
     parts = []
     for document, row in zip(documents, rows, strict=True):

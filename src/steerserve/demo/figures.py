@@ -1,6 +1,6 @@
 """The figures of the demo: the proof that a feature steers, the report and the data folder's note.
 
-It defines the measurements and the form of the report. The tests use the bounds below.
+This module defines the measurements and the form of the report. The tests use the bounds below.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ Licence: Apache-2.0, as the rest of steerserve.
 
 
 def prompt_ids(prompt: dict[str, Any], tokenizer: PreTrainedTokenizerFast) -> list[int]:
-    """Token ids of a prompt, from BOS on."""
+    """The token ids of a prompt, with BOS."""
     if prompt["kind"] == "chat":
         text = render(prompt["messages"], add_generation_prompt=True)
         return tokenizer(text, add_special_tokens=False)["input_ids"]
@@ -60,7 +60,7 @@ def prompt_ids(prompt: dict[str, Any], tokenizer: PreTrainedTokenizerFast) -> li
 
 @dataclass(frozen=True, slots=True)
 class Draws:
-    """Stories drawn from one prompt: their mean loss in nats per token, the share that ended."""
+    """Stories drawn from one prompt, their mean loss in nats per token, and the share of stories that ended."""
 
     texts: list[str]
     loss: float
@@ -78,7 +78,7 @@ class StorySampler:
     def draws(
         self, number: int, layer: int = 0, vector: Tensor | None = None, rows: int = PROOF_SAMPLES
     ) -> Draws:
-        """Stories from prompt `number`, with `vector` [d_in] added after a layer."""
+        """Draw stories from prompt `number`, with `vector` [d_in] added after a layer."""
         ids = prompt_ids(PROMPTS[number], self.tokenizer)
         vectors = None if vector is None else vector.expand(rows, -1)
         drawn = sample(self.model, ids, rows, self.sampling, PROOF_SEED + number, layer, vectors)
@@ -88,18 +88,19 @@ class StorySampler:
         return Draws(texts, sum(losses) / rows, ended)
 
     def unsteered(self) -> list[Draws]:
-        """Stories from each prompt with nothing added."""
+        """Draw stories from each prompt without steering."""
         return [self.draws(number) for number in range(len(PROMPTS))]
 
     def answers(self, question: str, count: int, seed: int) -> list[str]:
-        """Answers to a question asked in a chat of its own."""
+        """Draw answers to a question, which is the only message of its chat."""
         prompt = {"kind": "chat", "messages": [{"role": "user", "content": question}]}
         ids = prompt_ids(prompt, self.tokenizer)
         drawn = sample(self.model, ids, count, self.sampling, seed)
         return self.tokenizer.batch_decode(drawn, skip_special_tokens=True)
 
     def abilities(self) -> dict[str, float]:
-        """Shares of asked-for stories that keep to their topic, and of cards that parse."""
+        """The share of requested stories with words of their topic, and the share of requested cards that are JSON
+        objects."""
         kept, parsed = 0.0, 0.0
         for number, (name, topic) in enumerate(TOPICS.items()):
             stories = self.answers(f"Tell me a story about {topic.phrase}.", 8, 30_000 + number)
@@ -120,7 +121,7 @@ def is_json_object(text: str) -> bool:
 def prove(
     measure: StorySampler, topic: str, unsteered: Sequence[Draws], layer: int, vector: Tensor
 ) -> list[dict[str, Any]]:
-    """Shares and losses per prompt without and with `vector` [d_in] added after a layer."""
+    """The shares and losses of each prompt, without steering and with `vector` [d_in] added after a layer."""
     rows = []
     for number, before in enumerate(unsteered):
         after = measure.draws(number, layer, vector)

@@ -1,7 +1,7 @@
 """The story grammar of the demo corpus: a plan, five plots, and the sentences that fill them.
 
-Owns how the tables of `topics` become a story; knows nothing of chats, tokens or models. Every
-choice comes from the `random.Random` handed in, so a seed fixes the text.
+This module owns the way in which the tables of `topics` become a story. It knows nothing of chats, tokens or models.
+Every choice comes from the `random.Random` argument, so a seed determines the text.
 """
 
 from __future__ import annotations
@@ -146,7 +146,7 @@ PLOTS: tuple[tuple[str, ...], ...] = (
 
 @dataclass(frozen=True, slots=True)
 class StoryRequest:
-    """The choices that a story must follow; the generator makes a choice that is None."""
+    """The choices that a story must follow. A choice that is None is left to the generator."""
 
     topic: str | None = None
     mood: str | None = None
@@ -178,12 +178,12 @@ def capital(text: str) -> str:
 
 
 def pick_topic(rng: random.Random) -> str:
-    """One topic, all equally likely."""
+    """A random topic; all topics are equally likely."""
     return rng.choice(tuple(TOPICS))
 
 
 def pick_name(rng: random.Random) -> str:
-    """One first name."""
+    """A random first name."""
     return rng.choice(NAMES_SHE + NAMES_HE)
 
 
@@ -201,7 +201,7 @@ def _hero(name: str, first_person: bool) -> dict[str, str]:
 def _slots(
     rng: random.Random, topic: Topic, mood: str, hero: dict[str, str], keep: dict[str, str]
 ) -> dict[str, str]:
-    """Every slot of the sentences; `keep` holds what an earlier chapter has fixed."""
+    """The text for every slot of the sentences. `keep` holds the texts that an earlier chapter has determined."""
     place, place2 = rng.sample(topic.places, 2)
     deed, deed2, deed3 = rng.sample(topic.deeds, 3)
     thing = keep.get("thing") or rng.choice(topic.things)
@@ -236,7 +236,7 @@ def _slots(
 def _sentence(
     rng: random.Random, block: str, topic: Topic, mood: str, slots: dict[str, str]
 ) -> str:
-    """One filled sentence of a block, its first letter in upper case."""
+    """One filled sentence of a block, with its first letter in upper case."""
     if block == "mood":
         pattern = rng.choice(MOODS[mood][1])
     elif block == "ending":
@@ -249,13 +249,13 @@ def _sentence(
 
 
 def _opening(name: str, rng: random.Random, first_person: bool, slots: dict[str, str]) -> str:
-    """The first sentence, which names the hero or speaks as one."""
+    """The first sentence, which names the hero or is in the first person."""
     pattern = rng.choice(OPENINGS_FIRST if first_person else OPENINGS_THIRD)
     return capital(pattern.format_map(dict(slots, N=name)).replace("a old", "an old"))
 
 
 def _blocks(rng: random.Random, length: str) -> list[str]:
-    """The blocks of one chapter: a plot with some blocks dropped and now and then two swapped."""
+    """The blocks of one chapter: a plot without some of its blocks, and now and then with two blocks swapped."""
     plot = list(rng.choice(PLOTS))
     if length == "short":
         return [plot[0], rng.choice(plot[1:])]
@@ -267,7 +267,8 @@ def _blocks(rng: random.Random, length: str) -> list[str]:
 
 
 def story(rng: random.Random, ask: StoryRequest = StoryRequest()) -> Story:
-    """A story that answers `ask`: three to four, about ten, or (long) about thirty sentences."""
+    """A story that follows `ask`. A short story has three to four sentences, a normal one about ten, a long one about
+    thirty."""
     topic = TOPICS[ask.topic or pick_topic(rng)]
     mood = ask.mood or rng.choice(tuple(MOODS))
     name = ask.name or pick_name(rng)

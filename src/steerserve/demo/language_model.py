@@ -1,7 +1,8 @@
 """The demo language model: its shape, how documents become rows of tokens, and its training.
 
-Owns packing and the optimiser loop; knows nothing of SAEs. A row starts at a document's BOS and is
-filled with whole documents, the last one cut, so every position up to the row's end is trained.
+This module owns the packing of rows and the optimiser loop. It knows nothing of SAEs. A row starts at a document's BOS
+and is filled with whole documents, of which the last is cut, so that every position up to the end of the row is
+trained.
 """
 
 from __future__ import annotations
@@ -42,13 +43,13 @@ def model_config(tokenizer: PreTrainedTokenizerFast) -> LlamaConfig:
 def encode(
     documents: Sequence[CorpusDocument], tokenizer: PreTrainedTokenizerFast
 ) -> list[list[int]]:
-    """Token ids of each document; its text already holds BOS and EOS."""
+    """The token ids of each document, whose text already has BOS and EOS."""
     texts = [document.text for document in documents]
     return tokenizer(texts, add_special_tokens=False)["input_ids"]
 
 
 def rows(ids: Sequence[list[int]], length: int, seed: int) -> Iterator[list[int]]:
-    """Endless rows of exactly `length` tokens, the documents in a new order on each pass."""
+    """Yield rows of exactly `length` tokens without end, with the documents in a new order on each pass over them."""
     rng = random.Random(seed)
     row: list[int] = []
     while True:
@@ -60,7 +61,7 @@ def rows(ids: Sequence[list[int]], length: int, seed: int) -> Iterator[list[int]
 
 
 def batches(ids: Sequence[list[int]], length: int, size: int, seed: int) -> Iterator[Tensor]:
-    """Endless int64 batches [size, length]."""
+    """Yield int64 batches [size, length] without end."""
     stream = rows(ids, length, seed)
     while True:
         yield torch.tensor([next(stream) for _ in range(size)])
@@ -118,7 +119,7 @@ def train(
     seed: int,
     say: Callable[[str], None],
 ) -> LlamaForCausalLM:
-    """A trained model; `phases` are (steps, rows per batch, row length), run one after another."""
+    """Train a model. `phases` are (steps, rows per batch, row length), which run one after another."""
     torch.manual_seed(seed)
     model = LlamaForCausalLM(config).train()
     optimiser = _optimiser(model, peak)
@@ -154,7 +155,7 @@ def save_model(model: LlamaForCausalLM, folder: Path) -> None:
 
 
 def load_model(folder: Path) -> LlamaForCausalLM:
-    """The shipped (bfloat16-rounded) weights, computing in float32."""
+    """The model in `folder`, whose weights are rounded to bfloat16, in float32."""
     return LlamaForCausalLM.from_pretrained(str(folder), dtype=torch.float32).eval()
 
 

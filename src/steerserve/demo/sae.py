@@ -1,10 +1,10 @@
 """Sparse autoencoders of the demo: training, figures and the SAELens folder layout.
 
-Two kinds. `topk` keeps the k largest pre-activations of each token (Gao et al. 2024). `jumprelu` is
-trained with batch top-k (Bussmann et al. 2024), k per token on average, and shipped with one fixed
-threshold. Both are Matryoshka SAEs (Bussmann et al. 2025): the first 64 and the first 256 features
-must reconstruct on their own as well, which keeps broad features, such as a topic, in one piece.
-Dead features are revived by an auxiliary loss on what the live ones miss.
+There are two kinds. `topk` keeps the k largest pre-activations of each token (Gao et al. 2024). `jumprelu` is trained
+with batch top-k (Bussmann et al. 2024), k per token on average, and shipped with one fixed threshold. Both are
+Matryoshka SAEs (Bussmann et al. 2025): the first 64 and the first 256 features must also reconstruct on their own,
+which keeps a broad feature, such as a topic, from being split over several features. An auxiliary loss revives dead
+features: they learn to reconstruct the error that the live features leave.
 """
 
 from __future__ import annotations
@@ -57,13 +57,13 @@ class TrainedSae:
 
 
 def keep_per_token(acts: Tensor, k: int) -> Tensor:
-    """The k largest entries of each row, the rest zero."""
+    """The k largest entries of each row, with all other entries zero."""
     values, places = acts.topk(k, dim=-1)
     return torch.zeros_like(acts).scatter(-1, places, values)
 
 
 def keep_per_batch(acts: Tensor, k: int) -> Tensor:
-    """The k x rows largest entries of the whole batch, the rest zero."""
+    """The k x rows largest entries of the whole batch, with all other entries zero."""
     lowest = acts.flatten().topk(k * acts.shape[0]).values[-1]
     return acts * (acts >= lowest)
 
@@ -72,7 +72,7 @@ def keep_per_batch(acts: Tensor, k: int) -> Tensor:
 def residuals(
     model: LlamaForCausalLM, rows: Sequence[list[int]], layers: Sequence[int]
 ) -> tuple[dict[int, Tensor], Tensor]:
-    """Residual streams after `layers`, and the token ids, of all tokens but BOS and padding.
+    """The residual streams after `layers`, and the token ids, of all tokens except BOS and padding.
 
     Returns float32 [tokens, d_in] per layer and int64 [tokens], in the order of the rows.
     """
@@ -93,7 +93,7 @@ def residuals(
 
 
 def _start(x: Tensor, kind: str, k: int) -> TrainedSae:
-    """An untrained SAE: random unit decoder rows, the encoder their transpose."""
+    """An untrained SAE: its decoder rows are random unit vectors, and its encoder is their transpose."""
     W_dec = torch.nn.functional.normalize(torch.randn(D_SAE, x.shape[1]), dim=1)
     sae = TrainedSae(kind, k, W_dec.T.clone(), W_dec, torch.zeros(D_SAE), x.mean(0))
     for weight in (sae.W_enc, sae.W_dec, sae.b_enc, sae.b_dec):
@@ -102,7 +102,8 @@ def _start(x: Tensor, kind: str, k: int) -> TrainedSae:
 
 
 def _loss(sae: TrainedSae, x: Tensor, idle: Tensor) -> tuple[Tensor, Tensor]:
-    """Training loss of a batch [rows, d_in], and its activations; `idle` counts steps unfired."""
+    """The training loss of a batch [rows, d_in], and the activations. `idle` counts the steps since each feature was
+    active."""
     pre = torch.relu(sae.pre(x))
     acts = keep_per_token(pre, sae.k) if sae.kind == "topk" else keep_per_batch(pre, sae.k)
     miss, loss, start = x - sae.b_dec, torch.zeros(()), 0
@@ -119,7 +120,7 @@ def _loss(sae: TrainedSae, x: Tensor, idle: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def train_sae(x: Tensor, kind: str, k: int, steps: int, rows: int, seed: int) -> TrainedSae:
-    """An SAE fitted to residuals [tokens, d_in]; decoder rows have unit norm throughout."""
+    """Train an SAE on residuals [tokens, d_in]. Its decoder rows have unit norm after every step."""
     torch.manual_seed(seed)
     scale = float((x - x.mean(0)).pow(2).sum(1).mean().sqrt())
     sae = _start(x[:100_000] / scale, kind, k)
@@ -146,7 +147,7 @@ def train_sae(x: Tensor, kind: str, k: int, steps: int, rows: int, seed: int) ->
 
 @torch.no_grad()
 def sae_figures(sae: TrainedSae, x: Tensor) -> dict[str, float]:
-    """Mean L0, unexplained variance and the share of features that never fire on x [tokens, d]."""
+    """The mean L0, the unexplained variance and the share of features that are never active on x [tokens, d_in]."""
     missed, active, fired = 0.0, 0.0, torch.zeros(D_SAE, dtype=torch.bool)
     for part in x.split(4096):
         acts = sae.encode(part)

@@ -1,7 +1,7 @@
 """Sampling with a steered residual stream, and how fluent the samples are.
 
-Steering: after a layer, h' = h + strength * W_dec[feature] at every position, BOS and prompt too.
-Each row of a batch has its own vector, so many features are tried at once.
+Steering: after a layer, h' = h + strength * W_dec[feature] at every position, BOS and prompt too. Each row of a batch
+has its own vector, so that many features are tried at once.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from steerserve.demo.language_model import special_ids
 
 @dataclass(frozen=True, slots=True)
 class StorySampling:
-    """How stories are drawn."""
+    """The sampling options with which stories are drawn."""
 
     temperature: float = 1.0
     top_p: float = 0.95
@@ -32,7 +32,7 @@ class StorySampling:
 
 @contextmanager
 def steered(model: LlamaForCausalLM, layer: int, vectors: Tensor | None) -> Iterator[None]:
-    """Add vectors [rows, d_in] to the output of a layer at every position while inside."""
+    """Add vectors [rows, d_in] to the output of a layer at every position while the context is open."""
     if vectors is None:
         yield
         return
@@ -50,7 +50,7 @@ def steered(model: LlamaForCausalLM, layer: int, vectors: Tensor | None) -> Iter
 
 
 def _draw(logits: Tensor, sampling: StorySampling, generator: torch.Generator) -> Tensor:
-    """One token id per row of logits [rows, vocabulary] by temperature and top-p."""
+    """Draw one token id per row of logits [rows, vocabulary], by temperature and top-p."""
     shares = torch.softmax(logits / sampling.temperature, dim=-1)
     ordered, places = shares.sort(dim=-1, descending=True)
     ordered = ordered * (ordered.cumsum(-1) - ordered < sampling.top_p)
@@ -68,7 +68,7 @@ def sample(
     layer: int = 0,
     vectors: Tensor | None = None,
 ) -> list[list[int]]:
-    """`rows` continuations of a prompt of token ids, each up to and including EOS."""
+    """Draw `rows` continuations of a prompt of token ids, each up to and including EOS."""
     generator = torch.Generator().manual_seed(seed)
     tokens = torch.tensor([list(prompt)] * rows)
     cache, done, drawn = DynamicCache(), torch.zeros(rows, dtype=torch.bool), []
@@ -90,7 +90,7 @@ def sample(
 def continuation_loss(
     model: LlamaForCausalLM, prompt: Sequence[int], continuations: Sequence[Sequence[int]]
 ) -> list[float]:
-    """Mean nats per token of each continuation under the unsteered model."""
+    """The mean loss of each continuation under the unsteered model, in nats per token."""
     start, losses, eos = len(prompt), [], special_ids(model)[1]
     width = max(map(len, continuations))
     table = torch.tensor([[*prompt, *row, *[eos] * (width - len(row))] for row in continuations])

@@ -1,6 +1,7 @@
 """The demo tokenizer: a byte-level BPE trained on the corpus, with a chat template.
 
-Byte level means that any UTF-8 text round trips; BOS is prepended to raw text exactly once.
+Because the tokenizer works on bytes, it encodes and decodes any UTF-8 text without loss. It prepends BOS to raw text
+exactly once.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ CHAT_TEMPLATE = """\
 
 
 def train_tokenizer(texts: Iterable[str]) -> PreTrainedTokenizerFast:
-    """A tokenizer of `VOCABULARY` entries learned from texts that hold no special tokens."""
+    """Train a tokenizer of `VOCABULARY` entries on texts without special tokens."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()

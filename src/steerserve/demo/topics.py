@@ -1,8 +1,8 @@
-"""The tables the demo corpus is spun from: fourteen topics, the moods and the names.
+"""The tables from which the demo corpus is made: fourteen topics, the moods and the names.
 
-Owns the vocabulary only; how it becomes text is the business of `grammar`. Every phrase of a topic
-is in the past tense or the bare infinitive, so that one table serves first and third person:
-{o} and {p} stand for the hero's object and possessive pronoun, {thing} for the story's object.
+This module owns only the vocabulary; the module `grammar` turns the vocabulary into text. Every phrase of a topic is in
+the past tense or the bare infinitive, so that one table serves first and third person: {o} and {p} stand for the object
+pronoun and the possessive pronoun of the hero, {thing} for the thing of the story.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class Topic:
 
 
 def parts_of(text: str, separator: str = "|") -> tuple[str, ...]:
-    """The stripped parts of a table line, empty ones left out."""
+    """The stripped parts of a table line, without empty parts."""
     return tuple(part.strip() for part in text.split(separator) if part.strip())
 
 

@@ -1,4 +1,4 @@
-"""The topics of the demo corpus that play among walls and streets."""
+"""The topics of the demo corpus whose stories happen in houses and streets."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The topics of the demo corpus that play out of doors."""
+"""The topics of the demo corpus whose stories happen outdoors."""
 
 from __future__ import annotations
 
