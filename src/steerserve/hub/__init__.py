@@ -1,1 +1,1 @@
-"""Floor 2: where checkpoints come from."""
+"""The model hub: asks about repositories and downloads their files (floor 2, see docs/architecture.md)."""

@@ -1,4 +1,4 @@
-"""Running a downloader process: its environment, its events, its end; and what its failures mean to a client."""
+"""Runs a downloader process: its environment, its events, its end. Turns failures of the process into refusals."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from steerserve.errors import Refusal
 from steerserve.hub.wire import Begun, DownloaderTask, Event, Failed, Kind, Trouble
 
 START_SECONDS = 30.0
-"""Longest time for the imports of the process."""
+"""The longest time in seconds that the process may take for its imports."""
 
 LINE_BYTES = 64 << 20
 TOKEN = re.compile(r"[\x21-\x7e]{1,500}")
@@ -52,8 +52,8 @@ _ANSWERS = {
 
 
 def environment(home: Path) -> dict[str, str]:
-    """The environment of a downloader: few variables of the service's. The hub's library keeps its files below
-    `home`."""
+    """The environment of a downloader, with only a few variables of the service. The hub's library keeps its files
+    below `home`."""
     kept = [*_KEPT, *_PROXIES, *(name.lower() for name in _PROXIES)]
     return {name: os.environ[name] for name in kept if name in os.environ} | {
         "HF_HOME": str(home / ".hub"),
@@ -68,11 +68,11 @@ def environment(home: Path) -> dict[str, str]:
 async def running(
     ask: DownloaderTask, home: Path, patience: float
 ) -> AsyncGenerator[AsyncIterator[Event], None]:
-    """The events of a downloader, which is gone when the block ends, however it ends. Its last event is `Done` or
-    the answer to its question; `patience` is the seconds it may say nothing.
+    """Start a downloader, and give its events. When the block ends, for whatever reason, the process is ended too. The
+    last event is `DownloadDone` or the answer to the question. The process may be silent for `patience` seconds.
 
     Raises:
-        Trouble: what it reported, or UNREACHABLE when it said nothing for too long.
+        Trouble: the failure that the process reported, or UNREACHABLE when it was silent for too long.
     """
     process = await asyncio.create_subprocess_exec(
         sys.executable,
@@ -80,7 +80,7 @@ async def running(
         "steerserve.hub.fetch",
         stdin=PIPE,
         stdout=PIPE,
-        # its libraries write addresses there
+        # the libraries of the process write addresses to stderr, so it is not kept
         stderr=DEVNULL,
         env=environment(home),
         limit=LINE_BYTES,
@@ -88,7 +88,7 @@ async def running(
     assert process.stdin is not None
     assert process.stdout is not None
     try:
-        # the input stays open: the downloader ends when its input closes
+        # the input is not closed, because the downloader ends when its input closes
         process.stdin.write(msgspec.json.encode(ask) + b"\n")
         with contextlib.suppress(ConnectionError):
             await process.stdin.drain()
@@ -100,7 +100,7 @@ async def running(
 
 
 class _Events:
-    """Reads the lines of a downloader; `running` says what is raised."""
+    """Reads the events of a downloader line by line. Raises `Trouble` as described at `running`."""
 
     def __init__(self, source: asyncio.StreamReader, patience: float) -> None:
         self._source = source
@@ -135,15 +135,15 @@ def _decoded(line: bytes) -> Event:
     try:
         return _EVENT.decode(line)
     except (msgspec.DecodeError, RecursionError):
-        # the process was killed, most likely for the memory it took
+        # the last line is incomplete: the process was killed, most likely because it used too much memory
         raise Trouble(Kind.FAILED, "the downloader ended early") from None
 
 
 def usable(token: str | None, default: SecretStr | None) -> str | None:
-    """The token to send: the client's, else the operator's.
+    """The token to send to the hub: the client's token, or else the operator's.
 
     Raises:
-        Refusal: INVALID_HUB_TOKEN for what no hub gives out and no header can carry.
+        Refusal: INVALID_HUB_TOKEN for a token with characters that a header cannot carry.
     """
     if not token and default is not None:
         token = default.get_secret_value()
@@ -155,7 +155,7 @@ def usable(token: str | None, default: SecretStr | None) -> str | None:
 
 
 def refusal(trouble: Trouble, repo_id: str) -> Refusal:
-    """The refusal that answers a failure, once further attempts are of no use."""
+    """The refusal for a failure that is not tried again."""
     code, sentence = _ANSWERS.get(
         trouble.kind, ("DOWNLOAD_FAILED", "the download failed: {reason}")
     )

@@ -1,5 +1,5 @@
-"""The model hub, asked about repositories. Each question is a process of its own; a circuit breaker stands before
-all."""
+"""Asks the model hub about repositories. Each question runs in a process of its own. All questions pass one circuit
+breaker."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from steerserve.settings import Settings
 
 NAME = "huggingface"
 DESCRIBE_SECONDS = 20.0
-"""Longest time for the answer to a question, its second try included."""
+"""The longest time in seconds for the answer to a question, including the second try."""
 
 RETRY_SECONDS = 0.2
 AT_ONCE = 4
@@ -41,8 +41,8 @@ AT_ONCE = 4
 
 @dataclass(frozen=True, slots=True)
 class Repository:
-    """What the hub says of a repository at one commit (`sha`). `config` is the content of config.json, and
-    `parameters_by_dtype` counts the elements of its safetensors; unknown is None."""
+    """The hub's description of a repository at one commit (`sha`). `config` is the content of config.json.
+    `parameters_by_dtype` counts the elements in the safetensors files. Unknown values are None."""
 
     repo_id: str
     sha: str
@@ -79,7 +79,7 @@ class Repository:
 
 
 class Hub:
-    """Owns the breaker. `clock` gives seconds that never go back; `describe_seconds` bounds a question."""
+    """Owns the circuit breaker. `clock` gives seconds that never go back. A question may take `describe_seconds`."""
 
     def __init__(
         self,
@@ -97,11 +97,11 @@ class Hub:
     async def describe(
         self, repo_id: str, revision: str | None = None, token: str | None = None
     ) -> Repository:
-        """What the hub says of a repository. Without a token the operator's is sent, if there is one.
+        """The hub's description of a repository. Without a token, the operator's token is sent, if there is one.
 
         Raises:
             Refusal: VALIDATION_ERROR, REPO_NOT_FOUND, GATED_MODEL_NO_TOKEN, INVALID_HUB_TOKEN, HUB_UNAVAILABLE, or
-                DOWNLOAD_FAILED for an answer that makes no sense.
+            DOWNLOAD_FAILED for a malformed answer.
         """
         check_repo_id(repo_id)
         if revision is not None:
@@ -116,7 +116,7 @@ class Hub:
         """The tensors of a safetensors file of a repository; only its header is fetched.
 
         Raises:
-            Refusal: what `describe` raises; DOWNLOAD_FAILED also for a file that is no safetensors file.
+            Refusal: what `describe` raises; DOWNLOAD_FAILED also if the file is not a safetensors file.
         """
         check_repo_id(repo_id)
         check_paths([file])
@@ -149,8 +149,8 @@ class Hub:
 
     @contextmanager
     def call(self, *, is_repeated: bool = False) -> Generator[Call, None, None]:
-        """Surrounds every use of the hub: the breaker admits the call, and learns how it ended. A call that repeats an
-        admitted one waits by its own rule, and the breaker does not hold it up.
+        """Surrounds every call to the hub. The breaker admits the call, and its outcome is reported to the breaker. A
+        repeated call is always admitted, because it has waited by the rules for repeated attempts.
 
         Raises:
             Refusal: HUB_UNAVAILABLE while the breaker is open.
@@ -170,7 +170,7 @@ class Hub:
 
     def check(self) -> None:
         """Raises:
-        Refusal: HUB_UNAVAILABLE while a call would not be let through.
+        Refusal: HUB_UNAVAILABLE while the breaker would refuse a call.
         """
         if breaker.enter(self._breaker, self._limits, self._clock()) is None:
             raise self.unavailable("it failed too often")
@@ -185,7 +185,7 @@ class Hub:
         )
 
     def breakers(self) -> list[BreakerStatus]:
-        """The one breaker, as the operator sees it."""
+        """The one breaker, as shown to operators."""
         return [breaker.status(NAME, self._breaker, self._limits, self._clock())]
 
     def reset(self, name: str) -> BreakerStatus:
@@ -210,7 +210,7 @@ class Hub:
         return self.unavailable(why)
 
     async def _asked(self, ask: DownloaderTask) -> Described | HeaderRead:
-        """Ask the hub, and ask a second time where it did not answer.
+        """Ask the hub, and ask a second time if it did not answer.
 
         Raises:
             Trouble
@@ -232,26 +232,26 @@ class Hub:
 
 
 class Call:
-    """One use of the hub. The first outcome that is reported counts."""
+    """One call to the hub. Only the first outcome that is reported counts."""
 
     def __init__(self, hub: Hub) -> None:
         self._hub = hub
         self.is_settled = False
 
     def answered(self) -> None:
-        """The hub answered, even if it refused."""
+        """Report that the hub answered. A refusal by the hub is an answer too."""
         if not self.is_settled:
             self.is_settled = True
             self._hub.succeeded()
 
     def failed(self) -> None:
-        """The hub did not answer, or broke off."""
+        """Report that the hub did not answer, or that the connection broke."""
         self.is_settled = True
         self._hub.failed()
 
 
 def is_transport(error: BaseException) -> bool:
-    """Whether repeating may help."""
+    """Whether the failure is one of transport, so that another attempt may succeed."""
     return isinstance(error, Trouble) and error.is_transport
 
 

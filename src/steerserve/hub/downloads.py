@@ -1,5 +1,5 @@
-"""The running downloads: how many at once, their attempts, their progress, their one end. The bytes are fetched by a
-process for each attempt; what an attempt fetched is there for the next one.
+"""The running downloads: how many run at once, their attempts, their progress, and their end. Each attempt is a process
+of its own, and continues with the bytes that earlier attempts fetched.
 """
 
 from __future__ import annotations
@@ -36,13 +36,13 @@ from steerserve.rules.units import MIB
 FIRST_WAIT = 2.0
 LONGEST_WAIT = 30.0
 SPEED_SECONDS = 5.0
-"""The speed is measured over this many seconds."""
+"""Seconds over which the speed is measured."""
 
 log = structlog.get_logger("steerserve.hub")
 
 
 Key = int | str
-"""How a caller names a download: by the id of a model, or of an SAE."""
+"""The caller's name for a download: the id of a model or of an SAE."""
 
 OnProgress = Callable[[Any, FetchProgress], None]
 OnEnd = Callable[[Any, Refusal | None], Awaitable[None]]
@@ -52,8 +52,8 @@ Sleep = Callable[[float], Awaitable[None]]
 
 @dataclass(slots=True, eq=False)
 class _Run:
-    """A job under way. `work` fetches the files, then has them read; it may be cancelled, except while files are
-    moved to their places. `end` waits for `work` and is never cancelled."""
+    """A running download. The task `work` fetches the files, then has them read. It may be cancelled, except while
+    files are moved to their places. The task `end` waits for `work` and is never cancelled."""
 
     job: Job
     on_progress: OnProgress
@@ -75,7 +75,8 @@ class _Run:
 
 
 class Downloads:
-    """Owns the running downloads by the caller's keys. `sleep` waits between attempts, `clock` measures speed."""
+    """Owner of the running downloads, by the caller's keys. `sleep` waits between attempts, and `clock` measures the
+    speed."""
 
     def __init__(
         self,
@@ -102,8 +103,8 @@ class Downloads:
         on_end: OnEnd,
         read: Read | None = None,
     ) -> None:
-        """Begin a download; nothing is fetched before this returns. `read` reads the files once they are all there; a
-        cancelled download cancels it too. `on_end` is called once, with None for success.
+        """Begin a download. Nothing is fetched before this call returns. `read` is called when all files are there; if
+        the download is cancelled, `read` is cancelled too. `on_end` is called once, with None for a success.
 
         Raises:
             Refusal: VALIDATION_ERROR, DOWNLOAD_FAILED (a hostile job), INVALID_HUB_TOKEN, INSUFFICIENT_DISK,
@@ -115,7 +116,7 @@ class Downloads:
             raise Refusal("DOWNLOAD_FAILED", "files can be fetched of a commit only")
         usable(job.token, self._settings.hub_token)
         self._hub.check()
-        # one at a time: the bytes reserved for this download count against the next download's check
+        # only one start at a time: the bytes reserved for this download count against the next download's check
         async with self._starting:
             missing = await self.check_disk(job)
             if self._is_closed:
@@ -130,8 +131,8 @@ class Downloads:
         run.end.add_done_callback(self._ends.discard)
 
     async def cancel(self, key: Key) -> bool:
-        """End a download and remove what it fetched. Returns when its process is gone and `on_end` has returned; False
-        when there was nothing to cancel."""
+        """End a download and remove the files it fetched. The call returns when the process has ended and `on_end` has
+        returned. The answer is False if there was nothing to cancel."""
         run = self._runs.get(key)
         if run is None or run.end is None:
             return False
@@ -140,16 +141,18 @@ class Downloads:
         return run.outcome is not None and run.outcome.code == "DOWNLOAD_CANCELLED"
 
     def progress(self, key: Key) -> FetchProgress | None:
-        """How far a download is that waits for its turn, fetches or is read; None when none runs under this key."""
+        """The progress of a download that waits for its turn, fetches, or has its files read. None if no such download
+        has this key."""
         run = self._runs.get(key)
         return run.progress if run else None
 
     def is_fetching(self, folder: Path) -> bool:
-        """Whether a download runs that goes to this folder."""
+        """Whether a running download fetches files into this folder."""
         return any(run.job.folder == folder for run in self._runs.values())
 
     async def close(self) -> None:
-        """End all downloads for a stop of the service. What they fetched stays, and a later start goes on from it."""
+        """End all downloads, because the service stops. The fetched bytes stay, so a later download continues with
+        them."""
         self._is_closed = True
         for run in self._runs.values():
             run.interrupt(_stopping())
@@ -157,11 +160,12 @@ class Downloads:
             await asyncio.wait(set(self._ends))
 
     async def missing_bytes(self, job: Job) -> int:
-        """Bytes still to fetch."""
+        """How many bytes of a job still have to be fetched."""
         return await asyncio.to_thread(missing_bytes, job.folder, job.files)
 
     async def check_disk(self, job: Job) -> int:
-        """The bytes still to fetch, if the job, what runs beside it, and the reserve fit on the disk.
+        """Check that the job, the running downloads and the reserve fit on the disk, and return the bytes that the job
+        still has to fetch.
 
         Raises:
             Refusal: INSUFFICIENT_DISK with the figures in MiB.
@@ -184,7 +188,8 @@ class Downloads:
     # ------------------------------------------------------------- one download
 
     async def _fetch(self, key: Key, run: _Run) -> None:
-        """All attempts, in turn with the other downloads of the same folder; then the files are in their places."""
+        """Fetch the files in one or more attempts, and move them to their places. Downloads into the same folder wait
+        for each other."""
         job = run.job
         lock = self._locks.setdefault(job.folder, asyncio.Lock())
         async with lock, self._room:
@@ -248,7 +253,7 @@ class Downloads:
         )
 
     def _advance(self, key: Key, run: _Run, present: int, *, is_over: bool = False) -> None:
-        """Publish how far the job is. The figure never goes back, even where a damaged file is fetched again."""
+        """Publish the progress of the job. The number never falls, even if a damaged file is fetched again."""
         now, total = self._clock(), run.progress.total_bytes
         run.marks.append((now, present))
         while run.marks[0][0] < now - SPEED_SECONDS and len(run.marks) > 2:
@@ -268,17 +273,16 @@ class Downloads:
             try:
                 self._discard(run)
             except OSError as error:
-                # files that stay behind must not keep the caller from learning how the download ended
+                # `on_end` must be called even if files could not be removed
                 log.error("download_not_removed", download=key, reason=error.strerror)
         try:
             await run.on_end(key, run.outcome)
-        except (
-            Exception
-        ):  # border: an error of the caller's `on_end` is logged, and must not end this task unseen
+        except Exception:
+            # border: an error of the caller's `on_end` is logged, because nothing awaits this task
             log.exception("download_end_failed", download=key)
 
     async def _outcome(self, key: Key, run: _Run) -> Refusal | None:
-        """Why the job did not succeed."""
+        """Wait for the work, and return why the job did not succeed; None for a success."""
         try:
             await _interruptible(run, self._fetch(key, run))
             if run.read is not None:
@@ -297,7 +301,7 @@ class Downloads:
         return None
 
     def _discard(self, run: _Run) -> None:
-        """Remove the files that an ended run fetched, but not those that other downloads of the same folder need.
+        """Remove the files that an ended download fetched, except files that other downloads into the same folder need.
 
         Raises:
             OSError
@@ -310,10 +314,10 @@ class Downloads:
 
 
 async def _interruptible(run: _Run, work: Awaitable[None]) -> None:
-    """Do a part of a job's work, unless it was interrupted before.
+    """Do one part of a job's work. If the job was interrupted before, the part is not begun.
 
     Raises:
-        asyncio.CancelledError: it was interrupted; what the work raises.
+        asyncio.CancelledError: the job was interrupted. Errors of the work are raised too.
     """
     run.work = asyncio.ensure_future(work)
     if run.interruption is not None:
@@ -322,8 +326,8 @@ async def _interruptible(run: _Run, work: Awaitable[None]) -> None:
 
 
 def _wait(state: tenacity.RetryCallState) -> float:
-    """Seconds before the next attempt: twice as many each time, or as many as the hub asks for if those are more; never
-    more than `LONGEST_WAIT`."""
+    """Seconds before the next attempt. They double with each attempt. If the hub asks for a longer wait, that wait is
+    used; both are at most `LONGEST_WAIT`."""
     error = state.outcome.exception() if state.outcome else None
     asked = error.wait_seconds if isinstance(error, Trouble) else None
     doubled = FIRST_WAIT * 2.0 ** min(state.attempt_number - 1, 10)

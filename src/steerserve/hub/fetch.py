@@ -1,7 +1,8 @@
 """The downloader, `python -m steerserve.hub.fetch`: one process for one question or one download.
 
-It reads one JSON line (`wire.Ask`), writes JSON lines, and ends when its input closes, so a service that was killed
-leaves none behind. huggingface_hub and its HTTP client live only here, in `session.py` and in `transfer.py`.
+It reads one JSON line (`wire.DownloaderTask`), writes JSON lines, and ends when its input closes, so no downloader is
+left when the service is killed. huggingface_hub and its HTTP client live only here, in `session.py` and in
+`transfer.py`.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ LISTING_BYTES = 32 << 20
 LISTED_FILES = 20_000
 CONFIG_BYTES = 1 << 20
 DESCRIBE_MEMORY = 1 << 30
-"""Address space of a process that answers a question."""
+"""The largest address space, in bytes, of a process that answers a question."""
 
 READ_SECONDS = 15.0
 TEXT_MAXIMUM = 200
@@ -53,8 +54,8 @@ TAGS_MAXIMUM = 200
 
 
 def describe(job: Describe, session: Session) -> Described:
-    """What the hub says of a repository at one commit. Values of the wrong type are None, a malformed listing is
-    refused.
+    """The hub's description of a repository at one commit. A value of the wrong type becomes None. A malformed listing
+    is refused.
 
     Raises:
         Trouble
@@ -103,14 +104,14 @@ def _info(job: Describe, session: Session) -> dict[str, Any]:
 
 
 def _name(named: object, asked: str) -> str:
-    """The repository's name as the hub writes it: one that was renamed answers with its new name."""
+    """The name of the repository as the hub writes it. For a repository that was renamed, this is the new name."""
     with contextlib.suppress(Refusal):
         return check_repo_id(named) if isinstance(named, str) else asked
     return asked
 
 
 def _listing(repo_id: str, sha: str, session: Session) -> list[WantedFile]:
-    """All files of a commit, however deep, page by page."""
+    """All files of a commit, in all folders. The listing is fetched page by page."""
     url: str | None = f"{session.endpoint}/api/models/{repo_id}/tree/{sha}?recursive=true"
     files: list[WantedFile] = []
     for _ in range(LISTED_FILES):
@@ -132,7 +133,8 @@ def _is_folder(entry: object) -> bool:
 
 
 def _listed(entry: object) -> WantedFile:
-    """One file. Those kept outside git have a SHA-256 of their content, the others the name of their git blob."""
+    """One file of a listing. Its digest is the SHA-256 of the content if the file is stored outside git, else the id of
+    its git blob."""
     if not isinstance(entry, dict) or not isinstance(entry.get("path"), str):
         raise Trouble(Kind.FAILED, "the hub's listing is malformed")
     lfs = _object(entry.get("lfs"))
@@ -151,8 +153,8 @@ def _is_encodable(path: str) -> bool:
 
 
 def _check_access(repo_id: str, sha: str, file: WantedFile, session: Session) -> None:
-    """The facts of a gated repository are public; only a request for one of its files tells whether the token has
-    access."""
+    """Check that the token has access to a gated repository. The facts of such a repository are public, so one of its
+    files is requested."""
     url = hf_hub_url(repo_id, file.path, revision=sha, endpoint=session.endpoint)
     get_hf_file_metadata(url, headers=session.headers, endpoint=session.endpoint, token=False)
 
@@ -160,7 +162,7 @@ def _check_access(repo_id: str, sha: str, file: WantedFile, session: Session) ->
 def _config(
     repo_id: str, sha: str, file: WantedFile | None, session: Session
 ) -> dict[str, Any] | None:
-    """The content of config.json, None where there is none, it is too large, or no JSON object."""
+    """The content of config.json. None if there is no such file, if it is too large, or if it is not a JSON object."""
     if file is None or (file.size or 0) > CONFIG_BYTES:
         return None
     url = hf_hub_url(repo_id, file.path, revision=sha, endpoint=session.endpoint)
@@ -187,7 +189,7 @@ def _count(value: object) -> int | None:
 
 
 def _text(value: object) -> str | None:
-    """One printable line of bounded length."""
+    """The printable characters of a text, as one line of bounded length."""
     if not isinstance(value, str):
         return None
     return "".join(c for c in value[:TEXT_MAXIMUM] if c.isprintable()) or None
@@ -202,26 +204,26 @@ def _texts(value: object) -> list[str]:
 
 
 def main() -> None:
-    """One question, its events, the end."""
+    """Read one task, write its events, and exit."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    # output of libraries must not mix with the events
+    # the events go to stdout, so output of libraries must not
     out = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)
     ask = msgspec.json.decode(sys.stdin.buffer.readline(), type=DownloaderTask)
     threading.Thread(target=_end_with_input, daemon=True).start()
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     if isinstance(ask.job, Describe | Headers):
-        # a small answer may unpack to a huge one
+        # the memory is bounded, because a small compressed answer may unpack to a huge one
         with contextlib.suppress(ValueError, OSError):
             resource.setrlimit(resource.RLIMIT_AS, (DESCRIBE_MEMORY, DESCRIBE_MEMORY))
     _send(out, Begun())
     _send(out, _run(ask, out))
-    # threads of libraries must not keep the process
+    # exit at once, because threads of libraries could keep the process running
     os._exit(0)
 
 
 def _run(ask: DownloaderTask, out: BinaryIO) -> Event:
-    """The last event."""
+    """Do the task, and return the last event."""
     try:
         with troubles(ask.token is not None):
             if isinstance(ask.job, Describe):
@@ -230,13 +232,14 @@ def _run(ask: DownloaderTask, out: BinaryIO) -> Event:
                 return HeaderRead(
                     fetch_header(ask.job, Session(ask.endpoint, ask.token, READ_SECONDS))
                 )
-            # the service ends a download that stands still, because the service sees all of its progress
+            # a download has no timeout here: the service sees its progress, and ends it when it makes none
             session = Session(ask.endpoint, ask.token, None)
             fetch_all(ask.job, session, lambda event: _send(out, event))
             return DownloadDone()
     except Trouble as trouble:
         return Failed(trouble.kind, trouble.reason, trouble.wait_seconds)
-    except Exception as error:  # the border of the process: its text may hold anything
+    except Exception as error:
+        # border of the process: only the type is reported, because the text of an error may hold secrets
         return Failed(Kind.FAILED, type(error).__name__)
 
 

@@ -1,5 +1,5 @@
-"""The header of a safetensors file of the hub, read by ranges: 8 bytes of length, then JSON, and nothing of the
-tensors.
+"""Reads the header of a safetensors file at the hub by range requests: 8 bytes of length, then JSON. The tensors are
+not fetched.
 
 Only the downloader process imports this.
 """
@@ -16,21 +16,21 @@ from steerserve.hub.session import Session
 from steerserve.hub.wire import Headers, Kind, Trouble
 
 FIRST_BYTES = 64 << 10
-"""Asked for at once: the headers of nearly all SAEs are shorter."""
+"""The number of bytes in the first request. The headers of nearly all SAEs are shorter."""
 
 HEADER_BYTES = 4 << 20
 TENSORS = 10_000
-"""More than the files of most checkpoints have."""
+"""The most tensors in a header. The files of most checkpoints have fewer."""
 
 UNKNOWN_SIZE = 1 << 62
 PATH_SHOWN = 500
-"""Most characters of a file's path in a message."""
+"""The most characters of a file's path that a message shows."""
 
 _RANGE = re.compile(r"bytes (\d+)-\d+/(\d+)")
 
 
 def fetch_header(job: Headers, session: Session) -> list[tuple[str, str, list[int], int]]:
-    """Name, dtype, shape and bytes of each tensor.
+    """The name, dtype, shape and size in bytes of each tensor.
 
     Raises:
         Trouble: FAILED, with the name of the file, when its header is damaged or longer than `HEADER_BYTES`, or lists
@@ -64,8 +64,8 @@ def _damaged(job: Headers, fault: str) -> Trouble:
 
 
 def _bytes(url: str, count: int, session: Session) -> tuple[bytes, int | None]:
-    """The first bytes of a file, so many at most, and its size where the answer tells it. An answer that holds all of
-    the file instead is read no further.
+    """The first `count` bytes of a file, and the size of the file if the answer tells it. If the answer has the whole
+    file, only its beginning is read.
 
     Raises:
         Trouble

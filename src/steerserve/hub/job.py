@@ -1,4 +1,5 @@
-"""A download as a value: which files of one commit go where, how far they are, and whether they fit on the disk."""
+"""A download as a value: the files of one commit and their folder, the progress, and whether the files fit on the
+disk."""
 
 from __future__ import annotations
 
@@ -12,7 +13,7 @@ from steerserve.rules.repository import RepoFile
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """Files of one commit, and the folder they go to (see `files.folder.folder_of`)."""
+    """Files of one commit, and the folder where they are stored (see `files.folder.folder_of`)."""
 
     repo_id: str
     sha: str
@@ -23,8 +24,8 @@ class Job:
 
 @dataclass(frozen=True, slots=True)
 class FetchProgress:
-    """How far a download is. Bytes that were there before it began count as downloaded. `percent` is 100 only at the
-    end; `speed_bps` (bytes a second) is None while nothing flows."""
+    """The progress of a download. Bytes that were on the disk before it began count as downloaded. `percent` is 100
+    only at the end. `speed_bps` is in bytes per second, None while no bytes arrive."""
 
     downloaded_bytes: int
     total_bytes: int
@@ -33,8 +34,8 @@ class FetchProgress:
 
 
 def disk_room(job: Job, others: Sequence[Job]) -> tuple[int, int, int]:
-    """Bytes that the job still fetches, bytes that are free, and bytes that the other jobs still fetch. A file that
-    several jobs fetch, this one among them, counts once."""
+    """Three numbers: the bytes that the job still has to fetch, the free bytes, and the bytes that the other jobs still
+    have to fetch. A file that several jobs fetch counts once."""
     promised = {
         CommitFolder(other.folder).final(file): missing_bytes(other.folder, [file])
         for other in others
@@ -46,5 +47,5 @@ def disk_room(job: Job, others: Sequence[Job]) -> tuple[int, int, int]:
 
 
 def percent_of(present: int, total: int) -> int:
-    """At most 99, because 100 is shown at the end only."""
+    """The percentage of `total`, at most 99, because 100 is only shown at the end."""
     return min(99, 100 * present // total) if total else 0

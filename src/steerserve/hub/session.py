@@ -1,4 +1,4 @@
-"""The downloader's connection to the hub: every request passes a guard, every failure becomes a `Trouble`.
+"""The downloader's connection to the hub. Every request is checked by a guard, and every failure becomes a `Trouble`.
 
 Only the downloader process imports this.
 """
@@ -30,7 +30,7 @@ Origin = tuple[str, str, int | None]
 
 
 class Session:
-    """Requests to one hub with one token. The token goes to the hub's own origin and nowhere else."""
+    """Sends requests to one hub with one token. The token is sent to the hub's own origin only."""
 
     def __init__(self, endpoint: str, token: str | None, read_seconds: float | None) -> None:
         self.endpoint = endpoint.rstrip("/")
@@ -42,17 +42,18 @@ class Session:
             address.is_global for address in _addresses(self._home)
         )
         timeout = httpx2.Timeout(CONNECT_SECONDS, read=read_seconds)
-        # huggingface_hub's own calls go through this client too
+        # calls that huggingface_hub makes itself use this client too
         set_client_factory(
             lambda: httpx2.Client(event_hooks={"request": [self._guard]}, timeout=timeout)
         )
 
     def is_home(self, url: str) -> bool:
-        """Whether an address is of the hub's own origin."""
+        """Whether an address has the hub's own origin."""
         return origin(url) == self._home
 
     def json(self, url: str, maximum: int) -> tuple[Any, str | None]:
-        """A JSON answer of the hub of at most `maximum` bytes unpacked, and the address of its next page.
+        """A JSON answer of the hub, and the address of its next page. The unpacked answer may have at most `maximum`
+        bytes.
 
         Raises:
             Trouble
@@ -73,8 +74,8 @@ class Session:
     def stream(
         self, url: str, headers: dict[str, str] | None = None, *, at_home: bool = False
     ) -> Iterator[httpx2.Response]:
-        """A GET whose answer is a success, redirects followed one by one and their bodies left unread. `at_home`
-        follows them within the hub only.
+        """Send a GET, and give its successful answer. Redirects are followed one by one, without reading their bodies.
+        With `at_home`, a redirect to another origin is refused.
 
         Raises:
             Trouble
@@ -84,7 +85,7 @@ class Session:
             with get_session().stream("GET", url, headers=headers) as response:
                 if not response.has_redirect_location:
                     if response.is_client_error and not self.is_home(url):
-                        # a signed address has expired: the hub gives a fresh one to the next attempt
+                        # the signed address has expired; the next attempt gets a fresh address from the hub
                         status = response.status_code
                         raise Trouble(Kind.UNREACHABLE, f"the hub's storage answered {status}")
                     check_status(response, self.has_token and self.is_home(url))
@@ -97,10 +98,10 @@ class Session:
         raise Trouble(Kind.FAILED, "the hub redirects too often")
 
     def _guard(self, request: httpx2.Request) -> None:
-        """Checks every request before it is sent, redirected requests included.
+        """Check a request before it is sent, also if it follows a redirect.
 
         Raises:
-            Trouble: FAILED where the hub redirects to an address that is not safe.
+            Trouble: FAILED if the hub redirects to an address that is not safe.
         """
         target = origin(str(request.url))
         if target == self._home:
@@ -110,16 +111,16 @@ class Session:
             raise Trouble(Kind.FAILED, "the hub redirects to an address that is not safe")
         for address in _addresses(target):
             is_never = address.is_link_local or address.is_multicast or address.is_unspecified
-            # a hub on the internet has no business with addresses of our own network
+            # a hub on the internet must not make this machine send requests into its own network
             if is_never or (self._is_hub_public and not address.is_global):
                 raise Trouble(Kind.FAILED, "the hub redirects to an address that is not safe")
 
 
 def origin(url: str) -> Origin:
-    """Scheme, host and port of an address.
+    """The scheme, host and port of an address.
 
     Raises:
-        Trouble: FAILED for what is no address.
+        Trouble: FAILED for a malformed address.
     """
     try:
         parts = urlsplit(url)
@@ -129,7 +130,7 @@ def origin(url: str) -> Origin:
 
 
 def _addresses(target: Origin) -> list[ipaddress.IPv4Address | ipaddress.IPv6Address]:
-    """The addresses of a host; none where only a proxy can resolve the name."""
+    """The IP addresses of a host. Empty if the name cannot be resolved here, as where only a proxy can resolve it."""
     try:
         entries = socket.getaddrinfo(target[1], target[2], type=socket.SOCK_STREAM)
         plain = [ipaddress.ip_address(str(entry[4][0]).partition("%")[0]) for entry in entries]
@@ -140,7 +141,7 @@ def _addresses(target: Origin) -> list[ipaddress.IPv4Address | ipaddress.IPv6Add
 
 def check_status(response: httpx2.Response, has_token: bool) -> None:
     """Raises:
-    Trouble: unless the answer is a success.
+    Trouble: the answer is not a success.
     """
     status, code = response.status_code, response.headers.get("X-Error-Code", "")
     if response.is_success:
@@ -162,7 +163,7 @@ def _kind_by_status(status: int, has_token: bool) -> Kind:
     if status == 404:
         return Kind.NO_REPO
     if status == 401:
-        # without a token the hub answers alike for a private repository and for one that does not exist
+        # without a token, the hub gives the same answer for a private repository and for one that does not exist
         return Kind.BAD_TOKEN if has_token else Kind.NO_REPO
     if status == 403:
         return Kind.NO_ACCESS if has_token else Kind.GATED
@@ -171,8 +172,8 @@ def _kind_by_status(status: int, has_token: bool) -> Kind:
 
 @contextmanager
 def troubles(has_token: bool) -> Iterator[None]:
-    """Raise every failure of the network, the hub or the disk as a `Trouble` of its kind; the texts of the failures are
-    dropped."""
+    """Turn every failure of the network, the hub or the disk into a `Trouble` of its kind. The texts of the failures
+    are dropped."""
     try:
         yield
     except HfHubHTTPError as error:  # an OSError too, so it comes first

@@ -1,8 +1,8 @@
-"""Fetching the files of a repository into a staging folder: resumed where an earlier attempt stopped, checked when
-whole.
+"""Fetches the files of a repository into a staging folder. A file continues where an earlier attempt stopped, and is
+checked when it is complete.
 
-huggingface_hub itself no longer goes on with partial files (each of its downloads starts a file of its own and removes
-it on failure), so the bytes are fetched here; its metadata call and its chunk store are used as they are.
+The bytes are fetched here because huggingface_hub no longer continues partial files: each of its downloads starts a new
+file and removes it on failure. Its metadata call and its client for the chunk store are used.
 
 Only the downloader process imports this.
 """
@@ -28,15 +28,15 @@ from steerserve.hub.wire import Download, Kind, Progressed, Trouble, WantedFile
 
 REPORT_SECONDS = 0.25
 HTTP_MAXIMUM = 50 * 10**9
-"""Larger files are not served over plain HTTP."""
+"""The most bytes in a file that the hub serves over plain HTTP."""
 
 _READ_BYTES = 1 << 20
 _CONTENT_RANGE = re.compile(r"bytes (\d+)-\d+/(?:\d+|\*)")
 
 
 class ByteCounter:
-    """Counts the bytes of a job that are on the disk. A thread of its own reports them every `REPORT_SECONDS` while the
-    work goes on, so that the last bytes before a silence are reported too."""
+    """Counts the bytes of a job that are on the disk. While the work goes on, a separate thread reports the count every
+    `REPORT_SECONDS`, so the last bytes before a pause are reported too."""
 
     def __init__(self, present: int, send: Callable[[Progressed], None]) -> None:
         self._present = present
@@ -54,7 +54,7 @@ class ByteCounter:
         self._teller.join()
 
     def add(self, count: int) -> None:
-        """Count further bytes. 0 only shows that the work goes on; a negative count takes bytes back."""
+        """Count further bytes. A count of 0 only shows that the work goes on. A negative count subtracts bytes."""
         self._present += count
         self._is_moving = True
 
@@ -66,7 +66,7 @@ class ByteCounter:
 
 
 def fetch_all(job: Download, session: Session, send: Callable[[Progressed], None]) -> None:
-    """Fetch every file that is not there yet.
+    """Fetch every file that is not complete yet.
 
     Raises:
         Trouble
@@ -112,7 +112,8 @@ class _Transfer:
         os.replace(self.part, self.whole)
 
     def _checked_size(self, facts: HfFileMetadata) -> int:
-        """Bytes of the file. The listing and the hub's facts of the file must be of one commit and agree."""
+        """The size of the file in bytes. The listing and the hub's facts about the file must agree in commit and
+        size."""
         if facts.commit_hash not in (None, self.job.sha):
             raise Trouble(Kind.FAILED, "the hub offers a file of another commit")
         size = facts.size if self.file.size is None else self.file.size
@@ -153,8 +154,8 @@ class _Transfer:
             self.part.unlink()
 
     def _check(self, path: Path) -> None:
-        """Compare the content with the digest that the hub listed. Reading a large file takes a while, so the counter
-        is told that the work goes on."""
+        """Compare the content with the digest that the hub listed. Reading a large file takes long, so the counter is
+        told now and then that the work goes on."""
         digest = _hasher(self.file.digest, self.size)
         if digest is None:
             return
@@ -168,18 +169,19 @@ class _Transfer:
     # ------------------------------------------------------------- the hub's chunk store
 
     def _may_use_xet(self, facts: HfFileMetadata) -> bool:
-        """Whether the hub offers the file in its chunk store. A transfer from there cannot be resumed, so a file that
-        has begun is fetched over plain HTTP."""
+        """Whether to fetch the file from the hub's chunk store. Such a transfer cannot be continued later, so a file
+        that is there in part is fetched over plain HTTP, unless it is larger than HTTP_MAXIMUM."""
         data = facts.xet_file_data
         if data is None or importlib.util.find_spec("hf_xet") is None:
             return False
         if self.size <= HTTP_MAXIMUM and (not self.job.use_xet or self.part.exists()):
             return False
-        # code that does not pass the session's guard sends the token there
+        # the client of the chunk store sends the token without passing the session's guard, so the address is checked
         return self.session.is_home(data.refresh_route)
 
     def _by_xet(self, facts: HfFileMetadata) -> bool:
-        """Whether the file was fetched. If not, nothing of it is left."""
+        """Fetch the file from the chunk store, and return whether that succeeded. After a failure, no part of the file
+        is left."""
         place = self.whole.with_suffix(XET_PART)
         counted = _Counted(self.counter)
         headers = {k: v for k, v in self.session.headers.items() if k != "Accept-Encoding"}
@@ -195,7 +197,8 @@ class _Transfer:
             if place.stat().st_size != self.size:
                 raise Trouble(Kind.DAMAGED, "a file ended early")
             self._check(place)
-        except Exception:  # whatever fails in the chunk store, plain HTTP fetches the same file
+        except Exception:
+            # after any failure of the chunk store, the file is fetched over plain HTTP
             place.unlink(missing_ok=True)
             self.counter.add(-counted.bytes)
             return False
@@ -205,10 +208,9 @@ class _Transfer:
 
 
 class _Counted:
-    """Takes the place of the progress bars of huggingface_hub, and passes the bytes on the disk to the counter.
-
-    Because it has `update_transfer`, huggingface_hub makes one bar for the bytes on the disk and those on the wire; the
-    bytes on the wire are not counted.
+    """Replaces the progress bar of huggingface_hub, and passes the bytes on the disk to the counter. Because this class
+    has the method `update_transfer`, huggingface_hub makes only one bar for the bytes on the disk and the bytes
+    received; the received bytes are not counted.
     """
 
     def __init__(self, counter: ByteCounter) -> None:
@@ -236,7 +238,7 @@ class _Counted:
 
 
 def _goes_on(response: httpx2.Response, have: int) -> bool:
-    """Whether an answer holds the bytes from `have` on, and not the whole file."""
+    """Whether an answer is a part of the file that begins at byte `have`."""
     ranged = _CONTENT_RANGE.fullmatch(response.headers.get("Content-Range", ""))
     is_plain = response.headers.get("Content-Encoding", "identity") == "identity"
     return (
@@ -245,7 +247,7 @@ def _goes_on(response: httpx2.Response, have: int) -> bool:
 
 
 def _hasher(digest: str | None, size: int) -> Any:
-    """The hash function of a digest: SHA-256 of the content, or SHA-1 of the git blob. None for a digest of another
+    """The hash function for a digest: SHA-256 of the content, or SHA-1 of the git blob. None for a digest of another
     form."""
     if digest is None or not re.fullmatch(r"[0-9a-f]+", digest):
         return None

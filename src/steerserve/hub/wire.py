@@ -1,4 +1,5 @@
-"""What the service and its downloader process say to each other: one JSON line down, JSON lines up."""
+"""The messages between the service and a downloader process. The service sends one JSON line; the process answers with
+JSON lines."""
 
 from __future__ import annotations
 
@@ -9,7 +10,7 @@ import msgspec
 
 
 class Kind(StrEnum):
-    """The kinds of failures that are treated differently."""
+    """The kinds of failures. Each kind is treated differently."""
 
     NO_REPO = "no_repo"
     NO_REVISION = "no_revision"
@@ -18,15 +19,15 @@ class Kind(StrEnum):
     BAD_TOKEN = "bad_token"  # noqa: S105  (the name of a failure)
     NO_ACCESS = "no_access"
     UNREACHABLE = "unreachable"
-    """Transport: connections, timeouts, 408, 429, 5xx. Repeating may help."""
+    """A failure of transport: connections, timeouts, and the statuses 408, 429 and 5xx. Another attempt may succeed."""
     DAMAGED = "damaged"
-    """The bytes are not those that were listed. Repeating may help."""
+    """The bytes are not those that the hub listed. Another attempt may succeed."""
     DISK_FULL = "disk_full"
     FAILED = "failed"
 
 
 class WantedFile(msgspec.Struct, frozen=True):
-    """A file to fetch; `digest` as in `rules.repository.RepoFile`."""
+    """A file to fetch. `digest` is as in `rules.repository.RepoFile`."""
 
     path: str
     size: int | None
@@ -39,7 +40,7 @@ class Describe(msgspec.Struct, frozen=True, tag="describe"):
 
 
 class Headers(msgspec.Struct, frozen=True, tag="headers"):
-    """The header of one safetensors file, without the rest of it."""
+    """Asks for the header of one safetensors file."""
 
     repo_id: str
     sha: str
@@ -47,7 +48,7 @@ class Headers(msgspec.Struct, frozen=True, tag="headers"):
 
 
 class Download(msgspec.Struct, frozen=True, tag="download"):
-    """`use_xet` allows the hub's chunk store where the hub offers it."""
+    """Asks for a download. `use_xet` allows the hub's chunk store, if the hub offers it."""
 
     repo_id: str
     sha: str
@@ -57,7 +58,7 @@ class Download(msgspec.Struct, frozen=True, tag="download"):
 
 
 class DownloaderTask(msgspec.Struct, frozen=True):
-    """The one line that a downloader process reads. It carries the token, so its text form leaves the token out."""
+    """The one line that a downloader process reads. Its `repr` leaves out the token."""
 
     endpoint: str
     token: str | None
@@ -72,7 +73,7 @@ class Begun(msgspec.Struct, frozen=True, tag="begun"):
 
 
 class Described(msgspec.Struct, frozen=True, tag="described"):
-    """What the hub says of a repository, each value of the type it should have or None."""
+    """The hub's description of a repository. A value of the wrong type is None."""
 
     repo_id: str
     sha: str
@@ -94,23 +95,23 @@ class Described(msgspec.Struct, frozen=True, tag="described"):
 
 
 class HeaderRead(msgspec.Struct, frozen=True, tag="header_read"):
-    """Name, dtype as safetensors writes it, shape and bytes of each tensor of the file."""
+    """The name, dtype (as safetensors writes it), shape and size in bytes of each tensor of the file."""
 
     tensors: list[tuple[str, str, list[int], int]]
 
 
 class Progressed(msgspec.Struct, frozen=True, tag="progressed"):
-    """Bytes of the job that are on the disk, those of earlier attempts included."""
+    """The bytes of the job that are on the disk, including those of earlier attempts."""
 
     present_bytes: int
 
 
 class DownloadDone(msgspec.Struct, frozen=True, tag="done"):
-    """Every file is there whole."""
+    """Every file is complete."""
 
 
 class Failed(msgspec.Struct, frozen=True, tag="failed"):
-    """`reason` is one short line without addresses; `wait_seconds` is how long the hub asks to wait."""
+    """The job failed. `reason` is one short line without addresses. `wait_seconds` is how long the hub asks to wait."""
 
     kind: Kind
     reason: str
@@ -121,7 +122,7 @@ Event = Begun | Described | HeaderRead | Progressed | DownloadDone | Failed
 
 
 class Trouble(Exception):
-    """A failure of the downloader, before it is answered as a refusal. See `Failed` for the fields."""
+    """A failure of the downloader, raised before it is turned into a refusal. The fields are those of `Failed`."""
 
     def __init__(self, kind: Kind, reason: str, wait_seconds: float | None = None) -> None:
         super().__init__(reason)
@@ -131,5 +132,5 @@ class Trouble(Exception):
 
     @property
     def is_transport(self) -> bool:
-        """Whether repeating may help."""
+        """Whether the failure is one of transport, so that another attempt may succeed."""
         return self.kind in (Kind.UNREACHABLE, Kind.DAMAGED)
