@@ -1,4 +1,4 @@
-"""The cards of this machine as values, and which of them the tensor library sees under which index."""
+"""The cards of this machine as values, and the index under which the tensor library sees each of them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ VISIBLE = "CUDA_VISIBLE_DEVICES"
 
 @dataclass(frozen=True, slots=True)
 class CardProcess:
-    """Memory that one process holds on a card, in MiB; None where the driver does not tell."""
+    """The MiB that one process holds on a card; None if the driver does not tell."""
 
     pid: int
     used_mb: int | None
@@ -18,10 +18,10 @@ class CardProcess:
 
 @dataclass(frozen=True, slots=True)
 class Card:
-    """One card, in MiB, percent and degrees Celsius; what could not be measured is None.
+    """One card, in MiB, percent and degrees Celsius. A figure that could not be measured is None.
 
-    `smi_index` is the driver's, `torch_index` the tensor library's, None when it cannot see the card; `capability` is the
-    version of what the card computes.
+    `smi_index` is the driver's index. `torch_index` is the tensor library's index, None if the library does not see the
+    card. `capability` is the compute capability (major, minor).
     """
 
     smi_index: int
@@ -39,7 +39,7 @@ class Card:
 
 
 def torch_indices(uuids: Sequence[str], environ: Mapping[str, str]) -> dict[str, int]:
-    """The index of each card that the tensor library sees; `uuids` in the order of their buses.
+    """The index of each card that the tensor library sees. `uuids` are in the order of the cards' buses.
 
     CUDA_VISIBLE_DEVICES: (1) unset shows all; (2) an entry is an index or the beginning of one UUID; (3) the first entry
     that names no card hides itself and all after it, so an empty text and -1 hide all; (4) a card named twice hides all;

@@ -1,7 +1,7 @@
-"""Leases: a named holder pins the resident model against every load, unload and swap for a limited time.
+"""Leases: a named holder protects the resident model from every load, unload and swap for a limited time.
 
-Pure steps on a `Book`: what is now, and the id of a new lease, are given. Of an id only a digest is kept. A lease ends
-when somebody looks at it after its time; nothing runs in the background.
+All functions are pure steps on a `Book`; the time and the ids are arguments. Only the digest of an id is kept. A lease
+whose time has passed is ended by the next step that reads the book; nothing runs in the background.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class End(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class LeaseLimits:
-    """Bounds of what a holder may ask for."""
+    """The limits of what a holder may ask for."""
 
     default_ttl_seconds: int = 7200
     max_ttl_seconds: int = 7200
@@ -42,7 +42,7 @@ class LeaseLimits:
 
 @dataclass(frozen=True, slots=True)
 class Terms:
-    """What a holder asks for, within the limits."""
+    """The terms that a holder asks for, within the limits."""
 
     holder: str
     reason: str
@@ -51,7 +51,7 @@ class Terms:
 
 @dataclass(frozen=True, slots=True)
 class Lease:
-    """One lease. Its id is not in it, only the digest that the id is compared by."""
+    """One lease. It has the digest of its id, with which ids are compared, and not the id."""
 
     model_id: int
     model_name: str
@@ -75,7 +75,7 @@ class Ended:
 
 @dataclass(frozen=True, slots=True)
 class Book:
-    """The one lease that may be live, and those that ended last, oldest first, at most `memory` of them."""
+    """The current lease, if any, and at most `memory` ended leases, the oldest first."""
 
     memory: int = 64
     current: Lease | None = None
@@ -91,7 +91,7 @@ class Book:
 
 
 def live(lease: Lease | None, now: datetime) -> Lease | None:
-    """The lease while its time lasts: up to `expires_at`, which is no longer part of it."""
+    """The lease if `now` is before its `expires_at`, else None."""
     return lease if lease is not None and now < lease.expires_at else None
 
 
@@ -100,14 +100,14 @@ def digest_of(lease_id: str) -> bytes:
 
 
 def is_held_by(lease: Lease | None, lease_id: str | None) -> bool:
-    """Whether this is the lease's id; compared in constant time."""
+    """Whether this is the id of the lease. The comparison takes constant time."""
     if lease is None or lease_id is None:
         return False
     return hmac.compare_digest(lease.digest, digest_of(lease_id))
 
 
 def last_ended(book: Book, model_id: int) -> Ended | None:
-    """The lease of this model that ended last, as far as it is remembered."""
+    """The remembered lease of this model that ended last."""
     return next((e for e in reversed(book.ended) if e.lease.model_id == model_id), None)
 
 
@@ -117,9 +117,10 @@ def last_ended(book: Book, model_id: int) -> Ended | None:
 def grant(
     book: Book, model_id: int, model_name: str, terms: Terms, digest: bytes, now: datetime
 ) -> Book:
-    """A lease of the resident, loaded model, from now on.
+    """Grant a lease of the resident model, from now on.
 
-    (1) One lease is live at most, also for its own holder. That the model is resident is asked of `residency.may_lease`.
+    (1) At most one lease is live; its own holder is refused a second one too. `residency.may_lease` has checked that the
+    model is resident.
 
     Raises:
         Refusal: MODEL_LEASED (1).
@@ -141,8 +142,8 @@ def grant(
 
 
 def renew(book: Book, model_id: int, lease_id: str, ttl_seconds: int, now: datetime) -> Book:
-    """(1) Only the live lease that the id names is renewed. (2) Its time counts from now, not from its old end: it may
-    become shorter.
+    """(1) Only the live lease with this id is renewed. (2) The new time counts from now, not from the old end, so the lease
+    may become shorter.
 
     Raises:
         Refusal: LEASE_NOT_FOUND, LEASE_EXPIRED (1).
@@ -155,7 +156,7 @@ def renew(book: Book, model_id: int, lease_id: str, ttl_seconds: int, now: datet
 
 
 def release(book: Book, model_id: int, lease_id: str, now: datetime) -> Book:
-    """The live lease that the id names ends as released; it is the book's last one.
+    """End the live lease with this id as released. It becomes the last of the book.
 
     Raises:
         Refusal: LEASE_NOT_FOUND, LEASE_EXPIRED.
@@ -166,7 +167,7 @@ def release(book: Book, model_id: int, lease_id: str, now: datetime) -> Book:
 
 
 def expire(book: Book, now: datetime) -> Book:
-    """A lease whose time has passed ended when it passed, not when somebody looked."""
+    """End the current lease if its time has passed. Its end is its `expires_at`, not the moment of this call."""
     lease = book.current
     if lease is None or live(lease, now) is not None:
         return book
@@ -174,7 +175,7 @@ def expire(book: Book, now: datetime) -> Book:
 
 
 def model_unloaded(book: Book, model_id: int, now: datetime) -> Book:
-    """The model stopped being resident, in whatever way: its lease ends with it."""
+    """End the lease of a model that is not resident any more, for whatever reason."""
     book = expire(book, now)
     if book.current is None or book.current.model_id != model_id:
         return book
@@ -182,7 +183,7 @@ def model_unloaded(book: Book, model_id: int, now: datetime) -> Book:
 
 
 def restart(book: Book, now: datetime) -> Book:
-    """The service stops. What the next one starts with is an empty book."""
+    """End the lease because the service stops. The next service starts with an empty book."""
     book = expire(book, now)
     return _end(book, End.RESTART, now) if book.current is not None else book
 
@@ -194,10 +195,10 @@ def _end(book: Book, reason: End, now: datetime) -> Book:
 
 
 def _named(book: Book, model_id: int, lease_id: str) -> Lease:
-    """The live lease of this model that the id names.
+    """The live lease of this model with this id.
 
-    (1) The id of a lease of another model answers like an unknown one. (2) An ended lease says how it ended, as long as
-    it is remembered.
+    (1) The id of another model's lease is refused like an unknown id. (2) For a remembered lease that has ended, the
+    refusal says how and when it ended.
 
     Raises:
         Refusal: LEASE_NOT_FOUND (1), LEASE_EXPIRED (2).
@@ -217,11 +218,11 @@ def _named(book: Book, model_id: int, lease_id: str) -> Lease:
     )  # (1)
 
 
-# ---------------------------------------------------------------------- what is asked for
+# ---------------------------------------------------------------------- request bodies
 
 
 def terms(body: Any, limits: LeaseLimits) -> Terms:
-    """The terms of a grant's body. Nothing is clamped or converted.
+    """The terms in the body of a grant. No value is clamped or converted.
 
     Raises:
         Refusal: INVALID_LEASE_REQUEST with the field and its limit.
@@ -235,7 +236,7 @@ def terms(body: Any, limits: LeaseLimits) -> Terms:
 
 
 def renewal(body: Any, limits: LeaseLimits) -> int:
-    """The seconds that the body of a renewal asks for; by default what a grant gets by default.
+    """The seconds in the body of a renewal. The default is the same as for a grant.
 
     Raises:
         Refusal: INVALID_LEASE_REQUEST.
@@ -288,7 +289,7 @@ def _invalid(param: str, why: str, maximum: int | None = None) -> Refusal:
 
 
 def _broken(text: str) -> bool:
-    """Whether the text has half a surrogate pair, which JSON can carry and UTF-8 cannot."""
+    """Whether the text has half of a surrogate pair. JSON allows it, and UTF-8 does not."""
     return any("\ud800" <= character <= "\udfff" for character in text)
 
 
@@ -296,17 +297,17 @@ def _printable(name: str) -> str:
     return name[:100].encode("ascii", "backslashreplace").decode()
 
 
-# ---------------------------------------------------------------------- what is told of a lease
+# ---------------------------------------------------------------------- refusals
 
 
 def summary(lease: Lease) -> dict[str, Any]:
-    """What a refusal tells of the lease that caused it."""
+    """The part of a lease that is shown in the details of a refusal."""
     expires_at = iso(lease.expires_at)
     return {"holder": lease.holder, "reason": lease.reason, "expires_at": expires_at}
 
 
 def leased(lease: Lease, operation: str, target_model_id: int) -> Refusal:
-    """The refusal of an operation that somebody else's lease stands against, with the ways out."""
+    """The refusal of an operation because another holder has a lease, with the ways out."""
     shown = summary(lease)
     release = f"DELETE /api/models/{lease.model_id}/lease"
     return Refusal(

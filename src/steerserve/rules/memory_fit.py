@@ -1,7 +1,7 @@
-"""Whether a model fits the memory that is there, and on which devices: one card, several, or the host's memory.
+"""Whether a model fits the free memory, and on which devices: one card, several cards, or the host.
 
-Each device has to hold its part of the weights, the KV cache of its layers at the least context, working memory, what
-loading takes for a moment, and on a card its context.
+Each device has to hold its part of the weights, the KV cache of its layers at the least context, working memory, the
+memory that loading takes for a moment, and, on a card, the card's context.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from steerserve.rules.placement import GpuChoice, GpuRequest
 from steerserve.rules.units import MIB
 
 PASSES_MAXIMUM = 4
-"""Times that layers are moved between cards before a split counts as impossible."""
+"""The most passes that move layers between cards. If the parts do not fit after them, the split counts as impossible."""
 
 
 @dataclass(frozen=True, slots=True)
 class PlacementPlan:
-    """Where a model goes. `layer_devices` has the device of each layer, or one entry where there is one device."""
+    """Where a model goes. `layer_devices` has the device of each layer, or one entry if there is one device."""
 
     mode: str
     reason: str
@@ -40,7 +40,7 @@ class PlacementPlan:
 
     @property
     def planned_mb_by_device(self) -> dict[str, int]:
-        """Weights by device."""
+        """MiB of weights by device."""
         return {share.device.label: share.weights_mb for share in self.shares}
 
     @property
@@ -48,7 +48,7 @@ class PlacementPlan:
         return max(share.working_mb for share in self.shares)
 
     def placement(self, memory_by_device_mb: dict[str, int]) -> dict[str, Any]:
-        """The placement of a resident model as records show it, given what it really takes."""
+        """The placement of a resident model as records show it. `memory_by_device_mb` is what the engine measured."""
         shown: dict[str, Any] = {
             "mode": self.mode,
             "reason": self.reason,
@@ -68,7 +68,8 @@ class PlacementPlan:
 
 
 class _NoRoom(Exception):
-    """The model does not fit: what each device would have to hold, and how the layers were moved."""
+    """The model does not fit. `shares` has what each device would have to hold; `passes` and `lowered` tell how layers were
+    moved."""
 
     def __init__(
         self, shares: Sequence[Share], passes: int = 0, lowered: dict[str, int] | None = None
@@ -80,10 +81,11 @@ class _NoRoom(Exception):
 
 
 def plan(needs: Needs, devices: Sequence[Device], wanted: GpuRequest) -> PlacementPlan:
-    """Place a model on the devices it may use.
+    """Place a model on the devices that it may use.
 
-    (1) One device: it fits there or is refused. (2) "all": every card gets a part or the load is refused. (3) Else the
-    card with most free memory if it fits there; (4) else it is split over as few cards as hold it, the emptiest first.
+    (1) With one device, the model fits there or is refused. (2) With "all", every card gets a part, or the load is refused.
+    (3) Otherwise the model goes to the card with most free memory if it fits there. (4) Else it is split over as few cards
+    as can hold it, beginning with the card that has most free memory.
 
     Raises:
         Refusal: INSUFFICIENT_MEMORY, SPLIT_NOT_HONOURED.
@@ -106,7 +108,7 @@ Place = Callable[[Sequence[Device]], PlacementPlan]
 
 
 def _planned(needs: Needs, devices: Sequence[Device], place: Place) -> PlacementPlan:
-    """The plan, or the refusal that tells whether the model could fit this machine at all."""
+    """The plan, or a refusal that tells whether the model could ever fit this machine."""
     held = needs.kv_tokens_named
     if held is not None and held < needs.min_context:
         shares = [_whole(needs, device) for device in devices]
@@ -127,13 +129,13 @@ def _fits(place: Place, devices: Sequence[Device]) -> bool:
         place(devices)
     except _NoRoom:
         return False
-    except Refusal:  # the cards hold the model, though not as the request asked for
+    except Refusal:  # the cards can hold the model, but not in the way that the request asked for
         return True
     return True
 
 
 def _place(needs: Needs, devices: Sequence[Device], wanted: GpuRequest) -> PlacementPlan:
-    """`plan`, where nothing but room can be lacking.
+    """The plan by the four rules of `plan`; a lack of memory is raised as `_NoRoom`.
 
     Raises:
         Refusal: SPLIT_NOT_HONOURED.
@@ -243,7 +245,7 @@ def _whole(needs: Needs, device: Device) -> Share:
 def _share(
     needs: Needs, device: Device, start: int, end: int, *, is_first: bool, is_last: bool
 ) -> Share:
-    """What a device takes that holds the layers from `start` to before `end`; nothing but its context without any."""
+    """What a device takes that holds the layers from `start` to before `end`; nothing if it holds no layer."""
     count = end - start
     if not count and not (is_first and is_last):
         return Share(device, 0, 0, 0, 0, 0)
@@ -260,7 +262,8 @@ def _share(
 
 
 def _shares(needs: Needs, devices: Sequence[Device], counts: Sequence[int]) -> list[Share]:
-    """The devices' shares; the first that has layers holds what runs before them, the last what runs behind."""
+    """The shares of the devices. The first device with layers also holds what runs before the layers, the last one what runs
+    behind them."""
     used = [i for i, count in enumerate(counts) if count]
     found, start = [], 0
     for i, (device, count) in enumerate(zip(devices, counts, strict=True)):
@@ -271,9 +274,10 @@ def _shares(needs: Needs, devices: Sequence[Device], counts: Sequence[int]) -> l
 
 
 def _split(needs: Needs, devices: Sequence[Device]) -> tuple[list[Share], int, dict[str, int]]:
-    """The shares of the devices: layers in order, in proportion to free memory, then moved until all fit or none can.
+    """The shares of the devices. Layers are given out in order, in proportion to free memory, and then moved between
+    neighbours until all devices fit or no move helps.
 
-    The answer also has the passes of moving, and the MiB of weights left to each device that had to give layers away.
+    Also returns the number of passes that moved layers, and, for each device that gave layers away, its MiB of weights.
     """
     counts = _proportional(needs, devices)
     lowered: dict[str, int] = {}
@@ -296,7 +300,7 @@ def _split(needs: Needs, devices: Sequence[Device]) -> tuple[list[Share], int, d
 def _push(
     needs: Needs, devices: Sequence[Device], counts: list[int], order: range, step: int
 ) -> None:
-    """Each device that is over its memory gives its outermost layers to the neighbour at `step`."""
+    """Each device that lacks memory gives its outermost layers to the neighbour at distance `step`."""
     for i in order:
         while counts[i] and not _shares(needs, devices, counts)[i].fits:
             counts[i] -= 1
@@ -304,7 +308,8 @@ def _push(
 
 
 def _proportional(needs: Needs, devices: Sequence[Device]) -> list[int]:
-    """Layers per device by its free memory. A card without room for working memory and one layer gets none."""
+    """The number of layers for each device, by its free memory. A card without room for working memory and one layer gets
+    no layer."""
     fixed = _mib(needs.working) + _mib(needs.staging)
     least = _mib(min(needs.layers) + needs.kv_bytes(1))
     rooms = [d.free_mb - d.context_mb - fixed for d in devices]
@@ -316,7 +321,7 @@ def _proportional(needs: Needs, devices: Sequence[Device]) -> list[int]:
 
 
 def _counts(layers: int, proportions: Sequence[float]) -> list[int]:
-    """So many layers in these proportions, whole ones."""
+    """`layers` divided in these proportions, in whole numbers."""
     total = sum(proportions)
     bounds = [round(layers * sum(proportions[: i + 1]) / total) for i in range(len(proportions))]
     return [bound - before for before, bound in zip([0, *bounds], bounds, strict=False)]

@@ -1,4 +1,4 @@
-"""What a model needs in memory, and what one device would hold of it."""
+"""The memory that a model needs, and the part of it that one device would hold."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ PREFILL_TOKENS = 1024
 together up to this many tokens, and a longer prompt in parts of this many."""
 
 LENGTH_STEP = 32
-"""The engine makes its KV cache in whole steps of this many tokens, so that kernels see few shapes."""
+"""The length of the KV cache is a multiple of this many tokens, so that kernels see few shapes."""
 
 LOGIT_ROWS = 32
-"""Rows whose logits are counted: they are sampled together, in float32."""
+"""The number of rows whose logits are counted. They are sampled together, in float32."""
 
 _LOGIT_COPIES = 3
 _HIDDEN_COPIES = 8
@@ -23,10 +23,10 @@ _MLP_COPIES = 3
 
 @dataclass(frozen=True, slots=True)
 class Needs:
-    """What a model takes, in bytes.
+    """The memory that a model takes, in bytes.
 
-    `first` is what runs before the layers (and everything that is not in a layer, when the output head is tied to it),
-    `last` is what runs behind them. `kv_per_token` is the KV cache of one token in one layer; the cache is made in
+    `first` is the weights that run before the layers, and a tied output head. `last` is the weights that run behind
+    the layers. `kv_per_token` is the KV cache of one token in one layer; the cache is made in
     whole steps of `kv_step` tokens. `kv_named` is the size of the cache of all layers where KV_CACHE_MB sets one, else 0.
     """
 
@@ -48,14 +48,14 @@ class Needs:
 
     @property
     def kv_tokens_named(self) -> int | None:
-        """Tokens that a cache of the set size holds; None where no size is set, or the model has no cache."""
+        """The tokens that a cache of the set size holds; None if no size is set, or the model has no cache."""
         each = self.kv_per_token * len(self.layers)
         if not self.kv_named or not each:
             return None
         return self.kv_named // each // self.kv_step * self.kv_step
 
     def kv_bytes(self, layers: int) -> int:
-        """The KV cache of so many layers: their part of the set size, and never less than the least context takes."""
+        """Bytes of the KV cache of so many layers: their part of the set size, and at least the size for the least context."""
         tokens = -(-self.min_context // self.kv_step) * self.kv_step
         least = self.kv_per_token * layers * tokens
         if self.kv_tokens_named is None:
@@ -65,8 +65,8 @@ class Needs:
 
 @dataclass(frozen=True, slots=True)
 class Device:
-    """A place for weights: `label` is `cuda:N` or `cpu`, `index` the card's number. `free_mb` counts what an unload will
-    give back; `total_mb` is its whole memory, None where that is not known."""
+    """A place for weights. `label` is `cuda:N` or `cpu`, and `index` the number of the card. `free_mb` includes the memory
+    that an unload gives back. `total_mb` is the whole memory, None if it is not known."""
 
     label: str
     name: str
@@ -77,13 +77,13 @@ class Device:
 
     @property
     def emptied(self) -> Device:
-        """The same device when nothing lies on it."""
+        """The same device with all its memory free."""
         return self if self.total_mb is None else replace(self, free_mb=self.total_mb)
 
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """What one device would hold of a plan, in MiB."""
+    """The part of a model that one device would hold, in MiB."""
 
     device: Device
     layers: int
@@ -94,7 +94,7 @@ class Share:
 
     @property
     def needed_mb(self) -> int:
-        """All of it; nothing on a device that gets no part."""
+        """The sum, with the context of a card; 0 for a device that gets no part."""
         parts = self.weights_mb + self.kv_mb + self.working_mb + self.staging_mb
         return parts + self.device.context_mb if parts else 0
 
@@ -125,11 +125,11 @@ def working_bytes(
     *,
     is_int8: bool = False,
 ) -> int:
-    """An estimate of what a prefill pass over `tokens` tokens takes beside weights and KV cache.
+    """An estimate of the bytes that a prefill pass over `tokens` tokens takes beside weights and KV cache.
 
-    tokens x (8 x hidden + 3 x intermediate) x width, as one layer's tensors live at once, and the logits of 32 rows in
-    the model's dtype and three times in float32, which is what sampling holds. 8-bit products are made in 32-bit whole
-    numbers and scaled in float32: 16 bytes more for each value of the widest one.
+    The tensors of one layer live at once: tokens x (8 x hidden + 3 x intermediate) x width. Sampling holds the logits
+    of 32 rows, once in the model's dtype and three times in float32. 8-bit products are computed in 32-bit integers and
+    scaled in float32, which takes 16 bytes more for each value of the widest tensor.
     """
     layer = tokens * (_HIDDEN_COPIES * hidden + _MLP_COPIES * intermediate) * width
     if is_int8:

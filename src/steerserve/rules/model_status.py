@@ -1,4 +1,5 @@
-"""The status of a model (and of an SAE) as a state machine: what moves it, from where, and what a client may ask then."""
+"""The status of a model (and of an SAE) as a state machine: its events, its moves, and the requests that each status
+allows."""
 
 from __future__ import annotations
 
@@ -14,7 +15,7 @@ class Event(StrEnum):
     REGISTERED = "registered"
     """From a folder on this machine."""
     REQUESTED = "requested"
-    """From the hub: the download begins, or goes on after it had failed or its files were lost."""
+    """From the hub. The download begins, or continues after a failure or after its files were lost."""
     DOWNLOADED = "downloaded"
     DOWNLOAD_FAILED = "download_failed"
     CANCELLED = "cancelled"
@@ -22,7 +23,7 @@ class Event(StrEnum):
     LOADED = "loaded"
     LOAD_FAILED = "load_failed"
     LACKED_MEMORY = "lacked_memory"
-    """A load that failed for want of memory only; the next request may try again."""
+    """A load failed only because memory was lacking; the next request may try again."""
     LOAD_ABANDONED = "load_abandoned"
     UNLOADED = "unloaded"
     ENGINE_ENDED = "engine_ended"
@@ -50,7 +51,7 @@ MOVES: dict[tuple[str | None, Event], str] = {
     ("loaded", Event.ENGINE_ENDED): "ready",
     ("loaded", Event.RESTARTED): "ready",
 }
-"""Status and event -> next status. A pair that is not here does not happen; None is a model not registered yet."""
+"""Status and event -> next status. Other pairs do not happen. The status None is a model that is not registered yet."""
 
 AFTER_RESTART: dict[str, str] = {
     before: after
@@ -64,14 +65,14 @@ SAE_AFTER_RESTART: dict[str, str] = {"attached": "cached", "downloading": "error
 AFTER: dict[Event, str] = {
     event: to for (_, event), to in MOVES.items() if event is not Event.RESTARTED
 }
-"""What each event leads to, from wherever it happens."""
+"""The status after each event, from whichever status it comes."""
 
 
 def check_load(status: str, is_on_disk: bool, reason: str | None) -> None:
-    """Whether a model of this status can be loaded; `reason` is why it is in `error`.
+    """Whether a model of this status can be loaded. `reason` says why the status is `error`.
 
     Raises:
-        Refusal: MODEL_BUSY while it is downloaded, DOWNLOAD_FAILED when its files are not whole.
+        Refusal: MODEL_BUSY while it is downloaded, DOWNLOAD_FAILED when its files are not complete.
     """
     if status == "downloading":
         raise Refusal("MODEL_BUSY", "the model is still being downloaded", status=status)
@@ -85,7 +86,8 @@ def check_load(status: str, is_on_disk: bool, reason: str | None) -> None:
 
 
 def check_delete(status: str, lock: Lock | None) -> None:
-    """A model that is loaded, loading or locked is not deleted; `lock` is the lock of this model. A download is cancelled.
+    """Whether a model of this status can be deleted. A model that is loaded, loading or locked cannot. `lock` is the lock of
+    this model. A running download does not prevent the deletion, which cancels it.
 
     Raises:
         Refusal: MODEL_BUSY or MODEL_LOCKED.
@@ -98,5 +100,5 @@ def check_delete(status: str, lock: Lock | None) -> None:
 
 
 def may_go_on(status: str, is_on_disk: bool) -> bool:
-    """Whether asking again for a registered hub model goes on with its download instead of being a duplicate."""
+    """Whether a second request for a registered hub model continues its download. Otherwise it is a duplicate."""
     return (status, Event.REQUESTED) in MOVES and not is_on_disk

@@ -1,4 +1,4 @@
-"""Which card a load asks for: reading the `gpu` field, and finding the cards it means."""
+"""The cards that a load may use: reading the `gpu` field, and finding the cards that it names."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class GpuChoice(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class GpuRequest:
-    """A card by its index or by its UUID (`gpu-` and lower case), every card, or whatever fits."""
+    """A request for one card by its index or UUID (`gpu-` and lower case), for all cards, or for any cards that fit."""
 
     choice: GpuChoice = GpuChoice.AUTO
     index: int | None = None
@@ -31,7 +31,7 @@ class GpuRequest:
 
     @property
     def named(self) -> str | int | None:
-        """What the client asked for; None where it left the choice open."""
+        """The card or cards that the client named; None if the client left the choice open."""
         if self.choice is GpuChoice.ALL:
             return "all"
         return self.uuid if self.uuid is not None else self.index
@@ -65,9 +65,9 @@ def parse(gpu: Any) -> GpuRequest:
 
 
 def select(wanted: GpuRequest, cards: Sequence[Card]) -> list[Card]:
-    """The cards a load may use; none on a host without any, where the host's memory is used.
+    """The cards that a load may use. On a host without cards the list is empty, and the host's memory is used.
 
-    A card that the tensor library does not see counts as not there.
+    Cards that the tensor library does not see are left out.
 
     Raises:
         Refusal: GPU_NOT_FOUND.

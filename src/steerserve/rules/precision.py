@@ -1,6 +1,6 @@
-"""At which precision a checkpoint is held: what was asked, what it is stored as, and what this machine can run.
+"""The precision at which a checkpoint is held. It follows from the request, the stored weights and this machine.
 
-It knows tensors by name, shape and stored dtype only.
+Tensors are known here by name, shape and stored dtype only.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ PACKAGES = frozenset(
     "bitsandbytes optimum gptqmodel compressed_tensors hqq torchao auto_round aqlm vptq spqr_quant "
     "flute fast_hadamard_transform fbgemm_gpu kernels triton".split()
 )
-"""Packages by which quantized checkpoints are read; which of them are installed is a fact of the machine."""
+"""Packages that read quantized checkpoints. `Machine.packages` has the installed ones."""
 
 FP8_CAPABILITY = (8, 9)
 MXFP4_CAPABILITY = (7, 5)
@@ -28,7 +28,7 @@ _FLOATS = frozenset({"F64", "F32", "F16", "BF16"})
 _EIGHT_BIT_FLOATS = frozenset({"F8_E4M3", "F8_E5M2"})
 
 BLOCK = 64
-"""Values of a 4-bit weight that share one scale; scales are 8 bits themselves, 256 of them under one float32."""
+"""Values of a 4-bit weight that share one scale. A scale has 8 bits, and 256 scales share one float32."""
 
 ROWS = 32
 """Rows of a 4-bit weight that the host's kernel takes together."""
@@ -67,15 +67,15 @@ class StoredTensor:
 
     @property
     def layer(self) -> int | None:
-        """The decoder (or encoder) layer it belongs to; None outside the layers and in other towers."""
+        """The decoder (or encoder) layer of the tensor; None outside the layers and in vision and audio towers."""
         found = None if _OTHER_TOWER.search(self.name) else _LAYER.search(self.name)
         return int(found[1]) if found else None
 
     @property
     def is_linear(self) -> bool:
-        """Whether it is the weight of a linear module inside a layer: what 8 and 4 bits apply to.
+        """Whether the tensor is the weight of a linear module inside a layer. Only such weights are quantized to 8 or 4 bits.
 
-        Experts lie stacked in one tensor once they are loaded, and are left as they are.
+        Experts are stacked into one tensor while they load, and are not quantized.
         """
         return (
             len(self.shape) == 2
@@ -88,8 +88,8 @@ class StoredTensor:
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """What decides on a precision: whether there is a card, the lowest compute capability of the cards, and which of
-    PACKAGES are installed."""
+    """The facts of the machine that decide on a precision: whether there is a card, the lowest compute capability of the
+    cards, and the installed packages among PACKAGES."""
 
     has_card: bool = False
     capability: tuple[int, int] | None = None
@@ -101,8 +101,8 @@ class Machine:
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """What the engine holds a checkpoint as. `dtype` is what it computes in and what every tensor that is not quantized
-    is held in; `name` is for people; `quantizes` says that weights are quantized while they load."""
+    """How the engine holds a checkpoint. `dtype` is the dtype of the arithmetic and of every tensor that is not quantized.
+    `name` is for people. `quantizes` says that weights are quantized while they load."""
 
     name: str
     dtype: str
@@ -120,7 +120,8 @@ class Held:
 
 @dataclass(frozen=True, slots=True)
 class _Method:
-    """A way checkpoints are quantized: packages that reading it needs, and whether it runs on cards only."""
+    """A method by which checkpoints are quantized: the packages that read it, and whether it runs on cards only.
+    `is_expanded` says that its weights become plain weights while they load."""
 
     packages: tuple[str, ...] = ()
     needs_card: bool = False
@@ -149,15 +150,15 @@ _METHODS = {
 
 
 def compute_dtype(stored: str | None, *, has_card: bool) -> str:
-    """bfloat16 stays bfloat16; all else is half precision on a card and float32 on a host, which computes no faster in
-    float16."""
+    """The dtype of the arithmetic. bfloat16 stays bfloat16. Other dtypes become float16 on a card, and float32 on a host,
+    because a host computes no faster in float16."""
     if stored == "bfloat16":
         return "bfloat16"
     return "float16" if has_card else "float32"
 
 
 def quantization_config(config: Mapping[str, Any]) -> dict[str, Any] | None:
-    """What a checkpoint's configuration says of its quantization; None where it is plain."""
+    """The quantization in a checkpoint's configuration; None for a plain checkpoint."""
     for place in (config, config.get("text_config")):
         if not isinstance(place, Mapping):
             continue
@@ -173,8 +174,9 @@ def choose(
 ) -> Held:
     """How a checkpoint is held. `stored` is the dtype its configuration names, `quantized` its `quantization_config`.
 
-    (1) One that is already quantized loads at its own precision, whatever was asked. (2) Q2 applies to nothing else.
-    (3) FP16 is the half precision it is stored in. (4) Q8 and Q4 quantize the linear weights of the layers on load.
+    (1) A checkpoint that is already quantized loads at its own precision, whatever was asked. (2) Q2 is refused for
+    every other checkpoint. (3) FP16 is the dtype of `compute_dtype`. (4) Q8 and Q4 quantize the linear weights of the
+    layers while they load.
 
     Raises:
         Refusal: UNSUPPORTED_QUANTIZATION.
@@ -221,14 +223,14 @@ def _of_method(asked: str, dtype: str, quantized: Mapping[str, Any], machine: Ma
             asked, f"a checkpoint quantized by {named} runs on a card only", method=named
         )
     if _is_expanded(named, method, machine):
-        # the two whose target does not depend on what the configuration names
+        # these two become bfloat16, whichever dtype the configuration names
         target = "bfloat16" if named in ("fp8", "mxfp4") else dtype
         return Held(f"{named}->{target}", target, Scheme.EXPANDED)
     return Held(_own_name(named, quantized), dtype, Scheme.AS_STORED)
 
 
 def _is_expanded(named: str, method: _Method, machine: Machine) -> bool:
-    """Whether its weights are turned into plain ones while they load."""
+    """Whether the weights become plain weights while they load."""
     if named == "fp8":
         return not machine.reaches(FP8_CAPABILITY)
     if named == "mxfp4":
@@ -249,17 +251,17 @@ def _refused(asked: str, message: str, **details: Any) -> Refusal:
 
 
 def is_in_layer(name: str) -> bool:
-    """Whether a module or tensor lies in one of a stack of layers, of whichever tower."""
+    """Whether a module or tensor lies in a layer, of any tower."""
     return _LAYER.search(f"{name}.") is not None
 
 
 def fits_blocks(rows: int, columns: int) -> bool:
-    """Whether a weight can be held in 4 bits; one that cannot stays as it is."""
+    """Whether a weight can be held in 4 bits. Other weights are not quantized."""
     return columns % BLOCK == 0 and rows % ROWS == 0
 
 
 def held_bytes(tensor: StoredTensor, held: Held) -> int:
-    """Bytes that a stored tensor takes once it is loaded."""
+    """Bytes of a stored tensor after the load."""
     plain = tensor.count * held.width
     is_plain = tensor.dtype in _FLOATS or tensor.dtype in _EIGHT_BIT_FLOATS
     match held.scheme:
@@ -278,7 +280,7 @@ def held_bytes(tensor: StoredTensor, held: Held) -> int:
 
 
 def _expanded_bytes(tensor: StoredTensor, held: Held) -> int:
-    """Packed values become one element each; scales and zero points are used up."""
+    """Each packed value becomes one element. Scales and zero points are not kept."""
     if _SCALES.search(tensor.name):
         return 0
     values = tensor.count
@@ -290,7 +292,7 @@ def _expanded_bytes(tensor: StoredTensor, held: Held) -> int:
 
 
 def staging_bytes(tensors: tuple[StoredTensor, ...], held: Held) -> int:
-    """Bytes taken for a moment while weights load: one tensor as stored, and in float32 while it is converted."""
+    """Bytes that loading takes for a moment: the largest tensor as it is stored and in float32, or the stacked experts."""
     if held.quantizes:
         largest = max((t.count for t in tensors if t.is_linear), default=0)
         return largest * (held.width + 4)
@@ -301,7 +303,7 @@ def staging_bytes(tensors: tuple[StoredTensor, ...], held: Held) -> int:
 
 
 def _stacked_experts(tensors: tuple[StoredTensor, ...], held: Held) -> int:
-    """The largest layer's experts, which are stored one by one and stacked into one tensor."""
+    """Bytes of the experts in the largest layer. They are stored one by one, and stacked into one tensor while they load."""
     by_layer: dict[int | None, int] = {}
     for tensor in tensors:
         if ".experts." in tensor.name and len(tensor.shape) == 2:

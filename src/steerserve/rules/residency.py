@@ -1,6 +1,6 @@
-"""The one resident slot: what a request, a load or an unload may do, given what is resident now.
+"""The one resident slot: whether a request, a load or an unload may go on, given the model that is resident now.
 
-Pure questions about a `View`; the conductor asks them and acts.
+All functions are pure questions about a `View`. The conductor asks them and acts.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from steerserve.rules.lock import Lock
 
 
 class Phase(StrEnum):
-    """What the resident slot is doing."""
+    """The phase of the resident slot."""
 
     EMPTY = "empty"
     LOADING = "loading"
@@ -25,7 +25,7 @@ class Phase(StrEnum):
 
 
 class Step(StrEnum):
-    """What a `/v1` request has to do before it is served."""
+    """The next step of a `/v1` request: it is served, it waits for the running load, or it begins a load."""
 
     SERVE = "serve"
     JOIN = "join"
@@ -36,8 +36,8 @@ class Step(StrEnum):
 class View:
     """The resident slot as the rules see it. `model_id` is None exactly while the phase is EMPTY.
 
-    `next_id` is the model that is loaded once the resident one is unloaded. `lease` is the live lease, which is always of
-    the resident model; `is_holder` says whether the request that asks carries its id. `lock` is the lock of the resident
+    `next_id` is the model that will be loaded once the resident model is unloaded. `lease` is the live lease, always a
+    lease of the resident model; `is_holder` says whether the request carries the id of the lease. `lock` is the lock of the resident
     model, or of a model whose engine ended by itself and that waits to be loaded again.
     """
 
@@ -59,11 +59,11 @@ def may_serve(view: View, model_id: int, name: str, *, may_load: bool = True) ->
     """How a `/v1` request for the model `model_id`, called `name`, goes on.
 
     (1) The resident model serves. (2) A request for the model being loaded waits for it. (3) A load or an unload
-    in progress refuses everyone else. (4) A resident that another holder leases is not replaced, locked or not.
-    (5) A locked resident is not replaced, not even by the holder of its lease, and no other model takes its place after
-    its engine ended. (6) Otherwise the model is loaded, after the resident model, if there is one, is unloaded. (7) A
-    request that may not load is refused where it would wait for a load, begin a load, or be refused for another model's
-    sake; an unload (3) comes first.
+    in progress refuses everyone else. (4) A resident model that another holder leases is not replaced, locked or not.
+    (5) A locked resident model is not replaced, not even by the holder of its lease, and no other model takes its place
+    after its engine ended. (6) Otherwise the resident model, if there is one, is unloaded, and the model is loaded.
+    (7) A request that may not load is refused wherever it would wait for a load, begin a load, or be refused because of
+    another model. Only the refusal during an unload (3) comes before this refusal.
 
     Raises:
         Refusal: MODEL_BUSY (3), MODEL_LEASED (4), MODEL_LOCKED (5), MODEL_LOADING or MODEL_NOT_RESIDENT (7).
@@ -86,7 +86,7 @@ def may_serve(view: View, model_id: int, name: str, *, may_load: bool = True) ->
 
 
 def _not_resident(view: View, model_id: int, name: str) -> Refusal:
-    """Why a request that may not load is not served; it tells who leases the resident model."""
+    """The refusal of a request that may not load. It names the holder of a lease of the resident model."""
     is_coming = view.phase is Phase.LOADING and view.model_id == model_id
     if is_coming or view.next_id == model_id:
         return Refusal("MODEL_LOADING", f"model {name!r} is being loaded; try again shortly")
@@ -104,7 +104,7 @@ def _not_resident(view: View, model_id: int, name: str) -> Refusal:
 
 
 def may_load(view: View, model_id: int) -> None:
-    """Whether the management surface may load `model_id` now. It does not read the lock.
+    """Whether the management surface may load `model_id` now. The lock does not matter here.
 
     Raises:
         Refusal: MODEL_BUSY while a load or an unload runs, MODEL_ALREADY_LOADED, MODEL_LEASED by another holder.
@@ -117,7 +117,7 @@ def may_load(view: View, model_id: int) -> None:
 
 
 def may_unload(view: View, model_id: int) -> None:
-    """Whether the management surface may unload `model_id` now. It does not read the lock.
+    """Whether the management surface may unload `model_id` now. The lock does not matter here.
 
     Raises:
         Refusal: MODEL_BUSY while a load or an unload runs, MODEL_NOT_LOADED, MODEL_LEASED by another holder.
@@ -130,7 +130,7 @@ def may_unload(view: View, model_id: int) -> None:
 
 
 def may_lease(view: View, model_id: int, name: str) -> None:
-    """Whether the model `model_id`, called `name`, is one that can be leased now; `lease.grant` says whether it is free.
+    """Whether the model `model_id`, called `name`, can be leased now. `lease.grant` checks that no lease is live.
 
     Raises:
         Refusal: MODEL_BUSY while a load or an unload runs, MODEL_NOT_RESIDENT.
@@ -149,7 +149,7 @@ def may_lease(view: View, model_id: int, name: str) -> None:
 
 
 def may_lock(view: View, model_id: int) -> None:
-    """Only a loaded model may be locked, and only one model is locked at a time.
+    """Whether `model_id` may be locked. Only a loaded model may be, and only one model is locked at a time.
 
     Raises:
         Refusal: MODEL_BUSY while the model is unloaded, MODEL_LOCKED when another model is locked, MODEL_NOT_LOADED.
@@ -166,7 +166,7 @@ def may_lock(view: View, model_id: int) -> None:
 
 
 def _check_lease(view: View, operation: str, model_id: int) -> None:
-    """A lease stands against everybody but its holder.
+    """Refuse the operation if another holder has the live lease.
 
     Raises:
         Refusal: MODEL_LEASED.

@@ -1,4 +1,4 @@
-"""Whether SAEs can be attached to the resident model: asked before the engine reads anything."""
+"""Whether SAEs can be attached to the resident model. These checks come before the engine reads any file."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from steerserve.store.catalog import Catalog, SaeRow
 
 UNCHANGED = m.Overrides()
 NAMED = 10
-"""SAEs of a repository that a refusal names in its sentence; its details have all."""
+"""The most SAEs of a repository that the message of a refusal names. Its details list all of them."""
 
 
 @dataclass(frozen=True, slots=True)
 class AttachRequest:
-    """An SAE to attach at a layer. `dtype` is one of `rules.sae_set.DTYPES`, None what its file has."""
+    """An SAE to attach at a layer. `dtype` is one of `rules.sae_set.DTYPES`, or None for the dtype of the file."""
 
     sae: SaeRow
     layer: int
@@ -39,7 +39,7 @@ class AttachRequest:
 
 
 def verdict(resident: Resident, wanted: AttachRequest) -> rules.Verdict:
-    """Whether an SAE is here and fits the loaded model, as it says of itself and as is said in its place."""
+    """Whether the files of an SAE are here, and whether it fits the loaded model by its own metadata and the overrides."""
     _, facts = resident.running()
     reason = sae_set.not_ready(wanted.sae.status, wanted.sae.error_message)
     if reason is not None:
@@ -59,7 +59,7 @@ def verdict(resident: Resident, wanted: AttachRequest) -> rules.Verdict:
 
 
 def claim(wanted: AttachRequest) -> rules.Claim:
-    """What the SAE says of itself, and what is said in its place."""
+    """The facts about the SAE: its own metadata, and the overrides of the request."""
     sae, said, claims = wanted.sae, wanted.overrides, claims_of(wanted.sae)
     site, _ = sae_sites.locate(said.site, sae.trained_on)
     needed = claims.needs if claims else []
@@ -76,8 +76,8 @@ def claim(wanted: AttachRequest) -> rules.Claim:
 
 async def check_ready(catalog: Catalog, row: SaeRow) -> None:
     """Raises:
-    Refusal: MODEL_BUSY while the SAE is downloaded, SAE_LOAD_FAILED when its download failed, SAE_INCOMPATIBLE for the
-        record of several SAEs.
+    Refusal: MODEL_BUSY while the SAE is downloaded, SAE_LOAD_FAILED when its download failed, SAE_INCOMPATIBLE for
+        a record that stands for several SAEs.
     """
     sae_set.check_files(row.id, row.status, row.error_message, "attached")
     units = await _units(catalog, row)
@@ -86,7 +86,7 @@ async def check_ready(catalog: Catalog, row: SaeRow) -> None:
 
 
 async def complete(catalog: Catalog, members: Sequence[tuple[str, int]]) -> dict[str, SaeRow]:
-    """The records of a set, all of them ready.
+    """The records of all SAEs by their ids, if every member of the set is ready to be attached.
 
     Raises:
         Refusal: SAE_SET_INCOMPLETE.
@@ -108,7 +108,7 @@ async def complete(catalog: Catalog, members: Sequence[tuple[str, int]]) -> dict
 
 
 async def _units(catalog: Catalog, row: SaeRow) -> list[dict[str, Any]]:
-    """The SAEs of a repository that is registered as a whole; nothing where it is one."""
+    """The SAEs of a repository that is registered as a whole; an empty list for a record of one SAE."""
     if row.format != REPOSITORY:
         return []
     return [
@@ -126,7 +126,7 @@ def _several(units: Sequence[Mapping[str, Any]]) -> str:
 
 
 def _names(resident: Resident) -> tuple[str, ...]:
-    """What the loaded model may be called by the SAE's authors."""
+    """The names that the authors of an SAE may use for the loaded model."""
     row = resident.row
     path = Path(row.local_path).name if row.local_path else None
     return tuple(name for name in (row.name, row.repo_id, path) if name)

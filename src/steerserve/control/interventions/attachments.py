@@ -1,6 +1,7 @@
 """Attaching SAEs to the resident model and detaching them; the model is locked while any is attached.
 
-What is attached changes in one step, after the engine has done its part: an edit that fails has changed nothing.
+The list of attached SAEs changes in one step, after the engine has attached and detached them. An edit that fails
+changes nothing.
 """
 
 from __future__ import annotations
@@ -54,7 +55,7 @@ class Attachments:
         self._read_free = read_free
 
     def compatibility(self, sae: SaeRow, layer: int) -> rules.Verdict:
-        """Whether the SAE can be attached to the loaded model at the layer as it is; nothing is attached.
+        """Whether the SAE can be attached to the loaded model at the layer. Nothing is attached.
 
         Raises:
             Refusal: MODEL_NOT_LOADED.
@@ -70,8 +71,8 @@ class Attachments:
         overrides: Mapping[str, Any] | None = None,
         is_checked: bool = True,
     ) -> Attachment:
-        """Attach in the place of everything that was attached before, once the requests in flight have ended; what was
-        attached stays if the new one fails. `overrides` are fields of `messages.Overrides`.
+        """Attach an SAE in the place of all attached SAEs, once the requests in flight have ended. If the new SAE fails,
+        the others stay attached. `overrides` are fields of `messages.Overrides`.
 
         Raises:
             Refusal: SAE_NOT_FOUND, MODEL_NOT_LOADED, SAE_ALREADY_ATTACHED, SAE_INCOMPATIBLE, SAE_LOAD_FAILED,
@@ -103,12 +104,12 @@ class Attachments:
     async def attach_set(
         self, members: Sequence[tuple[str, int]], dtype: str | None = None
     ) -> list[Member]:
-        """Attach SAEs (id, layer) beside those that are attached: all of them or none. One that is attached stays as it
-        is. Without `dtype` their matrices are kept in MULTISAE_ATTACH_DTYPE.
+        """Attach SAEs (id, layer) beside the attached SAEs: all of them or none. A member that is attached already stays as
+        it is. Without `dtype` the matrices are kept in MULTISAE_ATTACH_DTYPE.
 
         Raises:
             Refusal: SAE_SET_INCOMPLETE, MODEL_NOT_LOADED, SAE_INCOMPATIBLE, INSUFFICIENT_MEMORY, SAE_LOAD_FAILED,
-                INVALID_LOCAL_PATH; those of one member name it.
+                INVALID_LOCAL_PATH. The refusal of one member names this member.
         """
         async with self._conductor.editing:
             rows = await attachable.complete(self._catalog, members)
@@ -135,15 +136,15 @@ class Attachments:
                     await self._exchange(resident, [], made)
             await self._note(resident, [], made)
             found = [resident.attachments[wanted.key] for wanted in asked]
-        # an SAE that the set names twice was there before, the second time
+        # if the set names an SAE twice, the second member counts as attached before
         return [
             Member(a, was_there=a.key not in missing or a in found[:number])
             for number, a in enumerate(found)
         ]
 
     async def detach(self, sae_id: str) -> int:
-        """Detach every layer of an SAE after the requests in flight, and leave it out of what a crash took; the MiB
-        that come back.
+        """Detach an SAE at every layer, once the requests in flight have ended. An SAE that a crash took is not attached
+        again. Returns the MiB that come back.
 
         Raises:
             Refusal: SAE_NOT_ATTACHED.
@@ -159,7 +160,7 @@ class Attachments:
                 raise Refusal("SAE_NOT_ATTACHED", f"SAE {sae_id!r} is not attached", sae_id=sae_id)
         return sum(attached.memory_mb for attached in found)
 
-    # ------------------------------------------------------------- what refuses
+    # ------------------------------------------------------------- memory
 
     async def _check_memory(self, resident: Resident, wanted: Sequence[AttachRequest]) -> None:
         """Raises:
@@ -180,7 +181,7 @@ class Attachments:
         reserves = await free_memory.reserves(resident)
         sae_set.check_memory(sizes, free_mb, facts.device, facts.kv_tokens, reserves)
 
-    # ------------------------------------------------------------- what is done
+    # ------------------------------------------------------------- the engine's part
 
     async def _hook(
         self, resident: Resident, wanted: AttachRequest, verdict: rules.Verdict
@@ -199,7 +200,7 @@ class Attachments:
 
     @asynccontextmanager
     async def _undoing(self, resident: Resident) -> AsyncIterator[list[Attachment]]:
-        """If the block fails, every attachment that it put into the list is taken out of the engine again."""
+        """If the block fails, the engine detaches every attachment that the block put into the list."""
         engine, _ = resident.running()
         made: list[Attachment] = []
         try:
@@ -213,8 +214,8 @@ class Attachments:
     async def _exchange(
         self, resident: Resident, old: Sequence[Attachment], new: Sequence[Attachment]
     ) -> None:
-        """Put `new`, which the engine has, in the place of `old`, in one step of the epoch. What is taken away is taken
-        once the requests in flight have ended; newcomers wait until it is over.
+        """Put `new`, which the engine has, in the place of `old`, in one step of the epoch. `old` is detached once the
+        requests in flight have ended; new requests wait until the exchange is over.
 
         Raises:
             Refusal: MODEL_NOT_LOADED when the model went away meanwhile, or what the engine refuses.
@@ -234,7 +235,7 @@ class Attachments:
                 await engine.detach(attachment.key)
                 gone.append(attachment)
         except BaseException:
-            # an engine that ended keeps what it had for the next load
+            # if the engine ended, the next load attaches its SAEs again
             if gone and not engine.ended.done():
                 await self._conductor.exchange(resident, gone, [])
                 await self._note(resident, gone, [])

@@ -5,26 +5,26 @@
 sees it as a `Resident`, which cannot be written. `loading.py` and `fitting*.py` check a load before anything is
 unloaded. `leases.py` and `records.py` keep the leases and write the records.
 
-What outlasts an engine that ends by itself: each owner of state in the engine (`engine_state.py`) says what it lost and
-puts it back on the next engine; `restoring.py` calls the owners in the order in which they registered, the attached SAEs
-(`reattaching.py`) first. A new owner derives from `EngineState`, calls `conductor.restoring.register(self)`, and nothing
-here changes.
+When an engine ends by itself, each owner of state in the engine (`engine_state.py`) says which state it lost, and puts
+this state back on the next engine. `restoring.py` calls the owners in the order in which they registered, the attached SAEs
+(`reattaching.py`) first. A new owner derives from `EngineState` and calls `conductor.restoring.register(self)`; nothing
+here changes for it.
 
-Order of locks and waits. Who holds one of these takes only those below it:
+Order of locks and waits. Code that holds one of these takes only the ones below it:
 
  1. `Serving.editing`: a profile is activated, ended, changed or deleted.
  2. `Queue.room()`: a place in the waiting room, held by a request from its acceptance to its end.
  3. `Conductor._open`: closed while SAEs are detached; a new request waits for it before it holds the model.
- 4. `Occupant.hold()`: a request holds the model while it uses it. A detach and an unload wait for all who hold it, at
+ 4. `Occupant.hold()`: a request holds the model while it uses the model. A detach and an unload wait for all holders, at
     most GRACEFUL_UNLOAD_TIMEOUT seconds; an unload holds no lock meanwhile, a detach holds `editing` (6).
  5. `Occupant.ready`: a request that holds a loading model waits for the end of the load; then for a slot of the queue.
     No task of this room waits for a slot.
  6. `Conductor.editing`: held by an edit of the attachments, by the removal of SAEs from the library, by the end of a
-    load while what a crash took is put back, and by the end of an unload while the slot is emptied.
+    load while lost state is put back, and by the end of an unload while the slot is emptied.
  7. The locks of the owners of engine states, in the order of their registration: `Steering._editing`. Monitoring takes
     its own lock, `Monitoring._editing`, in a task of its own and never beside another one.
 
-What this room never does: it does not decide while it waits, so a decision is always on the state of that moment; it
-does not touch the resident model before everything that can refuse a load has been asked; it does not serve a model that
-was steered without its steering; it does not raise because a note in the database failed.
+Four things that this room never does. It never waits inside a decision, so a decision always sees the state of its
+moment. It never touches the resident model before every check of the new load has passed. It never serves a model
+without the steering that the model had before a crash. It never raises because a write to the database failed.
 """

@@ -52,9 +52,9 @@ class Conductor:
         self.leases = Leases(settings, now)
         self.records = Records(catalog)
         self.restoring = Restoring()
-        # the first to register: whoever comes after it finds the SAEs attached
+        # registered first, so that every later owner finds the SAEs attached
         self.reattaching = Reattaching(catalog, self.restoring)
-        # held by whoever edits the attachments; an unload takes it before it ends the engine
+        # held while the attachments are edited; an unload takes it before it ends the engine
         self.editing = asyncio.Lock()
         self._turnover = Turnover(
             settings,
@@ -75,11 +75,11 @@ class Conductor:
 
     @property
     def resident(self) -> Resident | None:
-        """The model in the slot, in whatever phase."""
+        """The model in the slot, in any phase."""
         return self._slot.resident
 
     def loaded(self) -> Resident:
-        """The resident model once it serves.
+        """The resident model, if it serves.
 
         Raises:
             Refusal: MODEL_NOT_LOADED, MODEL_BUSY while the model is unloaded.
@@ -106,7 +106,7 @@ class Conductor:
         return list(self.resident.attachments.values()) if self.resident else []
 
     def view(self, lease_id: str | None = None) -> View:
-        """The slot, as the rules see it for a request that carries this lease id."""
+        """The slot as the rules see it, for a request that carries this lease id."""
         occupant, coming = self._slot.resident, self._slot.next
         lock = self._waiting_lock()
         if occupant is None:
@@ -127,7 +127,7 @@ class Conductor:
 
     @contextmanager
     def kept_out(self, model_id: int) -> Iterator[None]:
-        """While open, no load of this model begins: it is being deleted."""
+        """No load of this model begins inside the block. Used while the model is deleted."""
         self._kept_out.add(model_id)
         try:
             yield
@@ -140,8 +140,8 @@ class Conductor:
     async def use(
         self, row: ModelRow, *, may_load: bool = True, lease: str | None = None
     ) -> AsyncIterator[Resident]:
-        """The named model, loaded if need be and allowed, and kept until the block ends. `lease` is the id that the
-        request carries: it lifts that lease, should a load have to replace the leased model.
+        """The named model, which stays in the slot until the block ends. It is loaded first if that is needed and
+        allowed. `lease` is the lease id of the request: with it, a load may replace the model that this lease protects.
 
         Raises:
             Refusal: what `rules/residency.may_serve` or the load refuses.
@@ -153,11 +153,11 @@ class Conductor:
 
         if step() is Step.LOAD:
             prepared = await self._prepared(row)
-            # the world may have moved on during the check
+            # the slot may have changed during the check of the memory
             if step() is Step.LOAD:
                 self._turnover.begin_load(prepared)
         self.leases.note_ignored(lease)
-        # a load begun here may first have to unload: then the slot still shows the model that leaves
+        # while the load first unloads another model, the slot still shows that other model
         resident = self._slot.coming(row.id)
         if resident is None:
             raise residency.busy(self.view())
@@ -171,11 +171,11 @@ class Conductor:
     async def load(
         self, row: ModelRow, lease: str | None = None, gpu: GpuRequest = ANYWHERE
     ) -> Resident:
-        """Accept a load of the management surface, and note it in the record; `ready` of the answer is done when the load
-        is over.
+        """Accept a load of the management surface, and write it into the record. `ready` of the returned model is done when
+        the load is over.
 
         Raises:
-            Refusal: before anything is touched.
+            Refusal: whatever refuses the load; nothing has changed then.
         """
         residency.may_load(self.view(lease), row.id)
         prepared = await self._prepared(row, gpu)
@@ -187,7 +187,7 @@ class Conductor:
         return coming
 
     async def unload(self, model_id: int, lease: str | None = None) -> None:
-        """Unload the resident model; returns when its memory is back.
+        """Unload the resident model, and return when its memory is free.
 
         Raises:
             Refusal: MODEL_BUSY, MODEL_NOT_LOADED, MODEL_LEASED.
@@ -216,7 +216,7 @@ class Conductor:
         self._occupant(self.loaded()).lock()
 
     def unlock(self, model_id: int) -> None:
-        """Unlock the model, also for when a crash is over; one that is not locked stays so."""
+        """Unlock the model. If its engine crashed, it comes back unlocked. A model that is not locked stays as it is."""
         self.restoring.unlock(model_id)
         occupant = self._slot.resident
         if occupant is not None and occupant.row.id == model_id:
@@ -225,8 +225,8 @@ class Conductor:
     async def exchange(
         self, resident: Resident, old: Sequence[Attachment], new: Sequence[Attachment]
     ) -> None:
-        """Put the SAEs `new`, which the engine has, in the place of `old`, which the engine has no longer, in one step with
-        what the owners of engine states keep of them. Whoever calls this holds `editing`.
+        """Put the SAEs `new` in the place of `old`, in one step with the states that other owners keep of them. The
+        engine has `new` already and `old` no longer. The caller holds `editing`.
 
         Raises:
             Refusal: MODEL_NOT_LOADED when the model went away meanwhile.
@@ -236,13 +236,14 @@ class Conductor:
             switch()
 
     async def close(self) -> None:
-        """End the engine, whatever it does; no process is left behind."""
+        """End the engine, also during a load or a request. No process is left."""
         self.leases.restart()
         await self._turnover.close()
 
     @asynccontextmanager
     async def drained(self, resident: Resident) -> AsyncIterator[None]:
-        """While open, no request uses the model; newcomers wait, those in flight are given their time.
+        """No request uses the model inside the block. New requests wait, and running requests may end first, within
+        GRACEFUL_UNLOAD_TIMEOUT seconds.
 
         Raises:
             Refusal: MODEL_NOT_LOADED when the model went away meanwhile.
@@ -258,7 +259,7 @@ class Conductor:
     # ------------------------------------------------------------- inside
 
     async def _prepared(self, row: ModelRow, gpu: GpuRequest = ANYWHERE) -> Prepared:
-        """The load, checked against the memory there is and what the resident model gives back."""
+        """The load, checked against the free memory and the memory that the resident model gives back."""
         if self.is_closing:
             raise shutting_down()
         found = await loading.prepare(row, gpu, self.resident, self._launcher, self._settings)
@@ -268,7 +269,7 @@ class Conductor:
         return found
 
     def _waiting_lock(self) -> Lock | None:
-        """The lock of a model whose engine ended by itself, with the SAEs that it gets back."""
+        """The lock of a model whose engine ended by itself, with the SAEs that will be attached to the model again."""
         lock = self.restoring.lock()
         if lock is None:
             return None
@@ -276,10 +277,10 @@ class Conductor:
         return replace(lock, sae_ids=tuple(dict.fromkeys(a.sae_id for a in attached)))
 
     def _occupant(self, resident: Resident) -> Occupant:
-        """The model that is in the slot, as this room writes it.
+        """The resident model as an `Occupant`, which this room may write.
 
         Raises:
-            Refusal: MODEL_NOT_LOADED when it is not in the slot any more, or its engine ended.
+            Refusal: MODEL_NOT_LOADED when the model has left the slot, or its engine has ended.
         """
         occupant = self._slot.resident
         engine = resident.engine

@@ -15,13 +15,13 @@ Loss = TypeVar("Loss")
 
 
 def unchanged() -> None:
-    """The switch of an owner for whom nothing changes."""
+    """A switch that changes nothing."""
 
 
 @dataclass(frozen=True, slots=True)
 class Return:
     """A model that is loaded again after its engine had ended by itself. `attached` are the SAEs that its new engine has
-    by now; whoever attaches one appends it."""
+    so far; an owner that attaches an SAE appends it."""
 
     model_id: int
     engine: Engine
@@ -37,7 +37,8 @@ class EngineState(Generic[Loss]):
     """
 
     def lost(self, resident: Resident) -> Loss | None:
-        """What this owner had in the engine of the resident model, which has just ended by itself; None for nothing."""
+        """The state that this owner had in the engine of the resident model; None for no state. The engine has just ended by
+        itself."""
         return None
 
     @asynccontextmanager
@@ -57,8 +58,8 @@ class EngineState(Generic[Loss]):
 
 
 class Losses(Generic[Loss]):
-    """What crashes took of one owner, by the id of the model, until that model is loaded again. An owner reads and edits
-    its own losses, so that an operator's word during a crash counts."""
+    """The states that one owner lost in crashes, by the id of the model, until that model is loaded again. The owner edits
+    its losses when an operator changes the state before that."""
 
     def __init__(self) -> None:
         self._by_model: dict[int, Loss] = {}
@@ -73,7 +74,8 @@ class Losses(Generic[Loss]):
         self._by_model[model_id] = loss
 
     def edit(self, step: Callable[[Loss], Loss]) -> bool:
-        """Take a step on every loss; whether it changed any. A step that changes nothing returns the loss itself."""
+        """Replace every loss by what `step` makes of it, and return whether any loss changed. A step that changes nothing
+        returns the loss itself."""
         after = {model_id: step(loss) for model_id, loss in self._by_model.items()}
         is_change = any(after[model_id] is not loss for model_id, loss in self._by_model.items())
         self._by_model = after

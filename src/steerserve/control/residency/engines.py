@@ -1,4 +1,4 @@
-"""Starting engines of either kind, and why it last failed: a service that cannot start an engine cannot serve."""
+"""Starts engines of both kinds, and remembers why the last start failed: such a service is not ready to serve."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from steerserve.rules.fields import CHECKPOINT, GGUF
 from steerserve.settings import Settings
 
 FORGOTTEN = 60.0
-"""Seconds after which a failed start says nothing more of the next; then requests may try again."""
+"""Seconds after which a failed start is forgotten, so that requests may try again."""
 
 
 class Engines:
-    """Makes engines; remembers a failed start until one succeeds, or for a while."""
+    """Makes engines. Remembers a failed start until a start succeeds, or for `FORGOTTEN` seconds."""
 
     def __init__(self, settings: Settings, clock: Callable[[], float] = time.monotonic) -> None:
         self._checkpoints = client.Launcher(settings.log_level, settings.log_format)
@@ -33,18 +33,18 @@ class Engines:
         try:
             made = await (self._ggufs.launch() if engine == GGUF else self._checkpoints.launch())
         except Exception as error:
-            # noted and raised on: only the name of its type is shown
+            # only the name of the error's type is kept and shown
             self._failed = (type(error).__name__, self._clock())
             raise
         self._failed = None
         return made
 
     async def gguf_cards(self) -> list[LlamaCard]:
-        """The cards that the GGUF engine sees. It is asked each time, because their free memory changes, but only once
-        where there are none: that stays so.
+        """The cards that the GGUF engine sees. The engine is asked each time, because the free memory changes; once it has
+        seen no card, it is not asked again.
 
         Raises:
-            Refusal: MODEL_LOAD_FAILED when it does not start.
+            Refusal: MODEL_LOAD_FAILED when the engine does not start.
         """
         if self._has_no_cards:
             return []
@@ -57,14 +57,14 @@ class Engines:
         return cards
 
     def failure(self) -> str | None:
-        """Why engines cannot be started, None where nothing says so."""
+        """Why engines cannot be started; None if the last start succeeded or is forgotten."""
         if self._failed is None or self._clock() - self._failed[1] > FORGOTTEN:
             return None
         return f"no engine process can be started: {self._failed[0]}"
 
 
 def options(settings: Settings) -> llama.Options:
-    """What the settings say of GGUF models."""
+    """The options of the GGUF engine, from the settings."""
     return llama.Options(
         slots=settings.max_concurrent_requests,
         context_length=settings.gguf_context_length,

@@ -1,4 +1,4 @@
-"""Where a model would go and whether it fits, found before anything is loaded or unloaded."""
+"""Whether a model fits the memory, and on which devices. Both are decided before anything is loaded or unloaded."""
 
 from __future__ import annotations
 
@@ -27,12 +27,13 @@ from steerserve.settings import Settings
 
 HOST = "cpu"
 _HEADROOM = 1.2
-"""Estimates for records add this to the weights: the KV cache of a short context, working memory and a context."""
+"""Estimates for records multiply the weights by this factor, for the KV cache of a short context, working memory and the
+context of a card."""
 
 
 @dataclass(frozen=True, slots=True)
 class Fit:
-    """A plan, and what the checkpoint will be held as."""
+    """Where the weights go, and the precision at which the engine will hold them."""
 
     plan: PlacementPlan
     held: Held
@@ -49,10 +50,11 @@ async def plan(
     free_host_mb: Callable[[], int] | None = None,
     is_built_for_cards: bool | None = None,
 ) -> Fit:
-    """Place a model on what is free now.
+    """Place a model in the memory that is free now.
 
-    `returns_mb` is what unloading the resident model gives back, by device (`cuda:N` or `cpu`); see `returned`.
-    `is_built_for_cards` says whether the tensor library can use a card; None looks at its version.
+    `returns_mb` has the MiB that come back by device (`cuda:N` or `cpu`) when the resident model is unloaded; see
+    `returned`.
+    `is_built_for_cards` says whether the tensor library can use a card; with None, the version of the library tells.
 
     Raises:
         Refusal: GPU_NOT_FOUND, UNSUPPORTED_QUANTIZATION, INSUFFICIENT_MEMORY, SPLIT_NOT_HONOURED, MODEL_LOAD_FAILED.
@@ -72,12 +74,12 @@ async def plan(
         needed = needs(weights, held, settings.transformers_min_context, settings.kv_cache_mb)
         return memory_fit.plan(needed, devices, wanted)
 
-    # tens of thousands of tensors are counted for a quarter of a second
+    # counting tens of thousands of tensors takes a quarter of a second
     return Fit(await asyncio.to_thread(work), held)
 
 
 async def cards_now(read_cards: ReadCards, patience: float = PATIENCE) -> list[Card]:
-    """The cards as they are now, all those of the machine.
+    """All cards of the machine, read now.
 
     Raises:
         Refusal: MODEL_LOAD_FAILED when the driver fails or does not answer in time.
@@ -93,12 +95,15 @@ async def cards_now(read_cards: ReadCards, patience: float = PATIENCE) -> list[C
 
 
 def needs(weights: Weights, held: Held, least_context: int, kv_cache_mb: int = 0) -> Needs:
-    """What a checkpoint takes, held so, with a context of `least_context` tokens, or of as many as it can have, and a KV
-    cache of `kv_cache_mb` MiB, or with 0 of what that context takes."""
+    """The memory that a checkpoint takes when it is held as `held` says.
+
+    The context has `least_context` tokens, or fewer where the model cannot have so many. The KV cache has `kv_cache_mb`
+    MiB; with 0 it has the size that this context takes.
+    """
     shape = weights.shape
     layers, first, last = _weight_bytes(weights, held)
     embeds = is_embedding_only(weights.architecture)
-    if embeds:  # it runs on one device only, so that there are no layers to spread
+    if embeds:  # an embedding-only model runs on one device, so its layers are not spread
         layers, first, last = (), first + sum(layers) + last, 0
     least = min(least_context, shape.max_context)
     tokens = min(PREFILL_TOKENS, shape.max_context)
@@ -125,7 +130,7 @@ def needs(weights: Weights, held: Held, least_context: int, kv_cache_mb: int = 0
 
 
 def machine(cards: Sequence[Card]) -> Machine:
-    """What these cards and the installed packages can run."""
+    """The precisions that these cards and the installed packages can run."""
     found = [card.capability for card in cards]
     known = [capability for capability in found if capability is not None]
     return Machine(
@@ -136,20 +141,21 @@ def machine(cards: Sequence[Card]) -> Machine:
 
 
 def estimate(parameters: int, quantization: str) -> int:
-    """MiB of memory for so many parameters of a plain checkpoint, for records and previews; a fifth above its weights."""
+    """MiB of memory for a plain checkpoint of so many parameters, as records and previews show: its weights and a fifth."""
     return -(-int(parameters * _BYTES[quantization] * _HEADROOM) // MIB)
 
 
 def estimated_memory_mb(
     weights: Weights, quantization: str, *, has_card: bool | None = None
 ) -> int:
-    """The same for a checkpoint at hand, from the weights it stores; Q2 of a plain one counts as Q4.
+    """MiB of memory for a checkpoint on this machine, from the weights that it stores. Q2 of a plain checkpoint counts as
+    Q4.
 
-    Without `has_card` there is one where the tensor library is built for cards.
+    Without `has_card`, a tensor library that is built for cards counts as a card.
     """
     has_card = built_for_cards() if has_card is None else has_card
     asked = "Q4" if quantization == "Q2" else quantization
-    # an estimate does not refuse: what is missing here is told by the load
+    # an estimate refuses nothing; the load names the packages that are missing
     able = Machine(has_card, None, precision.PACKAGES)
     try:
         held = precision.choose(asked, weights.dtype, weights.quantized, able)
@@ -168,11 +174,11 @@ def returned(
     placement: Mapping[str, Any] | None = None,
     cards: Sequence[Card] = (),
 ) -> dict[str, int]:
-    """What ending an engine and the processes it started gives back, by device in MiB; blocks for milliseconds.
+    """The MiB by device that come back when an engine and the processes it started end. Blocks for milliseconds.
 
-    Of a card it is what the driver says of these processes; else what the engine measured at its load; else what
-    `placement`, as a resident model shows it, planned. On the host only memory of their own counts: pages of a mapped
-    checkpoint count as available already.
+    For a card, the figure is what the driver reports for these processes. If the driver does not tell, the figure is
+    what the engine measured at its load, else what the `placement` of the resident model planned. On the host, only the
+    private memory of the processes counts, because the pages of a mapped checkpoint are available already.
     """
     found = _planned(placement or {}, context_mb)
     found |= {d: mb + context_mb for d, mb in memory_by_device_mb.items() if d != HOST}
@@ -189,21 +195,21 @@ def returned(
 
 
 def device(card: Card, context_mb: int, returns_mb: Mapping[str, int]) -> Device:
-    """A card as a place for weights, with what an unload gives back of it, which is never more than it has."""
+    """A card as a place for weights. Its free memory includes what an unload gives back, and is at most its whole memory."""
     label = f"cuda:{card.torch_index}"
     free = min(card.total_mb, card.free_mb + returns_mb.get(label, 0))
     return Device(label, card.name, free, context_mb, card.smi_index, card.total_mb)
 
 
 def host(free_host_mb: Callable[[], int] | None, returns_mb: Mapping[str, int]) -> Device:
-    """The host's memory as a place for weights; `free_host_mb` is asked in the place of the system where it is given."""
+    """The host's memory as a place for weights. `free_host_mb` tells the free MiB; without it the system does."""
     memory = psutil.virtual_memory()
     free = free_host_mb() if free_host_mb else memory.available // MIB
     return Device(HOST, "host memory", free + returns_mb.get(HOST, 0), total_mb=memory.total // MIB)
 
 
 def built_for_cards() -> bool:
-    """Whether the tensor library is built for cards at all; told by its version, because it is never imported here."""
+    """Whether the tensor library is built for cards. Its version says so; the library itself is never imported here."""
     with suppress(importlib.metadata.PackageNotFoundError):
         return not importlib.metadata.version("torch").endswith("+cpu")
     return False
@@ -215,7 +221,7 @@ _BYTES = {"FP16": 2.0, "Q8": 1.0, "Q4": 0.5, "Q2": 0.25}
 
 
 def _planned(placement: Mapping[str, Any], context_mb: int) -> dict[str, int]:
-    """MiB by card that a plan meant to take; of a split one its weights and the contexts."""
+    """The MiB that a placement planned for each card. For a split model these are the weights and the context of the card."""
     parts = placement.get("planned_mb_by_device")
     if parts:
         return {label: mb + context_mb for label, mb in parts.items() if label != HOST}
@@ -224,7 +230,7 @@ def _planned(placement: Mapping[str, Any], context_mb: int) -> dict[str, int]:
 
 
 def _family(pid: int | None) -> list[psutil.Process]:
-    """A process and all those below it; none when it is gone."""
+    """The process and all its descendants; an empty list when the process has ended."""
     if pid is not None:
         with suppress(psutil.Error):
             parent = psutil.Process(pid)
@@ -240,7 +246,8 @@ def _own_bytes(process: psutil.Process) -> int:
 
 
 def _weight_bytes(weights: Weights, held: Held) -> tuple[tuple[int, ...], int, int]:
-    """Bytes of each layer, of what runs before them, and of the output head where it stands by itself."""
+    """Bytes of each layer, of everything that runs before the layers, and of the output head where it is a tensor of its
+    own."""
     count = weights.shape.layers
     if not weights.tensors:
         return _even(weights, held, count)
@@ -259,8 +266,8 @@ def _weight_bytes(weights: Weights, held: Held) -> tuple[tuple[int, ...], int, i
 
 
 def _even(weights: Weights, held: Held, count: int) -> tuple[tuple[int, ...], int, int]:
-    """Pickled weights tell no tensors: their bytes count as half precision unless the configuration says float32, and
-    spread evenly over the layers."""
+    """The same for pickled weights, whose tensors are not known. Their bytes are spread evenly over the layers, and count
+    as half precision unless the configuration says float32 or names no dtype."""
     stored = 4 if weights.dtype in (None, "float32") else 2
     size = weights.pickled_bytes * held.width // stored
     return tuple([size // count] * count) if count else (), size % count if count else size, 0

@@ -1,4 +1,4 @@
-"""Where a GGUF model would go and whether it fits, found before anything is loaded or unloaded."""
+"""Whether a GGUF model fits the memory, and on which devices. Both are decided before anything is loaded or unloaded."""
 
 from __future__ import annotations
 
@@ -19,7 +19,8 @@ from steerserve.settings import Settings
 
 _WIDTH = 4
 _MLP = 4
-"""The engine computes in float32; a file does not tell the width of its MLPs, which is about so many times the hidden."""
+"""The engine computes in float32 (`_WIDTH` bytes). The header of a file does not tell the width of the MLPs; it counts as
+`_MLP` times the hidden size."""
 
 
 async def plan(
@@ -32,7 +33,7 @@ async def plan(
     read_cards: ReadCards = read,
     free_host_mb: Callable[[], int] | None = None,
 ) -> PlacementPlan:
-    """Place a model on the cards that its engine sees, or on the host where it sees none.
+    """Place a model on the cards that its engine sees, or on the host if the engine sees none.
 
     Raises:
         Refusal: GPU_NOT_FOUND, INSUFFICIENT_MEMORY, SPLIT_NOT_HONOURED, INVALID_GGUF_TENSOR_SPLIT, MODEL_LOAD_FAILED.
@@ -51,7 +52,7 @@ async def plan(
 
 
 def split(plan: PlacementPlan, cards: int) -> list[float] | None:
-    """The plan as the engine's proportions over all the cards it sees; None where it sees at most one."""
+    """The proportions of the plan over all cards that the engine sees; None if the engine sees at most one card."""
     if cards < 2:
         return None
     parts = {f"cuda:{index}": 0.0 for index in range(cards)}
@@ -61,7 +62,7 @@ def split(plan: PlacementPlan, cards: int) -> list[float] | None:
 
 
 def needs(header: Header, settings: Settings) -> Needs:
-    """What a model takes. Its layers count as equally large."""
+    """The memory that a model takes. All its layers count as equally large."""
     least = settings.transformers_min_context
     context = gguf_header.longest_context(header, settings.gguf_context_length, least)
     embeds = settings.gguf_enable_embeddings or header.is_embedding_only
@@ -69,7 +70,7 @@ def needs(header: Header, settings: Settings) -> Needs:
     layers = max(1, header.layers)
     inside = max(0, header.tensor_bytes - header.embedding_bytes)
     kv = 0 if header.is_embedding_only else kv_bytes_per_token(header, settings.gguf_kv_cache_type)
-    # the engine never makes a larger cache than all its slots can use
+    # the engine never makes a cache that is larger than all its slots can use
     most = -(-context // CELLS) * CELLS * settings.max_concurrent_requests * kv
     return Needs(
         layers=(inside // layers,) * layers,
@@ -90,8 +91,8 @@ def needs(header: Header, settings: Settings) -> Needs:
 def _cards(
     seen: Sequence[LlamaCard], known: Sequence[Card], returns_mb: Mapping[str, int]
 ) -> list[Card]:
-    """The engine's cards, in its order, as the driver knows them; where that does not fit, as the engine tells them,
-    which is without their size."""
+    """The cards of the engine, in the engine's order, with the figures of the driver. If the driver knows another number
+    of cards, the figures are the engine's, which do not include the whole memory of a card."""
     visible = sorted(
         (card for card in known if card.torch_index is not None), key=lambda c: c.torch_index or 0
     )

@@ -1,6 +1,6 @@
-"""The leases of the service: at most one is live. They are in memory only, so a restart ends every one of them.
+"""The leases of the service. At most one lease is live. Leases are kept in memory only, so a restart ends all of them.
 
-Part of the conductor's state: that a lease is of the resident model is the conductor's business, not known here.
+The conductor makes sure that only the resident model is leased; this file does not check it.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ def new_id() -> str:
 
 @dataclass(frozen=True, slots=True)
 class Granted:
-    """A new lease with its id, which is told this once and kept nowhere."""
+    """A new lease with its id. The id is given to the client once and kept nowhere."""
 
     lease: Lease
     lease_id: str = field(repr=False)
 
 
 class Leases:
-    """Owner of the book of leases. Every look at it first ends a lease whose time has passed."""
+    """Owner of the book of leases. Every method first ends a lease whose time has passed."""
 
     def __init__(
         self, settings: Settings, now: Clock = utc_now, new_id: Callable[[], str] = new_id
@@ -61,7 +61,7 @@ class Leases:
         return lease_id is not None and rules.is_held_by(self.live(), lease_id)
 
     def status(self, model_id: int | None = None) -> LeaseStatus | None:
-        """The live lease, where it is one of this model or no model is named."""
+        """The live lease, if it is a lease of this model or no model is named."""
         lease = self.live()
         if lease is None or model_id not in (None, lease.model_id):
             return None
@@ -108,7 +108,7 @@ class Leases:
         self._keep(rules.restart(self._book, self.now()))
 
     def note_ignored(self, lease_id: str | None) -> None:
-        """Log an id that was sent where nobody's lease stood in the way, and that is not the live lease's."""
+        """Log the lease id of a request if it is not the id of the live lease. The request was not refused for a lease."""
         if lease_id is not None and not self.is_held_by(lease_id):
             log.warning("lease_id_ignored", lease_ref=lease_ref(rules.digest_of(lease_id)))
 
@@ -127,7 +127,7 @@ class Leases:
             )
 
     def _told(self, event: str) -> Lease:
-        """The live lease, after a step that made it or changed it."""
+        """Log the step that made or changed the live lease, and return the lease."""
         lease = self._book.current
         assert lease is not None
         log.info(

@@ -1,4 +1,4 @@
-"""Loading one model into an engine: what is checked before anything is touched, and what the engine is told."""
+"""Loading one model into an engine: the checks before anything changes, and the command that the engine gets."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ ANYWHERE = GpuRequest()
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
-    """A load that may begin, and where its weights go."""
+    """A load that passed all checks, and where its weights go."""
 
     row: ModelRow
     plan: PlacementPlan
@@ -46,7 +46,7 @@ async def prepare(
     launcher: Engines,
     settings: Settings,
 ) -> Prepared:
-    """Everything that can refuse a load before the resident model is touched.
+    """Check everything that can refuse a load, before the resident model is touched.
 
     Raises:
         Refusal: MODEL_BUSY, DOWNLOAD_FAILED, INVALID_LOCAL_PATH, UNSUPPORTED_QUANTIZATION, GPU_NOT_FOUND,
@@ -75,10 +75,10 @@ async def prepare(
 async def fill(
     coming: Occupant, prepared: Prepared, launcher: Engines, settings: Settings, bus: Bus
 ) -> Loaded:
-    """Start an engine and load the model into it; the engine is the occupant's from its start on.
+    """Start an engine for the occupant and load the model into the engine.
 
     Raises:
-        Refusal: what the load refuses.
+        Refusal: whatever refuses the load.
         TimeoutError: after LOAD_TIMEOUT.
     """
     row, plan = prepared.row, prepared.plan
@@ -94,7 +94,7 @@ async def fill(
 
 
 def _asked(prepared: Prepared, settings: Settings) -> dict[str, Any]:
-    """What the engine is told of the model."""
+    """The fields of the load command."""
     row, plan = prepared.row, prepared.plan
     if prepared.header is not None:
         split = fitting_gguf.split(plan, prepared.cards)
@@ -115,9 +115,10 @@ def _asked(prepared: Prepared, settings: Settings) -> dict[str, Any]:
 
 
 def as_refusal(error: Exception, *, has_unloaded: bool) -> Refusal:
-    """What ended a load, as its requesters are told it.
+    """The refusal that clients get for an error that ended a load.
 
-    Once another model was unloaded for it, it is a failed load whatever the reason; `details.cause` has the code.
+    If another model was unloaded for this load, the code is always MODEL_LOAD_FAILED, and `details.cause` has the code of
+    the reason.
     """
     if isinstance(error, TimeoutError):
         return Refusal("MODEL_LOAD_FAILED", "the load took longer than LOAD_TIMEOUT")
@@ -133,7 +134,7 @@ def as_refusal(error: Exception, *, has_unloaded: bool) -> Refusal:
 def _returns(
     resident: Resident | None, cards: Sequence[Card], settings: Settings
 ) -> Mapping[str, int]:
-    """MiB by device that the resident model will give back; blocks."""
+    """The MiB by device that come back when the resident model is unloaded. Blocks."""
     if resident is None or resident.facts is None or resident.engine is None:
         return {}
     return fitting.returned(

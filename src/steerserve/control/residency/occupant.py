@@ -48,7 +48,7 @@ class Occupant:
     # ------------------------------------------------------------- reading
 
     def held(self) -> Engine:
-        """The engine, for one who holds the model: it serves until it is ended, also while an unload waits."""
+        """The engine, for a request that holds the model. It serves until the unload ends it, also while the unload waits."""
         assert self.engine is not None
         return self.engine
 
@@ -85,7 +85,7 @@ class Occupant:
         self.facts, self.placement, self.loaded_at = facts, placement, at
 
     def serve(self, attached: Sequence[Attachment], locked_by: LockedBy | None) -> None:
-        """The model is loaded, with the SAEs and the lock that it comes back with."""
+        """The model serves from now on, with these SAEs and this lock."""
         self.attachments.update({attachment.key: attachment for attachment in attached})
         self.locked_by = locked_by
         self.phase = Phase.LOADED
@@ -95,11 +95,11 @@ class Occupant:
         self.phase = Phase.UNLOADING
 
     def stay(self) -> None:
-        """The unload is called off before it began."""
+        """The unload is cancelled before it began."""
         self.phase = Phase.LOADED
 
     def empty(self) -> list[Attachment]:
-        """The engine is gone, and with it the SAEs and the lock; the SAEs that were attached."""
+        """The engine has ended, and with it the SAEs and the lock are gone. Returns the SAEs that were attached."""
         gone = list(self.attachments.values())
         self.attachments.clear()
         self.locked_by = None
@@ -132,7 +132,7 @@ class Occupant:
     # ------------------------------------------------------------- who uses it
 
     def hold(self) -> None:
-        """Somebody uses the model; an unload waits for its `let_go`."""
+        """Note one more user of the model. An unload waits until every user has called `let_go`."""
         self.users += 1
         self.unused.clear()
 
@@ -142,7 +142,7 @@ class Occupant:
             self.unused.set()
 
     async def until_unused(self, operation: str, seconds: float) -> None:
-        """Wait for everybody who uses the model, at most so long; `operation` names the operation that waits, for the log."""
+        """Wait until nobody uses the model, at most `seconds`. `operation` names the waiting operation in the log."""
         if not self.users:
             return
         try:

@@ -26,12 +26,12 @@ class Reattaching(EngineState[Lost]):
         self._losses = restoring.register(self)
 
     def pending(self) -> list[Attachment]:
-        """The attachments that will be made again."""
+        """The SAEs that will be attached again."""
         return [attachment for _, lost in self._losses.items() for attachment in lost]
 
     def forget(self, sae_id: str) -> bool:
-        """Leave an SAE out of the losses; whether it was one of them. A model that loses its last SAE by this comes back
-        with nothing of what it had, and unlocked."""
+        """Take an SAE out of the losses, and return whether it was in them. If it was the last SAE of a model, this model
+        comes back unlocked and without any of its lost state."""
         was_lost = False
         for model_id, lost in self._losses.items():
             rest = tuple(a for a in lost if a.sae_id != sae_id)
@@ -49,8 +49,8 @@ class Reattaching(EngineState[Lost]):
 
     @asynccontextmanager
     async def put_back(self, back: Return, loss: Callable[[], Lost]) -> AsyncIterator[Switch]:
-        """Attach them again, except those whose SAE was deleted meanwhile: an operator who deletes an SAE does not want
-        it back. With the last of them the lock of the model goes too.
+        """Attach the lost SAEs again, except those that were deleted meanwhile. If all were deleted, the model comes back
+        unlocked.
 
         Raises:
             Refusal: MODEL_LOAD_FAILED naming the SAE that cannot be attached again.
@@ -65,7 +65,7 @@ class Reattaching(EngineState[Lost]):
 
 
 async def hook(engine: Engine, order: Order) -> Attachment:
-    """Have the engine read an SAE and hook it; its path is resolved and checked again.
+    """Let the engine read an SAE and hook it. The path of the SAE is resolved and checked again.
 
     Raises:
         Refusal: INVALID_LOCAL_PATH, SAE_LOAD_FAILED, SAE_INCOMPATIBLE, INSUFFICIENT_MEMORY.

@@ -1,6 +1,6 @@
-"""What the database is told about the resident model and its SAEs.
+"""Writes the statuses of the resident model and its SAEs to the database.
 
-What happened in memory stands even if the database cannot take the note of it: statuses are repaired at the next start.
+A change in memory stands even if the database cannot be written: statuses are repaired at the next start.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class Records:
         self._catalog = catalog
 
     async def model(self, occupant: Occupant, event: Event, **values: Any) -> None:
-        """What happened to the model, and what is known of it since."""
+        """Write the status that follows the event, and the other columns in `values`."""
         changed = self._catalog.change_model(occupant.row.id, status=AFTER[event], **values)
         row = await noted(changed, model=occupant.row.name)
         if row is not None:
@@ -36,10 +36,10 @@ class Records:
 
 
 async def noted(change: Awaitable[Row], **subject: object) -> Row | None:
-    """The row that a change of a record makes; None where the database does not take it, which is logged and not raised."""
+    """The row after a change of a record; None if the database refuses the change. The failure is logged and not raised."""
     try:
         return await change
     except Exception as error:
-        # whatever the driver raises: the note is lost, and nothing else may be
+        # the driver may raise anything; only the status in the database is lost
         log.error("status_not_recorded", reason=type(error).__name__, **subject)
         return None

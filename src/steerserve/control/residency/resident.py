@@ -15,13 +15,13 @@ from steerserve.rules.steering import key_of
 from steerserve.store.catalog import ModelRow
 
 Switch = Callable[[], None]
-"""Puts what was prepared into force, in one step without waiting."""
+"""Makes a prepared change effective, in one step without waiting."""
 
 
 @dataclass(frozen=True, slots=True)
 class Order:
-    """An SAE to attach to a model, as the engine is told it: now, and again after a crash. `dtype` is what its matrices are
-    to be kept in, None what its file has; `warnings` are what was found before the engine was asked."""
+    """An SAE to attach to a model. The engine gets the order now, and the next engine gets it again after a crash. `dtype` is
+    the dtype of the matrices, None for the dtype of the file. `warnings` come from the checks before the engine is asked."""
 
     model_id: int
     sae_id: str
@@ -38,7 +38,8 @@ class Order:
 
 @dataclass(frozen=True, slots=True)
 class Attachment:
-    """One attached SAE, as the engine made it. `dtype` is what its matrices are kept in, `site` where it reads and writes."""
+    """One attached SAE, with the facts from the engine. `dtype` is the dtype of its matrices, `site` the site where it reads
+    and writes."""
 
     order: Order
     d_sae: int
@@ -52,7 +53,7 @@ class Attachment:
 
     @classmethod
     def of(cls, order: Order, made: Attached) -> Attachment:
-        """What the engine answered to an order."""
+        """The attachment from an order and the engine's answer to the order."""
         return cls(
             order=order,
             d_sae=made.d_sae,
@@ -79,35 +80,35 @@ class Attachment:
 
     @property
     def place(self) -> tuple[int, str]:
-        """The model and the key: the same after a crash, when the engine has attached it again."""
+        """The model and the key. Both are the same after a crash, when a new engine has attached the SAE again."""
         return self.order.model_id, self.key
 
 
 class Resident(Protocol):
-    """The model in the one slot, from the moment its load is accepted, as everybody outside of this room sees it: nothing
-    of it can be written."""
+    """The model in the one slot, from the moment when its load is accepted. Everybody outside of this room sees this
+    read-only view."""
 
     @property
     def row(self) -> ModelRow:
-        """Its record, as it was read or written last."""
+        """The record of the model, as it was read or written last."""
 
     @property
     def phase(self) -> Phase: ...
 
     @property
     def engine(self) -> Engine | None:
-        """The engine that holds it or loads it; None before that engine was started."""
+        """The engine that loads or holds the model; None before the engine was started."""
 
     @property
     def facts(self) -> Loaded | None:
-        """What the engine said of it when it was loaded; None before that."""
+        """The facts that the engine reported when the model was loaded; None before that."""
 
     @property
     def loaded_at(self) -> datetime | None: ...
 
     @property
     def placement(self) -> Mapping[str, Any] | None:
-        """Where its weights lie, as records show it; None before it was loaded."""
+        """The devices of the weights, as records show them; None before the model was loaded."""
 
     @property
     def is_locked(self) -> bool: ...
@@ -118,10 +119,10 @@ class Resident(Protocol):
 
     @property
     def ready(self) -> asyncio.Future[None]:
-        """Done once its load is over: without a result when it serves, else with the refusal that ended the load."""
+        """Done once the load is over: without a result if the model serves, else with the refusal that ended the load."""
 
     def held(self) -> Engine:
-        """The engine, for one who holds the model: it serves until it is ended, also while an unload waits."""
+        """The engine, for a request that holds the model. It serves until the unload ends it, also while the unload waits."""
 
     def running(self) -> tuple[Engine, Loaded]:
         """The engine and facts of a loaded model.

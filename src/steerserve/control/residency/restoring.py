@@ -1,10 +1,10 @@
-"""What an engine that ended by itself took along is kept here until its model is loaded again. Each owner of state in the
-engine keeps its own part (`engine_state.py`); this file keeps the lock, and knows when all parts come back.
+"""Keeps the state that an engine lost when it ended by itself, until its model is loaded again. Each owner of state in
+the engine keeps its own part (`engine_state.py`). This file keeps the lock, and puts all parts back.
 
-A model that was steered is never served unsteered because of a crash: it serves once every owner has put back what it
-lost, or its load fails. Until then the lock holds: no request loads another model in its place. An operator takes an SAE
-out of the losses by detaching or deleting that SAE, values by clearing the steering or ending the profile that they are
-of, the lock by unlocking the model, and everything by loading another model or deleting this one.
+A crash never makes a steered model serve without its steering: the model serves once every owner has put its part back,
+or its load fails. Until then the lock holds, and no request loads another model in its place. An operator can give up
+parts of the lost state: an SAE by detaching or deleting it, steering values by clearing the steering or ending their
+profile, the lock by unlocking the model, and everything by loading another model or deleting this model.
 """
 
 from __future__ import annotations
@@ -28,7 +28,8 @@ log = structlog.get_logger(__name__)
 
 
 class Restoring:
-    """Owner of what crashes took, by model. It is kept in memory only: a restart of the service begins with nothing."""
+    """Owner of the states that crashes took, by model. They are kept in memory only, so a restart of the service forgets
+    them."""
 
     def __init__(self) -> None:
         self._states: list[tuple[EngineState[Any], Losses[Any]]] = []
@@ -36,13 +37,13 @@ class Restoring:
         self._locked: dict[int, Lock] = {}
 
     def register(self, state: EngineState[Loss]) -> Losses[Loss]:
-        """From now on this state outlasts an engine. States are put back in the order in which they were registered."""
+        """Register an owner whose state is put back after a crash. States are put back in the order of their registration."""
         losses: Losses[Loss] = Losses()
         self._states.append((state, losses))
         return losses
 
     def remember(self, occupant: Occupant) -> None:
-        """Note what the model had, at the moment its engine ended."""
+        """Note the states and the lock of a model at the moment when its engine ended by itself."""
         model_id = occupant.row.id
         for state, losses in self._states:
             loss = state.lost(occupant)
@@ -57,29 +58,29 @@ class Restoring:
         return next(iter(self._locked.values()), None)
 
     def unlock(self, model_id: int) -> None:
-        """The model comes back unlocked."""
+        """Forget the lock of the model, so that it comes back unlocked."""
         self._locked.pop(model_id, None)
 
     def keep_only(self, model_id: int) -> None:
-        """An operator loads this model: what all the others had is forgotten."""
+        """Forget what every other model lost. Called when an operator loads this model."""
         known = {other for _, losses in self._states for other, _ in losses.items()}
         for other in (known | self._locked.keys()) - {model_id}:
             self.forget_model(other)
 
     def forget_model(self, model_id: int) -> None:
-        """The model comes back with nothing, or not at all: it was deleted, or the last SAE that it lost was."""
+        """Forget everything that the model lost. Called when the model, or the last SAE that it lost, was deleted."""
         for _, losses in self._states:
             losses.forget(model_id)
         self._locked.pop(model_id, None)
 
     @asynccontextmanager
     async def putting_back(self, occupant: Occupant, engine: Engine) -> AsyncIterator[Switch]:
-        """Give the new engine of a model what its last engine took along. The switch makes the model serve with all of
-        it, and forgets the losses.
+        """Give the new engine of a model the states that its last engine had. The switch lets the model serve with these
+        states, and forgets the losses.
 
         Raises:
             Refusal: what an owner refuses, or MODEL_LOAD_FAILED by the switch when the engine ended meanwhile; then
-                all of it still waits.
+                the losses are kept for the next load.
         """
         model_id = occupant.row.id
         back = Return(model_id, engine)
@@ -94,7 +95,7 @@ class Restoring:
                 if engine.ended.done():
                     raise Refusal("MODEL_LOAD_FAILED", engine.ended.result())
                 lock = self._locked.get(model_id)
-                # nobody is served before the load is told to be over; values can be set from here on
+                # values can be set from here on, but no request is served before the load is reported as over
                 occupant.serve(back.attached, lock.by if lock is not None else None)
                 for step in switches:
                     step()
@@ -106,8 +107,8 @@ class Restoring:
 
     @asynccontextmanager
     async def parting(self, gone: Sequence[str]) -> AsyncIterator[Switch]:
-        """Tell every owner that the SAEs of these keys are detached, or that others are attached; the switch makes it so
-        for all owners in one step."""
+        """Tell every owner that the SAEs of these keys are detached or, without keys, that SAEs are attached. The switch
+        changes the states of all owners in one step."""
         async with AsyncExitStack() as held:
             switches = [
                 await held.enter_async_context(state.part(gone)) for state, _ in self._states

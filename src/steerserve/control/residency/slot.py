@@ -1,4 +1,4 @@
-"""The one place for a model, and the one behind it that waits for the place: who may be told to come, and who goes when."""
+"""The slot: the resident model, and the model that will be loaded once the resident model is unloaded."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ from steerserve.control.residency.occupant import Occupant
 
 
 class Slot:
-    """Holds the resident model in whatever phase, and while it is unloaded for another one, that one."""
+    """Holds the resident model in any phase. `next` is the model for which the resident model is being unloaded."""
 
     def __init__(self) -> None:
         self.resident: Occupant | None = None
         self.next: Occupant | None = None
 
     def enter(self, coming: Occupant) -> Occupant | None:
-        """Give the place to a model, or the one behind who has it; who has to leave for it."""
+        """Put a model into the empty slot, or make it the next one. Returns the model that has to leave, if any."""
         if self.resident is None:
             self.resident = coming
             return None
@@ -21,14 +21,14 @@ class Slot:
         return self.resident
 
     def leave(self, who: Occupant) -> None:
-        """Free the place that this one has, if it still has one; who waits behind it moves up."""
+        """Take a model out of the slot, if it is there. The next model then becomes the resident model."""
         if self.resident is who:
             self.resident, self.next = self.next, None
         elif self.next is who:
             self.next = None
 
     def coming(self, model_id: int) -> Occupant | None:
-        """Who serves this model, or will."""
+        """The occupant of this model id: the resident model or the next one."""
         for candidate in (self.next, self.resident):
             if candidate is not None and candidate.row.id == model_id:
                 return candidate

@@ -1,4 +1,5 @@
-"""Every load and unload, from its beginning to its end: who leaves the slot, who comes in, and what is told of it."""
+"""Every load and unload, from its beginning to its end: the model that leaves the slot, the model that enters it, and the
+records and events about both."""
 
 from __future__ import annotations
 
@@ -59,9 +60,9 @@ class Turnover:
         self._tasks: set[asyncio.Task[None]] = set()
 
     def begin_load(self, prepared: Prepared) -> Occupant:
-        """Give the model the slot, or the place behind the model that has to leave for it. Does not wait."""
+        """Give the slot to the model. If another model is in the slot, that model is unloaded first. Does not wait."""
         coming = Occupant(prepared.row)
-        # nobody may be waiting for the load: its failure is in the record and in an event
+        # if nobody waits for the load, its failure is still in the record and in an event
         coming.ready.add_done_callback(lambda done: done.cancelled() or done.exception())
         leaving = self._slot.enter(coming)
         if leaving is not None:
@@ -71,7 +72,7 @@ class Turnover:
         return coming
 
     def begin_unload(self, leaving: Occupant) -> asyncio.Task[None]:
-        """From now on the model is being unloaded; the task ends when its memory is back. Does not wait."""
+        """Begin to unload the model. The task ends when its memory is free. Does not wait."""
         leaving.leave()
         return self._spawn(self._unload(leaving))
 
@@ -116,7 +117,7 @@ class Turnover:
                 self._stay(leaving)
 
     def _stay(self, occupant: Occupant) -> None:
-        """The load that was to replace this model failed before this model was unloaded: it serves on."""
+        """Let the model serve on: the load that was to replace it failed before it was unloaded."""
         occupant.stay()
         if occupant.engine is not None and occupant.engine.ended.done():
             self._on_engine_end(occupant)
@@ -130,10 +131,10 @@ class Turnover:
             await self._fail(coming, loading.as_refusal(error, has_unloaded=has_unloaded))
 
     async def _serve(self, coming: Occupant, facts: Loaded) -> None:
-        """Make the loaded model the one that serves, with what a crash took of it.
+        """Let the loaded model serve, with the state that a crash took from it.
 
         Raises:
-            Refusal: what could not be put back, or MODEL_LOAD_FAILED when the engine ended meanwhile.
+            Refusal: a state cannot be put back, or MODEL_LOAD_FAILED when the engine ended meanwhile.
             TimeoutError: when putting back took longer than LOAD_TIMEOUT.
         """
         engine = coming.held()
@@ -165,7 +166,7 @@ class Turnover:
             )
 
     async def _fail(self, coming: Occupant, refusal: Refusal) -> None:
-        """The load is over and nothing is resident."""
+        """End a failed load: its engine is stopped, the slot is freed, and the record and an event have the reason."""
         if coming.engine is not None:
             await coming.engine.stop()
         coming.empty()
@@ -182,11 +183,11 @@ class Turnover:
     # ------------------------------------------------------------- leaving
 
     async def _unload(self, leaving: Occupant) -> None:
-        """Wait for those who hold the model, then end its engine."""
+        """Wait for the requests that hold the model, then end its engine."""
         await leaving.until_unused("unload", self._settings.graceful_unload_timeout)
         with suppress(TimeoutError):
             async with asyncio.timeout(self._settings.graceful_unload_timeout), self._editing:
-                pass  # an edit of the attachments under way ends first; a new one is refused by now
+                pass  # a running edit of the attachments ends first; new edits are refused already
         if leaving.engine is not None:
             await leaving.engine.stop(
                 Refusal("MODEL_BUSY", "the model was unloaded", unloading=True)
@@ -195,7 +196,7 @@ class Turnover:
             await self._vacate(leaving, Event.UNLOADED, None)
 
     async def _vacate(self, leaving: Occupant, event: Event, reason: str | None) -> None:
-        """The model is gone: its SAEs, their steering, its lock and its lease with it; then the slot is free."""
+        """Drop the SAEs, the steering, the lock and the lease of a model whose engine has ended, then free the slot."""
         gone = leaving.empty()
         async with self._restoring.parting([attachment.key for attachment in gone]) as switch:
             switch()
@@ -208,7 +209,7 @@ class Turnover:
         self._bus.publish(UnloadComplete(leaving.row.id))
 
     def _on_engine_end(self, occupant: Occupant) -> None:
-        """The engine of a loaded model ended by itself: the model is ready again, with the reason."""
+        """Handle an engine that ended by itself while its model was loaded. The record becomes `ready`, with the reason."""
         if occupant is not self._slot.resident or occupant.phase is not Phase.LOADED:
             return
         reason = occupant.held().ended.result()
@@ -218,7 +219,7 @@ class Turnover:
         self._spawn(self._clear_away(occupant, reason))
 
     async def _clear_away(self, occupant: Occupant, reason: str) -> None:
-        """An edit of the attachments under way ends first: it meets the end of the engine."""
+        """Vacate the slot after a crash, once a running edit of the attachments has ended. That edit fails by itself."""
         async with self._editing:
             await self._vacate(occupant, Event.ENGINE_ENDED, reason)
 
