@@ -1,4 +1,4 @@
-"""The service as one ASGI application: its owners, its routes, what stands before them, its beginning and its end."""
+"""The service as one ASGI application: its owners, its routes, the layers around the routes, its start and its stop."""
 
 from __future__ import annotations
 
@@ -33,12 +33,12 @@ class Service:
     """The whole service as one ASGI application.
 
     Args:
-        settings: read from the environment unless given.
+        settings: the settings of the service, by default those of the environment.
     """
 
     def __init__(self, settings: Settings | None = None) -> None:
         self.settings = settings or Settings()
-        # the settings have the secrets by now, and no child process is to inherit them
+        # the settings have read the secrets, which no child process may inherit
         for name in [name for name in os.environ if name.upper() in _SECRETS]:
             del os.environ[name]
         log.configure(self.settings.log_level, self.settings.log_format)
@@ -60,7 +60,7 @@ class Service:
         await self._app(scope, receive, send)
 
     async def open(self) -> None:
-        """Open the database; the start of the application does the same, and opening twice does nothing.
+        """Open the database. The start of the application opens it too; a second opening does nothing.
 
         Raises:
             CannotStart: the database cannot be used.
@@ -68,8 +68,8 @@ class Service:
         await self.owners.around.database.open()
 
     async def drain(self) -> None:
-        """Refuse newcomers and wait for the requests in flight, at most GRACEFUL_SHUTDOWN_TIMEOUT. Requests that are left
-        then end with an error event."""
+        """Refuse new requests and wait at most GRACEFUL_SHUTDOWN_TIMEOUT for the requests that run. Requests that still
+        run then end with an error event."""
         generation, conductor = self.owners.generation, self.owners.conductor
         generation.is_closing = conductor.is_closing = True
         logger.info("draining", in_flight=generation.active)
@@ -108,7 +108,7 @@ class Service:
     async def _lifespan(self, _: FastAPI) -> AsyncIterator[None]:
         owners, around = self.owners, self.owners.around
         await self.open()
-        # bodies that may not ask the driver themselves show this reading
+        # some answers show this first reading of the cards, because they must not wait for the driver
         around.cards.begin()
         starting = asyncio.create_task(startup.begin(owners))
         try:
@@ -118,7 +118,7 @@ class Service:
             starting.cancel()
             with suppress(asyncio.CancelledError):
                 await starting
-            # from here on no request is read and no model is loaded
+            # no request is read any more, and no model is loaded any more
             owners.conductor.is_closing = True
             await owners.downloads.close()
             await owners.conductor.close()

@@ -25,7 +25,7 @@ Port = Annotated[int | None, typer.Option(help="Port to listen on (PORT).")]
 
 @main.command("serve")
 def serve_command(host: Host = None, port: Port = None) -> None:
-    """Serve, with the settings of the environment and .env."""
+    """Start the service, with the settings of the environment and .env."""
     _serve(host, port)
 
 

@@ -1,7 +1,7 @@
-"""Every owner of the service, made once and given the owners that it works with.
+"""Makes every owner of the service once, and gives each the other owners that it needs.
 
-A noun with live state is wired here: its owner is made in the method of its room, after the owners that it needs. Its
-routes are added in `routes.py`.
+To add a noun with live state, make its owner in the method of its room, after the owners that it needs, and add its
+routes in `routes.py`.
 """
 
 from __future__ import annotations
@@ -45,8 +45,8 @@ from steerserve.store.labels import Labels
 
 @dataclass(frozen=True, slots=True)
 class Surroundings:
-    """What the owners reach outside of the control plane. Tests put doubles in the place of the engines, the cards and the
-    clock."""
+    """The parts outside of the control plane that the owners use. Tests replace the engines, the cards and the clock by
+    doubles."""
 
     database: Database
     launcher: Engines
@@ -59,7 +59,7 @@ class Surroundings:
 
 
 def surroundings(settings: Settings) -> Surroundings:
-    """The real ones, as the settings name them."""
+    """The surroundings of a service with these settings."""
     hub = Hub(settings)
     return Surroundings(
         database=Database(settings.database_url),

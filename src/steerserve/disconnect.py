@@ -1,4 +1,4 @@
-"""A client that goes away while its answer is being made: the work is cancelled."""
+"""Cancels the work for an answer when the client goes away."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ class Disconnected(Exception):
 
 
 async def unless_disconnected(request: Request, work: Coroutine[Any, Any, Result]) -> Result:
-    """The result of the work, which is cancelled when the client goes away first. The body of the request must have
-    been read before.
+    """The result of the work. The work is cancelled when the client goes away before the end. The body of the request
+    must have been read before.
 
     Raises:
         Disconnected: the client went away.

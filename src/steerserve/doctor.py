@@ -1,4 +1,4 @@
-"""What this machine can do, in plain words: cards, dtypes, memory, disk, engines, hub."""
+"""A report of what this machine can do: cards, types of numbers, memory, disk, engines, hub."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ HUB_PATIENCE = 3.0
 
 
 def report(settings: Settings) -> str:
-    """A line for each fact."""
+    """The report: one line for each fact, with its name."""
     facts: list[tuple[str, Callable[[], str]]] = [
         ("steerserve", lambda: f"{__version__}, Python {platform.python_version()}"),
         ("cards", cards),
@@ -36,7 +36,7 @@ def report(settings: Settings) -> str:
 
 
 def cards() -> str:
-    """The NVIDIA cards, read through the library of the driver, which takes no memory on them."""
+    """The NVIDIA cards. They are read through the library of the driver, which takes no memory on the cards."""
     try:
         pynvml.nvmlInit()
     except pynvml.NVMLError as error:
@@ -56,7 +56,7 @@ def cards() -> str:
 
 
 def processor() -> str:
-    """Cores, and whether the processor has instructions for bfloat16."""
+    """The number of cores, and whether the processor has instructions for bfloat16."""
     cores = psutil.cpu_count(logical=False) or psutil.cpu_count()
     flags = _cpu_flags()
     if "amx_bf16" in flags:

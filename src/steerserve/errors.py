@@ -1,7 +1,7 @@
 """The table of error codes, and the exceptions that carry them.
 
-One row per code says how both doors answer: the status under `/api`, the status, `code` and `type` under `/v1`, what
-`Retry-After` is made of, and whether a stock client may repeat the call. Nothing else in the project knows a status.
+Each code has one row. The row has the status under `/api`; the status, `code` and `type` under `/v1`; the source of
+`Retry-After`; and whether repeating the request can help. No other file has the status of a refusal.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any
 
 
 class Retry(StrEnum):
-    """What the `Retry-After` of a 503 is computed from."""
+    """The source of the `Retry-After` of a 503."""
 
     NONE = "none"
     QUEUE = "queue"
@@ -26,8 +26,8 @@ class Retry(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """How one code is answered. `v1_code` is the code of the compatible surface; `final` marks a refusal that
-    repeating cannot change, so that `x-should-retry: false` is sent with it."""
+    """How one code is answered. `v1_code` is the code under `/v1`. `final` says that repeating the request cannot
+    change the refusal, so the answer has `x-should-retry: false`."""
 
     code: str
     api: int
@@ -191,9 +191,9 @@ TABLE: dict[str, Row] = {row.code: row for row in _ROWS}
 
 
 class Refusal(Exception):
-    """A typed refusal: a code of the table, a sentence for people, and the details for programs.
+    """The refusal of a request: a code of the table, a message for people, and details for programs.
 
-    `param` names the offending request field where there is one.
+    `param` names the wrong field of the request; None where no single field is wrong.
     """
 
     def __init__(
@@ -207,7 +207,8 @@ class Refusal(Exception):
 
     @property
     def is_final(self) -> bool:
-        """Whether repeating the request cannot change the answer: by its code, or because a model can never fit here."""
+        """Whether repeating the request cannot change the answer, because of its code or because a model can never
+        fit."""
         return self.row.final or self.details.get("can_ever_fit") is False
 
     @property
@@ -216,4 +217,4 @@ class Refusal(Exception):
 
 
 class CannotStart(Exception):
-    """Why the service cannot start, as a sentence for the person who starts it; it names the setting or the file."""
+    """The service cannot start. The message tells the reason, and names the setting or the file to change."""

@@ -1,7 +1,7 @@
 """The checks that stand before every route: foreign hosts, foreign web pages, keys, bodies that are too large.
 
-Every answer passes here too, and a 503 without a valid Retry-After gets one. The checks are plain ASGI, so that streams
-pass through untouched.
+Every answer passes here too, and a 503 without a valid Retry-After gets one. The checks are plain ASGI, so that they do
+not change or delay streams.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from steerserve.settings import Settings
 log = structlog.get_logger(__name__)
 
 Answer = Callable[[str, Refusal], Response]
-"""Makes the response to a refusal, in the form of the door that the path belongs to."""
+"""Makes the response to a refusal from the path of its request and the refusal."""
 
 _SAFE = frozenset({"GET", "HEAD", "OPTIONS"})
 _LOCAL_NAMES = frozenset({"localhost", "127.0.0.1", "[::1]"})
@@ -69,10 +69,12 @@ class Guards:
         await response(scope, receive, self._completed(scope, send))
 
     def _foreign_host(self, headers: Headers) -> Refusal | None:
-        """A web page whose name was pointed at this machine (DNS rebinding) sends its own name as Host.
+        """Refuse a Host header that may be the name of a foreign web page.
 
-        On a loopback bind only the names of this machine are accepted. On any other bind requests of browsers are
-        held to names that no stranger can register: addresses, names without dots, ALLOWED_HOSTS.
+        An attacker can point the name of a web page at this machine (DNS rebinding); requests of that page then have
+        the name as Host. While HOST is a loopback address, only the names of this machine and ALLOWED_HOSTS are
+        accepted. Otherwise a request of a browser may also name an address or a name without dots, because no attacker
+        can register these.
         """
         host = headers.get("host", "")
         name = _name(host)
@@ -93,7 +95,8 @@ class Guards:
         )
 
     def _foreign_page(self, scope: Scope, headers: Headers) -> Refusal | None:
-        """A web page of another origin may read nothing and change nothing, unless CORS_ORIGINS names it."""
+        """Refuse a request from a web page of another origin, unless CORS_ORIGINS names the origin. Reads other than of
+        live events pass, because the browser itself keeps such a page from reading their answers."""
         origin = headers.get("origin")
         is_read = scope.get("method") in _SAFE and not scope["path"].startswith("/socket.io")
         allowed = self._settings.cors_origins
@@ -107,8 +110,8 @@ class Guards:
         )
 
     def _keyless(self, scope: Scope, headers: Headers) -> Refusal | None:
-        """Where API_KEYS is set, a request without one of its keys. Probes need none, and a browser's question
-        whether it may send a request (CORS preflight) cannot carry one."""
+        """Refuse a request without one of the keys of API_KEYS, if there are any. Probes need no key. The question of a
+        browser whether it may send a request (CORS preflight) needs no key, because it cannot carry one."""
         is_preflight = (
             scope.get("method") == "OPTIONS" and "access-control-request-method" in headers
         )
@@ -116,7 +119,7 @@ class Guards:
             return None
         scheme, _, key = headers.get("authorization", "").partition(" ")
         digest = _digest(key.strip().encode("latin-1", "replace"))
-        # every key is compared, so that the time tells nothing about which one is near
+        # every key is compared, so that the time of the check does not show which key is similar
         matches = [hmac.compare_digest(digest, known) for known in self._keys]
         if scheme.lower() == "bearer" and any(matches):
             return None
@@ -135,7 +138,7 @@ class Guards:
         )
 
     def _completed(self, scope: Scope, send: Send) -> Send:
-        """A `send` that adds the headers that every answer of a door carries."""
+        """A `send` that adds the headers that every answer has."""
 
         async def completed(message: Message) -> None:
             if message["type"] == "http.response.start":
@@ -152,8 +155,8 @@ class Guards:
 
 
 class _Limited:
-    """A `receive` that counts the bytes of the body and raises 413 past the limit; every reader of a body lets that
-    exception through."""
+    """A `receive` that counts the bytes of the body and raises a 413 above the limit. No reader of a body catches that
+    exception."""
 
     def __init__(self, receive: Receive, limit: int) -> None:
         self._receive = receive
@@ -169,7 +172,8 @@ class _Limited:
 
 
 def _digest(key: bytes) -> bytes:
-    """Keys are compared by digests of one length, so that the time does not tell the length of a key."""
+    """The digest by which keys are compared. All digests have one length, so that the time of a comparison does not
+    show the length of a key."""
     return hashlib.sha256(key).digest()
 
 

@@ -1,4 +1,4 @@
-"""The Socket.IO door: the name and the payload of each event that clients get. Clients send nothing but subscriptions.
+"""Live events over Socket.IO: the name and the payload of each event. Clients send only subscriptions.
 
 Keys of model, SAE and steering events are camelCase, and each is repeated in snake_case for clients that read those
 names. Keys of other events are snake_case.
@@ -114,8 +114,8 @@ def with_twins(body: dict[str, Any]) -> dict[str, Any]:
 
 
 class Throttle:
-    """Drops reports that follow each other too fast. The first and the last report of a download or a load always
-    pass."""
+    """Drops reports of the same work that follow each other too fast. The first and the last report of a download or a
+    load always pass."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
@@ -178,7 +178,7 @@ class System:
             self.close()
 
     def close(self) -> None:
-        """Send no more."""
+        """Stop sending."""
         if self._sending is not None:
             self._sending.cancel()
             self._sending = None
@@ -189,7 +189,7 @@ class System:
             try:
                 await self._send(list(self._joined))
             except Exception:
-                # nobody waits for a report, and the next one may succeed
+                # the next report may succeed, and no client waits for this one
                 log.exception("system_metrics_failed")
 
     async def _send(self, sids: list[str]) -> None:
@@ -199,8 +199,8 @@ class System:
 
 
 class LiveEvents:
-    """Owner of the Socket.IO server. Nothing waits until a client got an event; a client that missed some reads the
-    state over the management API."""
+    """Owner of the Socket.IO server. The service never waits until a client got an event. A client that missed events
+    reads the state over the management API."""
 
     def __init__(self, bus: Bus, settings: Settings, cards: CardReadings) -> None:
         allowed = settings.cors_origins

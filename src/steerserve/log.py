@@ -29,18 +29,20 @@ def scrub(_logger: Any, _method: str, event: MutableMapping[str, Any]) -> Mutabl
 def _without_color(
     _logger: Any, _method: str, event: MutableMapping[str, Any]
 ) -> MutableMapping[str, Any]:
-    """Drop the second, coloured copy of its message that uvicorn adds to a line."""
+    """Drop `color_message`, the coloured copy of the message that uvicorn adds to each line."""
     event.pop("color_message", None)
     return event
 
 
 def lease_ref(digest: bytes) -> str:
-    """The 8 characters by which the log names a lease, made from the digest of its id: they do not tell the id."""
+    """The 8 characters by which the log names a lease. They come from the digest of its id, and do not reveal the
+    id."""
     return digest.hex()[:8]
 
 
 class _StandardError(logging.StreamHandler[TextIO]):
-    """Writes each line to the standard error of that moment. A stream kept from the start may have been closed since."""
+    """Writes each line to the standard error of that moment. A stream kept from the start may have been closed
+    since."""
 
     def emit(self, record: logging.LogRecord) -> None:
         self.stream = sys.stderr
@@ -48,7 +50,7 @@ class _StandardError(logging.StreamHandler[TextIO]):
 
 
 def configure(level: str, form: str) -> None:
-    """Send every log line, the libraries' too, through one chain to standard error."""
+    """Send every log line of the service and its libraries through one chain to standard error."""
     shared: list[Any] = [
         structlog.contextvars.merge_contextvars,
         structlog.stdlib.add_log_level,

@@ -1,7 +1,8 @@
-"""The outermost layer: every request has an id, is counted, timed, and logged in one line, also those that no route answered.
+"""The outermost layer of the application: it gives every request an id, counts it, measures it, and logs it in one
+line.
 
-Probes of health and the connections of live events are not counted, because they say nothing of the load; a probe that
-succeeds is logged at the level debug, and live events are not logged.
+Requests without a route are counted and logged too. Probes of health and connections of live events are not counted,
+because they do not show the load. A probe that succeeds is logged at the level debug, and live events are not logged.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ log = structlog.get_logger(__name__)
 HEALTH = "/api/health"
 LIVE_EVENTS = "/socket.io"
 UNKNOWN = "unknown"
-"""The route of a path that the application does not have."""
+"""The name of the route in reports of requests that no route answers."""
 
 REQUEST_ID = "X-Request-Id"
 _TAKEN = re.compile(r"[A-Za-z0-9._:/+=@-]{1,128}")
@@ -29,7 +30,7 @@ _TAKEN = re.compile(r"[A-Za-z0-9._:/+=@-]{1,128}")
 
 
 class Meter:
-    """Plain ASGI: a request passes as it is, and its answer gets two headers."""
+    """A plain ASGI layer. It does not change requests, and adds two headers to answers."""
 
     def __init__(self, app: ASGIApp, metrics: Metrics) -> None:
         self._app = app
@@ -79,7 +80,8 @@ class Meter:
 
 
 class _Seen:
-    """The beginning of an answer; without one the client had left."""
+    """The status of an answer, and whether the answer is a stream. The status is 499 if the client left before the
+    answer."""
 
     def __init__(self) -> None:
         self.status = 499
@@ -110,7 +112,7 @@ def _timing(record: RequestRecord, seconds: float) -> str:
 
 
 def _line(record: RequestRecord, seconds: float, seen: _Seen) -> dict[str, object]:
-    """What the access log says of a request beside its id and its route. It never has a text that a client sent."""
+    """The facts of a request for the access log, except its id and its route. No fact repeats a text of the client."""
     line: dict[str, object] = {"status": seen.status, "stream": seen.is_stream}
     line |= {"ms": round(seconds * 1000, 3), "model": record.model, "code": record.code}
     if record.timing is not None:

@@ -1,4 +1,5 @@
-"""How a refusal becomes an answer: of this service's own code, of the framework, or of a bug; at the door of its path."""
+"""Makes the answers to refusals of this service, to refusals of the framework, and to bugs, each in the form of its
+path: `/api` or `/v1`."""
 
 from __future__ import annotations
 
@@ -21,11 +22,11 @@ from steerserve.settings import Settings
 from steerserve.v1 import render
 
 _CODES = {404: "NOT_FOUND", 405: "METHOD_NOT_ALLOWED", 413: "PAYLOAD_TOO_LARGE"}
-"""Codes of what the framework itself refuses."""
+"""Status of a refusal by the framework itself -> the code that is answered."""
 
 
 class Refusals:
-    """Answers refusals. `routes` are the routes that there are; they name the methods of a path in a 405."""
+    """Answers refusals. `routes` are all routes of the service; a 405 names the methods of a path from them."""
 
     def __init__(self, settings: Settings, metrics: Metrics, routes: list[BaseRoute]) -> None:
         self._settings = settings
@@ -33,7 +34,7 @@ class Refusals:
         self._routes = [route for route in routes if isinstance(route, Route)]
 
     def handle(self, app: FastAPI) -> None:
-        """Have the framework give every exception to this object."""
+        """Register this object with the framework as the handler of every exception."""
         app.add_exception_handler(Refusal, self._on_refusal)
         app.add_exception_handler(RequestValidationError, self._on_invalid)
         app.add_exception_handler(HTTPException, self._on_http)
@@ -41,7 +42,7 @@ class Refusals:
         app.add_exception_handler(Exception, self._on_bug)
 
     def answer(self, path: str, refusal: Refusal) -> Response:
-        """A refusal as the door of the path answers it."""
+        """The response to a refusal, in the form of the path: `/api` or `/v1`."""
         row = refusal.row
         if is_counted(path):
             self._metrics.failed(refusal.code)
@@ -88,7 +89,7 @@ class Refusals:
         return response
 
     def _methods(self, scope: Scope) -> set[str]:
-        """The methods that the path of a request answers to. The framework names those of its first route only."""
+        """The methods of all routes with the path of a request. The framework names those of the first route only."""
         path = next((r.path for r in self._routes if r.matches(scope)[0] is not Match.NONE), None)
         same = [r for r in self._routes if r.path == path]
         shown = [r for r in same if r.include_in_schema] or same
@@ -100,5 +101,5 @@ class Refusals:
 
 
 async def _on_client_gone(_: Request, __: Exception) -> Response:
-    """A client that leaves while it sends its body is answered with nothing that it could read."""
+    """A client that leaves while it sends its body cannot read an answer, so the answer is empty."""
     return Response(status_code=499)

@@ -1,4 +1,4 @@
-"""Every route of the service: the routers of the two doors, each given the owners that it asks."""
+"""Every route of the service: the routers of `/v1` and of `/api`, each with the owners that it needs."""
 
 from __future__ import annotations
 
@@ -36,7 +36,8 @@ def inference(owners: Owners) -> list[APIRouter]:
 
 
 def management(owners: Owners) -> list[APIRouter]:
-    """The routers of `/api`. A route of fixed words stands before one that reads the same place as an id."""
+    """The routers of `/api`. Routes with fixed words come before routes that read the same part of the path as an
+    id."""
     attached = attachment_routes.Status(owners.conductor, owners.steering, owners.monitoring)
     return [
         model_routes.router(owners.models, owners.model_downloads, owners.conductor),

@@ -1,4 +1,4 @@
-"""Running the service: it listens first, then starts the application, and its stop lets streams finish."""
+"""Runs the service: it opens the port, starts the application, and lets running streams finish before it stops."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ CONNECTION_PATIENCE = 2
 
 
 class Server(uvicorn.Server):
-    """A server whose first signal drains the service and whose second ends it at once."""
+    """A server that finishes its requests after the first signal to stop, and ends at once after the second."""
 
     _loop: asyncio.AbstractEventLoop | None = None
     _draining: asyncio.Task[None] | None = None
@@ -38,14 +38,14 @@ class Server(uvicorn.Server):
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Raises:
-        CannotStart: the database cannot be used; raised here, because the framework turns an exception of the
-            application's own start into a traceback.
+        CannotStart: the database cannot be used. The exception is raised here, because the framework would print an
+            exception from the start of the application as a traceback.
         """
         _warn_of_unknown_settings()
         await self.config.loaded_app.open()
         await super().startup(sockets)
         if self.started:
-            # logging is configured by the application, which exists by now
+            # the application exists now, and has configured the logging
             log.info("listening", addresses=[_address(one) for one in sockets or ()])
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
@@ -68,7 +68,7 @@ class Server(uvicorn.Server):
 
 
 def run(settings: Settings) -> int:
-    """Serve until a signal ends the service, and give the exit code."""
+    """Serve until a signal ends the service, and return the exit code."""
     try:
         holding = _hold(settings.steerserve_home)
         for name in ("model_cache_dir", "sae_cache_dir"):
@@ -111,7 +111,7 @@ def kill_engines() -> None:
 
 
 def _warn_of_unknown_settings() -> None:
-    """Log the names in `.env` that are no setting: a mistyped name leaves its setting at the default."""
+    """Log the names in `.env` that are not names of settings, because a mistyped name has no effect."""
     file = Path(str(Settings.model_config["env_file"]))
     for name, nearest in unknown_names(file, Settings.model_fields):
         log.warning(
@@ -120,10 +120,10 @@ def _warn_of_unknown_settings() -> None:
 
 
 def _check_folder(folder: Path, name: str) -> None:
-    """Make the folder if it is not there.
+    """Make the folder if it is missing.
 
     Raises:
-        CannotStart: nothing can be written into the folder.
+        CannotStart: the service cannot write into the folder.
     """
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -136,8 +136,8 @@ def _check_folder(folder: Path, name: str) -> None:
 
 
 def _hold(home: Path) -> TextIO:
-    """Take the data folder for this service alone, until the file is closed. A second service would undo the statuses
-    of the first.
+    """Lock the data folder for this service until the returned file is closed. Without the lock, a second service on
+    the same database would reset the statuses of the first at its start.
 
     Raises:
         CannotStart: the folder cannot be used, or another service uses it.

@@ -20,7 +20,7 @@ _DRIVERS = {
     "postgres": "postgresql+asyncpg",
     "postgresql": "postgresql+asyncpg",
 }
-"""The kind of a database, as a URL begins, and the same with the driver that the service uses."""
+"""Scheme of a database URL -> the same scheme with the driver that the service uses."""
 _FORMS = (
     "the forms are sqlite:///folder/file.db, sqlite:////absolute/folder/file.db and "
     "postgresql://user:password@host:5432/name"
@@ -47,7 +47,7 @@ def database_url(text: str) -> str:
             raise ValueError(f"a SQLite URL names a file behind three slashes; {_FORMS}")
         return f"{driver}://{rest}"
     _check_server(rest)
-    # the driver calls this option of the usual PostgreSQL URLs otherwise
+    # usual PostgreSQL URLs name this option `sslmode`, and the driver names it `ssl`
     return f"{driver}://{_SSL_MODE.sub('ssl=', rest)}"
 
 
@@ -148,7 +148,7 @@ def _lines(file: Path) -> list[str]:
 
 
 def unknown_names(file: Path, known: Iterable[str]) -> list[tuple[str, str | None]]:
-    """The names in a file of settings that are no setting, each with the nearest name of one."""
+    """The names in a file of settings that are not names of settings, each with the nearest name of a setting."""
     if not file.is_file():
         return []
     names = {name.upper(): name for name in known}

@@ -1,6 +1,7 @@
-"""Every setting of the service: name, default, bounds and one sentence. Read once, from the environment and `.env`.
+"""Every setting of the service, with its name, default, bounds and a description. Settings are read once, from the
+environment and `.env`.
 
-Data lives under one folder (`STEERSERVE_HOME`); the caches and the database derive from it unless set.
+All data is in one folder (`STEERSERVE_HOME`), unless a setting names another place for a cache or the database.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ MIB_MAXIMUM = 1 << 24
 Seconds = Annotated[int, Field(ge=1, le=3600)]
 LeaseSeconds = Annotated[int, Field(ge=1, le=YEAR)]
 Patience = Annotated[float, Field(ge=0, le=DAY)]
-"""Seconds of a wait that may be none."""
+"""Seconds of a wait; 0 means no wait."""
 TimeLimit = Annotated[float, Field(gt=0, le=DAY)]
 Count = Annotated[int, Field(ge=1, le=COUNT_MAXIMUM)]
 CountOrNone = Annotated[int, Field(ge=0, le=COUNT_MAXIMUM)]
@@ -41,13 +42,13 @@ Keys = Annotated[
 
 
 class Settings(BaseSettings):
-    """The service's settings. Environment variables carry the field's name in capitals."""
+    """The settings of the service. The environment variable of a setting is its name in capitals."""
 
     model_config = SettingsConfigDict(
         env_file=".env",
         extra="ignore",
         validate_default=True,
-        # the text of an error must not repeat a password
+        # error messages must not repeat a password
         hide_input_in_errors=True,
     )
 
@@ -329,5 +330,5 @@ class Settings(BaseSettings):
 
     @property
     def is_loopback(self) -> bool:
-        """Whether the service is reachable from this machine only."""
+        """Whether only this machine can reach the service."""
         return self.host in ("localhost", "::1") or self.host.startswith("127.")

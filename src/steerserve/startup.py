@@ -1,4 +1,4 @@
-"""What begins with the service: the bundled demo, the model to load, or only a warm fork server."""
+"""The work at the start of the service: it loads the bundled demo, loads a model, or only warms up the fork server."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ log = structlog.get_logger(__name__)
 
 
 async def begin(owners: Owners) -> None:
-    """Do what the settings ask for at the start. A failure is logged, and the service serves on."""
+    """Load the demo or the model that the settings name, if any. A failure is logged, and the service goes on."""
     settings = owners.settings
     await _renew_ids(owners)
     try:
@@ -38,7 +38,7 @@ async def begin(owners: Owners) -> None:
 
 
 async def _renew_ids(owners: Owners) -> None:
-    """Renew the ids of SAEs that an earlier version registered; a failure is logged and the old ids stay."""
+    """Renew the ids of SAEs that an earlier version registered. After a failure, which is logged, the old ids stay."""
     try:
         await owners.saes.renew_ids()
     except (
@@ -48,10 +48,10 @@ async def _renew_ids(owners: Owners) -> None:
 
 
 async def _load(owners: Owners, name: str) -> None:
-    """Load the model of AUTO_LOAD_MODEL; readiness tells why that failed, until a model is loaded.
+    """Load the model of AUTO_LOAD_MODEL. After a failure, readiness shows the reason until a model is loaded.
 
     Raises:
-        Refusal: what a load refuses.
+        Refusal: the load is refused.
     """
     try:
         async with owners.conductor.use((await owners.served.resolve(name)).row):
@@ -64,7 +64,8 @@ async def _load(owners: Owners, name: str) -> None:
 
 @dataclass(frozen=True, slots=True)
 class DemoReady:
-    """What to try next: the feature that the demo's proof turns up, and how far."""
+    """The facts of the loaded demo that the text at the terminal names. `strength` is the value to try for the feature
+    `feature_idx`."""
 
     model_name: str
     sae_id: str
@@ -74,10 +75,10 @@ class DemoReady:
 
 
 async def start_demo(owners: Owners) -> DemoReady:
-    """Copy the demo into the data folder, register it, load it, and attach its SAE.
+    """Copy the demo into the data folder, register its model and SAEs, load the model, and attach an SAE.
 
     Raises:
-        Refusal: what a load or an attach refuses.
+        Refusal: the load or the attaching is refused.
     """
     settings = owners.settings
     model, saes = (
@@ -98,7 +99,7 @@ async def start_demo(owners: Owners) -> DemoReady:
 
 
 def _copy(source: Path, target: Path) -> None:
-    """Copy a folder of the package into the data folder, whole or not at all; anew for another version."""
+    """Copy a folder of the package into the data folder, whole or not at all. A copy by another version is replaced."""
     stamp = target / "VERSION"
     if stamp.is_file() and stamp.read_text() == __version__:
         return
@@ -121,7 +122,7 @@ async def _registered(owners: Owners, folder: Path) -> ModelRow:
 
 
 def _announce(ready: DemoReady, settings: Settings) -> None:
-    """Tell the person at the terminal what to try."""
+    """Print requests that the person at the terminal can try."""
     base = f"http://{settings.host}:{settings.port}"
     body = json.dumps({"feature_idx": ready.feature_idx, "value": ready.strength})
     message = {"role": "user", "content": "Tell me a story."}

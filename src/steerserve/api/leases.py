@@ -22,7 +22,7 @@ from steerserve.rules.lease_status import ended_status, status
 LeaseHeader = Annotated[str | None, Header(alias=rules.HEADER)]
 TTL = {"type": "integer", "minimum": 1, "description": "seconds; at most LEASE_MAX_TTL_SECONDS"}
 TEXT = {"type": "string", "minLength": 1}
-# these schemas only document the bodies: the rules refuse what does not fit, with a code of their own
+# these schemas only document the bodies: `rules/lease` refuses wrong values with a code of its own
 GrantBody = Annotated[
     Any,
     WithJsonSchema(
