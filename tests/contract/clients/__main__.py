@@ -217,18 +217,26 @@ def page(found: list[Found]) -> str:
         "",
         "<!-- Written by `make contract`; edit tests/contract instead. -->",
         "",
-        "What ordinary calls of popular clients come to, each run against the demo service in the version named. Every client takes the "
-        "base URL `http://127.0.0.1:8000/v1` and any API key; what is refused is refused with status 400, or 404 for unknown routes.",
+        "This page lists which ordinary calls of popular clients work. Each call was run against the demo service, with the",
+        "version of the client that is named. Every client takes the base URL `http://127.0.0.1:8000/v1` and any API key. A",
+        "refused call is answered with status 400, or with 404 for an unknown route.",
         "",
-        "Fields that are not used are accepted, change nothing, and are listed in the answer's `X-Service-Ignored-Fields`; with "
-        "`X-Service-Strict: true` they are refused instead ([more](inference.md#fields-that-are-not-used)).",
+        "Fields that the service does not use are accepted, change nothing, and are listed in the header",
+        "`X-Service-Ignored-Fields` of the answer. With `X-Service-Strict: true` they are refused instead",
+        "([more](inference.md#fields-that-are-not-used)).",
     ]
     for one in found:
         versions = ", ".join(f"{name} {version}" for name, version in one.versions.items())
         works = [call["call"] for call in one.calls if "says" not in call]
         refused = [call for call in one.calls if "says" in call]
         unused = ", ".join(f"`{name}`" for name in sorted(one.unused)) or "none"
-        lines += ["", f"## {one.client.name}", "", f"{versions}. Sent and not used: {unused}.", ""]
+        lines += [
+            "",
+            f"## {one.client.name}",
+            "",
+            f"{versions}. Fields that it sends and the service does not use: {unused}.",
+            "",
+        ]
         lines += [f"- works: {'; '.join(works)}"]
         lines += [f"- refused: {call['call']}; use {call['instead']}" for call in refused]
     return "\n".join(lines) + "\n"
