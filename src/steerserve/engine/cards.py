@@ -52,11 +52,11 @@ class _Reader:
 
     def all(self, environ: Mapping[str, str]) -> tuple[list[Card], str | None]:
         uuids = [self._uuid(index) for index in range(self.nvml.nvmlDeviceGetCount())]
-        seen = torch_indices(uuids, environ)
+        indices = torch_indices(uuids, environ)
         cards, missing = [], []
         for index, uuid in enumerate(uuids):
             try:
-                cards.append(self._card(index, uuid, seen.get(uuid)))
+                cards.append(self._card(index, uuid, indices.get(uuid)))
             except self.nvml.NVMLError as error:
                 missing.append(f"card {index} cannot be read: {error}")
         if not cards and not missing:
@@ -72,17 +72,17 @@ class _Reader:
 
     def _card(self, index: int, uuid: str, torch_index: int | None) -> Card:
         handle = self.nvml.nvmlDeviceGetHandleByIndex(index)
-        held = self._memory(handle)
+        memory = self._memory(handle)
         processes, reason = self._processes(handle)
         usage = self._try(self.nvml.nvmlDeviceGetUtilizationRates, handle)
-        able = self._try(self.nvml.nvmlDeviceGetCudaComputeCapability, handle)
+        capability = self._try(self.nvml.nvmlDeviceGetCudaComputeCapability, handle)
         return Card(
             smi_index=index,
             uuid=uuid,
             name=self.nvml.nvmlDeviceGetName(handle),
-            total_mb=held.total >> 20,
-            used_mb=held.used >> 20,
-            free_mb=held.free >> 20,
+            total_mb=memory.total >> 20,
+            used_mb=memory.used >> 20,
+            free_mb=memory.free >> 20,
             torch_index=torch_index,
             processes=processes,
             processes_reason=reason,
@@ -90,16 +90,16 @@ class _Reader:
             temperature=self._try(
                 self.nvml.nvmlDeviceGetTemperature, handle, self.nvml.NVML_TEMPERATURE_GPU
             ),
-            capability=None if able is None else (able[0], able[1]),
+            capability=None if capability is None else (capability[0], capability[1]),
         )
 
     def _memory(self, handle: Any) -> Any:
         """Memory in bytes. The second version of the call leaves the driver's own memory out of `used`, as the driver's
         own tool does."""
-        second = self._try(
+        memory = self._try(
             self.nvml.nvmlDeviceGetMemoryInfo, handle, version=self.nvml.nvmlMemory_v2
         )
-        return second or self.nvml.nvmlDeviceGetMemoryInfo(handle)
+        return memory or self.nvml.nvmlDeviceGetMemoryInfo(handle)
 
     def _processes(self, handle: Any) -> tuple[tuple[CardProcess, ...] | None, str | None]:
         try:

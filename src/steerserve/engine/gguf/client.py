@@ -283,12 +283,12 @@ class GgufEngine(Engine):
         """Complete one prompt. The row keeps its slot until the server has stopped working on it."""
         place = await self._gate.enter(row.tokens, len(row.tokens) + row.max_tokens)
         row.is_sent = True
-        stops, seen, is_over = StopStrings(row.stops), list(row.tokens), False
+        stops, cached, is_over = StopStrings(row.stops), list(row.tokens), False
         completion = opened.server.complete(row.tokens, row.max_tokens, place.number, fields)
         try:
             async with aclosing(completion) as chunks:
                 async for chunk in chunks:
-                    seen += chunk.tokens
+                    cached += chunk.tokens
                     is_over = chunk.finish is not None
                     piece = piece_of(stops, chunk, number, row.choice)
                     if piece.text or piece.finish:
@@ -298,7 +298,7 @@ class GgufEngine(Engine):
             if not is_over:
                 await opened.server.until_idle(place.number)
         finally:
-            place.tokens = seen
+            place.tokens = cached
             self._gate.leave(place)
 
     async def _pool(

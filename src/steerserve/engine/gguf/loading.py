@@ -132,10 +132,12 @@ async def _attempt(
     process = await llama_process.start()
     try:
         keep(process)
-        seen = await process.cards(options.server_bin)
-        split = _split(options, model, len(seen))
+        visible = await process.cards(options.server_bin)
+        split = _split(options, model, len(visible))
         cards = [
-            card for card, share in zip(seen, split or [1.0] * len(seen), strict=True) if share
+            card
+            for card, share in zip(visible, split or [1.0] * len(visible), strict=True)
+            if share
         ]
         room = _room(options, model.header, cards)
         serve = _wanted(options, model, room, split, embeds=embeds)

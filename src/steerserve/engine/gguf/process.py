@@ -127,8 +127,8 @@ class LlamaProcess:
         """Resident memory of the process and of the processes that it started, in MiB; 0 when the process is gone."""
         with contextlib.suppress(psutil.Error):
             process = psutil.Process(self._child.pid)
-            every = [process, *process.children(recursive=True)]
-            return int(sum(one.memory_info().rss for one in every)) // MIB
+            processes = [process, *process.children(recursive=True)]
+            return int(sum(each.memory_info().rss for each in processes)) // MIB
         return 0
 
     def kill(self) -> None:
@@ -167,7 +167,7 @@ class LlamaProcess:
         self.ended.set_result(endings.reason(await self._child.wait()))
 
     def _note(self, lines: list[bytes]) -> None:
-        texts = (one[:LINE_BYTES].decode("utf-8", "replace").strip() for one in lines)
+        texts = (part[:LINE_BYTES].decode("utf-8", "replace").strip() for part in lines)
         self._lines.extend(text for text in texts if text)
 
 

@@ -138,7 +138,7 @@ class LlamaServer:
             answer = response.json()
         except (httpx.HTTPError, ValueError) as error:
             raise Lost(str(error)) from error
-        return any(one["id"] == slot and one["is_processing"] for one in answer)
+        return any(entry["id"] == slot and entry["is_processing"] for entry in answer)
 
     async def _post(self, path: str, body: dict[str, Any]) -> Any:
         try:

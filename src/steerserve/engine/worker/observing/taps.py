@@ -61,14 +61,14 @@ class TapReader:
         if low >= high:
             return
         try:
-            seen = value[low - self._start : high - self._start].detach()
-            seen = seen.clone() if delta is None else seen + delta
+            copied = value[low - self._start : high - self._start].detach()
+            copied = copied.clone() if delta is None else copied + delta
         except Exception as error:
             self._fail(error)
             return
         if self._tap.positions == "last":
             self._caught.clear()
-        self._caught.append((low, seen))
+        self._caught.append((low, copied))
 
     def settle(self) -> None:
         """Called after the pass: encode the copied positions once there are ENCODE_POSITIONS of them."""

@@ -88,9 +88,9 @@ class Worker:
             # events are sent before the end of the choice, so that a client with the whole answer finds its record
             for event in model.observers.events():
                 self._wire.send(event)
-        told = [o for o in outcomes if isinstance(o, m.Outcome) and _says_something(o)]
-        if told:
-            self._wire.send(m.Stepped(told, model.saes.applied if model is not None else {}))
+        sent = [o for o in outcomes if isinstance(o, m.Outcome) and _says_something(o)]
+        if sent:
+            self._wire.send(m.Stepped(sent, model.saes.applied if model is not None else {}))
         for refused in outcomes:
             if isinstance(refused, m.Refused):
                 self._wire.send(refused)

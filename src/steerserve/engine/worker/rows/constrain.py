@@ -248,10 +248,10 @@ def _tokenizer(source: Any, n_vocab: int, end_tokens: frozenset[int]) -> LLToken
         ends = [token for token in sorted(end_tokens) if token < known] or None
         slices = LLTokenizer.json_slices()
         built = LLTokenizer(text, n_vocab=n_vocab, eos_token=ends, slices=slices)
-        read = built.decode_bytes(built.tokenize_str(_SAMPLE))
+        decoded = built.decode_bytes(built.tokenize_str(_SAMPLE))
     except (ValueError, RuntimeError) as error:
         return _unsupported(f"the tokenizer of this model cannot be constrained: {error}")
-    if read.decode(errors="replace").removeprefix(" ") != _SAMPLE:
+    if decoded.decode(errors="replace").removeprefix(" ") != _SAMPLE:
         return _unsupported("the tokenizer of this model cannot be constrained: it changes texts")
     return built
 
