@@ -86,8 +86,8 @@ class GgufEngine(Engine):
         header: Header,
         split: Sequence[float] | None = None,
     ) -> m.Loaded:
-        """Load the model whose first file is `path`; `split` has proportions over the cards, in place of those of the
-        setting.
+        """Load the model whose first file is `path`; `split` has proportions over the cards, in place of the
+        proportions of the setting.
 
         Raises:
             Refusal: MODEL_LOAD_FAILED, INVALID_GGUF_TENSOR_SPLIT, INSUFFICIENT_MEMORY.

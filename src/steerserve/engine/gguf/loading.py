@@ -71,7 +71,8 @@ class _NoEmbeddings(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Model:
-    """A model to load: its first file, its header, and proportions over the cards in place of those of the setting."""
+    """A model to load: its first file, its header, and proportions over the cards in place of the proportions of the
+    setting."""
 
     path: str
     header: Header

@@ -81,9 +81,9 @@ class Monitor(Message, frozen=True):
 
 
 class ReadStatistics(Message, frozen=True):
-    """Read the statistics since the last reset: those of `features`, or of all features that were active. With a
-    `metric`, only the `k` features with the largest metric are read, ties by index. The metric is `mean`, `max`,
-    `active_ratio`, or `count`, which is the number of tokens at which a feature was active."""
+    """Read the statistics since the last reset, of `features` or of all features that were active. With a `metric`,
+    only the `k` features with the largest metric are read, ties by index. The metric is `mean`, `max`, `active_ratio`,
+    or `count`, which is the number of tokens at which a feature was active."""
 
     id: int
     features: list[int] | None = None

@@ -1,4 +1,4 @@
-"""How the end of an engine process is told, in the same words for both kinds of engine."""
+"""The sentences about the end of an engine process, the same for both kinds of engine."""
 
 from __future__ import annotations
 

@@ -57,7 +57,7 @@ Plan = Follow | Overlay | Suppressed
 
 
 class Tap(Message, frozen=True):
-    """Activations to read at the attached SAE `key`; see `rules/activations` for what the values mean."""
+    """Activations to read at the attached SAE `key`; `rules/activations` explains the values."""
 
     key: str
     features: list[int] | None

@@ -26,8 +26,8 @@ def attach(command: Attach, model: Checkpoint, saes: HookedSaes, room: SaeRoom) 
     read.
 
     Raises:
-        Refusal: SAE_INCOMPATIBLE (a kind that cannot be attached, a site that the model does not have, a width other
-            than that of the site), SAE_LOAD_FAILED, INSUFFICIENT_MEMORY.
+        Refusal: SAE_INCOMPATIBLE (a kind that cannot be attached, a site that the model does not have, a width that
+            differs from the width of the site), SAE_LOAD_FAILED, INSUFFICIENT_MEMORY.
     """
     claims = formats.inspect(command.source)
     site = _site(claims, model, command.layer)

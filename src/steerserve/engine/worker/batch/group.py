@@ -266,7 +266,7 @@ class Group:
             return [self._refused(row, error)]
 
     def _ended(self, row: BatchRow, end: list[Ending]) -> list[Ending]:
-        """The outcomes at the end of a row: first those of the observers, then its own."""
+        """The outcomes at the end of a row: first the outcomes of the observers, then the row's own."""
         try:
             return [*self._observers.end(row), *end]
         except Exception as error:

@@ -236,7 +236,7 @@ class Checkpoint(Transformer):
         return tuple(sorted(set(types)))
 
     def _end_tokens(self) -> frozenset[int]:
-        """Tokens that end a completion: those of the generation config and the tokenizer's EOS."""
+        """The tokens that end a completion: the end tokens of the generation config, and the tokenizer's EOS."""
         configured = getattr(self.model.generation_config, "eos_token_id", None)
         ends = configured if isinstance(configured, list) else [configured]
         return frozenset(int(e) for e in [*ends, self.tokenizer.eos_token_id] if e is not None)

@@ -93,7 +93,7 @@ class SlotCache:
             self._keys[layer][row, :, :length] = keys[:, :length]
             self._values[layer][row, :, :length] = values[:, :length]
 
-    # ------------------------------------------------------------- what the model calls
+    # ------------------------------------------------------------- called by the model
 
     def update(
         self, keys: Tensor, values: Tensor, layer_idx: int, *_: Any, **__: Any

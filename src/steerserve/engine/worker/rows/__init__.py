@@ -1,1 +1,1 @@
-"""One row of the batch: how its tokens are chosen, what text they become, and how it ends."""
+"""One row of the batch: how its tokens are chosen, how they become text, and how the row ends."""
