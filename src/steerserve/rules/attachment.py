@@ -1,4 +1,4 @@
-"""Which attached SAE is meant, and whether an SAE fits the loaded model at a layer."""
+"""Chooses among attached SAEs, and checks whether an SAE fits the loaded model at a layer."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ Sae = TypeVar("Sae", bound=AttachedSae)
 
 @dataclass(frozen=True, slots=True)
 class SaeChoice:
-    """Which of the attached SAEs is meant; None stands for any id or any layer."""
+    """A choice among the attached SAEs. None means any id, or any layer."""
 
     sae_id: str | None = None
     layer: int | None = None
 
     def among(self, attached: Sequence[Sae]) -> list[Sae]:
-        """The attached SAEs that the choice leaves, in the order in which they were attached."""
+        """The attached SAEs that fit the choice, in the order in which they were attached."""
         return [
             candidate
             for candidate in attached
@@ -45,7 +45,7 @@ class SaeChoice:
 
     def first(self, attached: Sequence[Sae]) -> Sae:
         """Raises:
-        Refusal: SAE_NOT_ATTACHED when the choice leaves none.
+        Refusal: SAE_NOT_ATTACHED when no attached SAE fits the choice.
         """
         fitting = self.among(attached)
         if fitting:
@@ -83,7 +83,7 @@ class Verdict:
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """What the files and the overrides say of an SAE; None where they do not say.
+    """The facts about an SAE from its files and from overrides. A fact that neither gives is None.
 
     `d_in` is None for an SAE whose files nobody has read, such as the record of a whole repository. `reason` says why
     the SAE can never be attached. `needs` are overrides that are required and missing.

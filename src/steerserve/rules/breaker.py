@@ -1,7 +1,8 @@
-"""A circuit breaker: after several failures in a row a remote service is left alone for a while, then tried once.
+"""A circuit breaker: after several failures in a row, a remote service is not called for a while, and is then tried
+once.
 
-Pure: every step takes the breaker and the time, and gives the next breaker. Only failures of transport count; an
-answer that refuses (not found, gated, bad token) shows that the service is there, and counts as a success.
+Every step is a pure function from the breaker and the time to the next breaker. Only failures of transport count. An
+answer that refuses (not found, gated, bad token) shows that the remote service works, and counts as a success.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ State = Literal["closed", "open", "half_open"]
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Failures in a row that open the breaker, and the seconds until one call is let through again."""
+    """The number of failures in a row that open the breaker, and the seconds after which one call is let through."""
 
     failures: int
     recovery_seconds: float
@@ -22,7 +23,8 @@ class Limits:
 
 @dataclass(frozen=True, slots=True)
 class Breaker:
-    """`opened_at` is a time of the caller's clock, None while closed; `trips` counts how often it opened."""
+    """`opened_at` is a time of the caller's clock, None while the breaker is closed. `trips` counts how often it
+    opened."""
 
     failures: int = 0
     opened_at: float | None = None
@@ -38,7 +40,7 @@ class Breaker:
 
 @dataclass(frozen=True, slots=True)
 class BreakerStatus:
-    """A breaker as operators see it."""
+    """A breaker as it is shown to operators."""
 
     name: str
     state: State
@@ -64,7 +66,7 @@ def status(name: str, breaker: Breaker, limits: Limits, now: float) -> BreakerSt
 
 
 def retry_in(breaker: Breaker, limits: Limits, now: float) -> float:
-    """Seconds until a call may be let through: 0 when one may be now, but not below 1 while a probe is out."""
+    """Seconds until a call may be let through; 0 if a call may be made now. While a probe is running, at least 1."""
     if breaker.opened_at is None:
         return 0.0
     left = max(0.0, breaker.opened_at + limits.recovery_seconds - now)
@@ -72,7 +74,7 @@ def retry_in(breaker: Breaker, limits: Limits, now: float) -> float:
 
 
 def enter(breaker: Breaker, limits: Limits, now: float) -> Breaker | None:
-    """The breaker with one more call let through, or None when the call must not be made."""
+    """The breaker after one more call was let through; None if the call must not be made."""
     if breaker.opened_at is None:
         return breaker
     if retry_in(breaker, limits, now) > 0:
@@ -81,12 +83,13 @@ def enter(breaker: Breaker, limits: Limits, now: float) -> Breaker | None:
 
 
 def succeed(breaker: Breaker) -> Breaker:
-    """A call was answered: closed, with no failures."""
+    """The breaker after a call was answered: closed, without failures."""
     return Breaker(trips=breaker.trips)
 
 
 def fail(breaker: Breaker, limits: Limits, now: float) -> Breaker:
-    """A call was not answered. A late failure, which arrives while the breaker is open, changes nothing."""
+    """The breaker after a call was not answered. A failure that is reported while the breaker is open changes
+    nothing."""
     if breaker.state == "open":
         return breaker
     failures = breaker.failures + 1
@@ -96,10 +99,10 @@ def fail(breaker: Breaker, limits: Limits, now: float) -> Breaker:
 
 
 def abandon(breaker: Breaker) -> Breaker:
-    """The caller gave a call up: the outcome is unknown, and another probe may be let through."""
+    """The breaker after the caller gave up a probe. Its outcome is unknown, so another probe may be let through."""
     return replace(breaker, is_probing=False)
 
 
 def reset(breaker: Breaker) -> Breaker:
-    """Closed by the operator."""
+    """The breaker after an operator closed it."""
     return succeed(breaker)

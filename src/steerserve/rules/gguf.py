@@ -1,4 +1,5 @@
-"""GGUF files by their names: which quantization a file holds, what belongs together, and the proportions over cards."""
+"""What the names of GGUF files tell: the quantization, and which files are one model. Also the proportions over
+cards."""
 
 from __future__ import annotations
 
@@ -31,12 +32,12 @@ _OTHER_KINDS = (
     ("vocabulary", re.compile(r"(?:^|[-_.])vocab(?:[-_.]|$)")),
 )
 _UNQUANTIZED = frozenset({"importance_matrix", "vocabulary"})
-"""Kinds of files that are never quantized."""
+"""Kinds of files that are never quantized. A file of such a kind with a quantization in its name is a model."""
 
 
 @dataclass(frozen=True, slots=True)
 class GgufFile:
-    """A file of a repository or folder, with `/` between folders."""
+    """A file of a repository or folder. Its path has `/` between folders."""
 
     path: str
     size_bytes: int
@@ -44,7 +45,8 @@ class GgufFile:
 
 @dataclass(frozen=True, slots=True)
 class GgufName:
-    """What a file's name says. `label` None where it names no quantization; `shard` is (number, count) from 1 on."""
+    """The facts in the name of a file. `label` is None if the name has no quantization. `shard` is (number, count),
+    numbered from 1."""
 
     kind: str
     label: str | None
@@ -54,7 +56,8 @@ class GgufName:
 
 @dataclass(frozen=True, slots=True)
 class GgufVariant:
-    """One complete model: its files in the order of their shards. `label` is None where only the header tells it."""
+    """One complete model, with its files in the order of their shards. `label` is None if only the header tells the
+    quantization."""
 
     label: str | None
     base: str
@@ -62,7 +65,7 @@ class GgufVariant:
 
     @property
     def name(self) -> str:
-        """The label, or the file's own name where it has none."""
+        """The label, or the file's own name if it has no label."""
         return self.label or self.base
 
     @property
@@ -80,8 +83,8 @@ class GgufVariant:
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """Files that are not offered: `kind` is `incomplete` (shards are missing) or `ambiguous` (one label, two
-    models)."""
+    """Files that are not offered. `kind` is `incomplete` (shards are missing) or `ambiguous` (several models have one
+    label)."""
 
     kind: str
     name: str
@@ -90,7 +93,8 @@ class Problem:
 
 @dataclass(frozen=True, slots=True)
 class GgufListing:
-    """What a repository or folder offers, the smallest first. `companions` are projectors, which are no weights."""
+    """The models that a repository or folder offers, the smallest first. `companions` are projectors, which are not
+    weights of a language model."""
 
     variants: tuple[GgufVariant, ...] = ()
     problems: tuple[Problem, ...] = ()
@@ -98,7 +102,8 @@ class GgufListing:
 
 
 def classify(path: str) -> GgufName:
-    """What the name of a file says; the last label in the file's name counts, else that of the nearest folder."""
+    """The facts in the path of a file. The label is the last one in the file's name; without one, that of the nearest
+    folder."""
     *folders, name = path.split("/")
     if not name.lower().endswith(_SUFFIX):
         return GgufName("other", None, name)
@@ -111,21 +116,22 @@ def classify(path: str) -> GgufName:
     label, base = _labelled(stem)
     kind = next((kind for kind, pattern in _OTHER_KINDS if pattern.search(lowered)), MODEL)
     if label and kind in _UNQUANTIZED:
-        kind = MODEL  # the name only tells how the model was quantized, or what was changed before
+        kind = MODEL  # `imatrix` or `vocab` only tells how the model was made
     for folder in reversed(folders):
         label = label or _labelled(folder)[0]
     return GgufName(kind, label, base, shard)
 
 
 def variants(files: Iterable[tuple[str, int]]) -> GgufListing:
-    """The models among (path, size in bytes), what cannot be offered, and the companions."""
+    """The models among files, given as (path, size in bytes); also the files that cannot be offered, and the
+    companions."""
     sets: dict[tuple[str, str, int], list[tuple[GgufName, GgufFile]]] = defaultdict(list)
     companions = []
     for path, size in sorted(files):
         named, file = classify(path), GgufFile(path, size)
         if named.kind == MODEL:
             count = named.shard[1] if named.shard else 0
-            # the folder counts too: several folders may hold sets of the same names
+            # the folder is a part of the key, because several folders may hold files of the same names
             sets[path.rpartition("/")[0], _without_shard(path), count].append((named, file))
         elif named.kind == PROJECTOR:
             companions.append(file)
@@ -143,10 +149,10 @@ def variants(files: Iterable[tuple[str, int]]) -> GgufListing:
 
 
 def choose(listing: GgufListing, label: str) -> GgufVariant:
-    """The variant of a label, whatever its case.
+    """The variant with a label. Letter case does not matter.
 
     Raises:
-        Refusal: VALIDATION_ERROR naming `gguf_label` and the labels that there are.
+        Refusal: VALIDATION_ERROR naming `gguf_label` and the available labels.
     """
     for variant in listing.variants:
         if variant.name.casefold() == label.strip().casefold():
@@ -155,10 +161,10 @@ def choose(listing: GgufListing, label: str) -> GgufVariant:
 
 
 def only(listing: GgufListing) -> GgufVariant:
-    """The variant of a listing that has no other.
+    """The only variant of a listing.
 
     Raises:
-        Refusal: VALIDATION_ERROR naming `gguf_label` and the labels that there are.
+        Refusal: VALIDATION_ERROR naming `gguf_label` and the available labels.
     """
     if len(listing.variants) != 1:
         raise _not_chosen(listing, "one GGUF quantization has to be named")
@@ -177,7 +183,8 @@ def _not_chosen(listing: GgufListing, why: str) -> Refusal:
 
 
 def precision_of(label: str | None) -> str:
-    """A label as one of FP16, Q8, Q4 and Q2, by the bits of a weight; what names none is FP16, the unquantized."""
+    """The precision (FP16, Q8, Q4 or Q2) of a label, by the bits per weight that it names. A label without such bits is
+    unquantized, so FP16."""
     upper = (label or "").upper()
     if "FP4" in upper:
         return "Q4"
@@ -191,7 +198,7 @@ def precision_of(label: str | None) -> str:
 
 
 def tensor_split(text: str, cards: int) -> tuple[float, ...] | None:
-    """The proportions of GGUF_TENSOR_SPLIT, one for each card; None where it is empty.
+    """The proportions in GGUF_TENSOR_SPLIT, one for each card; None if the setting is empty.
 
     Raises:
         Refusal: INVALID_GGUF_TENSOR_SPLIT.
@@ -220,7 +227,7 @@ def _bad_split(why: str, cards: int) -> Refusal:
 def _labelled(stem: str) -> tuple[str | None, str]:
     """The last label in a name, and the name without it."""
     labels = list(_LABEL.finditer(stem.upper()))
-    # a letter whose capital is two letters would shift what is cut out
+    # if a letter has a capital of two letters, positions in the upper-case text do not fit the original
     if not labels or len(stem.upper()) != len(stem):
         return (_spelled(labels[-1]) if labels else None), stem
     last = labels[-1]
@@ -246,7 +253,8 @@ def _is_whole(members: Sequence[tuple[GgufName, GgufFile]]) -> bool:
 
 
 def _told_apart(complete: list[GgufVariant]) -> tuple[list[GgufVariant], list[Problem]]:
-    """The variants with a name of their own, the smallest first; and the variants that share a name, as problems."""
+    """The variants whose name no other variant has, the smallest first; and the variants that share a name, as
+    problems."""
     named: dict[str, list[GgufVariant]] = defaultdict(list)
     for variant in sorted(complete, key=lambda v: (v.total_bytes, v.files[0].path)):
         named[variant.name.casefold()].append(variant)

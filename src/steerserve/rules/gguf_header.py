@@ -1,4 +1,4 @@
-"""What a GGUF model's header says, and how much context the memory for its KV cache gives."""
+"""The header of a GGUF model, and how much context fits into the memory for the KV cache."""
 
 from __future__ import annotations
 
@@ -12,23 +12,25 @@ CELLS = 256
 """The engine rounds its KV cache up to whole multiples of this many tokens."""
 
 BATCH = 512
-"""Tokens of one pass; a request that was cancelled runs to the end of its pass."""
+"""The tokens in one pass. A cancelled request still runs to the end of its pass."""
 
 EMBED_BATCH = 2048
-"""The same where texts are embedded, which must fit in one pass."""
+"""The most tokens in one pass of an engine that embeds texts. Each text must fit into one pass."""
 
 LOGITS_BYTES = 1 << 29
-"""The engine computes float32 logits for every token of a text it embeds; they may take this much, and as much again to
-be copied."""
+"""The most bytes for the logits of one pass that embeds. The engine computes float32 logits for every token of such a
+text, and needs as many bytes again for a copy."""
 
 _LOGIT_WIDTH = 4
 
 
 @dataclass(frozen=True, slots=True)
 class Header:
-    """What a model's header says. Lengths in tokens, sizes in bytes; None where it says nothing.
+    """The facts in a model's header. Lengths are in tokens, sizes in bytes. A fact that the header does not have is
+    None.
 
-    `kv_heads` has one number per layer; `missing_bytes` are those that the tensors need and the files do not have.
+    `kv_heads` has one number per layer. `missing_bytes` counts the bytes that the tensors need and the files do not
+    have.
     """
 
     architecture: str
@@ -59,29 +61,29 @@ class Header:
 
 @dataclass(frozen=True, slots=True)
 class Room:
-    """The KV cache of a model in tokens: `context` for one row, `pool` for all rows together."""
+    """The size of a model's KV cache in tokens: `context` for one row, `pool` for all rows together."""
 
     context: int
     pool: int
 
 
 def kv_bytes_per_token(header: Header, cache_type: str) -> int:
-    """Bytes of KV cache that one token takes over all layers, `cache_type` as in GGUF_KV_CACHE_TYPE."""
+    """The bytes of KV cache that one token needs in all layers. `cache_type` is a value of GGUF_KV_CACHE_TYPE."""
     elements = sum(header.kv_heads) * (header.key_length + header.value_length)
     return math.ceil(elements * CACHE_BYTES[cache_type])
 
 
 def longest_context(header: Header, ceiling: int, default: int) -> int:
-    """Tokens of context that the file and the ceiling (0 for none) allow; an encoder that says nothing takes one
-    pass."""
+    """The longest context in tokens that the file and the ceiling (0 for none) allow. For an encoder whose file names
+    no length, it is one pass; for any other model, `default`."""
     named = header.context_length or (BATCH if header.is_embedding_only else 0)
     return min((n for n in (named, ceiling) if n), default=default)
 
 
 def pass_tokens(header: Header, context: int, *, embeds: bool) -> int:
-    """Tokens of one pass of a model with so much context; `embeds` says whether it is started to embed texts.
+    """The tokens in one pass of a model with this context. `embeds` says whether the engine is started to embed texts.
 
-    An encoder reads a whole text at once, and has no logits that bound it.
+    An encoder reads a whole text at once. It has no logits, so their memory sets no limit.
     """
     if header.is_embedding_only:
         return context
@@ -92,14 +94,15 @@ def pass_tokens(header: Header, context: int, *, embeds: bool) -> int:
 
 
 def logits_bytes(header: Header, tokens: int, *, embeds: bool) -> int:
-    """Bytes that the logits of a pass over a text to embed take, and their copy; an encoder has none."""
+    """The bytes for the logits, and for their copy, in a pass over a text to embed. An encoder has no logits."""
     if not embeds or header.is_embedding_only:
         return 0
     return 2 * _LOGIT_WIDTH * header.vocabulary * tokens
 
 
 def least_cache_bytes(header: Header, cache_type: str, ceiling: int, least: int) -> int:
-    """Bytes of the KV cache of the least context; `ceiling` is GGUF_CONTEXT_LENGTH, 0 for none."""
+    """The bytes of the KV cache for the shortest useful context, `least`. `ceiling` is GGUF_CONTEXT_LENGTH, 0 for
+    none."""
     tokens = min(least, longest_context(header, ceiling, least))
     return -(-tokens // CELLS) * CELLS * kv_bytes_per_token(header, cache_type)
 
@@ -107,13 +110,13 @@ def least_cache_bytes(header: Header, cache_type: str, ceiling: int, least: int)
 def room(
     header: Header, *, kv_bytes: int, cache_type: str, ceiling: int, slots: int, least: int
 ) -> Room:
-    """The context that is served and the cache that it is served from.
+    """How many tokens of context are served, and how many tokens the cache for all rows holds.
 
     Args:
-        kv_bytes: memory for the cache.
+        kv_bytes: the memory for the cache, in bytes.
         ceiling: GGUF_CONTEXT_LENGTH, 0 for none.
-        slots: rows that run at once; the cache never exceeds a context for each.
-        least: the context that must fit, lowered to what the model and the ceiling allow.
+        slots: how many rows run at once. The cache never holds more than one whole context for each.
+        least: the context that must fit. If the model or the ceiling allow only less, that much must fit.
 
     Raises:
         Refusal: INSUFFICIENT_MEMORY.

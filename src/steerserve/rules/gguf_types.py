@@ -30,7 +30,7 @@ _FILES = """
 29 IQ2_M 30 IQ4_XS 31 IQ1_M 32 BF16 36 TQ1_0 37 TQ2_0 38 MXFP4_MOE 39 NVFP4 40 Q1_0
 """
 _GUESSED = 1024
-"""Flag of a file type that the writer was not sure of."""
+"""A flag in a file type: the writer of the file was not sure of the type."""
 
 
 def _tensor_types() -> dict[int, TensorType]:
@@ -48,7 +48,7 @@ FILE_LABELS = MappingProxyType(_file_labels())
 SCALARS = MappingProxyType(
     {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
 )
-"""Value type -> how `struct` spells it."""
+"""Value type -> its letter in a format of `struct`."""
 
 STRING, ARRAY = 8, 9
 CACHE_BYTES = MappingProxyType({"f16": 2.0, "q8_0": 34 / 32})
@@ -56,5 +56,5 @@ CACHE_BYTES = MappingProxyType({"f16": 2.0, "q8_0": 34 / 32})
 
 
 def label_of(file_type: object) -> str | None:
-    """The label of a header's `general.file_type`; None for one that is not known."""
+    """The label for a header's `general.file_type`; None for an unknown file type."""
     return FILE_LABELS.get(file_type & ~_GUESSED) if isinstance(file_type, int) else None

@@ -21,7 +21,7 @@ _INDEX = re.compile(r"-?(?:0|[1-9][0-9]{0,17})")
 _UNWRITABLE = {"Cc", "Cs", "Zl", "Zp"}
 _LAYER = re.compile(r"[0-9]{1,4}")
 _NAMED = 10
-"""How many wrong entries a refusal names."""
+"""The most wrong entries that a refusal names."""
 
 Entry = tuple[str, Any, Any]
 """The place in the document, the index, and the label."""
@@ -127,7 +127,7 @@ def _lines(text: str) -> list[Any]:
 
 
 class _Twice(Exception):
-    """The key that an object has twice."""
+    """A JSON object has a key twice. The argument is the key."""
 
 
 def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

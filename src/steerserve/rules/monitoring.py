@@ -1,4 +1,4 @@
-"""Monitoring as a value: its configuration and bounds, the ring of records, and what a query asks for."""
+"""The rules of monitoring: the configuration and its bounds, the ring of records, and the reading of queries."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ READ_POINT = "pre_steering"
 
 _INDEX = re.compile(r"-?(?:0|[1-9][0-9]{0,17})")
 _NAMED = 10
-"""How many offenders a refusal names."""
+"""The most wrong values that a refusal names."""
 
 Activation = tuple[int, float]
 
 
 @dataclass(frozen=True, slots=True)
 class Configuration:
-    """What an operator asked for; `features` None means all features of the SAE."""
+    """The configuration that an operator chose. `features` None means all features of the SAE."""
 
     enabled: bool = False
     features: tuple[int, ...] | None = None
@@ -40,8 +40,8 @@ class Configuration:
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """What the last token of one choice activated, the largest first. `position` counts over prompt and completion;
-    `fired` features were active (not 0), of which `activations` may name fewer."""
+    """The features that were active at the last token of one choice, the largest first. `position` counts the tokens of
+    prompt and completion. `fired` counts all active features (not 0); `activations` may list fewer."""
 
     timestamp: datetime
     request_id: str
@@ -68,7 +68,7 @@ class Ring:
         self._records.append(record)
 
     def resize(self, size: int) -> None:
-        """Keep as many of the newest records as fit."""
+        """Change the size. The newest records are kept, at most `size` of them."""
         self._records = deque(self._records, maxlen=size)
 
     def newest(self, limit: int, request_id: str | None = None) -> list[Record]:
@@ -81,7 +81,7 @@ class Ring:
         return [record for record, _ in zip(matching, range(limit), strict=False)]
 
     def clear(self) -> int:
-        """Forget all records; how many there were."""
+        """Delete all records, and return how many there were."""
         count = len(self._records)
         self._records.clear()
         return count
@@ -91,7 +91,7 @@ def chosen(features: Iterable[int], d_sae: int) -> tuple[int, ...]:
     """The features that a client named, each once and in order.
 
     Raises:
-        Refusal: INVALID_FEATURE_INDEX naming the first outside [0, d_sae).
+        Refusal: INVALID_FEATURE_INDEX naming the first index outside [0, d_sae).
     """
     named = list(features)
     for index in named:
@@ -103,7 +103,7 @@ def parse_features(text: str | None) -> tuple[int, ...] | None:
     """The indices of a query such as `1,2,3`; None without a query.
 
     Raises:
-        Refusal: VALIDATION_ERROR naming what is no index.
+        Refusal: VALIDATION_ERROR naming the parts of the query that are not indices.
     """
     if text is None:
         return None
@@ -120,19 +120,20 @@ def parse_features(text: str | None) -> tuple[int, ...] | None:
 
 
 def place_of(key: str) -> tuple[str, int]:
-    """The SAE and the layer of an attachment's key."""
+    """The id of the SAE and the layer in the key of an attachment."""
     sae_id, _, layer = key.rpartition("@")
     return sae_id, int(layer)
 
 
 def typical_strength(residual_norm: float, decoder_norm: float) -> float | None:
-    """The steering value whose addition is half as long as a usual residual; None for a decoder row without length.
+    """A usual value for steering one feature: the vector that it adds is half as long as a usual residual. None
+    for a decoder row of length 0.
 
-    About half the residual norm is where steering acts and the text still holds together.
+    At about half the residual norm, steering changes the text and the text is still fluent.
     """
     return 0.5 * residual_norm / decoder_norm if decoder_norm > 0 else None
 
 
 def activations(pairs: Sequence[Sequence[float]]) -> tuple[Activation, ...]:
-    """[index, value] pairs as they come over the wire."""
+    """Activations from [index, value] pairs, the form in which the engine sends them."""
     return tuple((int(index), float(value)) for index, value in pairs)

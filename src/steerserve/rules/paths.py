@@ -8,7 +8,7 @@ _PROTECTED = ("/bin", "/boot", "/dev", "/etc", "/proc", "/run", "/sbin", "/sys",
 
 
 def is_protected(resolved: PurePath) -> bool:
-    """Whether a path, links already resolved, is the root or lies in a system folder."""
+    """Whether a path is the root or lies in a system folder. Links in the path must be resolved before."""
     resolved = PurePosixPath(resolved)
     if resolved == PurePosixPath("/"):
         return True

@@ -1,5 +1,4 @@
-"""Repositories of a model hub: which names may be asked for, which listings are trusted, which files a checkpoint
-needs."""
+"""Repositories of a model hub: checks their names and listings, and selects the files that a checkpoint needs."""
 
 from __future__ import annotations
 
@@ -35,8 +34,8 @@ _CODE = re.compile(r"[^/]+\.py")
 
 @dataclass(frozen=True, slots=True)
 class RepoFile:
-    """A file of a repository: path in it, bytes, and its content's digest where the hub lists one: 64 hex digits are
-    a SHA-256, 40 the SHA-1 of a git blob."""
+    """A file of a repository: its path, its size in bytes, and the digest of its content if the hub lists one. A digest
+    of 64 hex digits is a SHA-256; one of 40 is the SHA-1 of a git blob."""
 
     path: str
     size: int | None
@@ -44,7 +43,7 @@ class RepoFile:
 
 
 def check_repo_id(repo_id: str, param: str = "repo_id") -> str:
-    """`owner/name`, or a bare `name` as the oldest models have.
+    """Check that a name is `owner/name`, or only `name`, which the oldest models have.
 
     Raises:
         Refusal: VALIDATION_ERROR naming `param`.
@@ -56,7 +55,7 @@ def check_repo_id(repo_id: str, param: str = "repo_id") -> str:
 
 
 def check_revision(revision: str) -> str:
-    """A branch, a tag or a commit.
+    """Check that a revision may be a branch, a tag or a commit.
 
     Raises:
         Refusal: VALIDATION_ERROR naming `revision`.
@@ -72,10 +71,10 @@ def is_commit(sha: str) -> bool:
 
 
 def check_paths(files: Iterable[RepoFile]) -> None:
-    """Refuse a listing that names anything but plain files below the repository's top.
+    """Refuse a listing with a path that is not a plain file inside the repository.
 
     Raises:
-        Refusal: DOWNLOAD_FAILED naming the offender.
+        Refusal: DOWNLOAD_FAILED naming the path.
     """
     paths: set[str] = set()
     folders: set[str] = set()
@@ -98,8 +97,9 @@ def has_weights(files: Sequence[RepoFile]) -> bool:
 
 
 def checkpoint_files(files: Sequence[RepoFile], *, trust_remote_code: bool) -> tuple[RepoFile, ...]:
-    """What a checkpoint needs to be loaded, in the listing's order. One format of weights, safetensors before pickles;
-    Python files only where the operator trusts the repository's code.
+    """The files that are needed to load a checkpoint, in the listing's order. Weights are taken in one format,
+    safetensors if there are any, else pickles. Python files are only taken if the operator trusts the repository's
+    code.
 
     Raises:
         Refusal: DOWNLOAD_FAILED when the repository has no weights.
@@ -124,7 +124,7 @@ def _no_weights(files: Iterable[RepoFile]) -> Refusal:
 
 
 def _fault(file: RepoFile) -> str | None:
-    """What is wrong with one entry of a listing."""
+    """What is wrong with one entry of a listing; None if nothing is."""
     path = file.path
     if not path or len(path) > PATH_MAXIMUM:
         return "is empty or too long"

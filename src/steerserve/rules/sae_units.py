@@ -203,7 +203,7 @@ def units(repo_id: str, files: Iterable[RepoFile]) -> UnitListing:
             by_path.setdefault(path, _file_unit(repo_id, path, paths))
     ordered = tuple(by_path[path] for path in sorted(by_path, key=_natural))
     owners = Counter(file.path for unit in ordered for file in unit.files)
-    # a file that several units share does not stand for any of them
+    # a path of a file that several units share names none of them
     by_file = {f.path: unit for unit in ordered for f in unit.files if owners[f.path] == 1}
     others = tuple(file for path, file in whole.items() if path not in owners)
     return UnitListing(ordered, others, by_file)
