@@ -265,12 +265,12 @@ def _shares(needs: Needs, devices: Sequence[Device], counts: Sequence[int]) -> l
     """The shares of the devices. The first device with layers also holds what runs before the layers, the last one what runs
     behind them."""
     used = [i for i, count in enumerate(counts) if count]
-    found, start = [], 0
+    shares, start = [], 0
     for i, (device, count) in enumerate(zip(devices, counts, strict=True)):
         ends = {"is_first": i == used[0], "is_last": i == used[-1]}
-        found.append(_share(needs, device, start, start + count, **ends))
+        shares.append(_share(needs, device, start, start + count, **ends))
         start += count
-    return found
+    return shares
 
 
 def _split(needs: Needs, devices: Sequence[Device]) -> tuple[list[Share], int, dict[str, int]]:

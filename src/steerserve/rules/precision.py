@@ -68,8 +68,8 @@ class StoredTensor:
     @property
     def layer(self) -> int | None:
         """The decoder (or encoder) layer of the tensor; None outside the layers and in vision and audio towers."""
-        found = None if _OTHER_TOWER.search(self.name) else _LAYER.search(self.name)
-        return int(found[1]) if found else None
+        match = None if _OTHER_TOWER.search(self.name) else _LAYER.search(self.name)
+        return int(match[1]) if match else None
 
     @property
     def is_linear(self) -> bool:
@@ -163,9 +163,9 @@ def quantization_config(config: Mapping[str, Any]) -> dict[str, Any] | None:
         if not isinstance(place, Mapping):
             continue
         for key in ("quantization_config", "compression_config"):
-            found = place.get(key)
-            if isinstance(found, Mapping) and found:
-                return dict(found)
+            entry = place.get(key)
+            if isinstance(entry, Mapping) and entry:
+                return dict(entry)
     return None
 
 

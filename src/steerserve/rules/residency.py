@@ -92,14 +92,14 @@ def _not_resident(view: View, model_id: int, name: str) -> Refusal:
         return Refusal("MODEL_LOADING", f"model {name!r} is being loaded; try again shortly")
     resident = (view.model_name if view.phase is Phase.LOADED else None) or "none"
     held = "" if view.lease is None else f", leased by {view.lease.holder!r}"
-    told = {} if view.lease is None else {"lease": leases.summary(view.lease)}
+    lease_details = {} if view.lease is None else {"lease": leases.summary(view.lease)}
     return Refusal(
         "MODEL_NOT_RESIDENT",
         f"model {name!r} is not resident, and the load policy is refuse; resident: {resident}{held}",
         param="model",
         requested_model=name,
         resident_model=resident,
-        **told,
+        **lease_details,
     )
 
 

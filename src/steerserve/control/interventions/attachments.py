@@ -135,11 +135,11 @@ class Attachments:
                 if made:
                     await self._exchange(resident, [], made)
             await self._note(resident, [], made)
-            found = [resident.attachments[wanted.key] for wanted in asked]
+            attachments = [resident.attachments[wanted.key] for wanted in asked]
         # if the set names an SAE twice, the second member counts as attached before
         return [
-            Member(a, was_there=a.key not in missing or a in found[:number])
-            for number, a in enumerate(found)
+            Member(a, was_there=a.key not in missing or a in attachments[:number])
+            for number, a in enumerate(attachments)
         ]
 
     async def detach(self, sae_id: str) -> int:
@@ -151,14 +151,14 @@ class Attachments:
         """
         async with self._conductor.editing:
             resident = self._conductor.resident
-            found = [a for a in self._conductor.attachments() if a.sae_id == sae_id]
-            if resident is not None and found:
-                await self._exchange(resident, found, [])
-                await self._note(resident, found, [])
+            detached = [a for a in self._conductor.attachments() if a.sae_id == sae_id]
+            if resident is not None and detached:
+                await self._exchange(resident, detached, [])
+                await self._note(resident, detached, [])
             was_lost = self._conductor.reattaching.forget(sae_id)
-            if not found and not was_lost:
+            if not detached and not was_lost:
                 raise Refusal("SAE_NOT_ATTACHED", f"SAE {sae_id!r} is not attached", sae_id=sae_id)
-        return sum(attached.memory_mb for attached in found)
+        return sum(attached.memory_mb for attached in detached)
 
     # ------------------------------------------------------------- memory
 
@@ -259,11 +259,11 @@ class Attachments:
 
 def _replacing(attached: Attachment, before: Sequence[Attachment]) -> Attachment:
     """The attachment with warnings that name the SAEs that it replaces."""
-    told = [
+    warnings = [
         f"replaced {old.sae_id} at layer {old.layer}; its steering values are cleared"
         for old in before
     ]
-    return replace(attached, warnings=(*attached.warnings, *told))
+    return replace(attached, warnings=(*attached.warnings, *warnings))
 
 
 @contextmanager

@@ -262,11 +262,11 @@ class Conductor:
         """The load, checked against the free memory and the memory that the resident model gives back."""
         if self.is_closing:
             raise shutting_down()
-        found = await loading.prepare(row, gpu, self.resident, self._launcher, self._settings)
+        prepared = await loading.prepare(row, gpu, self.resident, self._launcher, self._settings)
         await self._catalog.model(row.id)
         if row.id in self._kept_out:
             raise Refusal("MODEL_NOT_FOUND", "the model is being deleted", model_id=row.id)
-        return found
+        return prepared
 
     def _waiting_lock(self) -> Lock | None:
         """The lock of a model whose engine ended by itself, with the SAEs that will be attached to the model again."""

@@ -131,8 +131,8 @@ def needs(weights: Weights, held: Held, least_context: int, kv_cache_mb: int = 0
 
 def machine(cards: Sequence[Card]) -> Machine:
     """The precisions that these cards and the installed packages can run."""
-    found = [card.capability for card in cards]
-    known = [capability for capability in found if capability is not None]
+    capabilities = [card.capability for card in cards]
+    known = [capability for capability in capabilities if capability is not None]
     return Machine(
         has_card=bool(cards),
         capability=min(known) if known and len(known) == len(cards) else None,
@@ -180,18 +180,18 @@ def returned(
     what the engine measured at its load, else what the `placement` of the resident model planned. On the host, only the
     private memory of the processes counts, because the pages of a mapped checkpoint are available already.
     """
-    found = _planned(placement or {}, context_mb)
-    found |= {d: mb + context_mb for d, mb in memory_by_device_mb.items() if d != HOST}
+    freed_mb = _planned(placement or {}, context_mb)
+    freed_mb |= {d: mb + context_mb for d, mb in memory_by_device_mb.items() if d != HOST}
     processes = _family(pid)
     pids = {process.pid for process in processes}
     for card in cards:
-        told = [p.used_mb for p in card.processes or () if p.pid in pids]
-        known = [mb for mb in told if mb is not None]
-        if card.torch_index is not None and known and len(known) == len(told):
-            found[f"cuda:{card.torch_index}"] = sum(known)
+        figures = [p.used_mb for p in card.processes or () if p.pid in pids]
+        known = [mb for mb in figures if mb is not None]
+        if card.torch_index is not None and known and len(known) == len(figures):
+            freed_mb[f"cuda:{card.torch_index}"] = sum(known)
     if processes:
-        found[HOST] = sum(_own_bytes(process) for process in processes) // MIB
-    return found
+        freed_mb[HOST] = sum(_own_bytes(process) for process in processes) // MIB
+    return freed_mb
 
 
 def device(card: Card, context_mb: int, returns_mb: Mapping[str, int]) -> Device:

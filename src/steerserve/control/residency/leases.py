@@ -82,7 +82,7 @@ class Leases:
         lease_id = self._new_id()
         digest = rules.digest_of(lease_id)
         self._keep(rules.grant(self._book, model_id, model_name, terms, digest, self.now()))
-        return Granted(self._told("lease_granted"), lease_id)
+        return Granted(self._logged("lease_granted"), lease_id)
 
     def renew(self, model_id: int, lease_id: str, ttl_seconds: int) -> Lease:
         """Raises:
@@ -90,7 +90,7 @@ class Leases:
         """
         self.live()
         self._keep(rules.renew(self._book, model_id, lease_id, ttl_seconds, self.now()))
-        return self._told("lease_renewed")
+        return self._logged("lease_renewed")
 
     def release(self, model_id: int, lease_id: str) -> Ended:
         """Raises:
@@ -126,7 +126,7 @@ class Leases:
                 end_reason=ended.end_reason.value,
             )
 
-    def _told(self, event: str) -> Lease:
+    def _logged(self, event: str) -> Lease:
         """Log the step that made or changed the live lease, and return the lease."""
         lease = self._book.current
         assert lease is not None

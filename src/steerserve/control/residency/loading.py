@@ -63,11 +63,11 @@ async def prepare(
             header, seen, wanted, returns, settings, read_cards=lambda: (cards, None)
         )
         return Prepared(row, plan, header, len(seen))
-    found = await asyncio.to_thread(_weights, path)
+    stored = await asyncio.to_thread(_weights, path)
     cards = await fitting.cards_now(read_cards) if fitting.built_for_cards() else []
     returns = await asyncio.to_thread(_returns, resident, cards, settings)
     fit = await fitting.plan(
-        found, row.quantization, wanted, returns, settings, read_cards=lambda: (cards, None)
+        stored, row.quantization, wanted, returns, settings, read_cards=lambda: (cards, None)
     )
     return Prepared(row, fit.plan)
 
