@@ -41,9 +41,9 @@ class Card:
 def torch_indices(uuids: Sequence[str], environ: Mapping[str, str]) -> dict[str, int]:
     """The index of each card that the tensor library sees. `uuids` are in the order of the cards' buses.
 
-    CUDA_VISIBLE_DEVICES: (1) unset shows all; (2) an entry is an index or the beginning of one UUID; (3) the first entry
-    that names no card hides itself and all after it, so an empty text and -1 hide all; (4) a card named twice hides all;
-    (5) a MIG entry names a part of a card, never a card.
+    CUDA_VISIBLE_DEVICES: (1) unset shows all; (2) an entry is an index or the beginning of one UUID; (3) the first
+    entry that names no card hides itself and all after it, so an empty text and -1 hide all; (4) a card named twice
+    hides all; (5) a MIG entry names a part of a card, never a card.
     """
     if VISIBLE not in environ:
         return {uuid: index for index, uuid in enumerate(uuids)}

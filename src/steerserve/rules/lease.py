@@ -119,8 +119,8 @@ def grant(
 ) -> Book:
     """Grant a lease of the resident model, from now on.
 
-    (1) At most one lease is live; its own holder is refused a second one too. `residency.may_lease` has checked that the
-    model is resident.
+    (1) At most one lease is live; its own holder is refused a second one too. `residency.may_lease` has checked that
+    the model is resident.
 
     Raises:
         Refusal: MODEL_LEASED (1).
@@ -142,8 +142,8 @@ def grant(
 
 
 def renew(book: Book, model_id: int, lease_id: str, ttl_seconds: int, now: datetime) -> Book:
-    """(1) Only the live lease with this id is renewed. (2) The new time counts from now, not from the old end, so the lease
-    may become shorter.
+    """(1) Only the live lease with this id is renewed. (2) The new time counts from now, not from the old end, so the
+    lease may become shorter.
 
     Raises:
         Refusal: LEASE_NOT_FOUND, LEASE_EXPIRED (1).
@@ -312,8 +312,8 @@ def leased(lease: Lease, operation: str, target_model_id: int) -> Refusal:
     release = f"DELETE /api/models/{lease.model_id}/lease"
     return Refusal(
         "MODEL_LEASED",
-        f"model {lease.model_name!r} is leased by {lease.holder!r} until {shown['expires_at']}. The lease ends then, or "
-        f"when its holder sends {release}; a request that carries the id of the lease in {HEADER} is not refused",
+        f"model {lease.model_name!r} is leased by {lease.holder!r} until {shown['expires_at']}. The lease ends then, "
+        f"or when its holder sends {release}; a request that carries the id of the lease in {HEADER} is not refused",
         **shown,
         leased_model_id=lease.model_id,
         leased_model_name=lease.model_name,

@@ -16,7 +16,8 @@ from steerserve.rules.placement import GpuChoice, GpuRequest
 from steerserve.rules.units import MIB
 
 PASSES_MAXIMUM = 4
-"""The most passes that move layers between cards. If the parts do not fit after them, the split counts as impossible."""
+"""The most passes that move layers between cards. If the parts do not fit after them, the split counts as
+impossible."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,8 +69,8 @@ class PlacementPlan:
 
 
 class _NoRoom(Exception):
-    """The model does not fit. `shares` has what each device would have to hold; `passes` and `lowered` tell how layers were
-    moved."""
+    """The model does not fit. `shares` has what each device would have to hold; `passes` and `lowered` tell how layers
+    were moved."""
 
     def __init__(
         self, shares: Sequence[Share], passes: int = 0, lowered: dict[str, int] | None = None
@@ -83,9 +84,9 @@ class _NoRoom(Exception):
 def plan(needs: Needs, devices: Sequence[Device], wanted: GpuRequest) -> PlacementPlan:
     """Place a model on the devices that it may use.
 
-    (1) With one device, the model fits there or is refused. (2) With "all", every card gets a part, or the load is refused.
-    (3) Otherwise the model goes to the card with most free memory if it fits there. (4) Else it is split over as few cards
-    as can hold it, beginning with the card that has most free memory.
+    (1) With one device, the model fits there or is refused. (2) With "all", every card gets a part, or the load is
+    refused. (3) Otherwise the model goes to the card with most free memory if it fits there. (4) Else it is split over as few
+    cards as can hold it, beginning with the card that has most free memory.
 
     Raises:
         Refusal: INSUFFICIENT_MEMORY, SPLIT_NOT_HONOURED.
@@ -262,8 +263,8 @@ def _share(
 
 
 def _shares(needs: Needs, devices: Sequence[Device], counts: Sequence[int]) -> list[Share]:
-    """The shares of the devices. The first device with layers also holds what runs before the layers, the last one what runs
-    behind them."""
+    """The shares of the devices. The first device with layers also holds what runs before the layers, the last one what
+    runs behind them."""
     used = [i for i, count in enumerate(counts) if count]
     shares, start = [], 0
     for i, (device, count) in enumerate(zip(devices, counts, strict=True)):
@@ -308,8 +309,8 @@ def _push(
 
 
 def _proportional(needs: Needs, devices: Sequence[Device]) -> list[int]:
-    """The number of layers for each device, by its free memory. A card without room for working memory and one layer gets
-    no layer."""
+    """The number of layers for each device, by its free memory. A card without room for working memory and one layer
+    gets no layer."""
     fixed = _mib(needs.working) + _mib(needs.staging)
     least = _mib(min(needs.layers) + needs.kv_bytes(1))
     rooms = [d.free_mb - d.context_mb - fixed for d in devices]

@@ -27,7 +27,8 @@ class Needs:
 
     `first` is the weights that run before the layers, and a tied output head. `last` is the weights that run behind
     the layers. `kv_per_token` is the KV cache of one token in one layer; the cache is made in
-    whole steps of `kv_step` tokens. `kv_named` is the size of the cache of all layers where KV_CACHE_MB sets one, else 0.
+    whole steps of `kv_step` tokens. `kv_named` is the size of the cache of all layers where KV_CACHE_MB sets one, else
+    0.
     """
 
     layers: tuple[int, ...]
@@ -55,7 +56,8 @@ class Needs:
         return self.kv_named // each // self.kv_step * self.kv_step
 
     def kv_bytes(self, layers: int) -> int:
-        """Bytes of the KV cache of so many layers: their part of the set size, and at least the size for the least context."""
+        """Bytes of the KV cache of so many layers: their part of the set size, and at least the size for the least
+        context."""
         tokens = -(-self.min_context // self.kv_step) * self.kv_step
         least = self.kv_per_token * layers * tokens
         if self.kv_tokens_named is None:
@@ -65,8 +67,8 @@ class Needs:
 
 @dataclass(frozen=True, slots=True)
 class Device:
-    """A place for weights. `label` is `cuda:N` or `cpu`, and `index` the number of the card. `free_mb` includes the memory
-    that an unload gives back. `total_mb` is the whole memory, None if it is not known."""
+    """A place for weights. `label` is `cuda:N` or `cpu`, and `index` the number of the card. `free_mb` includes the
+    memory that an unload gives back. `total_mb` is the whole memory, None if it is not known."""
 
     label: str
     name: str

@@ -86,8 +86,8 @@ def check_load(status: str, is_on_disk: bool, reason: str | None) -> None:
 
 
 def check_delete(status: str, lock: Lock | None) -> None:
-    """Whether a model of this status can be deleted. A model that is loaded, loading or locked cannot. `lock` is the lock of
-    this model. A running download does not prevent the deletion, which cancels it.
+    """Whether a model of this status can be deleted. A model that is loaded, loading or locked cannot. `lock` is the
+    lock of this model. A running download does not prevent the deletion, which cancels it.
 
     Raises:
         Refusal: MODEL_BUSY or MODEL_LOCKED.

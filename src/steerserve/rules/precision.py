@@ -73,7 +73,8 @@ class StoredTensor:
 
     @property
     def is_linear(self) -> bool:
-        """Whether the tensor is the weight of a linear module inside a layer. Only such weights are quantized to 8 or 4 bits.
+        """Whether the tensor is the weight of a linear module inside a layer. Only such weights are quantized to 8 or 4
+        bits.
 
         Experts are stacked into one tensor while they load, and are not quantized.
         """
@@ -88,8 +89,8 @@ class StoredTensor:
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """The facts of the machine that decide on a precision: whether there is a card, the lowest compute capability of the
-    cards, and the installed packages among PACKAGES."""
+    """The facts of the machine that decide on a precision: whether there is a card, the lowest compute capability of
+    the cards, and the installed packages among PACKAGES."""
 
     has_card: bool = False
     capability: tuple[int, int] | None = None
@@ -101,8 +102,8 @@ class Machine:
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """How the engine holds a checkpoint. `dtype` is the dtype of the arithmetic and of every tensor that is not quantized.
-    `name` is for people. `quantizes` says that weights are quantized while they load."""
+    """How the engine holds a checkpoint. `dtype` is the dtype of the arithmetic and of every tensor that is not
+    quantized. `name` is for people. `quantizes` says that weights are quantized while they load."""
 
     name: str
     dtype: str
@@ -150,8 +151,8 @@ _METHODS = {
 
 
 def compute_dtype(stored: str | None, *, has_card: bool) -> str:
-    """The dtype of the arithmetic. bfloat16 stays bfloat16. Other dtypes become float16 on a card, and float32 on a host,
-    because a host computes no faster in float16."""
+    """The dtype of the arithmetic. bfloat16 stays bfloat16. Other dtypes become float16 on a card, and float32 on a
+    host, because a host computes no faster in float16."""
     if stored == "bfloat16":
         return "bfloat16"
     return "float16" if has_card else "float32"
@@ -292,7 +293,8 @@ def _expanded_bytes(tensor: StoredTensor, held: Held) -> int:
 
 
 def staging_bytes(tensors: tuple[StoredTensor, ...], held: Held) -> int:
-    """Bytes that loading takes for a moment: the largest tensor as it is stored and in float32, or the stacked experts."""
+    """Bytes that loading takes for a moment: the largest tensor as it is stored and in float32, or the stacked
+    experts."""
     if held.quantizes:
         largest = max((t.count for t in tensors if t.is_linear), default=0)
         return largest * (held.width + 4)
@@ -303,7 +305,8 @@ def staging_bytes(tensors: tuple[StoredTensor, ...], held: Held) -> int:
 
 
 def _stacked_experts(tensors: tuple[StoredTensor, ...], held: Held) -> int:
-    """Bytes of the experts in the largest layer. They are stored one by one, and stacked into one tensor while they load."""
+    """Bytes of the experts in the largest layer. They are stored one by one, and stacked into one tensor while they
+    load."""
     by_layer: dict[int | None, int] = {}
     for tensor in tensors:
         if ".experts." in tensor.name and len(tensor.shape) == 2:

@@ -37,8 +37,8 @@ class View:
     """The resident slot as the rules see it. `model_id` is None exactly while the phase is EMPTY.
 
     `next_id` is the model that will be loaded once the resident model is unloaded. `lease` is the live lease, always a
-    lease of the resident model; `is_holder` says whether the request carries the id of the lease. `lock` is the lock of the resident
-    model, or of a model whose engine ended by itself and that waits to be loaded again.
+    lease of the resident model; `is_holder` says whether the request carries the id of the lease. `lock` is the lock of
+    the resident model, or of a model whose engine ended by itself and that waits to be loaded again.
     """
 
     phase: Phase = Phase.EMPTY

@@ -39,7 +39,8 @@ class AttachRequest:
 
 
 def verdict(resident: Resident, wanted: AttachRequest) -> rules.Verdict:
-    """Whether the files of an SAE are here, and whether it fits the loaded model by its own metadata and the overrides."""
+    """Whether the files of an SAE are here, and whether it fits the loaded model by its own metadata and the
+    overrides."""
     _, facts = resident.running()
     reason = sae_set.not_ready(wanted.sae.status, wanted.sae.error_message)
     if reason is not None:

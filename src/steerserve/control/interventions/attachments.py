@@ -71,8 +71,8 @@ class Attachments:
         overrides: Mapping[str, Any] | None = None,
         is_checked: bool = True,
     ) -> Attachment:
-        """Attach an SAE in the place of all attached SAEs, once the requests in flight have ended. If the new SAE fails,
-        the others stay attached. `overrides` are fields of `messages.Overrides`.
+        """Attach an SAE in the place of all attached SAEs, once the requests in flight have ended. If the new SAE
+        fails, the others stay attached. `overrides` are fields of `messages.Overrides`.
 
         Raises:
             Refusal: SAE_NOT_FOUND, MODEL_NOT_LOADED, SAE_ALREADY_ATTACHED, SAE_INCOMPATIBLE, SAE_LOAD_FAILED,
@@ -104,8 +104,8 @@ class Attachments:
     async def attach_set(
         self, members: Sequence[tuple[str, int]], dtype: str | None = None
     ) -> list[Member]:
-        """Attach SAEs (id, layer) beside the attached SAEs: all of them or none. A member that is attached already stays as
-        it is. Without `dtype` the matrices are kept in MULTISAE_ATTACH_DTYPE.
+        """Attach SAEs (id, layer) beside the attached SAEs: all of them or none. A member that is attached already
+        stays as it is. Without `dtype` the matrices are kept in MULTISAE_ATTACH_DTYPE.
 
         Raises:
             Refusal: SAE_SET_INCOMPLETE, MODEL_NOT_LOADED, SAE_INCOMPATIBLE, INSUFFICIENT_MEMORY, SAE_LOAD_FAILED,
@@ -143,8 +143,8 @@ class Attachments:
         ]
 
     async def detach(self, sae_id: str) -> int:
-        """Detach an SAE at every layer, once the requests in flight have ended. An SAE that a crash took is not attached
-        again. Returns the MiB that come back.
+        """Detach an SAE at every layer, once the requests in flight have ended. An SAE that a crash took is not
+        attached again. Returns the MiB that come back.
 
         Raises:
             Refusal: SAE_NOT_ATTACHED.

@@ -6,17 +6,17 @@ sees it as a `Resident`, which cannot be written. `loading.py` and `fitting*.py`
 unloaded. `leases.py` and `records.py` keep the leases and write the records.
 
 When an engine ends by itself, each owner of state in the engine (`engine_state.py`) says which state it lost, and puts
-this state back on the next engine. `restoring.py` calls the owners in the order in which they registered, the attached SAEs
-(`reattaching.py`) first. A new owner derives from `EngineState` and calls `conductor.restoring.register(self)`; nothing
-here changes for it.
+this state back on the next engine. `restoring.py` calls the owners in the order in which they registered, the attached
+SAEs (`reattaching.py`) first. A new owner derives from `EngineState` and calls `conductor.restoring.register(self)`;
+nothing here changes for it.
 
 Order of locks and waits. Code that holds one of these takes only the ones below it:
 
  1. `Serving.editing`: a profile is activated, ended, changed or deleted.
  2. `Queue.room()`: a place in the waiting room, held by a request from its acceptance to its end.
  3. `Conductor._open`: closed while SAEs are detached; a new request waits for it before it holds the model.
- 4. `Occupant.hold()`: a request holds the model while it uses the model. A detach and an unload wait for all holders, at
-    most GRACEFUL_UNLOAD_TIMEOUT seconds; an unload holds no lock meanwhile, a detach holds `editing` (6).
+ 4. `Occupant.hold()`: a request holds the model while it uses the model. A detach and an unload wait for all holders,
+    at most GRACEFUL_UNLOAD_TIMEOUT seconds; an unload holds no lock meanwhile, a detach holds `editing` (6).
  5. `Occupant.ready`: a request that holds a loading model waits for the end of the load; then for a slot of the queue.
     No task of this room waits for a slot.
  6. `Conductor.editing`: held by an edit of the attachments, by the removal of SAEs from the library, by the end of a

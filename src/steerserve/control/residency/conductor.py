@@ -1,8 +1,8 @@
 """What may be done with the one slot, now: use its model, load, unload, lease, lock, exchange its SAEs.
 
-Each decision is made without waiting, by asking `rules/residency`; `turnover.py` does the slow work in tasks of its own,
-each of which writes its outcome back in one step. A request that uses the model holds it, and an unload waits for everybody
-who holds the model.
+Each decision is made without waiting, by asking `rules/residency`; `turnover.py` does the slow work in tasks of its
+own, each of which writes its outcome back in one step. A request that uses the model holds it, and an unload waits for
+everybody who holds the model.
 """
 
 from __future__ import annotations
@@ -171,8 +171,8 @@ class Conductor:
     async def load(
         self, row: ModelRow, lease: str | None = None, gpu: GpuRequest = ANYWHERE
     ) -> Resident:
-        """Accept a load of the management surface, and write it into the record. `ready` of the returned model is done when
-        the load is over.
+        """Accept a load of the management surface, and write it into the record. `ready` of the returned model is done
+        when the load is over.
 
         Raises:
             Refusal: whatever refuses the load; nothing has changed then.
@@ -216,7 +216,8 @@ class Conductor:
         self._occupant(self.loaded()).lock()
 
     def unlock(self, model_id: int) -> None:
-        """Unlock the model. If its engine crashed, it comes back unlocked. A model that is not locked stays as it is."""
+        """Unlock the model. If its engine crashed, it comes back unlocked. A model that is not locked stays as it
+        is."""
         self.restoring.unlock(model_id)
         occupant = self._slot.resident
         if occupant is not None and occupant.row.id == model_id:

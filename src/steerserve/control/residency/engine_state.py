@@ -1,5 +1,5 @@
-"""State that an engine holds for one of its owners: what the owner loses when the engine ends by itself, and how the owner
-puts it back on the next engine. Attached SAEs, steering and monitoring are such states."""
+"""State that an engine holds for one of its owners: what the owner loses when the engine ends by itself, and how the
+owner puts it back on the next engine. Attached SAEs, steering and monitoring are such states."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ def unchanged() -> None:
 
 @dataclass(frozen=True, slots=True)
 class Return:
-    """A model that is loaded again after its engine had ended by itself. `attached` are the SAEs that its new engine has
-    so far; an owner that attaches an SAE appends it."""
+    """A model that is loaded again after its engine had ended by itself. `attached` are the SAEs that its new engine
+    has so far; an owner that attaches an SAE appends it."""
 
     model_id: int
     engine: Engine
@@ -37,14 +37,14 @@ class EngineState(Generic[Loss]):
     """
 
     def lost(self, resident: Resident) -> Loss | None:
-        """The state that this owner had in the engine of the resident model; None for no state. The engine has just ended by
-        itself."""
+        """The state that this owner had in the engine of the resident model; None for no state. The engine has just
+        ended by itself."""
         return None
 
     @asynccontextmanager
     async def put_back(self, back: Return, loss: Callable[[], Loss]) -> AsyncIterator[Switch]:
-        """Give the new engine what was lost. `loss` is called as late as possible: an operator may change the loss until
-        then.
+        """Give the new engine what was lost. `loss` is called as late as possible: an operator may change the loss
+        until then.
 
         Raises:
             Refusal: the load of the model fails with it.
@@ -58,8 +58,8 @@ class EngineState(Generic[Loss]):
 
 
 class Losses(Generic[Loss]):
-    """The states that one owner lost in crashes, by the id of the model, until that model is loaded again. The owner edits
-    its losses when an operator changes the state before that."""
+    """The states that one owner lost in crashes, by the id of the model, until that model is loaded again. The owner
+    edits its losses when an operator changes the state before that."""
 
     def __init__(self) -> None:
         self._by_model: dict[int, Loss] = {}
@@ -74,8 +74,8 @@ class Losses(Generic[Loss]):
         self._by_model[model_id] = loss
 
     def edit(self, step: Callable[[Loss], Loss]) -> bool:
-        """Replace every loss by what `step` makes of it, and return whether any loss changed. A step that changes nothing
-        returns the loss itself."""
+        """Replace every loss by what `step` makes of it, and return whether any loss changed. A step that changes
+        nothing returns the loss itself."""
         after = {model_id: step(loss) for model_id, loss in self._by_model.items()}
         is_change = any(after[model_id] is not loss for model_id, loss in self._by_model.items())
         self._by_model = after

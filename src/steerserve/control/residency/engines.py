@@ -40,8 +40,8 @@ class Engines:
         return made
 
     async def gguf_cards(self) -> list[LlamaCard]:
-        """The cards that the GGUF engine sees. The engine is asked each time, because the free memory changes; once it has
-        seen no card, it is not asked again.
+        """The cards that the GGUF engine sees. The engine is asked each time, because the free memory changes; once it
+        has seen no card, it is not asked again.
 
         Raises:
             Refusal: MODEL_LOAD_FAILED when the engine does not start.

@@ -27,8 +27,8 @@ from steerserve.settings import Settings
 
 HOST = "cpu"
 _HEADROOM = 1.2
-"""Estimates for records multiply the weights by this factor, for the KV cache of a short context, working memory and the
-context of a card."""
+"""Estimates for records multiply the weights by this factor, for the KV cache of a short context, working memory and
+the context of a card."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,15 +141,16 @@ def machine(cards: Sequence[Card]) -> Machine:
 
 
 def estimate(parameters: int, quantization: str) -> int:
-    """MiB of memory for a plain checkpoint of so many parameters, as records and previews show: its weights and a fifth."""
+    """MiB of memory for a plain checkpoint of so many parameters, as records and previews show: its weights and a
+    fifth."""
     return -(-int(parameters * _BYTES[quantization] * _HEADROOM) // MIB)
 
 
 def estimated_memory_mb(
     weights: Weights, quantization: str, *, has_card: bool | None = None
 ) -> int:
-    """MiB of memory for a checkpoint on this machine, from the weights that it stores. Q2 of a plain checkpoint counts as
-    Q4.
+    """MiB of memory for a checkpoint on this machine, from the weights that it stores. Q2 of a plain checkpoint counts
+    as Q4.
 
     Without `has_card`, a tensor library that is built for cards counts as a card.
     """
@@ -195,7 +196,8 @@ def returned(
 
 
 def device(card: Card, context_mb: int, returns_mb: Mapping[str, int]) -> Device:
-    """A card as a place for weights. Its free memory includes what an unload gives back, and is at most its whole memory."""
+    """A card as a place for weights. Its free memory includes what an unload gives back, and is at most its whole
+    memory."""
     label = f"cuda:{card.torch_index}"
     free = min(card.total_mb, card.free_mb + returns_mb.get(label, 0))
     return Device(label, card.name, free, context_mb, card.smi_index, card.total_mb)
@@ -221,7 +223,8 @@ _BYTES = {"FP16": 2.0, "Q8": 1.0, "Q4": 0.5, "Q2": 0.25}
 
 
 def _planned(placement: Mapping[str, Any], context_mb: int) -> dict[str, int]:
-    """The MiB that a placement planned for each card. For a split model these are the weights and the context of the card."""
+    """The MiB that a placement planned for each card. For a split model these are the weights and the context of the
+    card."""
     parts = placement.get("planned_mb_by_device")
     if parts:
         return {label: mb + context_mb for label, mb in parts.items() if label != HOST}
@@ -246,8 +249,8 @@ def _own_bytes(process: psutil.Process) -> int:
 
 
 def _weight_bytes(weights: Weights, held: Held) -> tuple[tuple[int, ...], int, int]:
-    """Bytes of each layer, of everything that runs before the layers, and of the output head where it is a tensor of its
-    own."""
+    """Bytes of each layer, of everything that runs before the layers, and of the output head where it is a tensor of
+    its own."""
     count = weights.shape.layers
     if not weights.tensors:
         return _even(weights, held, count)
@@ -266,8 +269,8 @@ def _weight_bytes(weights: Weights, held: Held) -> tuple[tuple[int, ...], int, i
 
 
 def _even(weights: Weights, held: Held, count: int) -> tuple[tuple[int, ...], int, int]:
-    """The same for pickled weights, whose tensors are not known. Their bytes are spread evenly over the layers, and count
-    as half precision unless the configuration says float32 or names no dtype."""
+    """The same for pickled weights, whose tensors are not known. Their bytes are spread evenly over the layers, and
+    count as half precision unless the configuration says float32 or names no dtype."""
     stored = 4 if weights.dtype in (None, "float32") else 2
     size = weights.pickled_bytes * held.width // stored
     return tuple([size // count] * count) if count else (), size % count if count else size, 0

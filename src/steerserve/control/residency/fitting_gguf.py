@@ -1,4 +1,5 @@
-"""Whether a GGUF model fits the memory, and on which devices. Both are decided before anything is loaded or unloaded."""
+"""Whether a GGUF model fits the memory, and on which devices. Both are decided before anything is loaded or
+unloaded."""
 
 from __future__ import annotations
 
@@ -19,8 +20,8 @@ from steerserve.settings import Settings
 
 _WIDTH = 4
 _MLP = 4
-"""The engine computes in float32 (`_WIDTH` bytes). The header of a file does not tell the width of the MLPs; it counts as
-`_MLP` times the hidden size."""
+"""The engine computes in float32 (`_WIDTH` bytes). The header of a file does not tell the width of the MLPs; it counts
+as `_MLP` times the hidden size."""
 
 
 async def plan(
@@ -91,8 +92,8 @@ def needs(header: Header, settings: Settings) -> Needs:
 def _cards(
     seen: Sequence[LlamaCard], known: Sequence[Card], returns_mb: Mapping[str, int]
 ) -> list[Card]:
-    """The cards of the engine, in the engine's order, with the figures of the driver. If the driver knows another number
-    of cards, the figures are the engine's, which do not include the whole memory of a card."""
+    """The cards of the engine, in the engine's order, with the figures of the driver. If the driver knows another
+    number of cards, the figures are the engine's, which do not include the whole memory of a card."""
     visible = sorted(
         (card for card in known if card.torch_index is not None), key=lambda c: c.torch_index or 0
     )

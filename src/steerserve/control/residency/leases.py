@@ -108,7 +108,8 @@ class Leases:
         self._keep(rules.restart(self._book, self.now()))
 
     def note_ignored(self, lease_id: str | None) -> None:
-        """Log the lease id of a request if it is not the id of the live lease. The request was not refused for a lease."""
+        """Log the lease id of a request if it is not the id of the live lease. The request was not refused for a
+        lease."""
         if lease_id is not None and not self.is_held_by(lease_id):
             log.warning("lease_id_ignored", lease_ref=lease_ref(rules.digest_of(lease_id)))
 

@@ -117,8 +117,8 @@ def _asked(prepared: Prepared, settings: Settings) -> dict[str, Any]:
 def as_refusal(error: Exception, *, has_unloaded: bool) -> Refusal:
     """The refusal that clients get for an error that ended a load.
 
-    If another model was unloaded for this load, the code is always MODEL_LOAD_FAILED, and `details.cause` has the code of
-    the reason.
+    If another model was unloaded for this load, the code is always MODEL_LOAD_FAILED, and `details.cause` has the code
+    of the reason.
     """
     if isinstance(error, TimeoutError):
         return Refusal("MODEL_LOAD_FAILED", "the load took longer than LOAD_TIMEOUT")

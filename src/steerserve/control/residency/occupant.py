@@ -1,5 +1,5 @@
-"""The model in the one slot, as this room writes it. Only the methods of `Occupant` change its fields, and only this room
-calls the methods that do; everybody else sees a `Resident`."""
+"""The model in the one slot, as this room writes it. Only the methods of `Occupant` change its fields, and only this
+room calls the methods that do; everybody else sees a `Resident`."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ log = structlog.get_logger(__name__)
 
 @dataclass(slots=True, eq=False)
 class Occupant:
-    """A model in the slot: it is loading, then loaded, then unloading. It goes back to loaded only where the load of its
-    successor failed before this model was touched.
+    """A model in the slot: it is loading, then loaded, then unloading. It goes back to loaded only where the load of
+    its successor failed before this model was touched.
 
     `recorded` is set once the record says that the model is loading, or the load ended before that.
     """
@@ -48,7 +48,8 @@ class Occupant:
     # ------------------------------------------------------------- reading
 
     def held(self) -> Engine:
-        """The engine, for a request that holds the model. It serves until the unload ends it, also while the unload waits."""
+        """The engine, for a request that holds the model. It serves until the unload ends it, also while the unload
+        waits."""
         assert self.engine is not None
         return self.engine
 

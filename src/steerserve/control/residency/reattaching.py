@@ -30,8 +30,8 @@ class Reattaching(EngineState[Lost]):
         return [attachment for _, lost in self._losses.items() for attachment in lost]
 
     def forget(self, sae_id: str) -> bool:
-        """Take an SAE out of the losses, and return whether it was in them. If it was the last SAE of a model, this model
-        comes back unlocked and without any of its lost state."""
+        """Take an SAE out of the losses, and return whether it was in them. If it was the last SAE of a model, this
+        model comes back unlocked and without any of its lost state."""
         was_lost = False
         for model_id, lost in self._losses.items():
             rest = tuple(a for a in lost if a.sae_id != sae_id)
@@ -49,8 +49,8 @@ class Reattaching(EngineState[Lost]):
 
     @asynccontextmanager
     async def put_back(self, back: Return, loss: Callable[[], Lost]) -> AsyncIterator[Switch]:
-        """Attach the lost SAEs again, except those that were deleted meanwhile. If all were deleted, the model comes back
-        unlocked.
+        """Attach the lost SAEs again, except those that were deleted meanwhile. If all were deleted, the model comes
+        back unlocked.
 
         Raises:
             Refusal: MODEL_LOAD_FAILED naming the SAE that cannot be attached again.

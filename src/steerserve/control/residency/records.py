@@ -36,7 +36,8 @@ class Records:
 
 
 async def noted(change: Awaitable[Row], **subject: object) -> Row | None:
-    """The row after a change of a record; None if the database refuses the change. The failure is logged and not raised."""
+    """The row after a change of a record; None if the database refuses the change. The failure is logged and not
+    raised."""
     try:
         return await change
     except Exception as error:

@@ -20,8 +20,9 @@ Switch = Callable[[], None]
 
 @dataclass(frozen=True, slots=True)
 class Order:
-    """An SAE to attach to a model. The engine gets the order now, and the next engine gets it again after a crash. `dtype` is
-    the dtype of the matrices, None for the dtype of the file. `warnings` come from the checks before the engine is asked."""
+    """An SAE to attach to a model. The engine gets the order now, and the next engine gets it again after a crash.
+    `dtype` is the dtype of the matrices, None for the dtype of the file. `warnings` come from the checks before the
+    engine is asked."""
 
     model_id: int
     sae_id: str
@@ -38,8 +39,8 @@ class Order:
 
 @dataclass(frozen=True, slots=True)
 class Attachment:
-    """One attached SAE, with the facts from the engine. `dtype` is the dtype of its matrices, `site` the site where it reads
-    and writes."""
+    """One attached SAE, with the facts from the engine. `dtype` is the dtype of its matrices, `site` the site where it
+    reads and writes."""
 
     order: Order
     d_sae: int
@@ -119,10 +120,12 @@ class Resident(Protocol):
 
     @property
     def ready(self) -> asyncio.Future[None]:
-        """Done once the load is over: without a result if the model serves, else with the refusal that ended the load."""
+        """Done once the load is over: without a result if the model serves, else with the refusal that ended the
+        load."""
 
     def held(self) -> Engine:
-        """The engine, for a request that holds the model. It serves until the unload ends it, also while the unload waits."""
+        """The engine, for a request that holds the model. It serves until the unload ends it, also while the unload
+        waits."""
 
     def running(self) -> tuple[Engine, Loaded]:
         """The engine and facts of a loaded model.

@@ -28,8 +28,8 @@ log = structlog.get_logger(__name__)
 
 
 class Restoring:
-    """Owner of the states that crashes took, by model. They are kept in memory only, so a restart of the service forgets
-    them."""
+    """Owner of the states that crashes took, by model. They are kept in memory only, so a restart of the service
+    forgets them."""
 
     def __init__(self) -> None:
         self._states: list[tuple[EngineState[Any], Losses[Any]]] = []
@@ -37,7 +37,8 @@ class Restoring:
         self._locked: dict[int, Lock] = {}
 
     def register(self, state: EngineState[Loss]) -> Losses[Loss]:
-        """Register an owner whose state is put back after a crash. States are put back in the order of their registration."""
+        """Register an owner whose state is put back after a crash. States are put back in the order of their
+        registration."""
         losses: Losses[Loss] = Losses()
         self._states.append((state, losses))
         return losses
@@ -75,8 +76,8 @@ class Restoring:
 
     @asynccontextmanager
     async def putting_back(self, occupant: Occupant, engine: Engine) -> AsyncIterator[Switch]:
-        """Give the new engine of a model the states that its last engine had. The switch lets the model serve with these
-        states, and forgets the losses.
+        """Give the new engine of a model the states that its last engine had. The switch lets the model serve with
+        these states, and forgets the losses.
 
         Raises:
             Refusal: what an owner refuses, or MODEL_LOAD_FAILED by the switch when the engine ended meanwhile; then
@@ -107,8 +108,8 @@ class Restoring:
 
     @asynccontextmanager
     async def parting(self, gone: Sequence[str]) -> AsyncIterator[Switch]:
-        """Tell every owner that the SAEs of these keys are detached or, without keys, that SAEs are attached. The switch
-        changes the states of all owners in one step."""
+        """Tell every owner that the SAEs of these keys are detached or, without keys, that SAEs are attached. The
+        switch changes the states of all owners in one step."""
         async with AsyncExitStack() as held:
             switches = [
                 await held.enter_async_context(state.part(gone)) for state, _ in self._states

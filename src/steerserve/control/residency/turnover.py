@@ -1,5 +1,5 @@
-"""Every load and unload, from its beginning to its end: the model that leaves the slot, the model that enters it, and the
-records and events about both."""
+"""Every load and unload, from its beginning to its end: the model that leaves the slot, the model that enters it, and
+the records and events about both."""
 
 from __future__ import annotations
 
@@ -209,7 +209,8 @@ class Turnover:
         self._bus.publish(UnloadComplete(leaving.row.id))
 
     def _on_engine_end(self, occupant: Occupant) -> None:
-        """Handle an engine that ended by itself while its model was loaded. The record becomes `ready`, with the reason."""
+        """Handle an engine that ended by itself while its model was loaded. The record becomes `ready`, with the
+        reason."""
         if occupant is not self._slot.resident or occupant.phase is not Phase.LOADED:
             return
         reason = occupant.held().ended.result()
@@ -219,7 +220,8 @@ class Turnover:
         self._spawn(self._clear_away(occupant, reason))
 
     async def _clear_away(self, occupant: Occupant, reason: str) -> None:
-        """Vacate the slot after a crash, once a running edit of the attachments has ended. That edit fails by itself."""
+        """Vacate the slot after a crash, once a running edit of the attachments has ended. That edit fails by
+        itself."""
         async with self._editing:
             await self._vacate(occupant, Event.ENGINE_ENDED, reason)
 
