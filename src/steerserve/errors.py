@@ -85,7 +85,7 @@ _ROWS = (
     Row("INSUFFICIENT_DISK", 507, 507, "the disk does not suffice"),
     Row("UNSUPPORTED_QUANTIZATION", 400, 400, "the engine cannot apply this quantization"),
     Row("GPU_NOT_FOUND", 404, 404, "the named card is not visible"),
-    Row("SPLIT_NOT_HONOURED", 409, 409, "a card would get nothing of the model", final=True),
+    Row("SPLIT_NOT_HONOURED", 409, 409, "a card would get no part of the model", final=True),
     Row(
         "INVALID_GGUF_TENSOR_SPLIT",
         500,
@@ -112,7 +112,7 @@ _ROWS = (
         "SAE_SET_INCOMPLETE",
         422,
         422,
-        "a member of the set has no SAE that is here: not registered, not downloaded, or not attached",
+        "a member of the set names an SAE that is not registered, not downloaded, or not attached",
     ),
     Row(
         "VALIDATION_ERROR",
@@ -122,7 +122,7 @@ _ROWS = (
         v1_name="invalid_parameter",
     ),
     Row("STEERING_CHANGED", 409, 409, "the steering was changed while a comparison ran"),
-    Row("SAE_ACTIVATIONS_REFUSED", 400, 400, "the activations asked for cannot be given"),
+    Row("SAE_ACTIVATIONS_REFUSED", 400, 400, "the requested activations cannot be given"),
     # profiles, clusters, circuits
     Row("PROFILE_NOT_FOUND", 404, 404, "no profile has this id or name"),
     Row("PROFILE_ALREADY_EXISTS", 409, 409, "a profile has this name"),
@@ -164,7 +164,7 @@ _ROWS = (
         "UNAUTHORIZED",
         401,
         401,
-        "the request brings no key of API_KEYS",
+        "the request carries no key of API_KEYS",
         v1_name="invalid_api_key",
     ),
     Row(

@@ -67,7 +67,8 @@ class Settings(BaseSettings):
     database_url: Annotated[str, AfterValidator(values.database_url)] = Field(
         default="",
         description="URL of the database; by default a SQLite file in STEERSERVE_HOME. "
-        "SQLite: sqlite:////folder/file.db. PostgreSQL: postgresql://user:password@host/name, which needs the extra `postgres`.",
+        "SQLite: sqlite:////folder/file.db. PostgreSQL: postgresql://user:password@host/name, which needs the extra "
+        "`postgres`.",
     )
     host: str = Field(
         default="127.0.0.1",
@@ -81,13 +82,13 @@ class Settings(BaseSettings):
     )
     allowed_hosts: Texts = Field(
         default=[],
-        description="Further host names that the Host header may have. While HOST is a loopback address, every request is "
-        "held to this machine's names and these; else only requests of browsers are.",
+        description="Further host names that the Host header may have. While HOST is a loopback address, every request "
+        "must name this machine or one of these hosts; otherwise only requests of browsers must.",
     )
     api_keys: Keys = Field(
         default=[],
-        description="Keys, separated by commas, or `@` and the path of a file with one key on each line. Every request but "
-        "liveness and readiness must bring one as `Authorization: Bearer <key>`.",
+        description="Keys, separated by commas, or `@` and the path of a file with one key on each line. Every request "
+        "except liveness and readiness must carry one as `Authorization: Bearer <key>`.",
     )
     log_level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = Field(
         default="INFO", description="Least severe level that is logged."
@@ -125,10 +126,11 @@ class Settings(BaseSettings):
         description="Disk space in MiB that a download must leave free.",
     )
     hub_breaker_failures: Count = Field(
-        default=5, description="Failed calls in a row after which the model hub is left alone."
+        default=5,
+        description="Failed calls in a row after which the service stops calling the model hub.",
     )
     hub_breaker_recovery_s: Seconds = Field(
-        default=60, description="Seconds the model hub is then left alone."
+        default=60, description="Seconds until the service then calls the model hub again."
     )
     torch_threads: Annotated[int, Field(ge=0, le=1024)] = Field(
         default=0,
@@ -144,7 +146,7 @@ class Settings(BaseSettings):
     )
     queue_duration_window: Count = Field(
         default=50,
-        description="Slot-holding durations that the estimate of the wait is taken from.",
+        description="Number of latest requests from whose durations the wait in the queue is estimated.",
     )
     graceful_unload_timeout: Patience = Field(
         default=30.0,
@@ -160,7 +162,7 @@ class Settings(BaseSettings):
     )
     default_max_tokens: Count = Field(
         default=512,
-        description="Completion tokens when a request names none, lowered to what the context leaves.",
+        description="Most completion tokens of a request that sets no limit, lowered to the rest of the context.",
     )
     transformers_min_context: Count = Field(
         default=4096,
@@ -169,7 +171,7 @@ class Settings(BaseSettings):
     )
     kv_cache_mb: Mebibytes = Field(
         default=0,
-        description="Memory for the KV cache in MiB; 0 takes a third of what is free after the load.",
+        description="Memory for the KV cache in MiB; 0 takes a third of the memory that is free after the load.",
     )
     transformers_cuda_context_mb: Mebibytes = Field(
         default=500,
@@ -184,7 +186,7 @@ class Settings(BaseSettings):
     )
     gguf_context_length: CountOrNone = Field(
         default=32_768,
-        description="Largest context in tokens of a GGUF model; 0 takes what the file says.",
+        description="Largest context in tokens of a GGUF model; 0 takes the context that the file names.",
     )
     gguf_kv_cache_type: Literal["f16", "q8_0"] = Field(
         default="f16", description="Type of a GGUF model's KV cache."
@@ -204,8 +206,8 @@ class Settings(BaseSettings):
         default=None,
         ge=0,
         le=MIB_MAXIMUM,
-        description="Memory in MiB for the kept beginnings of conversations, beside the KV cache; by default a quarter "
-        "of it, 0 keeps none.",
+        description="Memory in MiB, beside the KV cache, for beginnings of conversations that are kept for later "
+        "requests; by default a quarter of the KV cache, and 0 keeps none.",
     )
     enable_continuous_batching: bool = Field(
         default=False,
@@ -228,28 +230,29 @@ class Settings(BaseSettings):
         default=0.5,
         ge=0,
         le=2,
-        description="What `steering_intensity: min` means where no range is declared.",
+        description="Intensity that `steering_intensity: min` means where no range is declared.",
     )
     cluster_intensity_max: float = Field(
         default=1.5,
         ge=0,
         le=2,
-        description="What `steering_intensity: max` means where no range is declared.",
+        description="Intensity that `steering_intensity: max` means where no range is declared.",
     )
     sae_activations_max_top_k: Count = Field(
         default=64, description="Largest `top_k` of `return_sae_activations`."
     )
     sae_activations_max_entries: Count = Field(
-        default=65_536, description="Most positions x top_k that one request may ask to see."
+        default=65_536,
+        description="Largest number of positions times `top_k` that one request may ask for.",
     )
     multisae_attach_dtype: Literal["float16", "bfloat16", "float32", "model", "stored"] = Field(
         default="float16",
-        description="What the matrices of SAEs that are attached as a set are kept in; `model` is the model's dtype, "
-        "`stored` that of each file.",
+        description="Type in which the matrices of SAEs that are attached as a set are kept; `model` is the type of "
+        "the model, `stored` the type in each file.",
     )
     multisae_vram_envelope_mb: Annotated[int, Field(ge=1, le=MIB_MAXIMUM)] = Field(
         default=4096,
-        description="Memory in MiB of all attached SAEs above which the answers warn; nothing is refused for it.",
+        description="Memory in MiB of all attached SAEs above which answers warn; no request is refused because of it.",
     )
     structured_output_grammar_cache: Count = Field(
         default=32, description="Compiled response formats that the engine keeps."
@@ -257,20 +260,20 @@ class Settings(BaseSettings):
 
     lease_default_ttl_seconds: LeaseSeconds = Field(
         default=7200,
-        description="Seconds of a lease that names none, lowered to LEASE_MAX_TTL_SECONDS.",
+        description="Seconds of a lease whose request names no time, lowered to LEASE_MAX_TTL_SECONDS.",
     )
     lease_max_ttl_seconds: LeaseSeconds = Field(
         default=7200, description="Longest time a lease may be granted or renewed for, in seconds."
     )
     lease_holder_max_chars: Count = Field(
-        default=128, description="Characters in the holder of a lease."
+        default=128, description="Most characters in the holder of a lease."
     )
     lease_reason_max_chars: Count = Field(
-        default=512, description="Characters in the reason of a lease."
+        default=512, description="Most characters in the reason of a lease."
     )
     lease_ended_memory: Count = Field(
         default=64,
-        description="Ended leases that are remembered, so that their ids are told apart.",
+        description="Number of ended leases whose ids are remembered, so that such an id is answered LEASE_EXPIRED.",
     )
 
     max_body_bytes: Count = Field(default=8_000_000, description="Largest request body in bytes.")

@@ -121,7 +121,9 @@ def _intent(body: CompareBody, settings: Settings) -> GenerateIntent:
     if body.steering is not None and body.profile is not None:
         raise _invalid("profile", "give either steering or profile")
     if body.steering is None and (body.sae_id is not None or body.layer is not None):
-        raise _invalid("steering", "sae_id and layer say where steering acts; give it too")
+        raise _invalid(
+            "steering", "sae_id and layer name the SAE that steering is for; send steering too"
+        )
     prompt: Prompt
     if body.messages is not None:
         prompt = tuple({"role": one.role, "content": one.content} for one in body.messages)

@@ -37,8 +37,8 @@ OTHER_FILES = 200
 _MESSAGES = {
     "downloading": "the download has begun",
     "already_downloading": "the download is running",
-    "cached": "it is here already",
-    "attached": "it is here already, and attached",
+    "cached": "the SAE is on this machine already",
+    "attached": "the SAE is attached already",
 }
 
 
@@ -184,7 +184,7 @@ def _check_local(body: NewSae) -> None:
     given = {"revision": body.revision, "file_path": body.file_path, "hub_token": body.token}
     names = [name for name, value in given.items() if value is not None]
     if names:
-        why = "is of the hub only, and does not go with local_path"
+        why = "only the hub has it, so it cannot be sent with local_path"
         errors = [{"loc": ["body", name], "msg": why} for name in names]
         message = f"{', '.join(names)}: {why}"
         raise Refusal("VALIDATION_ERROR", message, param=names[0], errors=errors)

@@ -170,7 +170,7 @@ STREAMED: dict[int | str, dict[str, Any]] = {
 _HEADERS = (
     ("X-Service-Strict", "`true` refuses fields that are not used."),
     ("X-Service-Load-Policy", "`refuse` never loads a model; `auto` does."),
-    ("X-Service-Lease", "The lease of the one who holds the resident model."),
+    ("X-Service-Lease", "The id of the client's lease of the resident model."),
 )
 
 
