@@ -183,11 +183,11 @@ def router(saes: Saes, attachments: Attachments, status: Status, settings: Setti
     @routes.post("/attach-set", response_model=Envelope)
     async def attach_set(body: AttachSetBody) -> Response:
         members = [(member.sae_id, member.layer) for member in body.saes]
-        found = await attachments.attach_set(members, body.dtype)
+        attached = await attachments.attach_set(members, body.dtype)
         return success(
             {
                 "status": "attached",
-                "entries": [_member(member) for member in found],
+                "entries": [_member(member) for member in attached],
                 "attached_count": len(conductor.attachments()),
                 **memory(),
             }

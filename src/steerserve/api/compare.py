@@ -61,22 +61,22 @@ def router(compare: Compare, settings: Settings) -> APIRouter:
         model = await compare.model()
         intent = _intent(body, settings)
         try:
-            found = await unless_disconnected(request, compare.run(intent, model))
+            compared = await unless_disconnected(request, compare.run(intent, model))
         except Disconnected:
             return Response(status_code=499)
         return success(
             {
-                "model": found.model,
-                "system_fingerprint": found.fingerprint,
-                "prompt_tokens": found.prompt_tokens,
-                "sides": [_side(side, found) for side in found.sides],
+                "model": compared.model,
+                "system_fingerprint": compared.fingerprint,
+                "prompt_tokens": compared.prompt_tokens,
+                "sides": [_side(side, compared) for side in compared.sides],
             }
         )
 
     return routes
 
 
-def _side(side: Side, found: Compared) -> dict[str, Any]:
+def _side(side: Side, compared: Compared) -> dict[str, Any]:
     return {
         "intensity": side.intensity,
         "steering": {
@@ -86,21 +86,21 @@ def _side(side: Side, found: Compared) -> dict[str, Any]:
         "text": side.text,
         "finish_reason": side.finish,
         "completion_tokens": side.tokens,
-        "sae_activations": _readings(side, found),
+        "sae_activations": _readings(side, compared),
     }
 
 
-def _readings(side: Side, found: Compared) -> dict[str, Any] | None:
-    if side.readings is None or found.tapped is None:
+def _readings(side: Side, compared: Compared) -> dict[str, Any] | None:
+    if side.readings is None or compared.tapped is None:
         return None
     return {
-        "sae_id": found.tapped.sae_id,
-        "layer": found.tapped.layer,
+        "sae_id": compared.tapped.sae_id,
+        "layer": compared.tapped.layer,
         "positions": [
             {
                 "position": reading.position,
                 "token_id": reading.token,
-                "features": [_feature(i, v, found.labels) for i, v in reading.features],
+                "features": [_feature(i, v, compared.labels) for i, v in reading.features],
             }
             for reading in side.readings
         ],
@@ -108,8 +108,8 @@ def _readings(side: Side, found: Compared) -> dict[str, Any] | None:
 
 
 def _feature(index: int, value: float, labels: Mapping[int, str]) -> dict[str, Any]:
-    told: dict[str, Any] = {"index": index, "value": value}
-    return told | {"label": labels[index]} if index in labels else told
+    entry: dict[str, Any] = {"index": index, "value": value}
+    return entry | {"label": labels[index]} if index in labels else entry
 
 
 def _intent(body: CompareBody, settings: Settings) -> GenerateIntent:

@@ -191,23 +191,23 @@ def router(profiles: Profiles, serving: Serving) -> APIRouter:
     routes = APIRouter(prefix="/api/profiles", tags=["profiles"])
     maps = [Depends(unambiguous)]
 
-    def told(row: Any) -> dict[str, Any]:
+    def described(row: Any) -> dict[str, Any]:
         return record(row, serving.profile_id)
 
     @routes.get("", response_model=Envelope)
     async def list_profiles() -> Response:
-        records = [told(row) for row in await profiles.list()]
+        records = [described(row) for row in await profiles.list()]
         active = next((one["id"] for one in records if one["is_active"]), None)
         return success({"profiles": records, "total": len(records), "active_profile_id": active})
 
     @routes.post("", response_model=Envelope, status_code=201, dependencies=maps)
     async def create_profile(body: NewProfile) -> Response:
-        return success(told(await profiles.create(**body.model_dump())), 201)
+        return success(described(await profiles.create(**body.model_dump())), 201)
 
     @routes.post("/save-current", response_model=Envelope, status_code=201, dependencies=maps)
     async def save_current(body: Snapshot) -> Response:
         """Save the live values, which must all belong to one SAE."""
-        return success(told(await profiles.save_current(body.name, body.description)), 201)
+        return success(described(await profiles.save_current(body.name, body.description)), 201)
 
     @routes.post(
         "/import",
@@ -229,30 +229,30 @@ def router(profiles: Profiles, serving: Serving) -> APIRouter:
             )
         content = await asyncio.to_thread(read_json, body)
         try:
-            read = rules.read(content)
-            row = await profiles.add_document(read, _checked(read))
+            imported = rules.read(content)
+            row = await profiles.add_document(imported, _checked(imported))
         except Refusal as refusal:
             if refusal.code != "VALIDATION_ERROR":
                 raise
             return failure(refusal, 200)
-        return success(told(row) | {"warnings": read.warnings}, 201)
+        return success(described(row) | {"warnings": imported.warnings}, 201)
 
     @routes.get("/active", response_model=Envelope)
     async def get_active() -> Response:
         """The active profile, or null."""
         row = await serving.active()
-        return success(told(row) if row is not None else None)
+        return success(described(row) if row is not None else None)
 
     @routes.get("/{profile_id}", response_model=Envelope)
     async def get_profile(profile_id: str) -> Response:
-        return success(told(await profiles.get(profile_id)))
+        return success(described(await profiles.get(profile_id)))
 
     @routes.patch("/{profile_id}", response_model=Envelope, dependencies=maps)
     async def change_profile(profile_id: str, body: ProfileChanges) -> Response:
         """The live values stay as they are until the profile is activated again; the dial of an active profile uses
         the new values at once."""
         changes = body.model_dump(include=body.model_fields_set)
-        return success(told(await profiles.change(profile_id, changes)))
+        return success(described(await profiles.change(profile_id, changes)))
 
     @routes.delete("/{profile_id}", response_model=Envelope)
     async def delete_profile(profile_id: str) -> Response:
@@ -285,14 +285,14 @@ def router(profiles: Profiles, serving: Serving) -> APIRouter:
     return routes
 
 
-def _checked(read: ImportedProfile) -> dict[str, Any]:
+def _checked(imported: ImportedProfile) -> dict[str, Any]:
     """The fields of an imported document, checked by the same bounds as those of a new profile.
 
     Raises:
         Refusal: VALIDATION_ERROR naming the wrong fields.
     """
     try:
-        return ProfileFields.model_validate(read.fields).model_dump()
+        return ProfileFields.model_validate(imported.fields).model_dump()
     except ValidationError as error:
         problems = [
             {"loc": ["body", *problem["loc"]], "msg": problem["msg"], "type": problem["type"]}

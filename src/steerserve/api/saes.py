@@ -181,8 +181,8 @@ def _check_local(body: NewSae) -> None:
     Raises:
         Refusal: VALIDATION_ERROR naming such fields.
     """
-    given = {"revision": body.revision, "file_path": body.file_path, "hub_token": body.token}
-    names = [name for name, value in given.items() if value is not None]
+    hub_fields = {"revision": body.revision, "file_path": body.file_path, "hub_token": body.token}
+    names = [name for name, value in hub_fields.items() if value is not None]
     if names:
         why = "only the hub has it, so it cannot be sent with local_path"
         errors = [{"loc": ["body", name], "msg": why} for name in names]

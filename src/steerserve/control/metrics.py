@@ -164,13 +164,21 @@ class Metrics:
 class Timing:
     """Measures one inference request. For each event it only reads the clock and adds to a counter."""
 
-    __slots__ = ("_admitted", "_began", "_choices", "_metrics", "_read", "prompt_tokens", "scored")
+    __slots__ = (
+        "_admitted",
+        "_began",
+        "_choices",
+        "_metrics",
+        "_scored_at",
+        "prompt_tokens",
+        "scored",
+    )
 
     def __init__(self, metrics: Metrics) -> None:
         self._metrics = metrics
         self._began = metrics.clock()
         self._admitted: float | None = None
-        self._read: float | None = None
+        self._scored_at: float | None = None
         self._choices: dict[int, _Choice] = {}
         self.prompt_tokens = 0
         self.scored = 0
@@ -187,9 +195,9 @@ class Timing:
         if self._admitted is not None:
             phases["queue"] = self._admitted - self._began
             starts = [choice.first for choice in self._choices.values()]
-            if self._read is not None or starts:
-                read = min(starts) if self._read is None else self._read
-                phases["prefill"] = read - self._admitted
+            if self._scored_at is not None or starts:
+                prefilled = min(starts) if self._scored_at is None else self._scored_at
+                phases["prefill"] = prefilled - self._admitted
             if starts:
                 last = max(choice.last for choice in self._choices.values())
                 phases["decode"] = last - min(starts)
@@ -214,7 +222,7 @@ class Timing:
             self.prompt_tokens = sum(event.prompt_tokens)
             metrics.prompt_tokens.inc(self.prompt_tokens)
         elif isinstance(event, Scored | Embedded):
-            self._read = metrics.clock()
+            self._scored_at = metrics.clock()
             self.scored += isinstance(event, Scored)
 
     def ended(self) -> None:

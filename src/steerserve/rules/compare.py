@@ -35,15 +35,15 @@ def check(intensities: Sequence[float]) -> tuple[float, ...]:
     """Raises:
     Refusal: VALIDATION_ERROR for no intensity, too many intensities, a repeated one, or one outside [0, 2].
     """
-    found = tuple(float(one) for one in intensities)
-    if not 1 <= len(found) <= INTENSITIES_MAXIMUM:
+    numbers = tuple(float(one) for one in intensities)
+    if not 1 <= len(numbers) <= INTENSITIES_MAXIMUM:
         raise _invalid(f"1 to {INTENSITIES_MAXIMUM} intensities")
-    for one in found:
+    for one in numbers:
         if not 0.0 <= one <= HIGHEST:
             raise _invalid(f"numbers in [0, {HIGHEST:g}]; {one} is not")
-    if len(set(found)) < len(found):
+    if len(set(numbers)) < len(numbers):
         raise _invalid("each intensity once")
-    return found
+    return numbers
 
 
 def base(sweep: Sweep, otherwise: Overlay, attached: Sequence[AttachedSae]) -> Overlay:
@@ -53,7 +53,7 @@ def base(sweep: Sweep, otherwise: Overlay, attached: Sequence[AttachedSae]) -> O
         Refusal: SAE_NOT_ATTACHED; INVALID_FEATURE_INDEX; VALIDATION_ERROR for a value out of range, or when every value
             is 0.
     """
-    found = otherwise
+    steering = otherwise
     if sweep.steering is not None:
         fits = [
             one
@@ -70,22 +70,22 @@ def base(sweep: Sweep, otherwise: Overlay, attached: Sequence[AttachedSae]) -> O
         for index, value in sweep.steering.items():
             check_index(index, fits[0].d_sae)
             check_value(value)
-        found = {fits[0].key: sweep.steering}
-    if not any(value for values in found.values() for value in values.values()):
+        steering = {fits[0].key: sweep.steering}
+    if not any(value for values in steering.values() for value in values.values()):
         raise Refusal(
             "VALIDATION_ERROR",
             "there is nothing to compare: give steering or a profile, or steer first",
             errors=[{"loc": ["body", "steering"], "msg": "no value is steered"}],
         )
-    return found
+    return steering
 
 
-def overlays(found: Overlay, intensities: Sequence[float]) -> tuple[Overlay, ...]:
+def overlays(steering: Overlay, intensities: Sequence[float]) -> tuple[Overlay, ...]:
     """The steering of each completion; empty for intensity 0."""
     return tuple(
         {
             key: {i: min(MAXIMUM, max(MINIMUM, value * one)) for i, value in values.items()}
-            for key, values in found.items()
+            for key, values in steering.items()
         }
         if one
         else {}

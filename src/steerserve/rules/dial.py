@@ -137,17 +137,17 @@ def _site(profile: Profile, attached: Sequence[AttachedSae]) -> str:
     Raises:
         Refusal: PROFILE_INCOMPATIBLE when no attached SAE fits, or the SAE has fewer features than the profile names.
     """
-    found = site(profile, attached, param="profile")
+    sae = site(profile, attached, param="profile")
     for index in profile.values:
-        if not 0 <= index < found.d_sae:
+        if not 0 <= index < sae.d_sae:
             raise Refusal(
                 "PROFILE_INCOMPATIBLE",
-                f"profile {profile.name!r} names feature {index}; the attached SAE has {found.d_sae}",
+                f"profile {profile.name!r} names feature {index}; the attached SAE has {sae.d_sae}",
                 param="profile",
                 feature_idx=index,
-                d_sae=found.d_sae,
+                d_sae=sae.d_sae,
             )
-    return found.key
+    return sae.key
 
 
 def _resolved(intensity: Intensity | None, limits: Range, own: float) -> float:

@@ -145,32 +145,34 @@ def check_scoring(names: Sequence[str]) -> None:
     """Raises:
     Refusal: FIELD_NOT_HONOURED naming the fields that ask for steering, because scoring is never steered.
     """
-    found = [name for name in names if name in ("profile", "steering_intensity")]
-    if found:
+    refused = [name for name in names if name in ("profile", "steering_intensity")]
+    if refused:
         raise Refusal(
             "FIELD_NOT_HONOURED",
-            f"{', '.join(found)}: not honoured on a scoring request, which is never steered",
-            param=found[0],
-            fields=found,
+            f"{', '.join(refused)}: not honoured on a scoring request, which is never steered",
+            param=refused[0],
+            fields=refused,
         )
 
 
 def unused(route: str, body: Mapping[str, Any]) -> list[str]:
     """Locations of the fields that the route does not use."""
-    read = READ[route]
-    found = [
+    used = READ[route]
+    locations = [
         name
         for name, value in body.items()
-        if name not in read and name not in CHANGING and value is not None
+        if name not in used and name not in CHANGING and value is not None
     ]
     for field, known in _INNER.items():
-        if field in read or field in CHANGING:
-            found += list(_unknown(field, body.get(field), known))
+        if field in used or field in CHANGING:
+            locations += list(_unknown(field, body.get(field), known))
     if is_scoring(body):
-        found += [name for name, idle in _IDLE_IN_SCORING if body.get(name) not in (None, *idle)]
-    if "logprobs" not in changing(body) and _AS_IDS in read and body.get(_AS_IDS):
-        found.append(_AS_IDS)
-    return found
+        locations += [
+            name for name, idle in _IDLE_IN_SCORING if body.get(name) not in (None, *idle)
+        ]
+    if "logprobs" not in changing(body) and _AS_IDS in used and body.get(_AS_IDS):
+        locations.append(_AS_IDS)
+    return locations
 
 
 def _unknown(where: str, value: Any, known: Known) -> Iterator[str]:

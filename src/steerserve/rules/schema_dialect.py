@@ -87,11 +87,11 @@ def pattern(text: str) -> str:
             continue
         if _VERBOSE.match(text, at):
             raise ValueError("the flag x means different things to different dialects")
-        found = _QUANTIFIER.match(text, at)
-        if found and repeated and found[0] == "+":
+        quantifier = _QUANTIFIER.match(text, at)
+        if quantifier and repeated and quantifier[0] == "+":
             raise ValueError("possessive quantifiers are not supported")
-        piece = found[0] if found else text[at]
-        repeated = bool(found) and not repeated
+        piece = quantifier[0] if quantifier else text[at]
+        repeated = bool(quantifier) and not repeated
         out.append(piece)
         at += len(piece)
     return "".join(out)

@@ -53,15 +53,15 @@ def path_of(reference: str) -> Path:
 
 def resolve(root: Schema, reference: str) -> Any:
     """The part of the document that a reference of the form `#/$defs/...` names, or None."""
-    found: Any = root
+    part: Any = root
     for token in path_of(reference):
-        if isinstance(found, dict):
-            found = found.get(token)
-        elif isinstance(found, list) and token in map(str, range(len(found))):
-            found = found[int(token)]
+        if isinstance(part, dict):
+            part = part.get(token)
+        elif isinstance(part, list) and token in map(str, range(len(part))):
+            part = part[int(token)]
         else:
             return None
-    return found
+    return part
 
 
 def idle_references(root: Schema) -> set[int]:

@@ -67,13 +67,13 @@ def check(schema: Any) -> None:
 
 def fault(keyword: str, path: Path, reason: str | None = None) -> Fault:
     """One entry of `unsupported`."""
-    found = {"keyword": keyword, "pointer": pointer(path)}
-    return found if reason is None else {**found, "reason": reason}
+    entry = {"keyword": keyword, "pointer": pointer(path)}
+    return entry if reason is None else {**entry, "reason": reason}
 
 
 def refusal(faults: list[Fault]) -> Refusal:
     """The refusal that names the first of the faults and counts the others."""
-    named = "; ".join(_named(found) for found in faults[:NAMED])
+    named = "; ".join(_named(entry) for entry in faults[:NAMED])
     more = f" and {len(faults) - NAMED} more" if len(faults) > NAMED else ""
     return Refusal(
         "RESPONSE_FORMAT_UNSUPPORTED",
@@ -83,9 +83,9 @@ def refusal(faults: list[Fault]) -> Refusal:
     )
 
 
-def _named(found: Fault) -> str:
-    place = f"{found['keyword']} at {found['pointer']}" if found["pointer"] else "the schema"
-    return f"{place}: {found['reason']}" if "reason" in found else f"{place} is not supported"
+def _named(entry: Fault) -> str:
+    place = f"{entry['keyword']} at {entry['pointer']}" if entry["pointer"] else "the schema"
+    return f"{place}: {entry['reason']}" if "reason" in entry else f"{place} is not supported"
 
 
 def _too_large(message: str, **limit: int) -> Refusal:
@@ -177,16 +177,16 @@ def _bad_ranges(schema: dict[str, Any], path: Path) -> Iterator[Fault]:
     kinds = schema.get("type")
     is_integer = "integer" in (kinds if isinstance(kinds, list) else [kinds])
     for low, high in RANGES:
-        given = {name: schema[name] for name in (low, high) if name in schema}
-        if any(_FORMS[name](value) is not None for name, value in given.items()):
+        bounds = {name: schema[name] for name in (low, high) if name in schema}
+        if any(_FORMS[name](value) is not None for name, value in bounds.items()):
             continue
         if low == "minimum" and is_integer:
-            for name, value in given.items():
+            for name, value in bounds.items():
                 if abs(value) > INTEGER_MAXIMUM:
                     yield fault(name, (*path, name), "of an integer is beyond 64 bits")
-        if len(given) < len((low, high)):
+        if len(bounds) < len((low, high)):
             continue
-        least, most = given.values()
+        least, most = bounds.values()
         if least > most:
             yield fault(low, (*path, low), f"is greater than {high}")
         elif low == "minimum" and tightened(low, least) > tightened(high, most):
@@ -256,11 +256,11 @@ def _const(value: Any) -> str | None:
     """Why a constant cannot be enforced: it holds a number that the grammar engine would write with other digits."""
     pending = [value]
     while pending:
-        found = pending.pop()
-        if isinstance(found, dict | list):
-            pending.extend(found.values() if isinstance(found, dict) else found)
-        elif isinstance(found, int | float) and not _is_exact(found):
-            return f"holds {str(found)[:40]}, which cannot be enforced exactly"
+        item = pending.pop()
+        if isinstance(item, dict | list):
+            pending.extend(item.values() if isinstance(item, dict) else item)
+        elif isinstance(item, int | float) and not _is_exact(item):
+            return f"holds {str(item)[:40]}, which cannot be enforced exactly"
     return None
 
 

@@ -276,12 +276,12 @@ async def _vectors(intent: EmbedIntent, opened: _Opened) -> dict[str, Any]:
 
 
 def _service(
-    intent: GenerateIntent | ScoreIntent, opened: _Opened, found: Activated
+    intent: GenerateIntent | ScoreIntent, opened: _Opened, activated: Activated
 ) -> dict[str, Any]:
     asked = intent.activations
     assert asked is not None
     read_point = UNSTEERED if isinstance(intent, ScoreIntent) else asked.read_point
-    return {"sae_activations": activations(opened.run, found, read_point, opened.labels)}
+    return {"sae_activations": activations(opened.run, activated, read_point, opened.labels)}
 
 
 def _timed(opened: _Opened) -> dict[str, Any]:

@@ -55,10 +55,10 @@ class AnswerShape:
             body: dict[str, Any] = {"message": {"role": "assistant", "content": text}}
         else:
             body = {"text": text}
-        found = {"index": index, **body, "finish_reason": choice.finish}
+        entry = {"index": index, **body, "finish_reason": choice.finish}
         if choice.scored is not None and isinstance(intent, ScoreIntent):
-            found["logprobs"] = self._logprobs(index, choice.scored, intent)
-        return found
+            entry["logprobs"] = self._logprobs(index, choice.scored, intent)
+        return entry
 
     def delta(self, index: int, text: str, finish: str | None) -> dict[str, Any]:
         if self.is_chat:
@@ -95,7 +95,7 @@ COMPLETION = AnswerShape("cmpl", "text_completion", "text_completion", is_chat=F
 
 
 def activations(
-    run: Run, found: Activated, read_point: str, labels: Mapping[int, str]
+    run: Run, activated: Activated, read_point: str, labels: Mapping[int, str]
 ) -> dict[str, Any]:
     """The `sae_activations` object of an answer. A feature without a label has no field `label`."""
     tapped = run.admitted.tapped
@@ -110,15 +110,15 @@ def activations(
                 "token_id": reading.token,
                 "features": [_feature(i, value, labels) for i, value in reading.features],
             }
-            for reading in found.readings
+            for reading in activated.readings
         ],
         "note": NOTE_SCORED if read_point == UNSTEERED else NOTE,
     }
 
 
 def _feature(index: int, value: float, labels: Mapping[int, str]) -> dict[str, Any]:
-    told: dict[str, Any] = {"index": index, "value": value}
-    return told | {"label": labels[index]} if index in labels else told
+    entry: dict[str, Any] = {"index": index, "value": value}
+    return entry | {"label": labels[index]} if index in labels else entry
 
 
 def _key(score: TokenScore, intent: ScoreIntent) -> str:
