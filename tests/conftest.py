@@ -10,7 +10,7 @@ from typing import Any, Protocol
 
 import pytest
 
-# the models here are tiny: one thread each is fastest, and engines beside each other do not wait for a core
+# the models in tests are tiny: with one thread each they are fastest, and several engines do not wait for a core
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("TORCH_THREADS", "1")
 
@@ -24,7 +24,7 @@ class Start(Protocol):
 
 @pytest.fixture(scope="session")
 def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
-    """A service with the demo model loaded and its SAEs registered. Tests leave it as they found it."""
+    """A service with the demo model loaded and its SAEs registered. Each test restores the state that it changes."""
     with running(tmp_path_factory.mktemp("home")) as live:
         load_demo(live)
         for sae in demo.saes():
@@ -34,7 +34,7 @@ def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
 
 @pytest.fixture
 def steered(shared: Running) -> Iterator[Running]:
-    """The shared service with the first demo SAE attached; detached afterwards."""
+    """The shared service with the first demo SAE attached. The SAE is detached after the test."""
     sae = demo.saes()[0]
     sae_id = add_sae(shared, sae)
     shared.data("POST", f"/api/saes/{sae_id}/attach", {"layer": sae.layer})
@@ -46,7 +46,7 @@ def steered(shared: Running) -> Iterator[Running]:
 
 @pytest.fixture
 def start(tmp_path: Path) -> Start:
-    """Starts a service of the test's own: `with start(setting=value) as live`."""
+    """Starts a service for one test: `with start(setting=value) as live`."""
 
     def make(**settings: Any) -> AbstractContextManager[Running]:
         return running(settings.pop("steerserve_home", tmp_path / "home"), **settings)

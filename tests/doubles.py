@@ -1,6 +1,7 @@
-"""The control plane on a scripted engine: real owners, a real SQLite file, and an engine that does what a test says.
+"""The control plane on a scripted engine: real owners, a real SQLite file, and an engine that a test directs.
 
-Nothing here waits for a duration. A test holds a step of the engine at a gate, sees that it was reached, and opens it.
+Nothing here waits for a duration. A test holds a step of the engine at a gate, waits until the engine reaches the gate,
+and opens it.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ from steerserve.store.db import Database
 
 Answer = TypeVar("Answer")
 PATIENCE = 3.0
-"""Seconds after which a test that waits for what never comes is failed."""
+"""Seconds after which a test that still waits for an event fails."""
 
 HIDDEN, LAYERS, WIDTH = 8, 4, 16
 FACTS = m.Loaded(
@@ -59,19 +60,19 @@ FACTS = m.Loaded(
 
 
 async def soon(waited: Awaitable[Answer]) -> Answer:
-    """What is waited for; a failure instead of a test that hangs."""
+    """The result of `waited`. The test fails if the result takes longer than PATIENCE."""
     return await asyncio.wait_for(waited, PATIENCE)
 
 
 async def until(condition: Callable[[], object]) -> None:
-    """Let everything else run until the condition holds."""
+    """Let other tasks run until the condition holds."""
     async with asyncio.timeout(PATIENCE):
         while not condition():
             await asyncio.sleep(0)
 
 
 def plain(view: object) -> Any:
-    """A value as the JSON that a door makes of it."""
+    """A value in the form in which the HTTP routes write it as JSON."""
     return msgspec.to_builtins(view)
 
 
@@ -79,7 +80,8 @@ def plain(view: object) -> Any:
 
 
 class Gate:
-    """One step of the engine, held: `reached` is set when the engine came to it, and it goes on once `open` is set."""
+    """Holds one step of the engine. `reached` is set when the engine comes to the step, and the step goes on when
+    `open` is set."""
 
     def __init__(self) -> None:
         self.reached = asyncio.Event()
@@ -87,7 +89,7 @@ class Gate:
 
 
 class Stream:
-    """One generating request as the engine sees it. `over` is set when it has ended, in whatever way."""
+    """One generating request as the engine gets it. `over` is set when the request has ended, for whatever reason."""
 
     def __init__(self, prompts: list[Any], n: int, sampling: m.Sampling, plan: m.Plan) -> None:
         self.prompts = prompts
@@ -112,14 +114,14 @@ class Stream:
         self.events.put_nowait(refusal)
 
     def complete(self, text: str = "done") -> None:
-        """Started, and the whole of every choice."""
+        """Send that the request has started, and the whole text of every choice."""
         self.start()
         for choice in range(self.choices):
             self.say(text, choice, "stop")
 
 
 class ScriptedEngine(Engine):
-    """What every engine offers, without a process."""
+    """Has all methods of an engine, without a process."""
 
     pid: int | None = None
 
@@ -272,7 +274,7 @@ class ScriptedEngine(Engine):
     def die(
         self, reason: str = "the engine process was ended by signal 9", parting: Any = None
     ) -> None:
-        """End as a crash does; requests in flight get `parting`, or ENGINE_UNAVAILABLE."""
+        """End as in a crash. Requests in flight get `parting`, or ENGINE_UNAVAILABLE."""
         self.ended.set_result(reason)
         for stream in self._streams:
             stream.refuse(parting or _gone(reason))
@@ -284,7 +286,7 @@ class ScriptedEngine(Engine):
 
 
 class Launcher:
-    """Launches scripted engines. `log` has every step of every engine in the order in which it began."""
+    """Launches scripted engines. `log` has the steps of all engines in the order in which they began."""
 
     def __init__(self) -> None:
         self.engines: list[ScriptedEngine] = []
@@ -292,7 +294,7 @@ class Launcher:
         self.streams: asyncio.Queue[Stream] = asyncio.Queue()
         self.reason: str | None = None
         self.made: m.Attached | None = None
-        """What an attach makes, in the place of the plain one."""
+        """The answer to the next attaches; None stands for a plain answer."""
         self._gates: dict[str, Gate] = {}
         self._failures: dict[str, Exception] = {}
 
@@ -347,7 +349,7 @@ def _gone(reason: str) -> Refusal:
 
 
 class Driver:
-    """What the cards' driver says; a machine without cards until a test says otherwise."""
+    """Stands for the driver of the cards. There are no cards until a test sets some."""
 
     def __init__(self) -> None:
         self.cards: list[Card] = []
@@ -360,7 +362,7 @@ class Driver:
 
 
 class Hub:
-    """Circuit breakers in whatever state a test puts them."""
+    """Stands for the hub. A test sets the state of its circuit breakers."""
 
     def __init__(self) -> None:
         self.states: list[BreakerStatus] = []
@@ -380,13 +382,13 @@ class Hub:
 
 
 def write_tensors(file: Path, header: Any, data: bytes = b"") -> None:
-    """A safetensors file with this header, given as bytes or as what becomes JSON."""
+    """Write a safetensors file with this header, which is bytes or a value that is written as JSON."""
     raw = header if isinstance(header, bytes) else json.dumps(header).encode()
     file.write_bytes(struct.pack("<Q", len(raw)) + raw + data)
 
 
 def write_checkpoint(folder: Path) -> Path:
-    """A model folder with one tensor of four numbers."""
+    """Write a model folder with one tensor of four numbers."""
     folder.mkdir(parents=True)
     config = {"architectures": ["TinyForCausalLM"], "torch_dtype": "float32"}
     (folder / "config.json").write_text(json.dumps(config))
@@ -396,7 +398,8 @@ def write_checkpoint(folder: Path) -> Path:
 
 
 class World(Owners):
-    """Every owner of the control plane, wired as the service wires them, over engines, cards and a clock of the test's."""
+    """Every owner of the control plane, composed as in the service, with engines, cards and a clock that the test
+    controls."""
 
     launcher: Launcher  # type: ignore[assignment]
 
@@ -430,7 +433,7 @@ class World(Owners):
     # ------------------------------------------------------------- making
 
     async def model(self, name: str = "a", **changes: Any) -> ModelRow:
-        """A registered model with a folder of its own."""
+        """Register a model with a folder of its own."""
         folder = write_checkpoint(self.home / name)
         row = await self.models.add(
             str(folder), quantization="FP16", custom_name=name, trust_remote_code=False
@@ -438,13 +441,13 @@ class World(Owners):
         return await self.catalog.change_model(row.id, **changes) if changes else row
 
     async def loaded(self, name: str = "a") -> ModelRow:
-        """A registered model that is resident."""
+        """Register a model and load it."""
         row = await self.model(name)
         await soon((await self.conductor.load(row)).ready)
         return row
 
     async def sae(self, sae_id: str = "sae_a", **claims: Any) -> SaeRow:
-        """A registered SAE."""
+        """Register an SAE."""
         folder = self.home / sae_id
         folder.mkdir()
         claimed = {
@@ -468,26 +471,26 @@ class World(Owners):
     # ------------------------------------------------------------- doing
 
     def begin(self, work: Awaitable[Answer]) -> asyncio.Future[Answer]:
-        """Do it in the background; what is left at the end of the test is cancelled."""
+        """Run `work` in the background. If it still runs at the end of the test, it is cancelled."""
         task = asyncio.ensure_future(work)
         assert isinstance(task, asyncio.Task)
         self._tasks.append(task)
         return task
 
     async def ask(self, model: str = "a", *, n: int = 1, seed: int | None = None) -> str:
-        """A request read to its end: the text of its choices."""
+        """Send a request and read it to its end. Returns the text of its choices."""
         intent = GenerateIntent(("hello",), SamplingParameters(seed=seed), n=n)
         async with self.opened(intent, model) as run:
             return "".join([e.text async for e in run.events if isinstance(e, m.Piece)])
 
     @asynccontextmanager
     async def opened(self, intent: Intent, model: str = "a") -> AsyncIterator[Run]:
-        """A request of the model of this name, running."""
+        """A running request for the model with this name."""
         async with self.generation.open(intent, await self.served.resolve(model)) as run:
             yield run
 
     async def in_flight(self, model: str = "a") -> tuple[asyncio.Future[str], Stream]:
-        """A request that holds the model and a slot, and its stream in the engine."""
+        """Send a request that holds the model and a slot. Returns its task, and its stream in the engine."""
         asked = self.begin(self.ask(model))
         return asked, await self.launcher.stream()
 
@@ -506,7 +509,7 @@ class World(Owners):
         return [event for event in self.events if isinstance(event, kind)]
 
     async def status(self, model: ModelRow) -> tuple[str, str | None]:
-        """What the record of a model says of it."""
+        """The status and the error message in the record of a model."""
         row = await self.catalog.model(model.id)
         return row.status, row.error_message
 

@@ -1,7 +1,8 @@
 """Tiny GGUF models, written in milliseconds.
 
-The counting model is exact in every precision: its blocks do nothing and its embedding is one-hot, so that the next token
-depends on the last one only: one -> two -> ... -> twenty -> end of turn, and anything else -> one.
+The counting model gives the same text in every precision. Its blocks do nothing and its embedding is one-hot, so the
+next token depends only on the last token: one -> two -> ... -> twenty -> end of turn. After any other token it writes
+"one".
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ _BLANK = "\u2581"
 
 
 def counted(count: int, first: str = "one") -> str:
-    """What the counting model writes in `count` tokens from the word `first` on."""
+    """The text that the counting model writes in `count` tokens, beginning with the word `first`."""
     start = WORDS.index(first)
     return "".join(f" {word}" for word in WORDS[start : start + count])
 
@@ -54,9 +55,10 @@ def write(
     layers: int = 1,
     **values: Any,
 ) -> Path:
-    """A model file, or with `split` one file per so many tensors. `kind` is counting, random or encoder.
+    """Write a model file. With `split`, write several files with `split` tensors each. `kind` is counting, random or
+    encoder.
 
-    `values` are further strings of the header, with `__` for `.`.
+    `values` are further strings for the header. `__` in a name stands for `.`.
     """
     writer = GGUFWriter(path, "bert" if kind == "encoder" else "llama", split_max_tensors=split)
     writer.add_name(f"tiny-{kind}")
@@ -83,7 +85,8 @@ def write(
 
 
 def vocabulary() -> list[tuple[str, float, TokenType]]:
-    """Text, score and type of each token: every beginning of a word is a token, or merging never reaches the word."""
+    """The text, score and type of each token. Every beginning of a word is a token too, because the tokenizer merges
+    step by step."""
     found = [("<unk>", 0.0, TokenType.UNKNOWN)]
     found += [(text, 0.0, TokenType.CONTROL) for text in ("<s>", "</s>")]
     found += [(f"<0x{byte:02X}>", 0.0, TokenType.BYTE) for byte in range(256)]
@@ -129,13 +132,13 @@ def _decoder(
 
 
 def _table(ids: dict[str, int]) -> np.ndarray:
-    """Output weights [tokens, width] in which column t prefers the token that follows t."""
+    """Output weights [tokens, width]. After token t, they make the token that follows t the most probable."""
     chain = [ids[f"{_BLANK}{word}"] for word in WORDS]
     following = dict.fromkeys(range(len(ids)), chain[0])
     following.update(zip(chain, [*chain[1:], ids[END]], strict=True))
     table = np.zeros((len(ids), WIDTH), np.float32)
     for token, follower in following.items():
-        # RMS normalisation makes a one-hot vector sqrt(width) long
+        # RMS normalisation scales a one-hot vector to the length sqrt(width)
         table[follower, token] = 16.0 / np.sqrt(WIDTH)
     return table
 

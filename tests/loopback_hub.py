@@ -1,4 +1,5 @@
-"""A model hub on a loopback port that speaks what huggingface_hub asks for, and misbehaves where a test tells it to.
+"""A model hub on a loopback port. It answers the requests of huggingface_hub, and makes the faults that a test asks
+for.
 
 `python -m tests.loopback_hub FOLDER` serves `FOLDER/<owner>/<name>/…` until Ctrl-C: set HF_ENDPOINT to what it prints.
 """
@@ -32,7 +33,7 @@ _LFS = (".safetensors", ".gguf", ".bin")
 
 @dataclass(frozen=True)
 class Seen:
-    """A request as it came."""
+    """A request as it arrived."""
 
     method: str
     path: str
@@ -49,12 +50,12 @@ class Seen:
 
 @dataclass
 class Fault:
-    """What happens instead, `times` times, to requests whose `METHOD path` contains `match`.
+    """A fault in the answers to the next `times` requests whose `METHOD path` contains `match`.
 
-    `status`, `headers` and `body` answer something else; `cut` sends so many bytes of the right body and resets the
-    connection; `short` ends the body early under a length that fits it; `claim` sends another Content-Length; `hold`
-    sends so many bytes, sets `held`, and waits for `release`; `drip` sends so many bytes each hundredth of a second until
-    `release`.
+    `status`, `headers` and `body` replace the answer. `cut` sends this many bytes of the right body, then resets the
+    connection. `short` sends only this many bytes, with a Content-Length that fits them. `claim` sends this number as
+    the Content-Length. `hold` sends this many bytes, sets `held`, and waits for `release`. `drip` sends this many bytes
+    each hundredth of a second until `release` is set.
     """
 
     match: str
@@ -73,7 +74,7 @@ class Fault:
 
 @dataclass
 class Repo:
-    """`extra` are further entries of the listing, as they are; `info` overrides facts."""
+    """A repository. `extra` are further entries, which the listing has unchanged. `info` overrides facts."""
 
     files: dict[str, bytes]
     sha: str
@@ -94,7 +95,7 @@ class LoopbackHub:
         self.blobs: dict[str, bytes] = {}
         self.known_tokens: set[str] = set()
         self.blobs_at: str | None = None
-        """Where large files are redirected to; None serves them here."""
+        """The address to which requests for large files are redirected; None means that this hub serves them."""
         self.page = 1000
         self._changed = threading.Condition()
         self._server = _Server(("127.0.0.1", 0), _Answer)
@@ -112,7 +113,7 @@ class LoopbackHub:
         self._server.server_close()
 
     def add(self, name: str, files: dict[str, bytes], **facts: Any) -> Repo:
-        """A repository. Its `tokens` are the ones with access, if it is gated or private."""
+        """Add a repository. If it is gated or private, only its `tokens` have access."""
         digest = hashlib.sha1(repr(sorted(files.items())).encode()).hexdigest()
         repo = Repo(files, facts.pop("sha", digest), **facts)
         self.repos[name] = repo
@@ -121,22 +122,22 @@ class LoopbackHub:
         return repo
 
     def fault(self, match: str, **how: Any) -> Fault:
-        """Misbehave from now on."""
+        """Make this fault from now on."""
         made = Fault(match, **how)
         self.faults.append(made)
         return made
 
     def heal(self) -> None:
-        """Misbehave no more."""
+        """Make no more faults."""
         self.faults.clear()
 
     def asked(self, match: str) -> list[Seen]:
-        """Requests whose `METHOD path` contains `match`."""
+        """The requests so far whose `METHOD path` contains `match`."""
         with self._changed:
             return [seen for seen in self.seen if match in f"{seen.method} {seen.path}"]
 
     def wait_for(self, match: str, count: int = 1) -> None:
-        """Block until so many such requests have come."""
+        """Block until `count` requests whose `METHOD path` contains `match` have arrived."""
         with self._changed:
             is_there = self._changed.wait_for(
                 lambda: sum(match in f"{s.method} {s.path}" for s in self.seen) >= count, PATIENCE
@@ -144,7 +145,7 @@ class LoopbackHub:
         assert is_there, f"no {match!r} in {[seen.path for seen in self.seen]}"
 
     def record(self, seen: Seen) -> Fault | None:
-        """Note a request; the fault that is due for it."""
+        """Keep a request, and return the fault to make in its answer, if any."""
         with self._changed:
             self.seen.append(seen)
             self._changed.notify_all()
@@ -161,7 +162,7 @@ class _Server(ThreadingHTTPServer):
     request_queue_size = 64
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """Clients that leave are part of the tests."""
+        """Print nothing: tests let clients break off their connections."""
 
 
 class _Answer(BaseHTTPRequestHandler):
@@ -169,7 +170,7 @@ class _Answer(BaseHTTPRequestHandler):
     server: _Server
 
     def log_message(self, format: str, *args: Any) -> None:
-        """Tests read `seen` instead."""
+        """Print nothing: tests read `seen` instead."""
 
     def do_GET(self) -> None:
         headers = {name.lower(): value for name, value in self.headers.items()}
@@ -239,7 +240,7 @@ class _Answer(BaseHTTPRequestHandler):
         self._body(self.server.hub.blobs[digest], {"ETag": f'"{digest}"'})
 
     def _repo(self, name: str, rev: str, *, needs_access: bool) -> Repo | None:
-        """The repository, or None when the request has been refused."""
+        """The repository; None if the request has been refused."""
         hub, token = self.server.hub, self._seen.token
         held = hub.repos.get(name)
         if token is not None and token not in hub.known_tokens:
@@ -266,7 +267,7 @@ class _Answer(BaseHTTPRequestHandler):
         self._send(status, headers, json.dumps({"error": message}).encode())
 
     def _body(self, body: bytes, headers: dict[str, str]) -> None:
-        """All of it, or what the Range asks for."""
+        """Send the whole body, or the part that the Range header asks for."""
         headers = {"Accept-Ranges": "bytes"} | headers
         wanted = re.fullmatch(r"bytes=(\d+)-(\d*)", self._seen.range or "")
         if wanted is None:
@@ -314,7 +315,7 @@ class _Answer(BaseHTTPRequestHandler):
 
 
 def _entry(path: str, body: bytes) -> dict[str, Any]:
-    """A file as the listing has it."""
+    """The entry of a file in the listing."""
     oid = hashlib.sha1(b"blob %d\x00" % len(body) + body).hexdigest()
     entry: dict[str, Any] = {"type": "file", "oid": oid, "size": len(body), "path": path}
     if path.endswith(_LFS):

@@ -1,7 +1,7 @@
-"""Greedy texts of one prompt, taken in batches of different shapes: they are equal, except where rounding decides.
+"""Compares greedy texts of one prompt from batches of different shapes. They are equal, except where rounding decides.
 
-The shape of a batch changes the last bits of its logits. Where the two most probable tokens are closer together than
-that, either is right, and what follows the first such place cannot be compared.
+The shape of a batch changes the last bits of its logits. If the two most probable tokens differ by less, either token
+is right, and the texts after this token cannot be compared.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from steerserve import demo
 from tests.service import Running
 
 ROUNDING = 0.1
-"""Nats between two tokens below which either may come first: the demo model computes in bfloat16, whose numbers of the size
-of its logits are up to 0.0625 apart."""
+"""If two tokens differ by less than this many nats, either may be the more probable one. The demo model computes in
+bfloat16, where neighbouring numbers of the size of its logits are up to 0.0625 apart."""
 
 
 def check_same_chat(live: Running, messages: list[dict[str, Any]], one: str, other: str) -> None:
-    """Both are the answer to this conversation."""
+    """Check that both texts are right answers to this conversation."""
     shared = _first_difference(one, other)
     if shared is None:
         return
@@ -32,7 +32,7 @@ def check_same_chat(live: Running, messages: list[dict[str, Any]], one: str, oth
 
 
 def check_same_completion(live: Running, prompt: str, one: str, other: str) -> None:
-    """Both are the completion of this prompt."""
+    """Check that both texts are right completions of this prompt."""
     shared = _first_difference(one, other)
     if shared is None:
         return
@@ -42,7 +42,7 @@ def check_same_completion(live: Running, prompt: str, one: str, other: str) -> N
 
 
 def _first_difference(one: str, other: str) -> str | None:
-    """The text of the tokens that both begin with; None where the texts are equal."""
+    """The text of the tokens with which both texts begin; None if the texts are equal."""
     if one == other:
         return None
     ids = [_tokenizer().encode(text, add_special_tokens=False).ids for text in (one, other)]
@@ -52,7 +52,7 @@ def _first_difference(one: str, other: str) -> str | None:
 
 
 def _check_tie(top: dict[str, float], shared: str, one: str, other: str) -> None:
-    """The texts go on with the two most probable tokens, and those are as good as equal."""
+    """Check that the texts continue with the two most probable tokens, and that these differ by less than ROUNDING."""
     first, second = sorted(top.values(), reverse=True)
     assert first - second < ROUNDING, f"{one!r} and {other!r} differ after {shared!r}: {top}"
     for text in (one, other):

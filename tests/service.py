@@ -21,7 +21,7 @@ JSON = {"content-type": "application/json"}
 
 
 class Running:
-    """A service on a loopback port, seen by its client."""
+    """A running service on a loopback port, with a client for it."""
 
     def __init__(self, service: Service, url: str, home: Path) -> None:
         self.service = service
@@ -32,7 +32,7 @@ class Running:
     # ------------------------------------------------------------- shorthands that fail loudly
 
     def data(self, method: str, path: str, body: Any = None, status: int = 200) -> Any:
-        """The `data` of a management answer that must succeed."""
+        """The `data` of an `/api` answer, which must be a success."""
         answer = self.http.request(method, path, json=body)
         assert answer.status_code == status, answer.text
         whole = answer.json()
@@ -42,7 +42,7 @@ class Running:
         return whole["data"]
 
     def error(self, method: str, path: str, body: Any = None) -> tuple[int, str, dict[str, Any]]:
-        """Status, code and details of a management answer that must be refused."""
+        """The status, code and details of an `/api` answer, which must be a refusal."""
         answer = self.http.request(method, path, json=body)
         whole = answer.json()
         assert set(whole) == {"success", "data", "error"}
@@ -53,7 +53,7 @@ class Running:
         return answer.status_code, error["code"], error["details"]
 
     def v1_error(self, path: str, body: Any, **headers: str) -> tuple[int, dict[str, Any]]:
-        """Status and error object of a `/v1` answer that must be refused."""
+        """The status and the error object of a `/v1` answer, which must be a refusal."""
         content = body if isinstance(body, bytes) else json.dumps(body).encode()
         answer = self.http.post(path, content=content, headers=JSON | headers)
         assert answer.status_code >= 400, answer.text
@@ -63,7 +63,7 @@ class Running:
         return answer.status_code, error
 
     def post(self, path: str, body: Any, **headers: str) -> httpx.Response:
-        """A `/v1` answer that must be a success, with its headers."""
+        """A `/v1` answer with its headers, which must be a success."""
         answer = self.http.post(path, json=body, headers=headers)
         assert answer.status_code == 200, answer.text
         return answer
@@ -81,7 +81,7 @@ class Running:
         return answer.json()
 
     def stream(self, path: str, body: dict[str, Any]) -> list[Any]:
-        """The events of a stream as objects; the last is the string `[DONE]`."""
+        """The events of a stream as objects. The last one is the string `[DONE]`."""
         with self.http.stream("POST", path, json={**body, "stream": True}) as answer:
             assert answer.status_code == 200, answer.read()
             assert answer.headers["content-type"].startswith("text/event-stream")
@@ -96,7 +96,7 @@ def _event(line: str) -> Any:
 
 @contextmanager
 def running(home: Path, **settings: Any) -> Iterator[Running]:
-    """A service over the data folder `home`, listening until the block ends."""
+    """A service with the data folder `home`, which listens until the block ends."""
     listening = socket.socket()
     listening.bind(("127.0.0.1", 0))
     port = listening.getsockname()[1]
@@ -121,7 +121,7 @@ def running(home: Path, **settings: Any) -> Iterator[Running]:
 
 
 class _Started:
-    """Waits for the moment a server has started."""
+    """Waits until a server has started."""
 
     def __init__(self, server: uvicorn.Server) -> None:
         self._event = threading.Event()
@@ -138,25 +138,25 @@ class _Started:
 
 
 def add_demo(live: Running) -> int:
-    """Register the demo model; its id."""
+    """Register the demo model, and return its id."""
     body = {"source": "local", "local_path": str(demo.MODEL_DIR), "custom_name": demo.MODEL_NAME}
     return int(live.data("POST", "/api/models", body, 202)["id"])
 
 
 def add_model(live: Running, folder: Path, name: str, **fields: Any) -> int:
-    """Register a model folder under a name; its id."""
+    """Register a model folder under a name, and return its id."""
     body = {"source": "local", "local_path": str(folder), "custom_name": name, **fields}
     return int(live.data("POST", "/api/models", body, 202)["id"])
 
 
 def load_demo(live: Running) -> int:
-    """Register and load the demo model; its id."""
+    """Register and load the demo model, and return its id."""
     model_id = add_demo(live)
     live.data("POST", f"/api/models/{model_id}/load?wait=true")
     return model_id
 
 
 def add_sae(live: Running, sae: demo.DemoSae) -> str:
-    """Register a demo SAE; its id."""
+    """Register a demo SAE, and return its id."""
     body = {"local_path": str(sae.path)}
     return str(live.data("POST", "/api/saes/download", body, 202)["sae_id"])

@@ -1,4 +1,4 @@
-"""The access log, the ids of requests, and the times that an answer tells."""
+"""The access log, the ids of requests, and the Server-Timing header."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Lines:
         self.debug_lines.append(fields)
 
     def one(self) -> dict[str, Any]:
-        """The only line since the last call. The line of a stream follows its last byte."""
+        """The only line since the last call. The line of a streamed request is written after its last byte was sent."""
         while not self.info_lines:
             pass
         (line,) = self.info_lines
@@ -56,7 +56,7 @@ def asking(**fields: Any) -> dict[str, Any]:
 
 
 def timed(header: str) -> dict[str, float]:
-    """A Server-Timing header as milliseconds by name."""
+    """Name -> milliseconds of a Server-Timing header."""
     parts = (part.split(";dur=") for part in header.split(", "))
     return {name: float(milliseconds) for name, milliseconds in parts}
 

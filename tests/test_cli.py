@@ -1,4 +1,4 @@
-"""The command line as a person uses it."""
+"""The command line, used as a person uses it."""
 
 from __future__ import annotations
 

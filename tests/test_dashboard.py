@@ -1,4 +1,4 @@
-"""The dashboard can be imported, and asks only for series that the service has."""
+"""The dashboard is valid, and uses only series that the service has."""
 
 from __future__ import annotations
 

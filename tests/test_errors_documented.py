@@ -1,4 +1,4 @@
-"""The table of error codes: its page is fresh, and every code of the specification is in it as specified."""
+"""The page of the error codes is fresh, and every code of the specification is in the table as specified."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who may import whom, and what every module keeps to. See docs/architecture.md for the floors."""
+"""Which module may import which, and rules that hold for every module. See docs/architecture.md for the floors."""
 
 from __future__ import annotations
 
@@ -32,9 +32,9 @@ ROOMS: dict[str, tuple[str, ...]] = {
     "engine": ("wire", "sandbox", "checkpoint", "gguf"),
     "engine.worker": ("model", "sae", "rows", "attached", "observing", "batch", "process"),
 }
-"""The rooms of a floor, lowest first: a room may import those before it and the files beside the rooms, and the files
-beside the rooms import no room."""
-# where a module stands (the longest prefix counts) -> what it may import; a prefix allows all below it
+"""The rooms of a floor, lowest first. A room may import the rooms before it and the files beside the rooms. The files
+beside the rooms may import no room."""
+# prefix of a module's name (the longest that fits counts) -> prefixes of the modules that it may import
 FLOORS: dict[str, set[str]] = {
     "": set(),
     "errors": set(),
@@ -46,7 +46,7 @@ FLOORS: dict[str, set[str]] = {
     "store": ZERO | {"rules", "store"},
     "hub": ZERO | {"rules", "files", "hub"},
     "engine": ZERO | {"rules", "engine"},
-    # the process configures its own log, so it may import `log` too
+    # the engine process configures its own log, so it may import `log` too
     "engine.worker": {"errors", "log", "rules", "engine.worker", "engine.wire"},
     "control": ZERO | {"rules", "files", "store", "hub", "engine", "control"},
     "v1": ZERO | {"rules", "control", "v1", "disconnect"},
@@ -55,8 +55,8 @@ FLOORS: dict[str, set[str]] = {
     "live": ZERO | {"rules", "control"},
     "webui": ZERO | {"rules", "control"},
     "meter": {"control.metrics"},
-    "guards": {"errors", "settings"},  # before every route: knows no domain
-    "serve": {"errors", "settings", "setting_values"},  # names the application by a string
+    "guards": {"errors", "settings"},  # runs before every route
+    "serve": {"errors", "settings", "setting_values"},  # imports the application by its name
     "doctor": ZERO,
     "cli": ZERO | {"doctor", "serve"},
     "__main__": {"cli"},
@@ -74,7 +74,7 @@ TENSORS = {"torch", "transformers", "safetensors", "tokenizers", "accelerate", "
 
 
 def dotted(file: str) -> str:
-    """`rules/steering.py` as `rules.steering`; the package itself is the empty name."""
+    """The name of a module: `rules.steering` for `rules/steering.py`, and the empty name for the package itself."""
     return file.removesuffix(".py").replace("/", ".").removesuffix("__init__").rstrip(".")
 
 
@@ -86,7 +86,7 @@ def tree(module: str) -> ast.Module:
 
 
 def imported(module: str) -> Iterator[tuple[str, int]]:
-    """Full names of what a module imports, ours without `steerserve`, and the lines."""
+    """The full names that a module imports, ours without `steerserve`, and their lines."""
     for node in ast.walk(tree(module)):
         if isinstance(node, ast.Import):
             yield from ((alias.name, node.lineno) for alias in node.names)
@@ -114,7 +114,7 @@ def floor_of(module: str) -> str:
 
 def may_import(module: str, name: str) -> bool:
     if within(name, "engine.worker") and not within(module, "engine.worker"):
-        return False  # the other process
+        return False  # the worker is another process
     if not any(within(name, allowed) for allowed in FLOORS[floor_of(module)]):
         return False
     for floor, rooms in ROOMS.items():
@@ -209,7 +209,7 @@ def globals_of(parsed: ast.Module) -> Iterator[tuple[str, ast.expr]]:
 
 
 def is_mutable(name: str, value: ast.expr) -> bool:
-    """A list, dict or set that is empty, or that does not have a constant's name."""
+    """Whether a global is a list, dict or set that is empty or does not have the name of a constant."""
     if name == "__all__":
         return False
     is_call = isinstance(value, ast.Call) and isinstance(value.func, ast.Name)

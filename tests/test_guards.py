@@ -1,4 +1,4 @@
-"""What stands before every route: the hosts that a browser may use, and the keys."""
+"""The checks before every route: the hosts that a browser may use, and the keys."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def opened(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
 
 @pytest.fixture(scope="module")
 def keyed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
-    """A service with the keys of a file, which the page PAGE may call."""
+    """A service that reads its keys from a file, and that the web page PAGE may call."""
     home = tmp_path_factory.mktemp("keyed")
     file = home / "keys"
     file.write_text("\n".join(KEYS))

@@ -29,7 +29,7 @@ MANY = {
     "max_tokens": 700,
     "temperature": 2.0,
 }
-"""So many choices, so hot, that some go on for long."""
+"""A request for many choices at a high temperature, so that some choices are long."""
 LONG = {"model": demo.MODEL_NAME, "prompt": "One day", "max_tokens": 1000, "temperature": 1.9}
 
 
@@ -123,7 +123,7 @@ def test_a_signal_lets_the_stream_finish_and_leaves_no_child(tmp_path: Path, sen
         with served.http.stream("POST", "/v1/completions", json=body) as answer:
             lines = (line for line in answer.iter_lines() if line)
             next(lines)
-            # to the whole group, as a terminal does
+            # the signal goes to the whole process group, as from a terminal
             os.killpg(served.process.pid, sent)
             with httpx.Client(base_url=served.url, timeout=30) as other:
                 while (ready := other.get("/api/health/ready")).status_code == 200:
@@ -175,7 +175,7 @@ def test_an_idle_stop_is_clean_and_a_second_signal_ends_at_once(tmp_path: Path) 
         with served.http.stream("POST", "/v1/completions", json=LONG | {"stream": True}) as answer:
             next(answer.iter_lines())
             children = served.family()
-            served.engine().suspend()  # so that the stream cannot end by itself
+            served.engine().suspend()  # a suspended engine cannot end the stream
             served.process.send_signal(signal.SIGTERM)
             assert served.draining.wait(30), served.lines
             assert served.process.poll() is None
@@ -280,12 +280,12 @@ def test_a_killed_engine_costs_only_the_requests_in_flight(start: Start) -> None
             pass
         assert model["status"] == "ready"
         assert "signal 9" in model["error_message"]
-        assert model["locked"] is True  # no request puts another model in its place
+        assert model["locked"] is True  # the lock stays, so no request replaces the model
         assert live.data("GET", "/api/saes/attachment")["is_attached"] is False
         assert live.data("GET", f"/api/saes/{sae_id}")["status"] == "cached"
         assert live.complete("One day", max_tokens=2)["choices"]
         assert live.data("GET", f"/api/models/{model_id}")["error_message"] is None
-        # what was attached and set is there again, before the request was served
+        # the SAE was attached and its values were set again before the request was served
         assert live.data("GET", f"/api/saes/{sae_id}")["status"] == "attached"
         assert live.data("GET", "/api/saes/steering") == {"enabled": True, "values": {"1": 1.0}}
 

@@ -27,7 +27,7 @@ KEYS = {
 
 
 class Server:
-    """What the Socket.IO server offers to those who send: it keeps what was sent to whom."""
+    """Stands for the Socket.IO server. It keeps what was sent and to whom."""
 
     def __init__(self) -> None:
         self.manager = self
@@ -149,7 +149,7 @@ def test_progress_of_each_model_passes_first_four_times_a_second_and_last() -> N
         now[0] = step / 100
         if throttle.passes(progress(1, step)):
             passed.append(step)
-        # another model, and another work of the same model, have their own pace
+        # the reports of another model, or of other work on the same model, are limited separately
         assert throttle.passes(progress(2, 0.0)) is throttle.passes(
             bus.LoadProgress(1, "loading_weights", 1.0)
         )

@@ -1,4 +1,4 @@
-"""What a model takes is what was predicted of it, measured in a real engine."""
+"""A model needs as much memory as was predicted, measured in a real engine."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ import pytest
 from benchmarks import memory, models
 
 SLACK_MB = 24
-"""Of a model this small, the engine's own objects for its modules are more than a seventh."""
+"""MiB by which the measured memory may exceed the prediction: the engine's own objects for the modules of such a small
+model."""
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")

@@ -1,4 +1,4 @@
-"""What the outermost layer counts, and that every 503 says when to come back."""
+"""The counters of the outermost layer, and the Retry-After header of every 503."""
 
 from __future__ import annotations
 

@@ -24,7 +24,7 @@ SAMPLING = {
 
 @pytest.fixture(scope="module")
 def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
-    """What `steerserve demo` makes ready: the demo model with its SAE attached."""
+    """A service as `steerserve demo` prepares it: the demo model with its SAE attached."""
     with running(tmp_path_factory.mktemp("demo"), demo=True) as live:
         while not live.data("GET", "/api/health/ready")["sae_attached"]:
             pass
@@ -32,7 +32,7 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
 
 
 def stories(live: Running, count: int) -> list[str]:
-    """Sampled stories from a prompt without a topic, in seeded batches of eight."""
+    """Stories sampled from a prompt without a topic, in seeded requests of eight choices."""
     texts: list[str] = []
     while len(texts) < count:
         fields = SAMPLING | {"n": 8, "seed": len(texts), "model": demo.MODEL_NAME}
@@ -44,7 +44,7 @@ def stories(live: Running, count: int) -> list[str]:
 
 
 def mean_loss(texts: list[str]) -> float:
-    """Nats per token of the texts, as told by the unsteered model."""
+    """The mean loss of the unsteered model on the texts, in nats per token."""
     tokenizer = AutoTokenizer.from_pretrained(demo.MODEL_DIR)
     model = AutoModelForCausalLM.from_pretrained(demo.MODEL_DIR, dtype=torch.float32)
     prompt = tokenizer.apply_chat_template(

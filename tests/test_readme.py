@@ -1,4 +1,4 @@
-"""The README's commands, run as they stand against the service that they start."""
+"""The commands of the README, run as written, against the service that they start."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def blocks(language: str) -> list[str]:
 
 @pytest.fixture(scope="module")
 def port(tmp_path_factory: pytest.TempPathFactory) -> Iterator[int]:
-    """`steerserve demo`, which is what `make run` ends in, once it has said what to try next."""
+    """Runs `steerserve demo`, as `make run` does, and waits until it has printed what to try next."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         chosen = probe.getsockname()[1]

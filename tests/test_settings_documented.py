@@ -1,4 +1,5 @@
-"""The settings: their page is fresh, and every one is documented, bounded and free of this machine's paths."""
+"""The page of the settings is fresh. Every setting is documented and bounded, and no default has a path of this
+machine."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the contract tests share. The clients' own traffic beside the service (price lists, traces) is off."""
+"""What the contract tests share. Requests of the clients to other services (price lists, traces) are switched off."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ os.environ["LANGSMITH_TRACING"] = "false"
 
 
 class Weather(BaseModel):
-    """A document that every model finishes within a few tokens."""
+    """A JSON document that every model completes within a few tokens."""
 
     sky: Literal["blue", "grey"]
     clouds: int = Field(ge=0, le=9)

@@ -1,4 +1,4 @@
-"""The control plane on a scripted engine, and a way to make one with other settings."""
+"""Fixtures: the control plane on a scripted engine, with the default or other settings."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ async def world(tmp_path: Path) -> AsyncIterator[World]:
 
 @pytest.fixture
 def make(tmp_path: Path) -> Make:
-    """`async with make(setting=value) as world`."""
+    """Makes a control plane with other settings: `async with make(setting=value) as world`."""
 
     def with_settings(**settings: Any) -> AbstractAsyncContextManager[World]:
         return doubles.world(tmp_path, **settings)

@@ -1,4 +1,5 @@
-"""Fixtures: tiny checkpoints on disk and loaded, made once per run and only when a test asks for them."""
+"""Fixtures: tiny checkpoints on the disk, and the same checkpoints loaded. Each is made once per run, when a test first
+needs it."""
 
 from __future__ import annotations
 
@@ -19,7 +20,7 @@ Loaded = Callable[[str], Checkpoint]
 
 @pytest.fixture(scope="module", autouse=True)
 def quiet_inference() -> Iterator[None]:
-    """As in the engine process: no gradients; one thread, because tiny tensors gain nothing from more."""
+    """No gradients, as in the engine process, and one thread, because tiny tensors gain nothing from more."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     transformers_logging.disable_progress_bar()
@@ -43,7 +44,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Folder:
 
 @pytest.fixture(scope="session")
 def loaded(folder: Folder) -> Loaded:
-    """The loaded checkpoint of a variant, shared by the run; a refusal is raised anew each time."""
+    """The loaded checkpoint of a variant, shared by all tests. If the load was refused, the refusal is raised each
+    time."""
     held: dict[str, Checkpoint] = {}
 
     def of(variant: str) -> Checkpoint:

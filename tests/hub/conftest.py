@@ -1,4 +1,4 @@
-"""A loopback hub, and the service's two owners that talk to it through real downloader processes."""
+"""Fixtures: a loopback hub, and the two owners of the service that use it through real downloader processes."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Clock:
 
 
 class Desk:
-    """Downloads, and everything they told."""
+    """The owner of downloads, with all the progress and ends that it reported."""
 
     def __init__(self, hub: Hub) -> None:
         self.waits: list[float] = []
@@ -55,12 +55,12 @@ class Desk:
 
     @property
     def codes(self) -> list[str | None]:
-        """How the jobs ended, in that order."""
+        """The codes with which the jobs ended, in the order of their ends."""
         return [refusal.code if refusal else None for _, refusal in self.ends]
 
     @property
     def files(self) -> list[str]:
-        """Everything under the cache, folders included, but not what the hub's library keeps for itself."""
+        """All files and folders in the cache, except those of the hub's library."""
         found = (path.relative_to(self.cache).as_posix() for path in self.cache.rglob("*"))
         return sorted(path for path in found if not path.startswith(".hub"))
 
@@ -77,7 +77,7 @@ class Desk:
             await self._changed.wait_for(lambda: len(self.ends) >= count)
 
     async def told_of(self, is_it: Callable[[FetchProgress], bool]) -> None:
-        """Until a progress of this kind has been told."""
+        """Wait until a progress for which `is_it` is true has been reported."""
         async with asyncio.timeout(PATIENCE):
             while not any(is_it(progress) for _, progress in self.told):
                 self._was_told.clear()
@@ -105,13 +105,13 @@ def percents(desk: Desk) -> list[int]:
 
 
 def assert_there(job: Job, files: dict[str, bytes] = FILES) -> None:
-    """The job's folder has these files, and nothing is left that waits for more."""
+    """Check that the job's folder has these files, and that no staging folder is left."""
     assert {p.name: p.read_bytes() for p in job.folder.rglob("*") if p.is_file()} == files
     assert not job.folder.with_name(job.folder.name + ".parts").exists()
 
 
 def downloaders() -> list[psutil.Process]:
-    """The downloader processes that this one has started and that run."""
+    """The running downloader processes that this process has started."""
     found = []
     for child in psutil.Process().children(recursive=True):
         try:
@@ -123,14 +123,14 @@ def downloaders() -> list[psutil.Process]:
 
 
 async def refused(work: Awaitable[object]) -> Refusal:
-    """The refusal that some work must end with."""
+    """The refusal with which `work` must end."""
     with pytest.raises(Refusal) as raised:
         await work
     return raised.value
 
 
 async def held(event: Any) -> None:
-    """Until the loopback hub has come to where it was told to hold."""
+    """Wait until the loopback hub has reached the point where it was told to hold."""
     assert await asyncio.to_thread(event.wait, PATIENCE)
 
 

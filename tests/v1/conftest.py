@@ -1,4 +1,4 @@
-"""A service with several tiny models, and ways to hold what it does in the middle."""
+"""Fixtures: a service with several tiny models, and ways to hold a step of the service."""
 
 from __future__ import annotations
 
@@ -29,17 +29,18 @@ TEMPLATE = (
     "{% if add_generation_prompt %}[assistant]{% endif %}"
 )
 POISON = "~"
-"""A character whose embedding in the model `tiny` is no number: its logits after it are neither."""
+"""A character whose embedding in the model `tiny` is NaN, so the logits after this character are NaN too."""
 
 PATIENCE = 60.0
 
 
 @dataclass
 class Zoo:
-    """A service with many models, of which a test makes resident what it needs.
+    """A service with many models. A test loads the model that it needs.
 
-    `tiny` is in float32 and has a chat template; `plain` has none, nor a beginning of sequence; `bert` can only embed;
-    `damaged` and `quarter` cannot be loaded; the demo does not fit. Three requests at once fill its room.
+    `tiny` is in float32 and has a chat template; `plain` has no template and no token for the beginning of a sequence;
+    `bert` can only embed; `damaged` and `quarter` cannot be loaded; the demo model does not fit into memory. Three
+    requests at once fill the service.
     """
 
     live: Running
@@ -47,7 +48,7 @@ class Zoo:
     ids: dict[str, int] = field(default_factory=dict)
 
     def resident(self) -> str | None:
-        """The name of the model in the slot, in whatever phase."""
+        """The name of the model in the slot, whatever its phase."""
         found = self.live.data("GET", "/api/models")
         names = [m["name"] for m in found["models"] if m["id"] == found["loaded_model_id"]]
         return names[0] if names else None
@@ -56,14 +57,14 @@ class Zoo:
         return str(self.live.data("GET", f"/api/models/{self.ids[name]}")["status"])
 
     def load(self, name: str) -> None:
-        """Make a model the resident one."""
+        """Load a model."""
         while self.live.service.owners.conductor.view().phase is Phase.UNLOADING:
             self.resident()
         if self.resident() != name:
             self.live.data("POST", f"/api/models/{self.ids[name]}/load?wait=true")
 
     def renew(self, name: str) -> None:
-        """Register a model again, so that nothing is remembered of loads that failed."""
+        """Register a model again, so that failed loads of the model are forgotten."""
         self.live.data("DELETE", f"/api/models/{self.ids[name]}")
         self.register(name)
 
@@ -73,7 +74,7 @@ class Zoo:
         self.ids[name] = add_model(self.live, folder, name, quantization=quantization)
 
     def empty(self) -> None:
-        """Make none resident."""
+        """Unload the model, if one is loaded."""
         name = self.resident()
         if name is not None:
             self.live.data("POST", f"/api/models/{self.ids[name]}/unload")
@@ -81,7 +82,7 @@ class Zoo:
 
 @pytest.fixture(scope="session")
 def zoo(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Zoo]:
-    """Shared by the run; what is resident is whatever the last test needed."""
+    """The service with many models, shared by all tests. The loaded model is the one that the last test needed."""
     transformers_logging.disable_progress_bar()
     transformers_logging.set_verbosity_error()
     root = tmp_path_factory.mktemp("zoo")
@@ -101,7 +102,7 @@ def zoo(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Zoo]:
 
 
 def poison(folder: Path) -> None:
-    """Make the input embedding of one character NaN; it is not among the tokens that a load tries."""
+    """Make the input embedding of one character NaN. The check of a model at its load does not use this character."""
     safetensors = pytest.importorskip("safetensors.torch")
     token = models.tokenizer().convert_tokens_to_ids(POISON)
     tried = torch.randint(0, models.VOCABULARY, (24,), generator=torch.Generator().manual_seed(0))
@@ -113,7 +114,7 @@ def poison(folder: Path) -> None:
 
 
 def save_encoder(folder: Path) -> None:
-    """A random checkpoint that can only embed, of 66 positions."""
+    """Write a random checkpoint that can only embed, with 66 positions."""
     shape = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4}
     config = BertConfig(
         vocab_size=models.VOCABULARY,
@@ -129,14 +130,15 @@ def save_encoder(folder: Path) -> None:
 
 
 def stripping(folder: Path) -> None:
-    """Give the folder a tokenizer that drops blanks at both ends, so that some texts have no tokens."""
+    """Give the folder a tokenizer that strips blanks at both ends, so that a text of blanks has no tokens."""
     tokenizer = models.tokenizer()
     tokenizer.backend_tokenizer.normalizer = normalizers.Strip()
     tokenizer.save_pretrained(folder)
 
 
 class Hold:
-    """One step of the service, held: `reached` is set when it came to it, and it goes on once `open` is set."""
+    """Holds one step of the service. `reached` is set when the service comes to the step, and the step goes on when
+    `open` is set."""
 
     def __init__(self) -> None:
         self.reached = threading.Event()
@@ -148,7 +150,7 @@ class Hold:
 
 @contextmanager
 def holding(owner: Any, name: str) -> Iterator[Hold]:
-    """While open, calls of the coroutine function `name` of `owner` wait until they are let go."""
+    """Inside the block, calls of the coroutine function `name` of `owner` wait until the hold is opened."""
     hold, real = Hold(), getattr(owner, name)
 
     async def waiting(*args: Any, **fields: Any) -> Any:
@@ -165,12 +167,12 @@ def holding(owner: Any, name: str) -> Iterator[Hold]:
 
 
 def in_flight(live: Running) -> int:
-    """Requests that hold a slot."""
+    """The number of requests that hold a slot."""
     return int(live.data("GET", "/api/health/detailed")["inference"]["in_flight"])
 
 
 def pending(live: Running) -> int:
-    """Requests in the room, with a slot or without."""
+    """The number of accepted requests, with a slot or without."""
     return int(live.data("GET", "/api/health/detailed")["inference"]["queue_pending"])
 
 
@@ -180,6 +182,6 @@ def until_idle(live: Running) -> None:
 
 
 def payload(line: str) -> Any:
-    """The object of one line of a stream, or the word that ends it."""
+    """The object in one line of a stream, or the word that ends the stream."""
     text = line.removeprefix("data: ")
     return text if text == "[DONE]" else json.loads(text)
