@@ -13,6 +13,7 @@ ROOT = Path(__file__).parent.parent / "src" / "steerserve"
 FILES = sorted(path.relative_to(ROOT).as_posix() for path in ROOT.rglob("*.py"))
 LARGEST_FILE = 350
 LARGEST_FUNCTION = 60
+LONGEST_LINE = 120
 LISTS = {
     "router",  # the routes of a noun, one after the other
     "payload",  # the live events, one after the other
@@ -174,6 +175,13 @@ def test_no_module_has_a_mutable_global(module: str) -> None:
 def test_no_file_is_too_long(file: str) -> None:
     lines = len((ROOT / file).read_text(encoding="utf-8").splitlines())
     assert lines <= LARGEST_FILE, f"{file} has {lines} lines"
+
+
+@pytest.mark.parametrize("file", FILES)
+def test_no_line_is_too_long(file: str) -> None:
+    lines = (ROOT / file).read_text(encoding="utf-8").splitlines()
+    bad = [number for number, line in enumerate(lines, 1) if len(line) > LONGEST_LINE]
+    assert not bad, f"{file} has lines over {LONGEST_LINE} columns: {bad}"
 
 
 @pytest.mark.parametrize("module", MODULES)

@@ -22,8 +22,8 @@ PATIENCE = 5.0
 
 @dataclass(frozen=True, slots=True)
 class DriverAnswer:
-    """The cards of the machine. `reason` says why there are none, or why some are missing; `has_failed` that the driver's
-    library raised an error."""
+    """The cards of the machine. `reason` says why there are none, or why some are missing. `has_failed` says whether
+    the driver's library raised an error."""
 
     cards: tuple[Card, ...]
     reason: str | None

@@ -85,8 +85,8 @@ def plan(needs: Needs, devices: Sequence[Device], wanted: GpuRequest) -> Placeme
     """Place a model on the devices that it may use.
 
     (1) With one device, the model fits there or is refused. (2) With "all", every card gets a part, or the load is
-    refused. (3) Otherwise the model goes to the card with most free memory if it fits there. (4) Else it is split over as few
-    cards as can hold it, beginning with the card that has most free memory.
+    refused. (3) Otherwise the model goes to the card with most free memory if it fits there. (4) Else it is split over
+    as few cards as can hold it, beginning with the card that has most free memory.
 
     Raises:
         Refusal: INSUFFICIENT_MEMORY, SPLIT_NOT_HONOURED.

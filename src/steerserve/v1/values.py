@@ -130,7 +130,7 @@ def score(
 
 
 def _is_timed(body: bodies.Sampled) -> bool:
-    """Whether a stream that asks for its usage gets its times too. A stream that asks for nothing has no `service` key."""
+    """A stream that asks for its usage gets its times too. A stream that asks for nothing has no `service` key."""
     return bool(body.stream and body.stream_options and body.stream_options.include_usage)
 
 

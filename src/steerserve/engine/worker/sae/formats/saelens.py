@@ -160,7 +160,8 @@ def _is_centred(config: Fields, metadata: Fields) -> bool | None:
 
 def _reason(architecture: str, config: Fields, metadata: Fields) -> str | None:
     if "transcoder" in architecture:
-        return f"a {architecture.replace('_', ' ')} reads one place and writes another: it is no autoencoder of one place"
+        kind = architecture.replace("_", " ")
+        return f"a {kind} reads one place and writes another: it is no autoencoder of one place"
     head = _either(config, metadata).index("hook_head_index", "hook_point_head_index")
     if head is not None:
         return f"the SAE reads only attention head {head}, not all heads"
