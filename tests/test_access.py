@@ -52,7 +52,12 @@ def lines(shared: Running, monkeypatch: pytest.MonkeyPatch) -> Lines:
 
 def asking(**fields: Any) -> dict[str, Any]:
     messages = [{"role": "user", "content": SECRET}]
-    return {"model": demo.MODEL_NAME, "messages": messages, "max_tokens": 4} | fields
+    return {
+        "model": demo.MODEL_NAME,
+        "messages": messages,
+        "max_tokens": 16,
+        "temperature": 0,
+    } | fields
 
 
 def timed(header: str) -> dict[str, float]:

@@ -164,14 +164,9 @@ def test_a_stop_that_waits_too_long_ends_the_stream_with_an_error_event(tmp_path
         assert served.wait() == 0
 
 
-def test_an_idle_stop_is_clean_and_a_second_signal_ends_at_once(tmp_path: Path) -> None:
-    with serving(tmp_path) as served:
-        served.load_demo()
-        children = served.family()
-        served.process.send_signal(signal.SIGTERM)
-        assert served.wait() == 0
-        assert psutil.wait_procs(children, timeout=10)[1] == []
+def test_a_second_signal_ends_at_once(tmp_path: Path) -> None:
     with serving(tmp_path, graceful_shutdown_timeout=600) as served:
+        served.load_demo()
         with served.http.stream("POST", "/v1/completions", json=LONG | {"stream": True}) as answer:
             next(answer.iter_lines())
             children = served.family()
@@ -184,7 +179,7 @@ def test_an_idle_stop_is_clean_and_a_second_signal_ends_at_once(tmp_path: Path) 
         assert psutil.wait_procs(children, timeout=10)[1] == []
 
 
-def test_a_killed_service_leaves_no_engine_and_comes_back_with_its_registry(
+def test_a_killed_service_comes_back_with_its_registry_and_an_idle_stop_is_clean(
     tmp_path: Path,
 ) -> None:
     with serving(tmp_path) as served:
@@ -197,6 +192,10 @@ def test_a_killed_service_leaves_no_engine_and_comes_back_with_its_registry(
         model = served.http.get(f"/api/models/{model_id}").json()["data"]
         assert model["status"] == "ready"
         assert served.http.post("/v1/completions", json=LONG | {"max_tokens": 1}).status_code == 200
+        children = served.family()
+        served.process.send_signal(signal.SIGTERM)
+        assert served.wait() == 0
+        assert psutil.wait_procs(children, timeout=10)[1] == []
 
 
 def test_a_taken_port_is_said_plainly(tmp_path: Path) -> None:
