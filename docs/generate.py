@@ -56,7 +56,7 @@ def errors_page() -> str:
         "Errors",
         "Every refusal carries a code of this table. Under `/api` the code is `error.code` of the [envelope](index.md#two-doors), under `/v1` it is `error.code` "
         "of the protocol's error body, in the form of the fourth column. Some refusals under `/api` come with status 200; check `success`. "
-        "Every 503 has a `Retry-After` in whole seconds. A code marked *final* is answered under `/v1` with `x-should-retry: false`, "
+        "Every 503 has a `Retry-After` in whole seconds. A code marked *final* is answered with `x-should-retry: false`, "
         "because the same request sent again cannot succeed.",
         ("code", "`/api`", "`/v1`", "`/v1` code", "`/v1` type", "`Retry-After`", "meaning"),
         rows,
