@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import re
+import threading
 from typing import Any
 
 import pytest
@@ -23,12 +24,14 @@ class Lines:
     """Keeps the access lines, by level."""
 
     def __init__(self) -> None:
+        self.has_line = threading.Event()
         self.info_lines: list[dict[str, Any]] = []
         self.debug_lines: list[dict[str, Any]] = []
 
     def info(self, event: str, **fields: Any) -> None:
         assert event == "request"
         self.info_lines.append(fields)
+        self.has_line.set()
 
     def debug(self, event: str, **fields: Any) -> None:
         assert event == "request"
@@ -36,8 +39,8 @@ class Lines:
 
     def one(self) -> dict[str, Any]:
         """The only line since the last call. The line of a streamed request is written after its last byte was sent."""
-        while not self.info_lines:
-            pass
+        assert self.has_line.wait(30)
+        self.has_line.clear()
         (line,) = self.info_lines
         self.info_lines.clear()
         return line
