@@ -3,7 +3,7 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-WORKERS ?= 2
+WORKERS ?= 3
 STAMP := $(VENV)/.installed
 
 .PHONY: run serve test test-cpus test-all test-gpu soak contract check format bench demo-model docs clean
