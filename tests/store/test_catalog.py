@@ -9,7 +9,7 @@ import pytest
 from sqlalchemy.exc import IntegrityError
 
 from steerserve.errors import Refusal
-from steerserve.store.catalog import TOLD, Catalog
+from steerserve.store.catalog import CLAIMED_TEXTS, Catalog
 from steerserve.store.db import Database
 from steerserve.store.tables import saes
 
@@ -116,10 +116,10 @@ async def test_what_a_checkpoint_tells_is_kept_as_far_as_a_column_holds_it(
 ) -> None:
     whole = {"architecture": "é" * 400}
     added = await catalog.add_sae(
-        id="sae_1", **SAE | dict.fromkeys(TOLD, "a\x00\ud800" + "é" * 400), claims=whole
+        id="sae_1", **SAE | dict.fromkeys(CLAIMED_TEXTS, "a\x00\ud800" + "é" * 400), claims=whole
     )
-    changed = await catalog.change_sae("sae_1", **dict.fromkeys(TOLD, "ü" * 400))
-    for name in TOLD:
+    changed = await catalog.change_sae("sae_1", **dict.fromkeys(CLAIMED_TEXTS, "ü" * 400))
+    for name in CLAIMED_TEXTS:
         length = saes.c[name].type.length
         assert getattr(added, name) == ("a\ufffd\ufffd" + "é" * 400)[:length]
         assert getattr(changed, name) == "ü" * length

@@ -128,12 +128,12 @@ def variants(files: Iterable[tuple[str, int]]) -> GgufListing:
     sets: dict[tuple[str, str, int], list[tuple[GgufName, GgufFile]]] = defaultdict(list)
     companions = []
     for path, size in sorted(files):
-        named, file = classify(path), GgufFile(path, size)
-        if named.kind == MODEL:
-            count = named.shard[1] if named.shard else 0
+        name, file = classify(path), GgufFile(path, size)
+        if name.kind == MODEL:
+            count = name.shard[1] if name.shard else 0
             # the folder is a part of the key, because several folders may hold files of the same names
-            sets[path.rpartition("/")[0], _without_shard(path), count].append((named, file))
-        elif named.kind == PROJECTOR:
+            sets[path.rpartition("/")[0], _without_shard(path), count].append((name, file))
+        elif name.kind == PROJECTOR:
             companions.append(file)
     complete, problems = [], []
     for members in sets.values():
@@ -245,7 +245,7 @@ def _without_shard(path: str) -> str:
 
 
 def _is_whole(members: Sequence[tuple[GgufName, GgufFile]]) -> bool:
-    shards = [named.shard for named, _ in members]
+    shards = [name.shard for name, _ in members]
     if shards[0] is None:
         return True
     count = shards[0][1]

@@ -76,8 +76,8 @@ def kv_bytes_per_token(header: Header, cache_type: str) -> int:
 def longest_context(header: Header, ceiling: int, default: int) -> int:
     """The longest context in tokens that the file and the ceiling (0 for none) allow. For an encoder whose file names
     no length, it is one pass; for any other model, `default`."""
-    named = header.context_length or (BATCH if header.is_embedding_only else 0)
-    return min((n for n in (named, ceiling) if n), default=default)
+    length = header.context_length or (BATCH if header.is_embedding_only else 0)
+    return min((n for n in (length, ceiling) if n), default=default)
 
 
 def pass_tokens(header: Header, context: int, *, embeds: bool) -> int:
@@ -121,12 +121,12 @@ def room(
     Raises:
         Refusal: INSUFFICIENT_MEMORY.
     """
-    wanted = longest_context(header, ceiling, least)
-    most = -(-wanted // CELLS) * CELLS * slots
+    longest = longest_context(header, ceiling, least)
+    most = -(-longest // CELLS) * CELLS * slots
     each = kv_bytes_per_token(header, cache_type)
     pool = min(most, kv_bytes // each // CELLS * CELLS) if each else most
-    context = min(wanted, pool)
-    least = min(least, wanted)
+    context = min(longest, pool)
+    least = min(least, longest)
     if context < least:
         raise Refusal(
             "INSUFFICIENT_MEMORY",

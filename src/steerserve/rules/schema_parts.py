@@ -129,8 +129,8 @@ def _may_end(part: dict[str, Any], target: Schema, finite: set[int]) -> bool:
         return False
     if "enum" in part or "const" in part:
         return True
-    wanted = part.get("type", TYPES)
-    types = [wanted] if isinstance(wanted, str) else wanted
+    kinds = part.get("type", TYPES)
+    types = [kinds] if isinstance(kinds, str) else kinds
     if any(kind not in ("array", "object") for kind in types):
         return True
     if "array" in types and (

@@ -73,11 +73,11 @@ def fault(keyword: str, path: Path, reason: str | None = None) -> Fault:
 
 def refusal(faults: list[Fault]) -> Refusal:
     """The refusal that names the first of the faults and counts the others."""
-    named = "; ".join(_named(entry) for entry in faults[:NAMED])
+    entries = "; ".join(_named(entry) for entry in faults[:NAMED])
     more = f" and {len(faults) - NAMED} more" if len(faults) > NAMED else ""
     return Refusal(
         "RESPONSE_FORMAT_UNSUPPORTED",
-        f"response_format cannot be honoured: {named}{more}",
+        f"response_format cannot be honoured: {entries}{more}",
         param="response_format",
         unsupported=faults[:LISTED],
     )

@@ -1,4 +1,4 @@
-"""The registered models and SAEs. Rows of the database are given as frozen records."""
+"""The registered models and SAEs. Rows of the database are read as frozen records."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from steerserve.store.tables import UNSTORABLE, feature_labels, models, profiles
 
 Clock = Callable[[], datetime]
 LARGEST_ID = 2**31 - 1
-TOLD = ("format", "architecture", "dtype", "hook_name", "site", "trained_on")
+CLAIMED_TEXTS = ("format", "architecture", "dtype", "hook_name", "site", "trained_on")
 """Columns with texts from an SAE's checkpoint. A column stores the beginning of the text that fits; `claims` stores all
 of it."""
 Record = TypeVar("Record")
@@ -132,7 +132,7 @@ class Catalog:
         now = self._now()
         try:
             async with self._writing_models() as connection:
-                made = await connection.execute(
+                inserted = await connection.execute(
                     insert(models).values(**values, created_at=now, updated_at=now)
                 )
         except IntegrityError as error:
@@ -142,8 +142,8 @@ class Catalog:
                 f"{values['quantization']}; custom_name gives it another name",
                 quantization=values["quantization"],
             ) from error
-        assert made.inserted_primary_key is not None
-        return await self.model(made.inserted_primary_key[0])
+        assert inserted.inserted_primary_key is not None
+        return await self.model(inserted.inserted_primary_key[0])
 
     async def change_model(self, model_id: int, **values: Any) -> ModelRow:
         """Raises:
@@ -256,10 +256,10 @@ def unknown_sae(sae_id: str) -> Refusal:
 
 def _held(values: dict[str, Any]) -> dict[str, Any]:
     """The values of an SAE's record, with the texts cut to the length of their columns."""
-    told = {name: text for name in TOLD if isinstance(text := values.get(name), str)}
+    texts = {name: text for name in CLAIMED_TEXTS if isinstance(text := values.get(name), str)}
     return values | {
         name: UNSTORABLE.sub("\ufffd", text)[: getattr(saes.c[name].type, "length", None)]
-        for name, text in told.items()
+        for name, text in texts.items()
     }
 
 

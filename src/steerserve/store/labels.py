@@ -38,11 +38,11 @@ class Labels:
         # if labels were written while the pages were read, the pages do not fit together and are read again
         while before != self._writes:
             before = self._writes
-            found = await self._read(sae_id)
-        self._known[sae_id] = found
+            labels = await self._read(sae_id)
+        self._known[sae_id] = labels
         for oldest in list(islice(self._known, max(0, len(self._known) - _KEPT))):
             del self._known[oldest]
-        return found
+        return labels
 
     async def put(self, sae_id: str, labels: Mapping[int, str], *, replace: bool = False) -> None:
         """Write these labels: all of them or none. They replace the labels of the same features, or with `replace` all
@@ -57,12 +57,12 @@ class Labels:
             if replace:
                 await connection.execute(delete(feature_labels).where(at.sae_id == sae_id))
             for first in range(0, len(indices), _AT_ONCE):
-                some = indices[first : first + _AT_ONCE]
+                chunk = indices[first : first + _AT_ONCE]
                 if not replace:
                     await connection.execute(
-                        delete(feature_labels).where(at.sae_id == sae_id, at.feature_idx.in_(some))
+                        delete(feature_labels).where(at.sae_id == sae_id, at.feature_idx.in_(chunk))
                     )
-                rows = [{"sae_id": sae_id, "feature_idx": i, "label": labels[i]} for i in some]
+                rows = [{"sae_id": sae_id, "feature_idx": i, "label": labels[i]} for i in chunk]
                 await connection.execute(insert(feature_labels), rows)
                 await asyncio.sleep(0)
             # the record is looked up last: SQLite begins a transaction at its first write, and only from then on does a
@@ -74,10 +74,10 @@ class Labels:
     async def forget(self, sae_id: str) -> int:
         """Delete all labels of an SAE, and return how many there were."""
         async with self._writing(sae_id) as connection:
-            gone = await connection.execute(
+            deleted = await connection.execute(
                 delete(feature_labels).where(feature_labels.c.sae_id == sae_id)
             )
-        return int(gone.rowcount)
+        return int(deleted.rowcount)
 
     async def _read(self, sae_id: str) -> dict[int, str]:
         at = feature_labels.c
@@ -87,14 +87,14 @@ class Labels:
             .order_by(at.feature_idx)
             .limit(_AT_ONCE)
         )
-        found: dict[int, str] = {}
+        labels: dict[int, str] = {}
         last = -1
         async with self._database.read() as connection:
             while rows := (await connection.execute(page.where(at.feature_idx > last))).all():
-                found.update((index, label) for index, label in rows)
+                labels.update((index, label) for index, label in rows)
                 last = rows[-1][0]
                 await asyncio.sleep(0)
-        return found
+        return labels
 
     @asynccontextmanager
     async def _writing(self, sae_id: str) -> AsyncIterator[AsyncConnection]:

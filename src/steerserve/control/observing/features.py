@@ -121,15 +121,15 @@ class Features:
                 INVALID_FEATURE_INDEX.
         """
         row, d_sae = await self._one(sae_id)
-        read = await asyncio.to_thread(rules.parse, document, d_sae)
-        await self._labels.put(sae_id, read.by_feature, replace=replace)
+        parsed = await asyncio.to_thread(rules.parse, document, d_sae)
+        await self._labels.put(sae_id, parsed.by_feature, replace=replace)
         warnings = []
-        if read.repeated:
-            warnings.append(f"{read.repeated} further labels of the same features were left out")
-        if row.trained_layer is not None and read.layers - {row.trained_layer}:
-            named = ", ".join(str(layer) for layer in sorted(read.layers))
-            warnings.append(f"the labels name layer {named}, the SAE layer {row.trained_layer}")
-        return Imported(len(read.by_feature), len(await self._labels.of(sae_id)), tuple(warnings))
+        if parsed.repeated:
+            warnings.append(f"{parsed.repeated} further labels of the same features were left out")
+        if row.trained_layer is not None and parsed.layers - {row.trained_layer}:
+            layers = ", ".join(str(layer) for layer in sorted(parsed.layers))
+            warnings.append(f"the labels name layer {layers}, the SAE layer {row.trained_layer}")
+        return Imported(len(parsed.by_feature), len(await self._labels.of(sae_id)), tuple(warnings))
 
     async def clear_labels(self, sae_id: str) -> int:
         """Raises:
