@@ -35,10 +35,10 @@ KV_MB = 256
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """MiB at one precision. `engine` is what an engine takes that holds next to nothing, `loaded` what it takes to hold
-    the model and `peak` to answer a prompt of the least context, both beyond that; `left` was not given back at its end.
-    On cards the driver's context is part of `engine`.
-    """
+    """Memory at one precision, in MiB. `engine` is the memory of an engine that holds almost nothing. `loaded` is the
+    further memory of an engine that holds the model, and `peak` the further memory while it answers a prompt of the
+    least context. `left` is the memory that was not given back when the engine ended. On cards, `engine` includes the
+    context of the driver."""
 
     held_as: str
     device: str

@@ -1,8 +1,8 @@
-"""What the libraries that people publish SAEs with compute: the other side of `benchmarks.sae_parity`.
+"""Computes SAEs with the libraries in which people publish them. `benchmarks.sae_parity` compares the results.
 
-Runs in an environment of its own, `python sae_libraries.py FOLDER`, and imports nothing of ours. FOLDER holds `jobs.json`
-and `x.npy` [n, d_in]; for each job it gets `<number>.npz` with `features` [n, d_sae] and `x_hat` [n, d_in], or a reason in
-`reasons.json`.
+The script runs in an environment of its own, `python sae_libraries.py FOLDER`, and imports nothing of ours. FOLDER
+holds `jobs.json` and `x.npy` [n, d_in]. For each job the script writes `<number>.npz` with `features` [n, d_sae] and
+`x_hat` [n, d_in], or a reason in `reasons.json`.
 """
 
 from __future__ import annotations

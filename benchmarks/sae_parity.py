@@ -1,8 +1,8 @@
-"""Our numbers beside those of the libraries that SAEs are published with: `python -m benchmarks.sae_parity`.
+"""Compares our numbers with those of the libraries in which SAEs are published: `python -m benchmarks.sae_parity`.
 
-Makes an environment that shares the project's PyTorch and adds SAELens, dictionary_learning and sparsify (about 150 MB are
-fetched; `--environment DIR` keeps it), writes a small random checkpoint in every format's layout, and lets both sides
-encode and decode the same inputs.
+The script makes an environment that shares the project's PyTorch and adds SAELens, dictionary_learning and sparsify. It
+fetches about 150 MB; `--environment DIR` keeps the environment. It writes a small random checkpoint in the layout of
+every format, and lets both sides encode and decode the same inputs.
 """
 
 from __future__ import annotations

@@ -54,9 +54,10 @@ def errors_page() -> str:
     rows = [error_row(row) for row in TABLE.values()]
     return page(
         "Errors",
-        "Every refusal carries a code of this table. Under `/api` the code is `error.code` of the [envelope](index.md#two-doors), under `/v1` it is `error.code` "
-        "of the protocol's error body, in the form of the fourth column. Some refusals under `/api` come with status 200; check `success`. "
-        "Every 503 has a `Retry-After` in whole seconds. A code marked *final* is answered with `x-should-retry: false`, "
+        "Every refusal carries a code of this table. Under `/api` the code is `error.code` of the\n"
+        "[envelope](index.md#two-doors). Under `/v1` it is `error.code` of the protocol's error body, in the\n"
+        "form of the fourth column. Some refusals under `/api` come with status 200; check `success`. Every 503\n"
+        "has a `Retry-After` in whole seconds. A code marked *final* is answered with `x-should-retry: false`,\n"
         "because the same request sent again cannot succeed.",
         ("code", "`/api`", "`/v1`", "`/v1` code", "`/v1` type", "`Retry-After`", "meaning"),
         rows,
@@ -82,9 +83,10 @@ def settings_page() -> str:
     rows = [setting_row(name, field) for name, field in Settings.model_fields.items()]
     return page(
         "Settings",
-        "Settings are environment variables, or lines of a file `.env` in the working directory; the environment wins. They are read once, at "
-        "start. A value out of its bounds ends the start with a sentence that names the setting; a name in `.env` that is no setting is "
-        "logged as `unknown_setting` with the nearest name.",
+        "Settings are environment variables, or lines of a file `.env` in the working directory. The\n"
+        "environment wins. They are read once, at the start. A value out of its bounds ends the start with a\n"
+        "sentence that names the setting. A name in `.env` that is no setting is logged as `unknown_setting`\n"
+        "with the nearest name.",
         ("setting", "type", "default", "meaning"),
         rows,
     )
