@@ -15,6 +15,7 @@ from pydantic import SecretStr
 from pydantic.fields import FieldInfo
 
 from steerserve.errors import TABLE, Retry, Row
+from steerserve.setting_limits import RequestLimits
 from steerserve.settings import Settings
 
 FOLDER = Path(__file__).parent
@@ -80,7 +81,11 @@ def error_row(row: Row) -> tuple[str, ...]:
 
 def settings_page() -> str:
     """Every setting, from its field."""
-    rows = [setting_row(name, field) for name, field in Settings.model_fields.items()]
+    # the limits of requests and connections are the last rows
+    fields = sorted(
+        Settings.model_fields.items(), key=lambda item: item[0] in RequestLimits.model_fields
+    )
+    rows = [setting_row(name, field) for name, field in fields]
     return page(
         "Settings",
         "Settings are environment variables, or lines of a file `.env` in the working directory. The\n"

@@ -39,8 +39,9 @@ beside the rooms may import no room."""
 FLOORS: dict[str, set[str]] = {
     "": set(),
     "errors": set(),
-    "settings": {"setting_values"},
+    "settings": {"setting_values", "setting_limits"},
     "setting_values": set(),
+    "setting_limits": set(),
     "log": set(),
     "rules": {"errors", "rules"},
     "files": {"errors", "rules", "files"},

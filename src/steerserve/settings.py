@@ -11,24 +11,22 @@ from typing import Annotated, Literal
 
 import platformdirs
 from pydantic import AfterValidator, BeforeValidator, Field, SecretStr, model_validator
-from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
+from pydantic_settings import NoDecode, SettingsConfigDict
 
 from steerserve import setting_values as values
+from steerserve.setting_limits import (
+    DAY,
+    MIB_MAXIMUM,
+    Count,
+    CountOrNone,
+    LeaseSeconds,
+    Mebibytes,
+    Patience,
+    RequestLimits,
+    Seconds,
+    TimeLimit,
+)
 
-COUNT_MAXIMUM = 1_000_000_000
-DAY = 86_400
-YEAR = 365 * DAY
-MIB_MAXIMUM = 1 << 24
-"""16 TiB, counted in MiB."""
-
-Seconds = Annotated[int, Field(ge=1, le=3600)]
-LeaseSeconds = Annotated[int, Field(ge=1, le=YEAR)]
-Patience = Annotated[float, Field(ge=0, le=DAY)]
-"""Seconds of a wait; 0 means no wait."""
-TimeLimit = Annotated[float, Field(gt=0, le=DAY)]
-Count = Annotated[int, Field(ge=1, le=COUNT_MAXIMUM)]
-CountOrNone = Annotated[int, Field(ge=0, le=COUNT_MAXIMUM)]
-Mebibytes = Annotated[int, Field(ge=0, le=MIB_MAXIMUM)]
 Texts = Annotated[
     list[str],
     NoDecode,
@@ -41,7 +39,7 @@ Keys = Annotated[
 ]
 
 
-class Settings(BaseSettings):
+class Settings(RequestLimits):
     """The settings of the service. The environment variable of a setting is its name in capitals."""
 
     model_config = SettingsConfigDict(
@@ -274,21 +272,6 @@ class Settings(BaseSettings):
     lease_ended_memory: Count = Field(
         default=64,
         description="Number of ended leases whose ids are remembered, so that such an id is answered LEASE_EXPIRED.",
-    )
-
-    max_body_bytes: Count = Field(default=8_000_000, description="Largest request body in bytes.")
-    max_messages: Count = Field(default=2000, description="Messages in one chat request.")
-    max_prompts: Count = Field(default=128, description="Prompts in one text completion request.")
-    max_extra_messages: Count = Field(
-        default=64, description="Conversations in `extra_messages` of one chat request."
-    )
-    embeddings_max_inputs: Count = Field(
-        default=128, description="Texts in one embeddings request."
-    )
-    max_choices: Count = Field(default=16, description="Largest `n` of a request.")
-    max_stop_strings: Count = Field(default=16, description="Stop strings in one request.")
-    ignored_fields_header_max_bytes: Annotated[int, Field(ge=64, le=8192)] = Field(
-        default=1024, description="Cap of the X-Service-Ignored-Fields header in bytes."
     )
 
     retry_after_queue_default_s: Seconds = Field(
