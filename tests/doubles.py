@@ -54,7 +54,7 @@ FACTS = m.Loaded(
     vocabulary=32,
     kv_tokens=512,
     kv_bytes_per_token=16,
-    has_chat_template=True,
+    chat_template=m.ChatTemplate("{{ messages }}"),
     site_widths={"resid_pre": HIDDEN, "resid_post": HIDDEN},
 )
 

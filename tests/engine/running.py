@@ -17,7 +17,6 @@ from torch import Tensor
 
 from steerserve.engine.wire.messages import (
     Activated,
-    Chat,
     Embed,
     Embedded,
     Follow,
@@ -157,7 +156,7 @@ class Bench:
         """
         wanted = Sampling(**{"temperature": 0.0, "max_tokens": 16, **sampling})
         texts = [prompts] if isinstance(prompts, str) else prompts
-        prompted: list[Text | Chat] = [Text(t) for t in texts]
+        prompted = [Text(t) for t in texts]
         command = Generate(request, prompted, n, wanted, plan or Follow(), tap=tap, label=label)
         model: Any = self.model if ids is None else Verbatim(self.model, ids)
         rows = rows_of(command, model, self.context, self.kv_tokens)
@@ -169,7 +168,7 @@ class Bench:
     def score(
         self,
         request: int,
-        prompts: str | list[str | Chat],
+        prompts: str | list[str | Text],
         *,
         temperature: float = 1.0,
         top: int = 5,

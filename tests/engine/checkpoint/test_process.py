@@ -96,7 +96,7 @@ async def test_a_load_reports_its_stages_and_the_facts_of_the_model(
     assert (facts.architecture, facts.layers, facts.hidden_size) == ("LlamaForCausalLM", 2, 32)
     assert (facts.vocabulary, facts.context_length) == (VOCABULARY, CONTEXT)
     assert facts.kv_tokens * facts.kv_bytes_per_token <= 8 << 20
-    assert not facts.has_chat_template
+    assert not facts.chat_template
     percents = [stage.percent for stage in stages]
     assert percents == sorted(percents)
     assert len(stages) >= 3

@@ -56,7 +56,7 @@ async def test_the_facts_of_a_model_are_those_of_its_header(write: Write) -> Non
         assert facts.context_length == CONTEXT
         assert facts.kv_tokens == 4 * CONTEXT
         assert facts.kv_bytes_per_token == 2 * 2 * 128 * 2
-        assert facts.has_chat_template
+        assert facts.chat_template
         assert facts.supports_embeddings
         assert not facts.is_embedding_only
         assert facts.memory_mb > 10
@@ -189,7 +189,7 @@ async def test_a_prompt_has_one_bos(write: Write, template: str) -> None:
 
 async def test_a_model_without_a_template_says_so(write: Write) -> None:
     async with loaded(write(template=None)) as (engine, facts):
-        assert not facts.has_chat_template
+        assert not facts.chat_template
         talk = [{"role": "user", "content": "one"}]
         assert (await refused(ask(engine, talk))).code == "NO_CHAT_TEMPLATE"
         assert (await answer(ask(engine, "one")))[0] == counted(4, "two")

@@ -178,7 +178,7 @@ async def test_an_encoder_only_embeds(write: Write) -> None:
     async with loaded(write(kind="encoder", context=64)) as (engine, facts):
         assert facts.is_embedding_only
         assert facts.supports_embeddings
-        assert not facts.has_chat_template
+        assert not facts.chat_template
         assert (facts.context_length, facts.kv_tokens) == (64, 0)
         one, two = await vectors(engine, "one two", "three")
         assert len(one) == 512

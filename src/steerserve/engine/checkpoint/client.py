@@ -1,4 +1,7 @@
-"""The checkpoint engine seen from the control plane: its process, commands, answers, and one stream per request."""
+"""The checkpoint engine seen from the control plane: its process, commands, answers, and one stream per request.
+
+Conversations are rendered in processes of their own (`engine/sandbox/templates.py`); the engine gets texts.
+"""
 
 from __future__ import annotations
 
@@ -12,9 +15,11 @@ import msgspec
 import structlog
 
 from steerserve.engine.checkpoint import process
+from steerserve.engine.sandbox.templates import Templates
 from steerserve.engine.wire import endings
 from steerserve.engine.wire import messages as m
 from steerserve.engine.wire.engine import Answers, Engine, Report
+from steerserve.engine.wire.prompts import Prompt
 from steerserve.errors import Refusal
 
 log = structlog.get_logger(__name__)
@@ -61,6 +66,8 @@ class CheckpointEngine(Engine):
         self._answers: dict[int, asyncio.Future[m.Event]] = {}
         self._reports: dict[int, Report] = {}
         self._streams: dict[int, asyncio.Queue[m.Event | m.Outcome]] = {}
+        self._templates = Templates()
+        self._template: m.ChatTemplate | None = None
         self._parting: Refusal | None = None
         self._reading = asyncio.create_task(self._read(), name="engine-reader")
 
@@ -76,6 +83,7 @@ class CheckpointEngine(Engine):
         """
         answer = await self._ask(lambda i: m.Load(id=i, **fields), report)
         assert isinstance(answer, m.Loaded)
+        self._template = answer.chat_template
         return answer
 
     async def measure(self) -> m.Measured:
@@ -152,8 +160,9 @@ class CheckpointEngine(Engine):
     ) -> Answers:
         """Yield Started, then the pieces of each choice until its `finish`; see `_stream`."""
         return self._stream(
-            lambda number: m.Generate(
-                number, prompts, n, sampling, plan, constraint, tap, label, list(plans)
+            prompts,
+            lambda number, texts: m.Generate(
+                number, texts, n, sampling, plan, constraint, tap, label, list(plans)
             ),
             len(prompts) * n,
         )
@@ -168,12 +177,14 @@ class CheckpointEngine(Engine):
     ) -> Answers:
         """Yield Started, then Scored for each prompt; see `_stream`."""
         return self._stream(
-            lambda number: m.Score(number, prompts, temperature, top, allowed, tap), len(prompts)
+            prompts,
+            lambda number, texts: m.Score(number, texts, temperature, top, allowed, tap),
+            len(prompts),
         )
 
     def embed(self, prompts: list[m.Text]) -> Answers:
         """Yield Started, then Embedded for each text; see `_stream`."""
-        return self._stream(lambda number: m.Embed(number, prompts), len(prompts))
+        return self._stream(prompts, m.Embed, len(prompts))
 
     async def stop(self, parting: Refusal | None = None) -> None:
         """End the process: politely, then by force. A process that has ended already is left alone.
@@ -190,23 +201,29 @@ class CheckpointEngine(Engine):
 
     # ------------------------------------------------------------- inside
 
-    async def _stream(self, make: Callable[[int], m.Command], choices: int) -> Answers:
-        """Yield the events of one request until each choice has ended.
+    async def _stream(
+        self,
+        prompts: Sequence[Prompt],
+        make: Callable[[int, list[m.Text]], m.Command],
+        choices: int,
+    ) -> Answers:
+        """Render the conversations of one request, then yield its events until each choice has ended.
 
         Closing the iterator early cancels the request in the engine.
 
         Raises:
-            Refusal: the refusal of the engine; MODEL_NOT_LOADED when the engine had ended before the request,
-                ENGINE_UNAVAILABLE when the engine ended during the request.
+            Refusal: the refusal of the chat template or of the engine; MODEL_NOT_LOADED when the engine had ended
+                before the request, ENGINE_UNAVAILABLE when the engine ended during the request.
         """
         if self.ended.done():
             raise self._parting or endings.gone_before(self.ended.result())
+        texts = await self._texts(prompts)
         number = next(self._ids)
         events: asyncio.Queue[m.Event | m.Outcome] = asyncio.Queue()
         self._streams[number] = events
         unfinished = choices
         try:
-            await self._send(make(number))
+            await self._send(make(number, texts))
             while unfinished:
                 event = await events.get()
                 if isinstance(event, m.Refused):
@@ -220,6 +237,15 @@ class CheckpointEngine(Engine):
             self._streams.pop(number, None)
             if unfinished and not self.ended.done():
                 self._writer.write(m.frame(m.Cancel(number)))
+
+    async def _texts(self, prompts: Sequence[Prompt]) -> list[m.Text]:
+        try:
+            return await self._templates.texts(prompts, self._template)
+        except Refusal as refusal:
+            if refusal.code != "SHUTTING_DOWN":
+                raise
+            # the renderers were closed because the engine ended
+            raise self._parting or endings.gone(await self.ended) from None
 
     async def _ask(self, make: Callable[[int], m.Command], report: Report | None = None) -> m.Event:
         number = next(self._ids)
@@ -264,6 +290,7 @@ class CheckpointEngine(Engine):
                 await asyncio.to_thread(self._child.join, STOP_PATIENCE)
                 self._child.kill()
             await asyncio.to_thread(self._child.join)
+            await self._templates.close()
             self._end(endings.reason(self._child.exitcode))
 
     def _dispatch(self, event: m.Event) -> None:

@@ -234,10 +234,10 @@ class GgufEngine(Engine):
         """A row for each prompt, with its tokens."""
         rows = []
         try:
-            for index, prompt in enumerate(prompts):
+            for index, text in enumerate(await self._texts(opened.header, prompts)):
                 with NamedPrompt(prompts, index, field):
-                    check_length(prompt, opened.header.longest_token, context, sampling.max_tokens)
-                    tokens = await self._tokens(opened.server, opened.header, prompt)
+                    check_length(text, opened.header.longest_token, context, sampling.max_tokens)
+                    tokens = await opened.server.tokenize(text.text, special=text.special)
                     if not tokens:
                         why = "the prompt has no tokens"
                         raise Refusal("INVALID_PARAMETER", why, param="prompt")
@@ -251,14 +251,10 @@ class GgufEngine(Engine):
             raise
         return rows
 
-    async def _tokens(self, server: LlamaServer, header: Header, prompt: Prompt) -> list[int]:
-        """The tokens of a prompt. A conversation is rendered first, and gets at most one BOS."""
-        if isinstance(prompt, m.Text):
-            return await server.tokenize(prompt.text, special=prompt.special)
-        text, has_bos = await self._templates.render(
-            header.chat_template, prompt.messages, header.bos_token, header.eos_token
-        )
-        return await server.tokenize(text, special=not has_bos)
+    async def _texts(self, header: Header, prompts: Sequence[Prompt]) -> list[m.Text]:
+        """The prompts as texts. This engine renders conversations without the variables of the client."""
+        bare = [m.Chat(p.messages) if isinstance(p, m.Chat) else p for p in prompts]
+        return await self._templates.texts(bare, llama_loading.chat_template(header))
 
     def _spawn(self, work: Work, events: Events) -> asyncio.Task[None]:
         """Run the work of a request in a task. Its errors are raised where the events of the request are read."""

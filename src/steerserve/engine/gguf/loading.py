@@ -98,6 +98,15 @@ async def opened(options: Options, report: Report, model: Model, keep: Keep) -> 
     return await _attempt(options, report, model, keep, embeds=False)
 
 
+def chat_template(header: Header) -> m.ChatTemplate | None:
+    """The chat template of a GGUF file."""
+    if header.chat_template is None:
+        return None
+    named = {"bos_token": header.bos_token, "eos_token": header.eos_token}
+    tokens = {name: token for name, token in named.items() if token is not None}
+    return m.ChatTemplate(header.chat_template, tokens)
+
+
 def facts(served: Opened, cache_type: str) -> m.Loaded:
     """The facts that the rest of the service gets about the model."""
     header, is_encoder = served.header, served.header.is_embedding_only
@@ -117,7 +126,7 @@ def facts(served: Opened, cache_type: str) -> m.Loaded:
         vocabulary=header.vocabulary,
         kv_tokens=0 if is_encoder else served.room.pool,
         kv_bytes_per_token=0 if is_encoder else each,
-        has_chat_template=header.chat_template is not None and not is_encoder,
+        chat_template=None if is_encoder else chat_template(header),
         is_embedding_only=is_encoder,
         supports_embeddings=bool(served.embed_context),
         quantization=gguf.precision_of(header.label),

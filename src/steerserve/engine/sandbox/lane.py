@@ -22,7 +22,7 @@ from steerserve.errors import Refusal
 START_SECONDS = 30.0
 """Seconds in which the process must have imported its modules."""
 
-_KEPT = ("PATH", "PYTHONPATH", "LD_LIBRARY_PATH")
+_KEPT = ("PATH", "PYTHONPATH", "LD_LIBRARY_PATH", "TZ")
 _READY = b"ready"
 
 

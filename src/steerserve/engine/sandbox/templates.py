@@ -1,8 +1,8 @@
-"""Renders the chat template of a GGUF file in a process of its own, so that a hostile template does no harm.
+"""Renders the chat templates of models in processes of their own, so that a hostile template does no harm.
 
-`Templates` is its client in the control plane; `python -m steerserve.engine.sandbox.templates` is the process:
+`Templates` is their client in the control plane; `python -m steerserve.engine.sandbox.templates` is one such process:
 sandboxed Jinja with the functions that model templates expect, under limits of time and memory. The process opens no
-file once it is ready.
+file once it is ready. The texts are those of `apply_chat_template` of the library transformers.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import json
 import re
 import resource
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import datetime
 from functools import lru_cache
 from typing import Any, NoReturn
@@ -25,38 +25,45 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.utils import Namespace
 
 from steerserve.engine.sandbox.lane import Died, Lane, limit, serve
-from steerserve.engine.wire.prompts import Continuation
+from steerserve.engine.sandbox.lanes import Lanes
+from steerserve.engine.wire import messages as m
+from steerserve.engine.wire.prompts import Continuation, NamedPrompt, Prompt
 from steerserve.errors import Refusal
 
 RENDER_SECONDS = 2.0
-"""Seconds that the rendering of one conversation may take."""
+"""Seconds that the rendering of all conversations of one request may take."""
+
+LANES = 2
+"""Processes that may run at once for one model. A request of a few messages passes beside a slow one."""
 
 MEMORY_BYTES = 1 << 30
-"""Address space of the process."""
+"""Address space of a process."""
 
 TEXT_MAXIMUM = 1 << 25
-"""The most characters of a rendered conversation, which is more than any request and any context have."""
+"""The most characters of a request's rendered conversations, which is more than any request and any context have."""
 
 REASON_CHARACTERS = 200
 OPEN_FILES = 3
 """Standard input, output and error."""
 
+_TOO_LARGE = "rendering needs more memory or depth than there is"
+_REASONING = ("reasoning_content", "thinking", "reasoning")
+"""Names under which messages carry their reasoning, the most usual first."""
 _ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")
 
 
 class TemplateQuestion(msgspec.Struct):
-    """A conversation to render, with the texts of the tokens that begin and end a text."""
+    """Conversations to render, and the variables that the template gets beside the messages."""
 
     template: str
-    messages: list[dict[str, Any]]
-    bos_token: str | None = None
-    eos_token: str | None = None
+    conversations: list[list[dict[str, Any]]]
+    variables: dict[str, Any] = {}
 
 
 class TemplateAnswer(msgspec.Struct):
-    """The rendered text, or the reason why there is none."""
+    """The rendered texts up to the first conversation that the template refuses, and the reason of that refusal."""
 
-    text: str = ""
+    texts: list[str] = []
     reason: str | None = None
 
 
@@ -64,58 +71,69 @@ class TemplateAnswer(msgspec.Struct):
 
 
 class Templates:
-    """Owns the process that renders templates."""
+    """Owns the processes that render the templates of one model."""
 
     def __init__(self) -> None:
         command = [sys.executable, "-m", "steerserve.engine.sandbox.templates"]
-        self._lane = Lane("the renderer of chat templates", command)
+        self._lanes = Lanes(lambda: Lane("the renderer of chat templates", command), LANES)
 
     @property
-    def pid(self) -> int | None:
-        return self._lane.pid
+    def pids(self) -> list[int]:
+        """The ids of the processes that run."""
+        return self._lanes.pids
 
-    async def render(
-        self,
-        template: str | None,
-        messages: list[dict[str, Any]],
-        bos_token: str | None = None,
-        eos_token: str | None = None,
-    ) -> tuple[str, bool]:
-        """A conversation as text, and whether the template itself put the BOS before it.
+    async def texts(
+        self, prompts: Sequence[Prompt], template: m.ChatTemplate | None
+    ) -> list[m.Text]:
+        """The prompts of a request as texts, in their order: either all of them are conversations, or none.
 
         A trailing assistant message is continued: the messages before it are rendered with the generation prompt, and
-        its text follows verbatim.
+        its text follows verbatim. A text that the template itself begins with the BOS gets no second one.
 
         Raises:
-            Refusal: NO_CHAT_TEMPLATE; INVALID_PARAMETER when the template refuses the messages.
+            Refusal: NO_CHAT_TEMPLATE; INVALID_PARAMETER when the template refuses the messages, or needs more time or
+                memory than it may take. The refusal names the conversation.
         """
-        if not template:
+        chats = [prompt for prompt in prompts if isinstance(prompt, m.Chat)]
+        if not chats:
+            return [prompt for prompt in prompts if isinstance(prompt, m.Text)]
+        if template is None:
             raise Refusal("NO_CHAT_TEMPLATE", "the model has no chat template; use /v1/completions")
-        conversation = Continuation(messages)
+        conversations = [Continuation(chat.messages) for chat in chats]
+        variables = {**template.tokens, **chats[0].variables}
         answer = await self._ask(
-            TemplateQuestion(template, conversation.messages, bos_token, eos_token)
+            TemplateQuestion(template.source, [c.messages for c in conversations], variables)
         )
-        if answer.reason is not None:
-            raise Refusal(
-                "INVALID_PARAMETER",
-                f"the model's chat template refuses these messages: {answer.reason}",
-                param="messages",
-            )
-        has_bos = bool(bos_token) and answer.text.startswith(bos_token or "")
-        return conversation.text(answer.text), has_bos
+        bos, texts = template.tokens.get("bos_token"), []
+        for index, conversation in enumerate(conversations):
+            with NamedPrompt(prompts, index):
+                if index == len(answer.texts):
+                    raise _refused(answer.reason)
+                has_bos = bool(bos) and answer.texts[index].startswith(bos or "")
+                text = conversation.text(answer.texts[index])
+                texts.append(m.Text(text, special=not has_bos, is_chat=True))
+        return texts
 
     async def close(self) -> None:
-        """End the process. Questions that wait for the process are refused."""
-        await self._lane.close()
+        """End the processes. Questions that wait for a process are refused."""
+        await self._lanes.close()
 
     async def _ask(self, ask: TemplateQuestion) -> TemplateAnswer:
         try:
-            answer = await self._lane.ask(msgspec.json.encode(ask), RENDER_SECONDS)
+            answer = await self._lanes.ask(msgspec.json.encode(ask), RENDER_SECONDS)
             return msgspec.json.decode(answer, type=TemplateAnswer)
         except TimeoutError:
             return TemplateAnswer(reason=f"rendering takes longer than {RENDER_SECONDS:g} s")
         except Died:
-            return TemplateAnswer(reason="rendering needs more memory or depth than there is")
+            return TemplateAnswer(reason=_TOO_LARGE)
+
+
+def _refused(reason: str | None) -> Refusal:
+    return Refusal(
+        "INVALID_PARAMETER",
+        f"the model's chat template refuses these messages: {reason}",
+        param="messages",
+    )
 
 
 # ------------------------------------------------------------------ in the process
@@ -139,19 +157,31 @@ class _PublicNamespace(Namespace):
     """A namespace that refuses names with a leading underscore, because such names have been used to escape from
     sandboxes."""
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        for name in dict(*args, **kwargs):
+    def __init__(*args: Any, **kwargs: Any) -> None:  # a template may name a variable `self`
+        self, *others = args
+        values = dict(*others, **kwargs)
+        for name in values:
             _refuse_hidden(name)
-        super().__init__(*args, **kwargs)
+        Namespace.__init__(self, values)
 
     def __setitem__(self, name: str, value: Any) -> None:
         _refuse_hidden(name)
         super().__setitem__(name, value)
 
 
-def _refuse_hidden(name: str) -> None:
-    if name.startswith("_"):
+def _refuse_hidden(name: Any) -> None:
+    if isinstance(name, str) and name.startswith("_"):
         raise jinja2.TemplateError("a namespace takes no names that begin with an underscore")
+
+
+class _Dicts:
+    """The function `dict` of templates. The class `dict` itself would give a template access to its attributes."""
+
+    def __call__(self, *args: Any, **kwargs: Any) -> dict[Any, Any]:
+        return dict(*args, **kwargs)
+
+    def fromkeys(self, *args: Any) -> dict[Any, Any]:
+        return dict.fromkeys(*args)
 
 
 def _raise(message: str) -> NoReturn:
@@ -183,30 +213,49 @@ def _compiled(template: str) -> jinja2.Template:
     environment.filters["tojson"] = _json
     environment.globals["raise_exception"] = _raise
     environment.globals["strftime_now"] = _now
+    environment.globals["dict"] = _Dicts()
     environment.globals["namespace"] = _PublicNamespace
     return environment.from_string(template)
 
 
 def rendered(ask: TemplateQuestion) -> TemplateAnswer:
-    """The conversation with a generation prompt behind it."""
-    tokens = {"bos_token": ask.bos_token, "eos_token": ask.eos_token}
+    """Each conversation with a generation prompt behind it."""
+    texts: list[str] = []
+    reason = None
     try:
-        text = _compiled(ask.template).render(
-            messages=ask.messages,
-            tools=None,
-            documents=None,
-            add_generation_prompt=True,
-            **{name: token for name, token in tokens.items() if token is not None},
-        )
+        template = _compiled(ask.template)
+        for messages in ask.conversations:
+            text = template.render(
+                messages=_plain(messages),
+                tools=None,
+                documents=None,
+                add_generation_prompt=True,
+                **ask.variables,
+            )
+            if len(text) + sum(map(len, texts)) > TEXT_MAXIMUM:
+                reason = f"the text is longer than {TEXT_MAXIMUM} characters"
+                break
+            texts.append(text)
     except MemoryError:
-        return TemplateAnswer(reason="rendering needs more memory or depth than there is")
+        reason = _TOO_LARGE
     except Exception as error:
         # a template may raise any error
         line = (str(error).splitlines() or [type(error).__name__])[0]
-        return TemplateAnswer(reason=_ADDRESS.sub("", line)[:REASON_CHARACTERS])
-    if len(text) > TEXT_MAXIMUM:
-        return TemplateAnswer(reason=f"the text is longer than {TEXT_MAXIMUM} characters")
-    return TemplateAnswer(text)
+        reason = _ADDRESS.sub("", line)[:REASON_CHARACTERS]
+    return TemplateAnswer(texts, reason)
+
+
+def _plain(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The messages as templates expect them: without fields that are null, and with the reasoning under the names that
+    templates read."""
+    named = []
+    for message in messages:
+        fields = {name: value for name, value in message.items() if value is not None}
+        reasoning = next((fields[name] for name in _REASONING if name in fields), None)
+        if reasoning is not None:
+            fields = {"thinking": reasoning, **fields, "reasoning_content": reasoning}
+        named.append(fields)
+    return named
 
 
 def main() -> None:
@@ -214,11 +263,8 @@ def main() -> None:
     limit(MEMORY_BYTES)
     # render once now, because the library imports some modules late, above all for errors, and this process opens no
     # file later
-    rendered(
-        TemplateQuestion(
-            "{{ strftime_now('%d %b %Y') }}{{ messages | tojson }}{{ raise_exception('') }}", []
-        )
-    )
+    first = "{{ strftime_now('%d %b %Y') }}{{ messages | tojson }}{{ raise_exception('') }}"
+    rendered(TemplateQuestion(first, [[]]))
     rendered(TemplateQuestion("{% if %}", []))
     resource.setrlimit(resource.RLIMIT_NOFILE, (OPEN_FILES, OPEN_FILES))
     serve(

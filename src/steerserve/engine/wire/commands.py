@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from steerserve.engine.wire.values import (
-    Chat,
     Constraint,
     Message,
     Plan,
@@ -125,7 +124,7 @@ class Generate(Message, frozen=True):
     without a label is not monitored."""
 
     id: int
-    prompts: list[Text | Chat]
+    prompts: list[Text]
     n: int
     sampling: Sampling
     plan: Plan
@@ -143,7 +142,7 @@ class Score(Message, frozen=True):
     """
 
     id: int
-    prompts: list[Text | Chat]
+    prompts: list[Text]
     temperature: float
     top: int | None
     allowed: list[int] | None = None

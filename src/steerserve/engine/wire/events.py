@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from steerserve.engine.wire.values import (
-    Message,
-)
+from steerserve.engine.wire.values import ChatTemplate, Message
 
 
 class Progress(Message, frozen=True):
@@ -34,7 +32,7 @@ class Loaded(Message, frozen=True):
     vocabulary: int
     kv_tokens: int
     kv_bytes_per_token: int
-    has_chat_template: bool
+    chat_template: ChatTemplate | None = None
     is_embedding_only: bool = False
     memory_by_device_mb: dict[str, int] = {}
     gpu_indices: list[int] = []

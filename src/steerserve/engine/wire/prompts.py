@@ -22,7 +22,8 @@ class NamedPrompt:
 
     def __init__(self, prompts: Sequence[Prompt], index: int, field: str = "prompt") -> None:
         self._is_one = len(prompts) == 1
-        if isinstance(prompts[index], m.Chat):
+        prompt = prompts[index]
+        if isinstance(prompt, m.Chat) or prompt.is_chat:
             self._where = f"extra_messages[{index - 1}]" if index else "messages"
         else:
             self._where = field if self._is_one else f"{field}[{index}]"

@@ -12,14 +12,24 @@ class Message(msgspec.Struct, frozen=True, tag=True, array_like=True):
 
 
 class Text(Message, frozen=True):
-    """A prompt that goes to the model verbatim; `special` adds the tokenizer's special tokens."""
+    """A prompt that goes to the model verbatim; `special` adds the tokenizer's special tokens. `is_chat` says that the
+    text is a rendered conversation."""
 
     text: str
     special: bool = True
+    is_chat: bool = False
+
+
+class ChatTemplate(Message, frozen=True):
+    """The chat template of a model, and the texts of the special tokens that templates know by name (`bos_token`)."""
+
+    source: str
+    tokens: dict[str, str] = {}
 
 
 class Chat(Message, frozen=True):
-    """A conversation: role and content of each message, rendered by the model's own template with `variables`."""
+    """A conversation: role and content of each message, rendered by the model's own template with `variables`. It is
+    rendered before an engine gets it."""
 
     messages: list[dict[str, Any]]
     variables: dict[str, Any] = {}

@@ -558,7 +558,7 @@ async def test_an_engine_with_an_encoder_embeds_and_refuses_all_else_by_code(
     assert facts.is_embedding_only
     assert (facts.architecture, facts.hidden_size, facts.layers) == ("RobertaModel", 32, 2)
     assert facts.context_length == model.model_max_context
-    assert not facts.has_chat_template
+    assert not facts.chat_template
     assert [stage.percent for stage in stages] == sorted(stage.percent for stage in stages)
 
     texts = [words(50), words(4, 7), words(20, 30)]

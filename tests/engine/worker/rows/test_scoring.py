@@ -15,7 +15,7 @@ from torch import Tensor
 
 from steerserve.engine.checkpoint.client import Launcher
 from steerserve.engine.wire import messages as m
-from steerserve.engine.wire.messages import Chat, Scored
+from steerserve.engine.wire.messages import Scored, Text
 from steerserve.engine.worker.batch import group as group_module
 from steerserve.engine.worker.model.checkpoint import Checkpoint
 from steerserve.errors import Refusal
@@ -357,14 +357,15 @@ def test_special_tokens_are_added_exactly_when_asked(chatty: Checkpoint) -> None
 def test_a_conversation_is_scored_behind_its_generation_prompt(chatty: Checkpoint) -> None:
     bench = Bench(chatty)
     text = "[user]did you sleep well?[assistant]"
-    (row,) = bench.score(1, [Chat([{"role": "user", "content": "did you sleep well?"}])])
+    (row,) = bench.score(1, [chat("did you sleep well?")])
     assert row.prompt == chatty.encode(text, special=True)
     bench.run()
     check(bench.scores[1, 0], logprobs_after(chatty, text), 5)
 
 
-def chat(text: str) -> Chat:
-    return Chat([{"role": "user", "content": text}])
+def chat(text: str) -> Text:
+    """A conversation as the engine gets it, without a BOS in its text."""
+    return Text(f"[user]{text}[assistant]", is_chat=True)
 
 
 @pytest.mark.parametrize(
@@ -378,17 +379,13 @@ def chat(text: str) -> Chat:
     ],
 )
 def test_a_prompt_that_cannot_be_scored_is_named_among_several(
-    chatty: Checkpoint, prompts: list[str | Chat], code: str, param: str
+    chatty: Checkpoint, prompts: list[str | Text], code: str, param: str
 ) -> None:
     bench = Bench(chatty)
     found = refusal(lambda: bench.score(1, prompts, special=False))
     assert (found.code, found.param) == (code, param)
     assert param in found.message
     assert bench.batch.is_idle
-
-
-def test_a_conversation_without_a_chat_template_is_refused(llama: Checkpoint) -> None:
-    assert refusal(lambda: Bench(llama).score(1, [chat("fine")])).code == "NO_CHAT_TEMPLATE"
 
 
 # ---------------------------------------------------------------- logits that are no numbers

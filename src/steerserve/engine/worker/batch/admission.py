@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from collections.abc import Callable
+from typing import Protocol
 
 import torch
 
@@ -25,9 +25,6 @@ class Tokens(Protocol):
     longest_token: int
 
     def encode(self, text: str, *, special: bool) -> list[int]: ...
-    def encode_chat(
-        self, messages: Sequence[dict[str, Any]], variables: dict[str, Any] | None = None
-    ) -> list[int]: ...
 
 
 def rows_of(
@@ -41,9 +38,8 @@ def rows_of(
     """The rows of a request, `n` per prompt.
 
     Raises:
-        Refusal: CONTEXT_LENGTH_EXCEEDED, NO_CHAT_TEMPLATE, INVALID_PARAMETER (an empty prompt, or messages that the
-            template refuses), SAE_ACTIVATIONS_REFUSED, INSUFFICIENT_MEMORY (seeded rows that can never be in the
-            cache together).
+        Refusal: CONTEXT_LENGTH_EXCEEDED, INVALID_PARAMETER (an empty prompt), SAE_ACTIVATIONS_REFUSED,
+            INSUFFICIENT_MEMORY (seeded rows that can never be in the cache together).
     """
     rows: list[BatchRow] = []
     for index, prompt in enumerate(command.prompts):
@@ -79,7 +75,7 @@ def scoring_rows(command: m.Score, model: Checkpoint, context: int) -> list[Batc
 
     Raises:
         Refusal: INVALID_SCORING_REQUEST (an id outside the vocabulary, an empty prompt), CONTEXT_LENGTH_EXCEEDED,
-            NO_CHAT_TEMPLATE, INVALID_PARAMETER, SAE_ACTIVATIONS_REFUSED.
+            SAE_ACTIVATIONS_REFUSED.
     """
     outside = [i for i in command.allowed or () if i >= model.vocabulary]
     if outside:
@@ -125,15 +121,12 @@ def shortest_first(rows: list[BatchRow]) -> list[BatchRow]:
 
 
 def _encoded(
-    prompt: m.Text | m.Chat, model: Tokens, context: int, named: int | None, empty: str
+    prompt: m.Text, model: Tokens, context: int, named: int | None, empty: str
 ) -> list[int]:
     """The tokens of a prompt. `named` is the number of completion tokens that the request names; `empty` is the code of
     the refusal of a prompt without tokens."""
     check_length(prompt, model.longest_token, context, named)
-    if isinstance(prompt, m.Chat):
-        ids = model.encode_chat(prompt.messages, prompt.variables)
-    else:
-        ids = model.encode(prompt.text, special=prompt.special)
+    ids = model.encode(prompt.text, special=prompt.special)
     if not ids:
         raise Refusal(empty, "the prompt has no tokens", param="prompt")
     return ids

@@ -13,7 +13,6 @@ import torch
 from torch import Tensor, nn
 from transformers import AutoModelForCausalLM
 
-from steerserve.engine.wire.prompts import Continuation
 from steerserve.engine.worker import memory
 from steerserve.engine.worker.model.kv import SlotCache
 from steerserve.engine.worker.model.transformer import (
@@ -89,42 +88,7 @@ class Checkpoint(Transformer):
         """The number of bytes that a token takes in the cache, over all devices."""
         return sum(self.kv_bytes_by_device.values())
 
-    @property
-    def has_chat_template(self) -> bool:
-        return bool(getattr(self.tokenizer, "chat_template", None))
-
     # ------------------------------------------------------------- text
-
-    def encode_chat(
-        self, messages: Sequence[dict[str, Any]], variables: dict[str, Any] | None = None
-    ) -> list[int]:
-        """A conversation as tokens: the template rendered once with `variables`, with at most one BOS.
-
-        A trailing assistant message is continued: the messages before it are rendered with the generation prompt, and
-        its text follows verbatim.
-
-        Raises:
-            Refusal: NO_CHAT_TEMPLATE; INVALID_PARAMETER when the template refuses the messages.
-        """
-        if not self.has_chat_template:
-            raise Refusal("NO_CHAT_TEMPLATE", "the model has no chat template; use /v1/completions")
-        conversation = Continuation(messages)
-        try:
-            text = self.tokenizer.apply_chat_template(
-                conversation.messages,
-                tokenize=False,
-                add_generation_prompt=True,
-                **(variables or {}),
-            )
-        except Exception as error:
-            # a template may raise any error; the messages are the part that the client can change
-            raise Refusal(
-                "INVALID_PARAMETER",
-                f"the model's chat template refuses these messages: {first_line(error)}",
-                param="messages",
-            ) from error
-        bos = self.tokenizer.bos_token
-        return self.encode(conversation.text(text), special=not (bos and text.startswith(bos)))
 
     def decode(self, ids: list[int]) -> str:
         """The text of tokens, without special tokens."""

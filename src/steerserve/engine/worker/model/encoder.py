@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -59,14 +58,6 @@ class Encoder(Transformer):
         self.model_max_context = self._max_context()
         report("checking", 90.0)
         self._check()
-
-    def encode_chat(
-        self, messages: Sequence[dict[str, Any]], variables: dict[str, Any] | None = None
-    ) -> list[int]:
-        """Raises:
-        Refusal: NO_CHAT_TEMPLATE.
-        """
-        raise Refusal("NO_CHAT_TEMPLATE", "an embedding model has no chat template")
 
     @torch.inference_mode()
     def pooled(self, rows: list[list[int]]) -> Tensor:

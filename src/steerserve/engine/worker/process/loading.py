@@ -12,7 +12,7 @@ from steerserve.engine.worker import memory
 from steerserve.engine.worker.attached.hooks import HookedSaes
 from steerserve.engine.worker.batch.batch import Batch
 from steerserve.engine.worker.batch.passes import Passes
-from steerserve.engine.worker.model import budget
+from steerserve.engine.worker.model import budget, chats
 from steerserve.engine.worker.model.budget import SaeRoom
 from steerserve.engine.worker.model.checkpoint import Checkpoint
 from steerserve.engine.worker.model.encoder import Encoder
@@ -67,7 +67,7 @@ class LoadedModel:
             context_length=self.context,
             kv_tokens=self.kv_tokens,
             kv_bytes_per_token=model.kv_bytes_per_token,
-            has_chat_template=model.has_chat_template,
+            chat_template=chats.template_of(model.tokenizer),
             site_widths=sites.widths(model.model, model.layers),
         )
 
@@ -88,7 +88,6 @@ class LoadedEncoder:
             context_length=self.context,
             kv_tokens=0,
             kv_bytes_per_token=0,
-            has_chat_template=False,
             is_embedding_only=True,
         )
 
