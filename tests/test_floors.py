@@ -55,6 +55,7 @@ FLOORS: dict[str, set[str]] = {
     "api": ZERO | {"rules", "control", "api", "disconnect"},
     "disconnect": set(),
     "live": ZERO | {"rules", "control"},
+    "live_door": {"errors"},
     "webui": ZERO | {"rules", "control"},
     "meter": {"control.metrics"},
     "guards": {"errors", "settings"},  # runs before every route
@@ -68,7 +69,7 @@ FLOORS: dict[str, set[str]] = {
     "refusals": ZERO | {"control", "v1", "api", "meter"},
     "app": ZERO
     | {"composition", "routes", "refusals", "startup"}
-    | {"v1", "api", "live", "guards", "meter", "webui"},
+    | {"v1", "api", "live", "live_door", "guards", "meter", "webui"},
     "demo": {"demo"},  # the scripts that made the data
 }
 THIRD_PARTY = {"guards": {"starlette", "structlog"}, "rules": set(), "errors": set()}

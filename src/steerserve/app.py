@@ -20,6 +20,7 @@ from steerserve.api import envelope, reference
 from steerserve.composition import Owners, surroundings
 from steerserve.guards import Guards
 from steerserve.live import LiveEvents
+from steerserve.live_door import LiveDoor
 from steerserve.meter import Meter
 from steerserve.refusals import Refusals
 from steerserve.settings import Settings
@@ -93,7 +94,10 @@ class Service:
         return added + pages.routes
 
     def _guarded(self) -> Application:
-        inner: Application = ASGIApp(self.live.server, other_asgi_app=self.api)
+        server = self.live.server
+        inner: Application = LiveDoor(
+            ASGIApp(server, other_asgi_app=self.api), server, self._refusals.answer
+        )
         if self.settings.cors_origins:
             inner = CORSMiddleware(
                 inner,
