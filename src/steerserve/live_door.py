@@ -1,8 +1,8 @@
 """Checks what clients of live events send, before the Socket.IO library reads it.
 
-The library trusts its clients. A packet that it does not know leaves a polling request without an answer, a packet for a
-session that has ended is answered with an untyped 500, and a packet that it cannot parse is logged as a fault of the
-service. Clients of this service connect, subscribe, answer pings and leave. This layer refuses all other packets.
+The library trusts its clients. A packet that it does not know leaves a polling request without an answer. A packet for
+a session that has ended is answered with an untyped 500. A packet that it cannot parse is logged as a fault of the
+service. Clients of this service connect, subscribe, answer pings and leave; this layer refuses all other packets.
 """
 
 from __future__ import annotations

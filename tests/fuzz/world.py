@@ -1,0 +1,198 @@
+"""The service under the fuzzer: what exists in it, how its first state is restored, and what it answers in that state."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import httpx
+
+from steerserve import demo
+from tests.loopback_hub import LoopbackHub
+from tests.soak import watching
+from tests.test_lifecycle import Process, serving
+
+SETTINGS: dict[str, Any] = {
+    "default_max_tokens": 8,
+    "lease_max_ttl_seconds": 2,
+    "disk_reserve_mb": 0,
+    "hub_breaker_recovery_s": 1,
+    "kv_cache_mb": 32,
+    "torch_threads": 1,
+}
+"""Small bounds, so that what is served is short and a forgotten lease ends by itself."""
+FOLDERS = ("one", "two", "three")
+KEPT = "own "
+"""Names that begin so belong to a sequence that still runs."""
+_VARYING = re.compile(rb'"(id|request_id)":"[^"]*"|"created":\d+')
+
+_SAMPLED = {"temperature": 1.0, "seed": 11, "max_tokens": 24}
+CLEAN: tuple[tuple[str, dict[str, Any]], ...] = (
+    ("/v1/completions", {"prompt": "One day", "temperature": 0, "max_tokens": 24}),
+    ("/v1/completions", {"prompt": ["One day", "The sea"], "stream": True} | _SAMPLED),
+    ("/v1/completions", {"prompt": "One day", "max_tokens": 1, "logprobs": 5, "seed": 1}),
+    ("/v1/chat/completions", {"messages": [{"role": "user", "content": "Hello"}]} | _SAMPLED),
+    ("/v1/embeddings", {"input": ["One day", "The sea"]}),
+)
+"""Requests that are answered alike before and after the run."""
+
+
+class World:
+    """A service with the demo model and its SAEs. Ids of what was deleted meanwhile are renewed by `tidy`."""
+
+    def __init__(self, served: Process, root: Path) -> None:
+        self.served = served
+        self.url = served.url
+        self.sae = demo.saes()[0]
+        self.folders = [str(root / "models" / name) for name in FOLDERS]
+        self.sae_folder = str(root / "saes" / self.sae.name)
+        self._http = served.http
+        self._ids: dict[str, Any] = {}
+
+    # ------------------------------------------------------------- what exists
+
+    def ids(self) -> dict[str, Any]:
+        """What a request may name."""
+        return self._ids
+
+    def filled(self, value: Any, draw: Random, instead: Callable[[], str] | None = None) -> Any:
+        """A body or a path with its placeholders replaced by what exists, or by what `instead` makes."""
+        if isinstance(value, dict):
+            return {key: self.filled(part, draw) for key, part in value.items()}
+        if isinstance(value, list):
+            return [self.filled(part, draw) for part in value]
+        if not isinstance(value, str) or "{" not in value:
+            return value
+
+        def of(place: re.Match[str]) -> str:
+            if instead is not None:
+                return instead()
+            if place[1] == "unique":
+                return f"{draw.getrandbits(40):x}"
+            return str(self._ids[place[1]])
+
+        return re.sub(r"\{(\w+)\}", of, value)
+
+    def data(self, method: str, path: str, body: Any = None) -> Any:
+        """The data of a management answer that must be a success."""
+        answer = self._http.request(method, path, json=body)
+        assert answer.status_code < 300, f"{method} {path}: {answer.text[:500]}"
+        return answer.json()["data"]
+
+    # ------------------------------------------------------------- the first state
+
+    def restore(self) -> None:
+        """Bring the service into the state of the beginning."""
+        watching.until_idle(self._http)
+        self.tidy(is_last=True)
+        models = self.data("GET", "/api/models")
+        model_id = self._ids["model"]
+        self._settled(lambda: self._unleased(model_id), "no lease is left")
+        # a new engine: what requests of the run left in the old one ends with it
+        if models["loaded_model_id"] is not None:
+            self.data("POST", f"/api/models/{models['loaded_model_id']}/unload")
+        self.data("POST", f"/api/models/{model_id}/load?wait=true")
+        self.data("POST", f"/api/saes/{self._ids['sae']}/attach", {"layer": self.sae.layer})
+        self.data("POST", f"/api/models/{model_id}/unlock")
+        self.data("POST", "/api/monitoring/configure", {"enabled": False})
+        self.data("DELETE", "/api/monitoring/history")
+        self.data("DELETE", "/api/monitoring/statistics")
+
+    def tidy(self, *, is_last: bool = False) -> None:
+        """Remove what requests of the run have added, and register again what they have removed."""
+        for profile in self.data("GET", "/api/profiles")["profiles"]:
+            is_kept = profile["name"].startswith(KEPT) and not is_last
+            if profile["name"] != "calm" and not is_kept:
+                self._http.delete(f"/api/profiles/{profile['id']}")
+        saes = self.data("GET", "/api/saes")["saes"]
+        models = self.data("GET", "/api/models")["models"]
+        for kind, rows in (("saes", saes), ("models", models)):
+            for row in rows:
+                if row["status"] == "downloading":
+                    self._http.post(f"/api/{kind}/{row['id']}/cancel")
+                if row["name"] != demo.MODEL_NAME and row["local_path"] != self.sae_folder:
+                    # the resident model and an attached SAE stay for now
+                    self._http.delete(f"/api/{kind}/{row['id']}")
+        self._ids = self._named()
+
+    def _named(self) -> dict[str, Any]:
+        """The ids of the model, the SAE and the profile that always exist; what is missing is made."""
+        models = self.data("GET", "/api/models")["models"]
+        model_id = next((m["id"] for m in models if m["name"] == demo.MODEL_NAME), None)
+        if model_id is None:
+            body = {
+                "source": "local",
+                "local_path": self.folders[0],
+                "custom_name": demo.MODEL_NAME,
+            }
+            model_id = self.data("POST", "/api/models", body)["id"]
+        sae_id = self.data("POST", "/api/saes/download", {"local_path": self.sae_folder})["sae_id"]
+        profiles = self.data("GET", "/api/profiles")["profiles"]
+        profile_id = next((p["id"] for p in profiles if p["name"] == "calm"), None)
+        if profile_id is None:
+            calm = {"name": "calm", "steering": {"1": 2.0}}
+            profile_id = self.data("POST", "/api/profiles", calm)["id"]
+        return {
+            "model": model_id,
+            "name": demo.MODEL_NAME,
+            "sae": sae_id,
+            "profile": profile_id,
+            "folder": self.folders[1],
+            "sae_folder": self.sae_folder,
+        }
+
+    def _unleased(self, model_id: int) -> bool:
+        return self.data("GET", f"/api/models/{model_id}/lease")["lease"] is None
+
+    @staticmethod
+    def _settled(condition: Callable[[], object], what: str) -> None:
+        watching.until(lambda: condition() or time.sleep(0.1), what, 10.0)
+
+    # ------------------------------------------------------------- what it answers
+
+    def clean(self) -> list[bytes]:
+        """The answers to the fixed requests, without the fields that differ from answer to answer."""
+        return [self._clean(path, body) for path, body in CLEAN]
+
+    def _clean(self, path: str, body: dict[str, Any]) -> bytes:
+        answer = self._http.post(path, json={"model": demo.MODEL_NAME} | body)
+        assert answer.status_code == 200, answer.text
+        kept = {n: v for n, v in answer.headers.items() if n.startswith("x-service")}
+        return json.dumps(kept, sort_keys=True).encode() + _VARYING.sub(b"", answer.content)
+
+    def description(self) -> dict[str, Any]:
+        """The description that the service gives of itself."""
+        described: dict[str, Any] = self._http.get("/openapi.json").json()
+        return described
+
+
+@contextmanager
+def opened(root: Path) -> Iterator[World]:
+    """A service in a folder of its own, beside a model hub on this machine."""
+    for name in FOLDERS:
+        shutil.copytree(demo.MODEL_DIR, root / "models" / name)
+    shutil.copytree(demo.saes()[0].path, root / "saes" / demo.saes()[0].name)
+    with LoopbackHub() as hub:
+        hub.add("acme/tiny", {"config.json": b"{}", "model.safetensors": b""})
+        hub.add("acme/sae", {p.name: p.read_bytes() for p in demo.saes()[0].path.iterdir()})
+        with serving(root / "home", hf_endpoint=hub.url, **SETTINGS) as served:
+            assert served.process.poll() is None, served.lines
+            try:
+                world = World(served, root)
+                world.tidy()
+                world.restore()
+                yield world
+            finally:
+                watching._end(served)
+
+
+def http(world: World) -> httpx.Client:
+    """A client of the caller's own."""
+    return httpx.Client(base_url=world.url, timeout=60)
