@@ -13,6 +13,8 @@ from safetensors.torch import load_file, save_file
 
 from steerserve import demo
 from tests.conftest import Start
+from tests.files.test_gguf import entry_of, text
+from tests.files.test_gguf_hostile import number, tensor, write
 from tests.service import Running, add_demo, add_model, load_demo
 
 
@@ -319,3 +321,23 @@ def test_the_reason_of_a_failed_load_names_no_folder_of_this_machine(
         reason = live.data("GET", f"/api/models/{mute}")["error_message"]
         assert len(reason.split()) > 5
         assert str(tmp_path) not in reason
+
+
+@pytest.mark.parametrize("kind", ["weights", "name", "alignment"])
+def test_a_gguf_file_that_lies_is_refused_and_makes_no_record(
+    shared: Running, tmp_path: Path, kind: str
+) -> None:
+    """Such numbers and names would not fit the columns of a database."""
+    huge = tuple(tensor(str(n), (1 << 53,), 0, kind=99) for n in range(2000))
+    entries = {
+        "weights": (),
+        "name": (entry_of("general.name", 8, text("n")),) * 2,
+        "alignment": (number("general.alignment", 3),),
+    }
+    path = write(tmp_path / "m-Q8_0.gguf", *entries[kind], tensors=huge)
+    before = shared.data("GET", "/api/models")
+    status, code, _ = shared.error(
+        "POST", "/api/models", {"source": "local", "local_path": str(path)}
+    )
+    assert (status, code) == (400, "INVALID_LOCAL_PATH")
+    assert shared.data("GET", "/api/models") == before

@@ -9,17 +9,22 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from steerserve.errors import Refusal
-from steerserve.files.gguf_part import LAYERS_MAXIMUM, TOKENS, GGUFError, Part, read_part
+from steerserve.files.gguf_part import LAYERS_MAXIMUM, Allowance, Part, read_part
 from steerserve.rules import gguf
 from steerserve.rules.architecture import is_embedding_only
 from steerserve.rules.gguf_header import Header
+from steerserve.rules.gguf_layout import WEIGHTS_MAXIMUM, GGUFError, shown
 from steerserve.rules.gguf_types import label_of
 
 __all__ = ["GGUFError", "entry", "listing", "read_header"]
 
 FOLDERS_DEEP = 3
 FILES_MAXIMUM = 10_000
+SHARDS_MAXIMUM = 512
+"""The most files of a split model."""
+
 _SHARD = re.compile(r"-(\d{5})-of-(\d{5})(?=\.gguf$)", re.IGNORECASE)
+_ARCHITECTURE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 
 
 def listing(folder: Path) -> gguf.GgufListing:
@@ -53,6 +58,8 @@ def entry(path: Path, label: str | None = None) -> tuple[Path, ...]:
     if not shard:
         return (path,)
     count = int(shard[2])
+    if count > SHARDS_MAXIMUM:
+        raise GGUFError(f"{path.name} names {count} parts, more than any model has")
     files = []
     for number in range(1, count + 1):
         file = path.with_name(_SHARD.sub(f"-{number:05d}-of-{count:05d}", path.name))
@@ -87,19 +94,27 @@ def read_header(files: Sequence[Path]) -> Header:
     Raises:
         GGUFError: a file is damaged, ends within its header, is not a language model, or is not a part of this model.
     """
-    parts = []
+    parts: list[Part] = []
+    allowance, owners = Allowance(), dict[str, str]()
     for number, file in enumerate(files):
-        part = read_part(file)
+        part = read_part(file, allowance)
         _check_shard(part, number, len(files), file.name)
+        for tensor in part.tensors:
+            other = owners.setdefault(tensor.name, file.name)
+            if other != file.name:
+                raise GGUFError(f"{other} and {file.name} have one tensor: {shown(tensor.name)}")
         parts.append(part)
+    named = parts[0].count("split.tensors.count")
+    if named and named != len(owners):
+        raise GGUFError(f"the model has {len(owners)} tensors in place of {named}")
     return _header(parts)
 
 
 def _check_shard(part: Part, number: int, count: int, name: str) -> None:
-    said = part.values.get("split.count", 0)
+    said = part.count("split.count")
     if said and said != count:
         raise GGUFError(f"{name} is one of {said} parts, but {count} are there")
-    if count > 1 and part.values.get("split.no") != number:
+    if count > 1 and ("split.no" not in part.values or part.count("split.no") != number):
         raise GGUFError(f"{name} is not part {number + 1} of this model")
 
 
@@ -114,10 +129,13 @@ def _header(parts: list[Part]) -> Header:
     most_heads = max(heads, default=0)
     head_length = hidden // most_heads if most_heads else 0
     is_causal = first.values.get(f"{architecture}.attention.causal", True)
+    parameters = sum(part.parameters for part in parts)
+    if parameters > WEIGHTS_MAXIMUM:
+        raise GGUFError("the header lists more weights than any model has")
     return Header(
         architecture=architecture,
         name=_text(first, "general.name"),
-        parameters=sum(part.parameters for part in parts),
+        parameters=parameters,
         context_length=first.count(f"{architecture}.context_length") or None,
         layers=layers,
         hidden_size=hidden,
@@ -125,7 +143,7 @@ def _header(parts: list[Part]) -> Header:
         kv_heads=kv_heads,
         key_length=first.count(f"{architecture}.attention.key_length") or head_length,
         value_length=first.count(f"{architecture}.attention.value_length") or head_length,
-        vocabulary=first.lengths.get(TOKENS, 0) or first.count(f"{architecture}.vocab_size"),
+        vocabulary=first.tokens or first.count(f"{architecture}.vocab_size"),
         longest_token=first.longest_token,
         label=label_of(first.values.get("general.file_type")) or _dominant(types),
         chat_template=_text(first, "tokenizer.chat_template")
@@ -136,10 +154,11 @@ def _header(parts: list[Part]) -> Header:
         eos_token=first.token_texts.get("eos"),
         is_embedding_only=is_embedding_only(architecture, "gguf") or is_causal is False,
         shards=len(parts),
-        size_bytes=sum(part.size for part in parts),
+        size_bytes=sum(part.stamp.size for part in parts),
         missing_bytes=sum(part.missing for part in parts),
         tensor_bytes=sum(part.tensor_bytes for part in parts),
         embedding_bytes=sum(part.embedding_bytes for part in parts),
+        stamps=tuple(part.stamp for part in parts),
     )
 
 
@@ -147,6 +166,8 @@ def _architecture(part: Part) -> str:
     architecture = _text(part, "general.architecture")
     if architecture is None:
         raise GGUFError("the header names no architecture")
+    if not _ARCHITECTURE.fullmatch(architecture):
+        raise GGUFError(f"the header names an impossible architecture: {shown(architecture)}")
     kind = _text(part, "general.type") or "model"
     if kind != "model" or architecture == "clip":
         raise GGUFError(f"the file is no language model, but of the kind {kind[:40]!r}")

@@ -4,64 +4,117 @@ constant before memory is allocated or a loop is run.
 
 from __future__ import annotations
 
-import math
 import os
+import stat
 import struct
 from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import BinaryIO
 
-from steerserve.rules.gguf_types import ARRAY, SCALARS, STRING, TENSOR_TYPES, TensorType
+from steerserve.files.gguf_bytes import HeaderBytes
+from steerserve.rules.gguf_header import FileStamp
+from steerserve.rules.gguf_layout import (
+    ALIGNMENT_DEFAULT,
+    GGUFError,
+    GgufTensor,
+    check_alignment,
+    check_layout,
+    shown,
+)
+from steerserve.rules.gguf_types import ARRAY, SCALARS, STRING, TENSOR_TYPES
 
 MAGIC = b"GGUF"
 VERSIONS = (2, 3)
-KEYS_MAXIMUM = 1 << 16
-TENSORS_MAXIMUM = 1 << 16
-NAME_MAXIMUM = 1 << 16
+HEADER_MAXIMUM = 1 << 27
+"""The most bytes in the headers of all files of a model. The largest vocabularies take a quarter of this."""
+
+KEYS_MAXIMUM = 1 << 12
+TENSORS_MAXIMUM = 1 << 15
+"""The most keys, and the most tensors, in a file. Models have about a hundred keys and a thousand tensors."""
+
+STRINGS_MAXIMUM = 1 << 21
+"""The most elements in all lists of strings of a model. The largest vocabularies, with their merges, have half of
+this."""
+
+NAME_MAXIMUM = 1 << 10
+"""The most bytes in the name of a key, a tensor or a token that begins or ends a text."""
+
 TEXT_MAXIMUM = 1 << 20
 """The most bytes in a text that is kept. The longest such texts are chat templates."""
-
-STRINGS_MAXIMUM = 1 << 23
-"""The most elements in all lists of strings together. The largest vocabularies have an eighth of this."""
 
 NUMBERS_MAXIMUM = 1 << 16
 """The most elements in all kept lists of numbers together."""
 
 LAYERS_MAXIMUM = 1 << 12
-DIMENSIONS_MAXIMUM = 8
-COUNT_MAXIMUM = 1 << 53
+DIMENSIONS_MAXIMUM = 4
+FIGURE_MAXIMUM = (1 << 31) - 1
+"""The largest length, width or count that llama.cpp takes."""
+
 TOKENS = "tokenizer.ggml.tokens"
+_BESIDE_TOKENS = (("tokenizer.ggml.scores", "f"), ("tokenizer.ggml.token_type", "iI"))
+"""Lists with a number for every token, and the letters in `struct` of their types. llama.cpp reads as many numbers as
+there are tokens, whatever the length of the list."""
+
+_BLOCK = 1 << 12
+"""How many tokens lie between two places that are noted."""
+
 _TEXTS = frozenset(
     "general.architecture general.name general.type tokenizer.chat_template "
     "tokenizer.chat_template.default".split()
 )
 _PER_LAYER = (".attention.head_count", ".attention.head_count_kv")
 
-Value = int | float | bool | str | list[int]
+Value = int | float | bool | str | list[int] | None
 
 
-class GGUFError(ValueError):
-    """The file is not a GGUF model. The message says why, and never names a folder."""
+@dataclass(slots=True)
+class Allowance:
+    """How much of the headers of one model may still be read: bytes, and elements of lists of strings."""
+
+    header_bytes: int = HEADER_MAXIMUM
+    strings: int = STRINGS_MAXIMUM
 
 
 @dataclass(slots=True)
 class Part:
-    """The header of one file. `values` has the numbers, and those texts and lists that are used. `lengths` has the
-    length of every list."""
+    """The header of one file. `values` has the numbers, and those texts and lists that are used; every other value is
+    None. `lists` has the type of the elements, as a letter in `struct` or `s` for strings, and the length of every
+    list."""
 
-    size: int
+    stamp: FileStamp
     values: dict[str, Value] = field(default_factory=dict)
-    lengths: dict[str, int] = field(default_factory=dict)
+    lists: dict[str, tuple[str, int]] = field(default_factory=dict)
     token_texts: dict[str, str] = field(default_factory=dict)
     longest_token: int = 0
-    parameters: int = 0
-    tensor_bytes: int = 0
-    embedding_bytes: int = 0
+    tensors: list[GgufTensor] = field(default_factory=list)
     missing: int = 0
-    types: Counter[str] = field(default_factory=Counter)
 
-    def count(self, key: str, most: int = COUNT_MAXIMUM) -> int:
+    @property
+    def parameters(self) -> int:
+        return sum(tensor.elements for tensor in self.tensors)
+
+    @property
+    def tensor_bytes(self) -> int:
+        return sum(tensor.size for tensor in self.tensors)
+
+    @property
+    def embedding_bytes(self) -> int:
+        return sum(tensor.size for tensor in self.tensors if tensor.name == "token_embd.weight")
+
+    @property
+    def types(self) -> Counter[str]:
+        """How many weights there are of each tensor type."""
+        counts: Counter[str] = Counter()
+        for tensor in self.tensors:
+            counts[tensor.kind.name if tensor.kind else "unknown"] += tensor.elements
+        return counts
+
+    @property
+    def tokens(self) -> int:
+        """The length of the vocabulary; 0 without one."""
+        return self.lists.get(TOKENS, ("s", 0))[1]
+
+    def count(self, key: str, most: int = FIGURE_MAXIMUM) -> int:
         """A number of the header; 0 if the header does not have it.
 
         Raises:
@@ -69,7 +122,7 @@ class Part:
         """
         value = self.values.get(key, 0)
         if type(value) is not int or not 0 <= value <= most:
-            raise GGUFError(f"{key[:80]} is not a plausible number")
+            raise GGUFError(f"{key} is not a whole number from 0 to {most}")
         return value
 
     def id_of(self, which: str) -> int | None:
@@ -78,14 +131,21 @@ class Part:
         return value if type(value) is int and value >= 0 else None
 
 
-def read_part(path: Path) -> Part:
-    """Raises:
-    GGUFError: the file is not a GGUF file, or its header is damaged or incomplete.
+def read_part(path: Path, allowance: Allowance) -> Part:
+    """The header of a file. What it takes is subtracted from the allowance.
+
+    Raises:
+        GGUFError: the file is not a GGUF file, or its header is damaged, incomplete or a lie.
     """
     try:
-        with path.open("rb", buffering=1 << 20) as file:
-            size = os.fstat(file.fileno()).st_size
-            return _Reader(file, size).part()
+        # a pipe that took the file's place would keep an ordinary `open` waiting
+        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        with open(descriptor, "rb", buffering=0) as file:
+            facts = os.fstat(descriptor)
+            if not stat.S_ISREG(facts.st_mode):
+                raise GGUFError("not a regular file")
+            source = HeaderBytes(file, facts.st_size, allowance.header_bytes)
+            return _Reader(source, FileStamp.of(str(path), facts), allowance).part()
     except OSError as error:
         raise GGUFError(f"{path.name} cannot be read: {error.strerror}") from None
     except GGUFError as error:
@@ -93,148 +153,123 @@ def read_part(path: Path) -> Part:
 
 
 class _Reader:
-    def __init__(self, file: BinaryIO, size: int) -> None:
-        self._file = file
-        self._size = size
-        self._strings = 0
+    def __init__(self, source: HeaderBytes, stamp: FileStamp, allowance: Allowance) -> None:
+        self._source = source
+        self._allowance = allowance
         self._numbers = 0
-        self._tokens_at: int | None = None
-        self._part = Part(size)
+        self._places: list[int] = []
+        self._part = Part(stamp)
 
     def part(self) -> Part:
-        if self._size < len(MAGIC) or self._take(len(MAGIC)) != MAGIC:
+        source = self._source
+        if self._part.stamp.size < len(MAGIC) or source.take(len(MAGIC)) != MAGIC:
             raise GGUFError("not a GGUF file")
-        version = self._number("I")
+        version = source.number("I")
         if version not in VERSIONS:
             raise GGUFError(f"GGUF version {version} is not supported")
-        tensors, keys = self._number("Q"), self._number("Q")
+        tensors, keys = source.number("Q"), source.number("Q")
         if tensors > TENSORS_MAXIMUM or keys > KEYS_MAXIMUM:
             raise GGUFError("the header counts more entries than any model has")
         for _ in range(keys):
             key = self._name()
-            self._value(key, self._number("I"))
-        listed = [self._tensor() for _ in range(tensors)]
-        self._measure(listed)
-        self._read_token_texts()
+            if key in self._part.values:
+                raise GGUFError(f"the header has {shown(key)} twice")
+            self._part.values[key] = self._value(key, source.number("I"))
+        self._part.tensors = [self._tensor() for _ in range(tensors)]
+        self._allowance.header_bytes -= source.place
+        self._measure()
+        self._check_vocabulary()
+        for which in ("bos", "eos"):
+            token = self._part.id_of(which)
+            if token is not None and token < self._part.tokens:
+                self._part.token_texts[which] = self._token_text(token)
         return self._part
 
-    def _take(self, count: int) -> bytes:
-        if count > self._size - self._file.tell():
-            raise GGUFError("the header is cut short or damaged")
-        data = self._file.read(count)
-        if len(data) != count:
-            raise GGUFError("the file shrank while it was read")
-        return data
-
-    def _skip(self, count: int) -> None:
-        if count > self._size - self._file.tell():
-            raise GGUFError("the header is cut short or damaged")
-        self._file.seek(count, os.SEEK_CUR)
-
-    def _number(self, kind: str) -> int:
-        return int(struct.unpack(f"<{kind}", self._take(struct.calcsize(f"<{kind}")))[0])
-
-    def _text(self, most: int) -> str:
-        length = self._number("Q")
-        if length > most:
-            raise GGUFError("a text in the header is too long")
-        return self._take(length).decode("utf-8", "replace")
-
     def _name(self) -> str:
-        name = self._text(NAME_MAXIMUM)
+        try:
+            name = self._source.text(NAME_MAXIMUM).decode()
+        except UnicodeDecodeError:
+            raise GGUFError("the header has an entry whose name is not UTF-8") from None
         if not name:
             raise GGUFError("the header has an entry without a name")
         return name
 
-    def _value(self, key: str, kind: int) -> None:
-        values = self._part.values
-        if kind in SCALARS:
-            spelled = f"<{SCALARS[kind]}"
-            values[key] = struct.unpack(spelled, self._take(struct.calcsize(spelled)))[0]
-        elif kind == STRING and key in _TEXTS:
-            values[key] = self._text(TEXT_MAXIMUM)
-        elif kind == STRING:
-            self._skip(self._number("Q"))
-        elif kind == ARRAY:
-            self._array(key, self._number("I"), self._number("Q"))
-        else:
-            raise GGUFError(f"unknown value type {kind}")
+    # ------------------------------------------------------------- values
 
-    def _array(self, key: str, kind: int, count: int) -> None:
-        self._part.lengths[key] = count
+    def _value(self, key: str, kind: int) -> Value:
+        """The value of a key; None if it is not kept."""
+        source = self._source
+        if kind in SCALARS:
+            return source.numbers(SCALARS[kind])[0]
+        if kind == STRING and key in _TEXTS:
+            return source.text(TEXT_MAXIMUM).decode("utf-8", "replace")
         if kind == STRING:
-            if key == TOKENS:
-                self._tokens_at = self._file.tell()
-            longest = self._skip_strings(count)
-            if key == TOKENS:
-                self._part.longest_token = longest
-            return
+            source.skip(source.number("Q"))
+            return None
+        if kind == ARRAY:
+            return self._list(key, source.number("I"), source.number("Q"))
+        raise GGUFError(f"{shown(key)} has the unknown value type {kind}")
+
+    def _list(self, key: str, kind: int, count: int) -> list[int] | None:
+        if kind == STRING:
+            self._skip_texts(key, count)
+            return None
         if kind not in SCALARS:
-            raise GGUFError(f"unknown list type {kind}")
-        size = count * struct.calcsize(f"<{SCALARS[kind]}")
-        if not key.endswith(_PER_LAYER) or SCALARS[kind] in "fd":
-            self._skip(size)
-            return
+            raise GGUFError(f"{shown(key)} has the unknown list type {kind}")
+        letter = SCALARS[kind]
+        self._part.lists[key] = letter, count
+        if not key.endswith(_PER_LAYER) or letter in "fd":
+            self._source.skip(count * struct.calcsize(f"<{letter}"))
+            return None
         self._numbers += count
         if self._numbers > NUMBERS_MAXIMUM:
             raise GGUFError("the header lists more layers than any model has")
-        numbers = struct.unpack(f"<{count}{SCALARS[kind]}", self._take(size))
-        self._part.values[key] = [int(number) for number in numbers]
+        return [int(number) for number in self._source.numbers(f"{count}{letter}")]
 
-    def _skip_strings(self, count: int) -> int:
-        """Skip strings, and return the length of the longest in bytes."""
-        self._strings += count
-        if self._strings > STRINGS_MAXIMUM:
+    def _skip_texts(self, key: str, count: int) -> None:
+        """Skip a list of texts. Of the tokens, the length of the longest is noted, and the places of some."""
+        self._part.lists[key] = "s", count
+        self._allowance.strings -= count
+        if self._allowance.strings < 0:
             raise GGUFError("the header lists more strings than any model has")
-        longest = 0
-        read, seek, unpack = self._file.read, self._file.seek, struct.Struct("<Q").unpack
-        for _ in range(count):
-            head = read(8)
-            if len(head) != 8:
-                raise GGUFError("the header is cut short or damaged")
-            (length,) = unpack(head)
-            if length > TEXT_MAXIMUM:
-                raise GGUFError("a text in the header is too long")
-            longest = max(longest, length)
-            seek(length, os.SEEK_CUR)
-        if self._file.tell() > self._size:
-            raise GGUFError("the header is cut short or damaged")
-        return longest
+        longest, places = self._source.skip_texts(count, _BLOCK)
+        if key == TOKENS:
+            self._places, self._part.longest_token = places, longest
 
-    def _tensor(self) -> tuple[str, int, TensorType | None, int]:
-        """Name, elements, type and offset of a tensor."""
-        name = self._name()
-        dimensions = self._number("I")
+    # ------------------------------------------------------------- tensors and tokens
+
+    def _tensor(self) -> GgufTensor:
+        name, source = self._name(), self._source
+        dimensions = source.number("I")
         if dimensions > DIMENSIONS_MAXIMUM:
-            raise GGUFError("a tensor has too many dimensions")
-        elements = math.prod(self._number("Q") for _ in range(dimensions))
-        if elements > COUNT_MAXIMUM:
-            raise GGUFError("a tensor is implausibly large")
-        return name, elements, TENSOR_TYPES.get(self._number("I")), self._number("Q")
+            raise GGUFError(f"the tensor {shown(name)} has {dimensions} dimensions")
+        *shape, kind, offset = map(int, source.numbers(f"{dimensions}QIQ"))
+        return GgufTensor.of(name, shape, TENSOR_TYPES.get(kind), offset)
 
-    def _measure(self, tensors: list[tuple[str, int, TensorType | None, int]]) -> None:
+    def _measure(self) -> None:
+        """Check where the tensors lie, and count the bytes of theirs that the file does not have."""
         part = self._part
-        alignment = part.count("general.alignment") or 32
-        start = -(-self._file.tell() // alignment) * alignment
-        end = start if tensors else 0
-        for name, elements, kind, offset in tensors:
-            size = -(-elements // kind.elements) * kind.size if kind else 0
-            part.parameters += elements
-            part.tensor_bytes += size
-            part.types[kind.name if kind else "unknown"] += elements
-            if name == "token_embd.weight":
-                part.embedding_bytes = size
-            end = max(end, start + offset + size)
-        part.missing = max(0, end - self._size)
+        named = part.count("general.alignment") if "general.alignment" in part.values else None
+        alignment = check_alignment(ALIGNMENT_DEFAULT if named is None else named)
+        check_layout(part.tensors, alignment)
+        start = -(-self._source.place // alignment) * alignment
+        end = max((start + tensor.offset + tensor.size for tensor in part.tensors), default=0)
+        part.missing = max(0, end - part.stamp.size)
 
-    def _read_token_texts(self) -> None:
-        """Read the texts of the tokens that begin and end a text. Chat templates need them."""
-        wanted = {which: self._part.id_of(which) for which in ("bos", "eos")}
-        count = self._part.lengths.get(TOKENS, 0)
-        for which, token in wanted.items():
-            if self._tokens_at is None or token is None or token >= count:
+    def _check_vocabulary(self) -> None:
+        part = self._part
+        if TOKENS in part.values and part.lists.get(TOKENS, ("", 0))[0] != "s":
+            raise GGUFError(f"{TOKENS} is not a list of texts")
+        for key, letters in _BESIDE_TOKENS:
+            if key not in part.values:
                 continue
-            self._file.seek(self._tokens_at)
-            for _ in range(token):
-                self._skip(self._number("Q"))
-            self._part.token_texts[which] = self._text(NAME_MAXIMUM)
+            letter, count = part.lists.get(key, ("", 0))
+            if letter not in tuple(letters) or count < part.tokens:
+                raise GGUFError(f"{key} does not have one number for each token")
+
+    def _token_text(self, token: int) -> str:
+        """The text of a token. Chat templates need the texts of the tokens that begin and end a text."""
+        source = self._source
+        source.go(self._places[token // _BLOCK])
+        source.skip_texts(token % _BLOCK, _BLOCK)
+        return source.text(NAME_MAXIMUM).decode("utf-8", "replace")

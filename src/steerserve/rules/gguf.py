@@ -249,7 +249,8 @@ def _is_whole(members: Sequence[tuple[GgufName, GgufFile]]) -> bool:
     if shards[0] is None:
         return True
     count = shards[0][1]
-    return shards == [(number, count) for number in range(1, count + 1)]
+    # the lengths are compared first, because a name may count a hundred thousand files
+    return len(shards) == count and shards == [(n, count) for n in range(1, count + 1)]
 
 
 def _told_apart(complete: list[GgufVariant]) -> tuple[list[GgufVariant], list[Problem]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 from dataclasses import dataclass
 
 from steerserve.errors import Refusal
@@ -25,12 +26,28 @@ _LOGIT_WIDTH = 4
 
 
 @dataclass(frozen=True, slots=True)
+class FileStamp:
+    """A file as its header was read. A file that was changed or replaced since then has another stamp. `changed_ns` is
+    the time of the last change, in nanoseconds."""
+
+    path: str
+    device: int
+    inode: int
+    size: int
+    changed_ns: int
+
+    @classmethod
+    def of(cls, path: str, facts: os.stat_result) -> FileStamp:
+        return cls(path, facts.st_dev, facts.st_ino, facts.st_size, facts.st_ctime_ns)
+
+
+@dataclass(frozen=True, slots=True)
 class Header:
     """The facts in a model's header. Lengths are in tokens, sizes in bytes. A fact that the header does not have is
     None.
 
     `kv_heads` has one number per layer. `missing_bytes` counts the bytes that the tensors need and the files do not
-    have.
+    have. `stamps` has one stamp per file.
     """
 
     architecture: str
@@ -57,6 +74,7 @@ class Header:
     missing_bytes: int
     tensor_bytes: int
     embedding_bytes: int
+    stamps: tuple[FileStamp, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

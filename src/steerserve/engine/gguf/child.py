@@ -23,6 +23,8 @@ from steerserve.engine.gguf.program import Program
 _CARD_TYPES = frozenset({"GPU", "IGPU"})
 _ALL_LAYERS = 999
 _WARNINGS = 2
+OOM_SCORE = "500"
+"""Half of the largest score by which the kernel chooses the process to end when memory runs out."""
 
 
 class Backend(Protocol):
@@ -99,6 +101,9 @@ def main() -> None:
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     with contextlib.suppress(ValueError, OSError):
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    with contextlib.suppress(OSError), open("/proc/self/oom_score_adj", "w") as file:
+        # where the memory of the machine runs out, the kernel ends this process and not the service
+        file.write(OOM_SCORE)
     answers, commands = _answers(), sys.stdin.buffer
     hello = msgspec.json.decode(commands.readline(), type=Hello)
     try:

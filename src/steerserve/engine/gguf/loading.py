@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import secrets
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import psutil
 
@@ -17,7 +19,7 @@ from steerserve.engine.wire import messages as m
 from steerserve.engine.wire.engine import Report
 from steerserve.errors import Refusal
 from steerserve.rules import gguf, gguf_header
-from steerserve.rules.gguf_header import Header, Room
+from steerserve.rules.gguf_header import FileStamp, Header, Room
 from steerserve.rules.units import MIB
 
 KV_SHARE = 3
@@ -133,6 +135,18 @@ def facts(served: Opened, cache_type: str) -> m.Loaded:
     )
 
 
+def changed(header: Header) -> str | None:
+    """The name of a file that was changed or replaced after the header was read; None if all are as they were."""
+    for stamp in header.stamps:
+        try:
+            facts = os.stat(stamp.path)
+        except OSError:
+            return Path(stamp.path).name
+        if stamp != FileStamp.of(stamp.path, facts):
+            return Path(stamp.path).name
+    return None
+
+
 async def _attempt(
     options: Options, report: Report, model: Model, keep: Keep, *, embeds: bool
 ) -> Opened:
@@ -153,6 +167,9 @@ async def _attempt(
         serve = _wanted(options, model, room, split, embeds=embeds)
         report(m.Progress(0, "loading_weights", 10.0))
         server = await _loaded(process, serve)
+        if (name := changed(model.header)) is not None:
+            await server.close()
+            raise Refusal("MODEL_LOAD_FAILED", f"{name} changed while it was loaded")
         report(m.Progress(0, "checking", 90.0))
         if embeds:
             await _probe(server, process)

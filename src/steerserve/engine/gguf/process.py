@@ -34,6 +34,13 @@ START_SECONDS = 60.0
 STOP_SECONDS = 5.0
 """Seconds after which a process whose input was closed is killed."""
 
+LOOK_SECONDS = 1.0
+"""Seconds between two looks whether a process has ended whose pipes are still open."""
+
+OUTPUT_SECONDS = 2.0
+"""Seconds in which the last output of an ended process must have been read. A process that the engine left behind may
+keep the pipe open."""
+
 LINES_KEPT = 200
 LINE_BYTES = 1000
 REASON_CHARACTERS = 300
@@ -56,6 +63,7 @@ _PREFIX = re.compile(r"^(?:[\d.]+ )?(?:[EWIF] )?(?:\w+ +)?[\w:~]+: +")
 _LOADING = re.compile(r"^(?:error loading model\w*: +)+")
 _PATH = re.compile(r"(?:/[^\s'\":,]+)+/")
 _ADDRESS = re.compile(r"0x[0-9a-fA-F]+")
+_URL = re.compile(r"http://127\.0\.0\.1:[1-9]\d{0,4}/?")
 
 Answer = TypeVar("Answer", LlamaCards, ServeAnswer)
 
@@ -101,6 +109,9 @@ class LlamaProcess:
         self._is_loading = True
         answer = await self._ask(wanted, ServeAnswer)
         self._is_loading = False
+        if answer is not None and answer.url is not None and not _URL.fullmatch(answer.url):
+            self._misbehaves()
+            answer = None
         if answer is None or answer.url is None:
             raise Refusal(
                 "MODEL_LOAD_FAILED",
@@ -153,10 +164,33 @@ class LlamaProcess:
         with contextlib.suppress(ConnectionError):
             self._child.stdin.write(line(message))
             await self._child.stdin.drain()
-        answer = await self._child.stdout.readline()
-        return msgspec.json.decode(answer, type=kind) if answer.endswith(b"\n") else None
+        try:
+            answer = await self._child.stdout.readline()
+            return msgspec.json.decode(answer, type=kind) if answer.endswith(b"\n") else None
+        except (ValueError, msgspec.DecodeError):  # too long a line, or no message
+            self._misbehaves()
+            return None
+
+    def _misbehaves(self) -> None:
+        """End a process whose answer is not one of the messages."""
+        self._lines.appendleft("invalid answer of the engine process")
+        self.kill()
 
     async def _watch(self) -> None:
+        reading = asyncio.create_task(self._read_lines(), name="llama-lines")
+        exiting = asyncio.create_task(self._child.wait(), name="llama-exit")
+        waited = {reading, exiting}
+        # `wait` returns when the pipes are closed too, so the exit code is looked at
+        while self._child.returncode is None:
+            _, waited = await asyncio.wait(
+                waited, timeout=LOOK_SECONDS, return_when=asyncio.FIRST_COMPLETED
+            )
+        await asyncio.wait([reading], timeout=OUTPUT_SECONDS)
+        for task in (reading, exiting):
+            task.cancel()
+        self.ended.set_result(endings.reason(self._child.returncode))
+
+    async def _read_lines(self) -> None:
         assert self._child.stderr is not None
         rest = b""
         while chunk := await self._child.stderr.read(1 << 14):
@@ -164,7 +198,6 @@ class LlamaProcess:
             rest = rest[:LINE_BYTES]
             self._note(whole)
         self._note([rest])
-        self.ended.set_result(endings.reason(await self._child.wait()))
 
     def _note(self, lines: list[bytes]) -> None:
         texts = (part[:LINE_BYTES].decode("utf-8", "replace").strip() for part in lines)

@@ -4,15 +4,14 @@ choices."""
 from __future__ import annotations
 
 import asyncio
-import json
-import math
 import struct
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import httpx
+import msgspec
 
 from steerserve.engine.wire import messages as m
 from steerserve.errors import Refusal
@@ -22,8 +21,20 @@ COLDEST = 1e-4
 
 FIRST_LOOK = 0.005
 LONGEST_PAUSE = 0.25
-_DATA = "data:"
+ANSWER_BYTES = 1 << 26
+"""The most bytes in a body, or in a line of a completion. The last line of a completion repeats the prompt."""
+
+SPARE_LINES = 1024
+"""How many lines a completion may have beside one for each token of the prompt and each new token."""
+
+MESSAGE_CHARACTERS = 200
+LARGEST = 3.4e38
+"""The largest value of a vector. Larger numbers are not finite in float32."""
+
+_DATA = b"data:"
 _FINISHES = {"eos": "stop", "word": "stop", "limit": "length"}
+
+Answer = TypeVar("Answer")
 
 
 class Lost(Exception):
@@ -65,12 +76,13 @@ def sampling_fields(wanted: m.Sampling, context: int) -> dict[str, Any]:
 
 
 class LlamaServer:
-    """A server at `url` that accepts requests with `key`."""
+    """A server at `url` that accepts requests with `key`. Every answer is bounded, and has the form that the server
+    documents; any other answer is `Lost`."""
 
     def __init__(self, url: str, key: str) -> None:
         self._http = httpx.AsyncClient(
             base_url=url,
-            headers={"Authorization": f"Bearer {key}"},
+            headers={"Authorization": f"Bearer {key}", "Accept-Encoding": "identity"},
             timeout=httpx.Timeout(None),
             limits=httpx.Limits(max_connections=None, max_keepalive_connections=16),
             # a request to the loopback address must not go through a proxy of the environment
@@ -83,8 +95,7 @@ class LlamaServer:
     async def tokenize(self, text: str, *, special: bool) -> list[int]:
         """The tokens of a text; `special` adds the special tokens that the tokenizer puts around a text."""
         body = {"content": text, "add_special": special, "parse_special": True}
-        answer = await self._post("/tokenize", body)
-        return [int(token) for token in answer["tokens"]]
+        return (await self._post("/tokenize", body, _Tokenized)).tokens
 
     async def embed(self, tokens: list[int]) -> bytes:
         """The mean of the last hidden layer over the tokens: little-endian float32, not normalised.
@@ -92,11 +103,15 @@ class LlamaServer:
         Raises:
             Refusal: NON_FINITE_LOGITS, INTERNAL_ERROR.
         """
-        answer = await self._post("/embedding", {"content": tokens, "embd_normalize": -1})
-        vector = answer[0]["embedding"][0]
-        if not vector or not all(_is_finite(value) for value in vector):
+        body = {"content": tokens, "embd_normalize": -1}
+        answer = await self._post("/embedding", body, list[_Embedding])
+        if len(answer) != 1 or len(answer[0].embedding) != 1:
+            raise Lost("the server answers no vector")
+        vector = answer[0].embedding[0]
+        finite = [value for value in vector if value is not None and abs(value) <= LARGEST]
+        if not finite or len(finite) != len(vector):
             raise Refusal("NON_FINITE_LOGITS", "the model produced NaN or infinite states")
-        return struct.pack(f"<{len(vector)}f", *vector)
+        return struct.pack(f"<{len(finite)}f", *finite)
 
     async def complete(
         self, tokens: list[int], max_tokens: int, slot: int, fields: dict[str, Any]
@@ -115,10 +130,16 @@ class LlamaServer:
             "stream": True,
             "return_progress": True,
         }
-        async with self._stream("/completion", body) as response:
-            async for line in response.aiter_lines():
+        left = max_tokens + len(tokens) + SPARE_LINES
+        async with self._answer("POST", "/completion", body) as response:
+            async for line in _lines(response):
+                left -= 1
+                if left < 0:
+                    raise Lost("the server writes without end")
                 if line.startswith(_DATA):
-                    chunk = _chunk(json.loads(line[len(_DATA) :]))
+                    chunk = _chunk(line[len(_DATA) :])
+                    if chunk.count > max_tokens:
+                        raise Lost("the server writes more tokens than it was asked for")
                     yield chunk
                     if chunk.finish is not None:
                         return
@@ -133,52 +154,114 @@ class LlamaServer:
             pause = min(2 * pause, LONGEST_PAUSE)
 
     async def _is_busy(self, slot: int) -> bool:
-        try:
-            response = await self._http.get("/slots")
-            answer = response.json()
-        except (httpx.HTTPError, ValueError) as error:
-            raise Lost(str(error)) from error
-        return any(entry["id"] == slot and entry["is_processing"] for entry in answer)
+        async with self._answer("GET", "/slots") as response:
+            states = _decoded(await _body(response), list[_SlotState])
+        return any(state.id == slot and state.is_processing for state in states)
 
-    async def _post(self, path: str, body: dict[str, Any]) -> Any:
-        try:
-            response = await self._http.post(path, json=body)
-            answer = response.json()
-        except (httpx.HTTPError, ValueError) as error:
-            raise Lost(str(error)) from error
-        if response.status_code != httpx.codes.OK:
-            raise _failed(answer)
-        return answer
+    async def _post(self, path: str, body: dict[str, Any], kind: type[Answer]) -> Answer:
+        async with self._answer("POST", path, body) as response:
+            return _decoded(await _body(response), kind)
 
     @asynccontextmanager
-    async def _stream(self, path: str, body: dict[str, Any]) -> AsyncIterator[httpx.Response]:
+    async def _answer(
+        self, method: str, path: str, body: dict[str, Any] | None = None
+    ) -> AsyncIterator[httpx.Response]:
+        """A successful answer, before its body.
+
+        Raises:
+            Lost: the connection broke, here or inside the block.
+            Refusal: INTERNAL_ERROR for another answer than a success.
+        """
         try:
-            async with self._http.stream("POST", path, json=body) as response:
+            async with self._http.stream(method, path, json=body) as response:
                 if response.status_code != httpx.codes.OK:
-                    raise _failed(json.loads(await response.aread()))
+                    raise _failed(_decoded(await _body(response), _Failure).error)
                 yield response
-        except (httpx.HTTPError, ValueError) as error:
+        except httpx.HTTPError as error:
             raise Lost(str(error)) from error
 
 
-def _chunk(answer: dict[str, Any]) -> Chunk:
-    if "error" in answer:
-        raise _failed(answer)
-    is_progress = "prompt_progress" in answer
+class _Tokenized(msgspec.Struct):
+    tokens: list[int]
+
+
+class _Embedding(msgspec.Struct):
+    """The server writes numbers that are not finite as null."""
+
+    embedding: list[list[float | None]]
+
+
+class _SlotState(msgspec.Struct):
+    id: int
+    is_processing: bool
+
+
+class _Failure(msgspec.Struct):
+    error: Any = None
+
+
+class _Written(msgspec.Struct):
+    """One event of a completion: text, progress of the prompt, or an error."""
+
+    content: str | None = None
+    tokens_predicted: int = 0
+    tokens: list[int] = []
+    stop: bool = False
+    stop_type: str = "none"
+    prompt_progress: Any = None
+    error: Any = None
+
+
+async def _body(response: httpx.Response) -> bytes:
+    body = bytearray()
+    # the raw bytes, because a small packed body may unpack to a huge one
+    async for data in response.aiter_raw():
+        body += data
+        if len(body) > ANSWER_BYTES:
+            raise Lost("the server answers too much")
+    return bytes(body)
+
+
+async def _lines(response: httpx.Response) -> AsyncIterator[bytes]:
+    """The lines of a body that are not empty."""
+    rest = bytearray()
+    async for data in response.aiter_raw():
+        rest += data
+        if len(rest) > ANSWER_BYTES:
+            raise Lost("the server answers too much")
+        if b"\n" not in data:
+            continue
+        *whole, rest = rest.split(b"\n")
+        for line in whole:
+            if text := bytes(line).rstrip(b"\r"):
+                yield text
+
+
+def _decoded(body: bytes, kind: type[Answer]) -> Answer:
+    """Raises:
+    Lost: the body is not JSON of this form.
+    """
+    try:
+        return msgspec.json.decode(body.decode("utf-8", "replace"), type=kind)
+    except (msgspec.DecodeError, RecursionError):
+        raise Lost("the server answers in another form than it documents") from None
+
+
+def _chunk(data: bytes) -> Chunk:
+    answer = _decoded(data, _Written)
+    if answer.error is not None:
+        raise _failed(answer.error)
+    if answer.content is None:
+        raise Lost("the server answers in another form than it documents")
     return Chunk(
-        text=answer["content"],
-        count=answer["tokens_predicted"],
-        tokens=[] if is_progress else answer.get("tokens", []),
-        finish=_FINISHES.get(answer["stop_type"], "length") if answer["stop"] else None,
+        text=answer.content,
+        count=answer.tokens_predicted,
+        tokens=answer.tokens if answer.prompt_progress is None else [],
+        finish=_FINISHES.get(answer.stop_type, "length") if answer.stop else None,
     )
 
 
-def _failed(answer: Any) -> Refusal:
-    error = answer.get("error", {}) if isinstance(answer, dict) else {}
-    message = str(error.get("message", "unknown"))[:200] if isinstance(error, dict) else "unknown"
-    return Refusal("INTERNAL_ERROR", f"the GGUF engine failed: {message}")
-
-
-def _is_finite(value: object) -> bool:
-    """Whether a value is a finite number; the server writes other numbers as null."""
-    return isinstance(value, int | float) and math.isfinite(value)
+def _failed(error: Any) -> Refusal:
+    message = error.get("message") if isinstance(error, dict) else None
+    said = "".join(c for c in str(message or "unknown")[:MESSAGE_CHARACTERS] if c.isprintable())
+    return Refusal("INTERNAL_ERROR", f"the GGUF engine failed: {said}")
