@@ -17,6 +17,7 @@ from steerserve.rules.units import MIB
 from tests.api.test_steering import greedy, set_one
 from tests.conftest import Start
 from tests.service import Running, add_demo, add_sae, load_demo
+from tests.test_lifecycle import MANY, raw_request, until_idle
 
 FIRST, LAST = demo.saes()[0], demo.saes()[-1]
 FEATURE, STRENGTH = demo.proof()["feature_idx"], demo.proof()["strength"]
@@ -129,6 +130,28 @@ def test_a_word_is_not_read_as_an_id(shared: Running, method: str, word: str, al
     answer = shared.http.request(method, f"/api/saes/{word}")
     assert (answer.status_code, answer.headers["allow"]) == (405, allowed)
     assert answer.json()["error"]["code"] == "METHOD_NOT_ALLOWED"
+
+
+def test_a_detach_waits_for_requests_in_flight_and_not_for_the_queue(start: Start) -> None:
+    with start(max_concurrent_requests=1) as live:
+        load_demo(live)
+        sae_id = attach(live, FIRST)["sae_id"]
+        links = [raw_request(live, MANY)]
+        while live.data("GET", "/api/health/detailed")["inference"]["in_flight"] < 1:
+            pass
+        links += [raw_request(live, MANY) for _ in range(3)]
+        while live.data("GET", "/api/health/detailed")["inference"]["queue_pending"] < 4:
+            pass
+        with ThreadPoolExecutor(1) as pool:
+            detaching = pool.submit(live.data, "POST", f"/api/saes/{sae_id}/detach")
+            while not live.service.owners.conductor.editing.locked():
+                live.data("GET", "/api/health")
+            links[0].close()
+            detaching.result()
+        assert live.data("GET", "/api/health/detailed")["inference"]["queue_pending"] == 3
+        for link in links:
+            link.close()
+        until_idle(live)
 
 
 def test_an_unknown_sae_is_not_found(free: Running) -> None:

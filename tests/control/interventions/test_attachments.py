@@ -537,7 +537,7 @@ async def test_a_detach_waits_for_requests_in_flight_while_newcomers_wait_for_th
     await until(world.conductor.editing.locked)
     newcomer = world.begin(world.ask())
     await until(lambda: world.generation.active == 2 and world.queue.counts().pending == 2)
-    assert world.resident.users == 1
+    assert world.resident.in_flight == 1
     stream.complete("still steered")
     assert await soon(holder) == "still steered"
     await soon(detaching)
@@ -546,6 +546,49 @@ async def test_a_detach_waits_for_requests_in_flight_while_newcomers_wait_for_th
     log = world.launcher.log
     first, second = [i for i, step in enumerate(log) if step == "generate"]
     assert first < log.index("generated") < log.index("detach") < second
+
+
+async def test_a_detach_does_not_wait_for_requests_that_only_wait_for_a_slot(make: Make) -> None:
+    async with make(max_concurrent_requests=1) as world:
+        await world.loaded()
+        await world.attachments.attach(await world.sae(), 1)
+        holder, stream = await world.in_flight()
+        queued = [world.begin(world.ask()) for _ in range(3)]
+        await until(lambda: world.resident.users == 4)
+        gate = world.launcher.hold("detach")
+        detaching = world.begin(world.attachments.detach("sae_a"))
+        await until(world.conductor.editing.locked)
+        stream.complete("still steered")
+        assert await soon(holder) == "still steered"
+        await soon(gate.reached.wait())
+        # one of the queued requests has the slot by now, and waits until the SAE is gone
+        assert (world.queue.counts().holding, world.resident.in_flight) == (1, 0)
+        gate.open.set()
+        await soon(detaching)
+        for _ in queued:
+            assert world.conductor.attachments() == []
+            (await world.launcher.stream()).complete("unsteered")
+        assert await soon(asyncio.gather(*queued)) == ["unsteered"] * 3
+
+
+async def test_an_unload_waits_for_requests_that_a_detach_holds_up(make: Make) -> None:
+    async with make(max_concurrent_requests=1) as world:
+        row = await world.loaded()
+        await world.attachments.attach(await world.sae(), 1)
+        gate = world.launcher.hold("detach")
+        detaching = world.begin(world.attachments.detach("sae_a"))
+        await soon(gate.reached.wait())
+        asked = world.begin(world.ask())
+        await until(lambda: world.queue.counts().holding == 1)
+        unloading = world.begin(world.conductor.unload(row.id))
+        await until(lambda: world.phase is Phase.UNLOADING)
+        assert (await refused(world.ask())).code == "MODEL_BUSY"
+        gate.open.set()
+        (await world.launcher.stream()).complete("served")
+        assert await soon(asked) == "served"
+        await soon(unloading)
+        await asyncio.gather(detaching, return_exceptions=True)
+        assert world.phase is Phase.EMPTY
 
 
 async def test_a_detach_does_not_wait_longer_than_the_grace(make: Make) -> None:

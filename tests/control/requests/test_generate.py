@@ -131,9 +131,9 @@ async def test_a_client_that_goes_away_during_a_detach_frees_its_place(world: Wo
         draining = world.conductor.drained(world.resident)
         entering = world.begin(draining.__aenter__())
         asked = world.begin(world.ask())
-        await until(lambda: world.queue.counts().pending == 2)
+        await until(lambda: world.queue.counts().holding == 2)
         await cancelled(asked)
-        assert world.queue.counts().pending == 1
+        assert world.queue.counts().holding == 1
         stream.complete()
         await soon(asyncio.gather(holder, entering))
         await draining.__aexit__(None, None, None)

@@ -182,6 +182,7 @@ class Generation:
                     self._conductor.use(row, may_load=intent.may_load, lease=intent.lease)
                 )
                 await held.enter_async_context(queue.slot())
+                await held.enter_async_context(self._conductor.in_flight(resident))
                 timing.admitted()
                 admitted = self._planner.admit(intent, profile, resident)
                 flow.put(admitted)

@@ -14,11 +14,13 @@ Order of locks and waits. Code that holds one of these takes only the ones below
 
  1. `Serving.editing`: a profile is activated, ended, changed or deleted.
  2. `Queue.room()`: a place in the waiting room, held by a request from its acceptance to its end.
- 3. `Conductor._open`: closed while SAEs are detached; a new request waits for it before it holds the model.
- 4. `Occupant.hold()`: a request holds the model while it uses the model. A detach and an unload wait for all holders,
-    at most GRACEFUL_UNLOAD_TIMEOUT seconds; an unload holds no lock meanwhile, a detach holds `editing` (6).
- 5. `Occupant.ready`: a request that holds a loading model waits for the end of the load; then for a slot of the queue.
+ 3. `Occupant.hold()`: a request holds the model from the moment when it is accepted to its end. An unload waits for all
+    holders, also for those that wait for a slot, at most GRACEFUL_UNLOAD_TIMEOUT seconds. It holds no lock meanwhile.
+ 4. `Occupant.ready`: a request that holds a loading model waits for the end of the load; then for a slot of the queue.
     No task of this room waits for a slot.
+ 5. `Conductor.in_flight()`: a request with a slot is in flight. It waits while SAEs are exchanged, and keeps its slot
+    meanwhile. A detach waits for the requests in flight only, at most GRACEFUL_UNLOAD_TIMEOUT seconds, and holds
+    `editing` (6) meanwhile. A request in flight never waits for `editing`.
  6. `Conductor.editing`: held by an edit of the attachments, by the removal of SAEs from the library, by the end of a
     load while lost state is put back, and by the end of an unload while the slot is emptied.
  7. The locks of the owners of engine states, in the order of their registration: `Steering._editing`. Monitoring takes

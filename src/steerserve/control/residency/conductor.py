@@ -146,7 +146,6 @@ class Conductor:
         Raises:
             Refusal: what `rules/residency.may_serve` or the load refuses.
         """
-        await self._open.wait()
 
         def step() -> Step:
             return residency.may_serve(self.view(lease), row.id, row.name, may_load=may_load)
@@ -167,6 +166,18 @@ class Conductor:
             yield resident
         finally:
             resident.let_go()
+
+    @asynccontextmanager
+    async def in_flight(self, resident: Resident) -> AsyncIterator[None]:
+        """A request that holds the model and a slot runs inside the block. The block begins when no SAE is being
+        exchanged, so the request sees the SAEs and the steering after the exchange."""
+        assert isinstance(resident, Occupant)
+        await self._open.wait()
+        resident.begin_request()
+        try:
+            yield
+        finally:
+            resident.end_request()
 
     async def load(
         self, row: ModelRow, lease: str | None = None, gpu: GpuRequest = ANYWHERE
@@ -243,8 +254,8 @@ class Conductor:
 
     @asynccontextmanager
     async def drained(self, resident: Resident) -> AsyncIterator[None]:
-        """No request uses the model inside the block. New requests wait, and running requests may end first, within
-        GRACEFUL_UNLOAD_TIMEOUT seconds.
+        """No request runs on the model inside the block. The requests in flight may end first, within
+        GRACEFUL_UNLOAD_TIMEOUT seconds. New requests, and requests that wait for a slot, run after the block.
 
         Raises:
             Refusal: MODEL_NOT_LOADED when the model went away meanwhile.
@@ -252,7 +263,7 @@ class Conductor:
         occupant = self._occupant(resident)
         self._open.clear()
         try:
-            await occupant.until_unused("detach", self._settings.graceful_unload_timeout)
+            await occupant.until_idle(self._settings.graceful_unload_timeout)
             yield
         finally:
             self._open.set()

@@ -27,7 +27,8 @@ class Occupant:
     """A model in the slot: it is loading, then loaded, then unloading. It goes back to loaded only where the load of
     its successor failed before this model was touched.
 
-    `recorded` is set once the record says that the model is loading, or the load ended before that.
+    `recorded` is set once the record says that the model is loading, or the load ended before that. `users` counts the
+    requests that hold the model, and `in_flight` counts those of them that hold a slot too.
     """
 
     row: ModelRow
@@ -44,6 +45,8 @@ class Occupant:
     recorded: asyncio.Event = field(default_factory=asyncio.Event)
     users: int = 0
     unused: asyncio.Event = field(default_factory=asyncio.Event)
+    in_flight: int = 0
+    idle: asyncio.Event = field(default_factory=asyncio.Event)
 
     # ------------------------------------------------------------- reading
 
@@ -142,12 +145,30 @@ class Occupant:
         if not self.users:
             self.unused.set()
 
-    async def until_unused(self, operation: str, seconds: float) -> None:
-        """Wait until nobody uses the model, at most `seconds`. `operation` names the waiting operation in the log."""
-        if not self.users:
-            return
-        try:
-            async with asyncio.timeout(seconds):
-                await self.unused.wait()
-        except TimeoutError:
-            log.warning(f"{operation}_before_requests_ended", requests=self.users)
+    def begin_request(self) -> None:
+        """Note one more request in flight. An exchange of SAEs waits until every one has called `end_request`."""
+        self.in_flight += 1
+        self.idle.clear()
+
+    def end_request(self) -> None:
+        self.in_flight -= 1
+        if not self.in_flight:
+            self.idle.set()
+
+    async def until_unused(self, seconds: float) -> None:
+        """Wait until nobody holds the model, at most `seconds`."""
+        if self.users and not await _is_set_within(self.unused, seconds):
+            log.warning("unload_before_requests_ended", requests=self.users)
+
+    async def until_idle(self, seconds: float) -> None:
+        """Wait until no request is in flight, at most `seconds`."""
+        if self.in_flight and not await _is_set_within(self.idle, seconds):
+            log.warning("detach_before_requests_ended", requests=self.in_flight)
+
+
+async def _is_set_within(event: asyncio.Event, seconds: float) -> bool:
+    try:
+        async with asyncio.timeout(seconds):
+            return await event.wait()
+    except TimeoutError:
+        return False

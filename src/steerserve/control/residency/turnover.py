@@ -184,7 +184,7 @@ class Turnover:
 
     async def _unload(self, leaving: Occupant) -> None:
         """Wait for the requests that hold the model, then end its engine."""
-        await leaving.until_unused("unload", self._settings.graceful_unload_timeout)
+        await leaving.until_unused(self._settings.graceful_unload_timeout)
         with suppress(TimeoutError):
             async with asyncio.timeout(self._settings.graceful_unload_timeout), self._editing:
                 pass  # a running edit of the attachments ends first; new edits are refused already
