@@ -5,8 +5,11 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import psutil
 import pytest
 import socketio
 from safetensors.torch import load_file, save_file
@@ -341,3 +344,96 @@ def test_a_gguf_file_that_lies_is_refused_and_makes_no_record(
     )
     assert (status, code) == (400, "INVALID_LOCAL_PATH")
     assert shared.data("GET", "/api/models") == before
+
+
+# ---------------------------------------------------------------- ending a load
+
+
+def hanging(folder: Path) -> Path:
+    """A checkpoint whose own code never returns, so that its load hangs."""
+    shutil.copytree(demo.MODEL_DIR, folder)
+    config = json.loads((folder / "config.json").read_text())
+    config["model_type"] = "never-heard-of"
+    config["auto_map"] = {"AutoConfig": "code.C", "AutoModelForCausalLM": "code.M"}
+    (folder / "config.json").write_text(json.dumps(config))
+    (folder / "code.py").write_text("while True:\n    pass\n")
+    return folder
+
+
+def engine_of(live: Running) -> psutil.Process:
+    """The process of the engine in the slot, once it has started."""
+    while True:
+        live.data("GET", "/api/health")
+        resident = live.service.owners.conductor.resident
+        if resident is not None and resident.engine is not None:
+            return psutil.Process(resident.engine.pid)
+
+
+def test_a_load_that_hangs_is_ended_by_an_operator_at_any_moment(
+    start: Start, tmp_path: Path
+) -> None:
+    with start() as live, ThreadPoolExecutor(4) as pool:
+        good = load_demo(live)
+        bad = add_model(live, hanging(tmp_path / "hanging"), "hanging", trust_remote_code=True)
+        body = {"model": "hanging", "prompt": "One day", "max_tokens": 1}
+        for ends in (["unload"], ["cancel"], ["unload", "cancel", "unload", "cancel"]):
+            waiting = pool.submit(live.http.post, f"/api/models/{bad}/load?wait=true")
+            while live.data("GET", f"/api/models/{bad}")["status"] != "loading":
+                pass
+            engine = engine_of(live)
+            assert live.error("POST", f"/api/models/{good}/load")[:2] == (409, "MODEL_BUSY")
+            asked = pool.submit(live.http.post, "/v1/completions", json=body)
+            while live.service.owners.conductor.view().phase == "loading" and (
+                live.data("GET", "/api/health/detailed")["inference"]["queue_pending"] < 1
+            ):
+                pass
+            barrier = threading.Barrier(len(ends))
+
+            def end(
+                how: str, barrier: threading.Barrier = barrier
+            ) -> tuple[int, dict[str, object]]:
+                barrier.wait()
+                answer = live.http.post(f"/api/models/{bad}/{how}")
+                return answer.status_code, answer.json()
+
+            with ThreadPoolExecutor(len(ends)) as operators:
+                answers = list(operators.map(end, ends))
+            for how, (status, answer) in zip(ends, answers, strict=True):
+                # a second unload is refused while the first runs, and afterwards nothing is loaded
+                assert status == 200 or how == "unload", answer
+                assert status in (200, 400, 409)
+            assert 200 in [status for status, _ in answers]
+            assert not engine.is_running()
+            model = live.data("GET", f"/api/models/{bad}")
+            assert (model["status"], model["error_message"]) == (
+                "ready",
+                "the load was ended by an operator",
+            )
+            refused = asked.result()
+            assert refused.status_code == 503
+            assert refused.json()["error"]["code"] == "model_busy"
+            assert int(refused.headers["retry-after"]) >= 1
+            assert waiting.result().status_code == 409
+        live.data("POST", f"/api/models/{good}/load?wait=true")
+        assert live.complete("One day", max_tokens=2)["choices"]
+
+
+def test_ending_a_load_that_waits_for_an_unload_lets_the_loaded_model_serve_on(
+    start: Start, tmp_path: Path
+) -> None:
+    with start() as live, ThreadPoolExecutor(1) as pool:
+        load_demo(live)
+        other = add_model(live, hanging(tmp_path / "hanging"), "hanging", trust_remote_code=True)
+        long = {"model": demo.MODEL_NAME, "prompt": ["One day"] * 8, "max_tokens": 500}
+        with live.http.stream("POST", "/v1/completions", json=long | {"stream": True}) as run:
+            lines = (line for line in run.iter_lines() if line)
+            next(lines)
+            engine = engine_of(live)
+            live.data("POST", f"/api/models/{other}/load", status=202)
+            refused = pool.submit(live.v1_error, "/v1/completions", long)
+            assert refused.result()[0] == 503
+            live.data("POST", f"/api/models/{other}/cancel")
+            assert list(lines)[-1] == "data: [DONE]"
+        assert live.complete("One day", max_tokens=2)["choices"]
+        assert engine.is_running()
+        assert live.data("GET", f"/api/models/{other}")["status"] == "ready"

@@ -36,11 +36,11 @@ LOCK = Lock(SAME, "resident", LockedBy.OPERATOR)
 # phase, asked for, locked: may_serve, may_load, may_unload, may_lock
 TABLE = [
     (E, SAME, False, "load", "ok", "MODEL_NOT_LOADED", "MODEL_NOT_LOADED"),
-    (LG, SAME, False, "join", "MODEL_BUSY", "MODEL_BUSY", "MODEL_NOT_LOADED"),
+    (LG, SAME, False, "join", "MODEL_BUSY", "end_load", "MODEL_NOT_LOADED"),
     (LG, ANOTHER, False, "MODEL_BUSY", "MODEL_BUSY", "MODEL_BUSY", "MODEL_NOT_LOADED"),
-    (LD, SAME, False, "serve", "MODEL_ALREADY_LOADED", "ok", "ok"),
+    (LD, SAME, False, "serve", "MODEL_ALREADY_LOADED", "unload", "ok"),
     (LD, ANOTHER, False, "load", "ok", "MODEL_NOT_LOADED", "MODEL_NOT_LOADED"),
-    (LD, SAME, True, "serve", "MODEL_ALREADY_LOADED", "ok", "ok"),
+    (LD, SAME, True, "serve", "MODEL_ALREADY_LOADED", "unload", "ok"),
     (LD, ANOTHER, True, "MODEL_LOCKED", "ok", "MODEL_NOT_LOADED", "MODEL_LOCKED"),
     (U, SAME, False, "MODEL_BUSY", "MODEL_BUSY", "MODEL_BUSY", "MODEL_BUSY"),
     (U, ANOTHER, False, "MODEL_BUSY", "MODEL_BUSY", "MODEL_BUSY", "MODEL_NOT_LOADED"),
@@ -68,6 +68,24 @@ def test_every_phase_has_its_answer(
     ask: str, phase: Phase, asked: int, is_locked: bool, expected: str
 ) -> None:
     check(ask, view(phase, is_locked), asked, expected)
+
+
+@pytest.mark.parametrize("is_holder", [False, True])
+def test_a_load_that_waits_for_an_unload_can_be_ended_and_the_unload_cannot(
+    is_holder: bool,
+) -> None:
+    seen = View(U, SAME, "resident", next_id=ANOTHER, lease=LEASE, is_holder=is_holder)
+    assert residency.is_loading(seen, ANOTHER)
+    assert not residency.is_loading(seen, SAME)
+    check("may_unload", seen, ANOTHER, "end_load")
+    check("may_unload", seen, SAME, "MODEL_BUSY")
+
+
+@pytest.mark.parametrize("phase", [E, LD, U])
+def test_only_a_load_that_is_under_way_is_loading(phase: Phase) -> None:
+    assert not residency.is_loading(view(phase), SAME)
+    assert residency.is_loading(view(LG), SAME)
+    assert not residency.is_loading(view(LG), ANOTHER)
 
 
 def check(ask: str, seen: View, asked: int, expected: str) -> None:
@@ -104,8 +122,8 @@ def test_a_locked_refusal_names_the_resident_model() -> None:
 
 # phase, asked for, locked: may_serve, may_load, may_unload, for everybody but the holder; and for the holder
 LEASED = [
-    (LD, SAME, False, "serve", "MODEL_ALREADY_LOADED", "MODEL_LEASED", "serve", "MODEL_ALREADY_LOADED", "ok"),
-    (LD, SAME, True, "serve", "MODEL_ALREADY_LOADED", "MODEL_LEASED", "serve", "MODEL_ALREADY_LOADED", "ok"),
+    (LD, SAME, False, "serve", "MODEL_ALREADY_LOADED", "MODEL_LEASED", "serve", "MODEL_ALREADY_LOADED", "unload"),
+    (LD, SAME, True, "serve", "MODEL_ALREADY_LOADED", "MODEL_LEASED", "serve", "MODEL_ALREADY_LOADED", "unload"),
     (LD, ANOTHER, False, "MODEL_LEASED", "MODEL_LEASED", "MODEL_NOT_LOADED", "load", "ok", "MODEL_NOT_LOADED"),
     (LD, ANOTHER, True, "MODEL_LEASED", "MODEL_LEASED", "MODEL_NOT_LOADED", "MODEL_LOCKED", "ok", "MODEL_NOT_LOADED"),
     (U, SAME, False, *["MODEL_BUSY"] * 6),

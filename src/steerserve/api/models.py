@@ -169,7 +169,9 @@ def router(models: Models, downloads: ModelDownloads, conductor: Conductor) -> A
         return success({"id": row.id, "name": row.name, "deleted": True})
 
     @routes.post("/{model_id}/cancel", response_model=Envelope)
-    async def cancel_download(model_id: RowId) -> Response:
+    async def cancel_download_or_load(model_id: RowId) -> Response:
+        await models.get(model_id)
+        await conductor.end_load(model_id)
         row, _ = await downloads.cancel(model_id)
         return success(body_of(row))
 

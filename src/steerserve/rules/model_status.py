@@ -93,7 +93,7 @@ def check_delete(status: str, lock: Lock | None) -> None:
         Refusal: MODEL_BUSY or MODEL_LOCKED.
     """
     if status in ("loaded", "loading", "unloading"):
-        then = "unload it first" if status == "loaded" else "try again later"
+        then = "try again later" if status == "unloading" else "unload it first"
         raise Refusal("MODEL_BUSY", f"the model is {status}; {then}", status=status)
     if lock is not None:
         raise lock.refusal("the model is locked")

@@ -32,11 +32,19 @@ class Step(StrEnum):
     LOAD = "load"
 
 
+class UnloadStep(StrEnum):
+    """What an unload does: it unloads a model that serves, or it ends a load that is under way."""
+
+    UNLOAD = "unload"
+    END_LOAD = "end_load"
+
+
 @dataclass(frozen=True, slots=True)
 class View:
     """The resident slot as the rules see it. `model_id` is None exactly while the phase is EMPTY.
 
-    `next_id` is the model that will be loaded once the resident model is unloaded. `lease` is the live lease, always a
+    `next_id` is the model that will be loaded once the resident model is unloaded; None also while that load is being
+    ended. `lease` is the live lease, always a
     lease of the resident model; `is_holder` says whether the request carries the id of the lease. `lock` is the lock of
     the resident model, or of a model whose engine ended by itself and that waits to be loaded again.
     """
@@ -116,17 +124,29 @@ def may_load(view: View, model_id: int) -> None:
     _check_lease(view, "load", model_id)
 
 
-def may_unload(view: View, model_id: int) -> None:
-    """Whether the management surface may unload `model_id` now. The lock does not matter here.
+def may_unload(view: View, model_id: int) -> UnloadStep:
+    """Whether the management surface may unload `model_id` now, and how. The lock does not matter here.
 
     Raises:
-        Refusal: MODEL_BUSY while a load or an unload runs, MODEL_NOT_LOADED, MODEL_LEASED by another holder.
+        Refusal: MODEL_BUSY while another model is loaded or any model is unloaded, MODEL_NOT_LOADED, MODEL_LEASED by
+            another holder.
     """
+    if is_loading(view, model_id):
+        return UnloadStep.END_LOAD
     if view.phase in (Phase.LOADING, Phase.UNLOADING):
         raise busy(view)
     if view.model_id != model_id:
         raise Refusal("MODEL_NOT_LOADED", "the model is not loaded", **_resident(view))
     _check_lease(view, "unload", model_id)
+    return UnloadStep.UNLOAD
+
+
+def is_loading(view: View, model_id: int) -> bool:
+    """Whether a load of `model_id` is under way, also one that waits until another model is unloaded. A load can be
+    ended at any moment, whoever began it."""
+    if view.next_id == model_id:
+        return True
+    return view.phase is Phase.LOADING and view.model_id == model_id
 
 
 def may_lease(view: View, model_id: int, name: str) -> None:

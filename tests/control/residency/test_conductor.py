@@ -169,7 +169,7 @@ async def test_a_management_load_is_refused_while_any_load_runs(world: World) ->
         refusal = await refused(world.conductor.load(asked))
         assert refusal.code == "MODEL_BUSY"
         assert refusal.details["unloading"] is False
-    assert (await refused(world.conductor.unload(row.id))).code == "MODEL_BUSY"
+    assert (await refused(world.conductor.unload(other.id))).code == "MODEL_BUSY"
     gate.open.set()
     await soon(resident.ready)
     assert (await refused(world.conductor.load(row))).code == "MODEL_ALREADY_LOADED"
@@ -356,6 +356,135 @@ async def test_an_unload_goes_on_when_its_caller_goes_away(world: World) -> None
     await soon(holder)
     await until(lambda: world.conductor.resident is None)
     assert world.launcher.alive == []
+
+
+# ---------------------------------------------------------------------- ending a load
+
+ENDED = "the load was ended by an operator"
+
+
+@pytest.mark.parametrize("step", ["launch", "load"])
+async def test_an_unload_ends_a_load_and_refuses_the_requests_that_wait_for_it(
+    world: World, step: str
+) -> None:
+    row = await world.model()
+    gate = world.launcher.hold(step)
+    waiting = [world.begin(world.ask()) for _ in range(2)]
+    await soon(gate.reached.wait())
+    await soon(world.conductor.unload(row.id))
+    for asked in waiting:
+        refusal = await refused(asked)
+        assert (refusal.code, refusal.message) == ("MODEL_BUSY", ENDED)
+        assert refusal.details["unloading"] is True
+    assert world.launcher.alive == []
+    assert world.phase is Phase.EMPTY
+    assert await world.status(row) == ("ready", ENDED)
+    assert world.published(LoadError) == [LoadError(row.id, "MODEL_BUSY", ENDED)]
+    again = await world.conductor.load(await world.catalog.model(row.id))
+    await soon(again.ready)
+    assert await world.status(row) == ("loaded", None)
+
+
+async def test_a_load_that_is_ended_before_it_began_frees_the_slot(world: World) -> None:
+    row = await world.model()
+    coming = world.conductor._turnover.begin_load(await world.conductor._prepared(row))
+    await soon(world.conductor.end_load(row.id))
+    assert (await refused(coming.ready)).code == "MODEL_BUSY"
+    assert world.phase is Phase.EMPTY
+    assert world.launcher.engines == []
+
+
+async def test_a_load_that_waits_for_an_unload_is_ended_and_the_other_model_serves_on(
+    world: World,
+) -> None:
+    first = await world.loaded("a")
+    second = await world.model("b")
+    holder, stream = await world.in_flight("a")
+    coming = await world.conductor.load(second)
+    assert world.phase is Phase.UNLOADING
+    await soon(world.conductor.unload(second.id))
+    assert (await refused(coming.ready)).code == "MODEL_BUSY"
+    assert (world.phase, world.resident.row.name) == (Phase.LOADED, "a")
+    assert (await world.status(first))[0] == "loaded"
+    assert await world.status(second) == ("ready", ENDED)
+    stream.complete("to its end")
+    assert await soon(holder) == "to its end"
+    asked, stream = await world.in_flight("a")
+    stream.complete("still here")
+    assert await soon(asked) == "still here"
+    assert len(world.launcher.engines) == 1
+
+
+async def test_a_load_is_ended_while_the_engine_of_the_other_model_ends(make: Make) -> None:
+    async with make(graceful_unload_timeout=0) as world:
+        first = await world.loaded("a")
+        second = await world.model("b")
+        async with world.conductor.editing:
+            coming = await world.conductor.load(second)
+            await until(lambda: not world.launcher.alive)
+            ending = world.begin(world.conductor.end_load(second.id))
+            await until(lambda: world.conductor.view().next_id is None)
+            assert (await refused(world.conductor.unload(second.id))).code == "MODEL_BUSY"
+        await soon(ending)
+        assert (await refused(coming.ready)).code == "MODEL_BUSY"
+        assert world.phase is Phase.EMPTY
+        assert [(await world.status(row))[0] for row in (first, second)] == ["ready", "ready"]
+        assert len(world.launcher.engines) == 1
+        await soon((await world.conductor.load(first)).ready)
+
+
+async def test_two_operators_may_end_a_load_at_once(world: World) -> None:
+    row = await world.model()
+    gate = world.launcher.hold("load")
+    resident = await world.conductor.load(row)
+    await soon(gate.reached.wait())
+    first = world.begin(world.conductor.end_load(row.id))
+    second = world.begin(world.conductor.end_load(row.id))
+    await until(lambda: world.phase is not Phase.LOADING)
+    assert (await refused(world.conductor.unload(row.id))).code == "MODEL_BUSY"
+    assert (await refused(world.conductor.load(row))).code == "MODEL_BUSY"
+    await soon(asyncio.gather(first, second))
+    assert (await refused(resident.ready)).code == "MODEL_BUSY"
+    assert world.phase is Phase.EMPTY
+    assert len(world.published(LoadError)) == 1
+    await soon(world.conductor.end_load(row.id))
+
+
+async def test_a_model_that_serves_is_not_ended_as_a_load(world: World) -> None:
+    row = await world.loaded()
+    await soon(world.conductor.end_load(row.id))
+    await soon(world.conductor.end_load(row.id + 1))
+    assert world.phase is Phase.LOADED
+
+
+async def test_a_load_after_a_crash_is_ended_without_losing_what_the_crash_took(
+    world: World,
+) -> None:
+    row = await world.loaded()
+    await world.attachments.attach(await world.sae(), 1)
+    world.launcher.engine.die()
+    await until(lambda: world.conductor.resident is None)
+    gate = world.launcher.hold("attach")
+    resident = await world.conductor.load(row)
+    await soon(gate.reached.wait())
+    await soon(world.conductor.unload(row.id))
+    assert (await refused(resident.ready)).code == "MODEL_BUSY"
+    assert world.conductor.view().locked_id == row.id
+    await soon((await world.conductor.load(row)).ready)
+    assert list(world.launcher.engine.attached) == ["sae_a@1"]
+
+
+async def test_close_while_a_load_is_being_ended_leaves_no_engine(world: World) -> None:
+    row = await world.model()
+    gate = world.launcher.hold("load")
+    asked = world.begin(world.ask())
+    await soon(gate.reached.wait())
+    ending = world.begin(world.conductor.end_load(row.id))
+    await until(lambda: world.phase is Phase.UNLOADING)
+    await soon(world.conductor.close())
+    assert world.launcher.alive == []
+    await soon(ending)
+    assert (await refused(asked)).code in ("MODEL_BUSY", "SHUTTING_DOWN")
 
 
 # ---------------------------------------------------------------------- the engine dies
@@ -551,7 +680,7 @@ async def test_a_swap_that_fails_before_the_unload_leaves_the_resident_serving(
     async def fail(*_: object) -> None:
         raise RuntimeError("before anything was unloaded")
 
-    monkeypatch.setattr(world.conductor._turnover, "_unload", fail)
+    monkeypatch.setattr(world.conductor._turnover, "_drain", fail)
     coming = await world.conductor.load(other)
     with pytest.raises(Refusal) as refused:
         await soon(coming.ready)

@@ -430,21 +430,24 @@ async def test_an_sae_of_another_size_is_not_put_back(world: World) -> None:
 # ------------------------------------------------------------------ an unload, a load, the end
 
 
-async def test_a_model_is_not_unloaded_while_its_values_are_put_back(world: World) -> None:
+async def test_an_unload_while_values_are_put_back_ends_the_load_and_keeps_them(
+    world: World,
+) -> None:
     await steered(world)
     await crash(world)
     gate = world.launcher.hold("steer")
     asked = world.begin(world.ask())
     await soon(gate.reached.wait())
     assert world.phase is Phase.LOADING
-    assert (await refused(world.conductor.unload(1))).code == "MODEL_BUSY"
-    world.launcher.engine.die()
-    await refused(asked)
+    await soon(world.conductor.unload(1))
+    assert (await refused(asked)).code == "MODEL_BUSY"
     assert world.conductor.resident is None
+    assert world.launcher.alive == []
     second = await world.conductor.load(await world.catalog.model(1))
     await soon(second.ready)
     assert world.conductor.resident is second
-    assert len(world.launcher.alive) == 1
+    assert world.launcher.engine.steered is not None
+    assert world.launcher.engine.steered[2] == {"sae_a@1": {1: 5.0}}
 
 
 async def test_closing_while_something_is_given_back_ends(world: World) -> None:

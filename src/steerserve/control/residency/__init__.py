@@ -26,6 +26,10 @@ Order of locks and waits. Code that holds one of these takes only the ones below
  7. The locks of the owners of engine states, in the order of their registration: `Steering._editing`. Monitoring takes
     its own lock, `Monitoring._editing`, in a task of its own and never beside another one.
 
+A load can be ended at every point of its way: while it waits for an unload, starts an engine, loads, or puts lost
+state back. `turnover.py` cancels the task of the load and cleans up after it in another task. The end of an engine is
+never cancelled halfway.
+
 Four things that this room never does. It never waits inside a decision, so a decision always sees the state of its
 moment. It never touches the resident model before every check of the new load has passed. It never serves a model
 without the steering that the model had before a crash. It never raises because a write to the database failed.

@@ -29,7 +29,7 @@ from steerserve.rules import residency
 from steerserve.rules.lease import Terms
 from steerserve.rules.lock import Lock
 from steerserve.rules.placement import GpuRequest
-from steerserve.rules.residency import Phase, Step, View
+from steerserve.rules.residency import Phase, Step, UnloadStep, View
 from steerserve.settings import Settings
 from steerserve.store.catalog import Catalog, Clock, ModelRow, utc_now
 
@@ -116,7 +116,7 @@ class Conductor:
             occupant.row.id,
             occupant.row.name,
             occupant.lock_state or lock,
-            coming.row.id if coming is not None else None,
+            coming.row.id if coming is not None and coming.phase is Phase.LOADING else None,
             self.leases.live(),
             self.leases.is_held_by(lease_id),
         )
@@ -198,15 +198,28 @@ class Conductor:
         return coming
 
     async def unload(self, model_id: int, lease: str | None = None) -> None:
-        """Unload the resident model, and return when its memory is free.
+        """Unload the resident model, or end its load. Return when its memory is free.
 
         Raises:
             Refusal: MODEL_BUSY, MODEL_NOT_LOADED, MODEL_LEASED.
         """
-        residency.may_unload(self.view(lease), model_id)
+        step = residency.may_unload(self.view(lease), model_id)
         self.leases.note_ignored(lease)
+        if step is UnloadStep.END_LOAD:
+            await self.end_load(model_id)
+            return
         leaving = self._occupant(self.loaded())
         await asyncio.shield(self._turnover.begin_unload(leaving))
+
+    async def end_load(self, model_id: int) -> None:
+        """End the load of this model, if one is under way, and return when its process is gone. Without such a load
+        nothing happens."""
+        coming = self._slot.coming(model_id)
+        if coming is None:
+            return
+        if residency.is_loading(self.view(), model_id):
+            self._turnover.begin_end_load(coming)
+        await self._turnover.until_load_ended(coming)
 
     def lease(self, row: ModelRow, terms: Terms) -> Granted:
         """Lease the resident model.

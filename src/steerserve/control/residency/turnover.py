@@ -58,6 +58,10 @@ class Turnover:
         self._restoring = restoring
         self._editing = editing
         self._tasks: set[asyncio.Task[None]] = set()
+        # the load that is under way, and the end of the engine that has to leave for it; one of each at most
+        self._loading: asyncio.Task[None] | None = None
+        self._leaving: asyncio.Task[None] | None = None
+        self._ended_loads: dict[Occupant, asyncio.Task[None]] = {}
 
     def begin_load(self, prepared: Prepared) -> Occupant:
         """Give the slot to the model. If another model is in the slot, that model is unloaded first. Does not wait."""
@@ -67,9 +71,22 @@ class Turnover:
         leaving = self._slot.enter(coming)
         if leaving is not None:
             leaving.leave()
-        task = self._spawn(self._swap(leaving, coming, prepared))
-        task.add_done_callback(lambda _: coming.recorded.set())
+        self._leaving = None
+        self._loading = self._spawn(self._swap(leaving, coming, prepared))
+        self._loading.add_done_callback(lambda _: coming.recorded.set())
         return coming
+
+    def begin_end_load(self, coming: Occupant) -> None:
+        """Begin to end the load of a model that does not serve yet. Does not wait."""
+        coming.leave()
+        task = self._ended_loads[coming] = self._spawn(self._end_load(coming))
+        task.add_done_callback(lambda _: self._ended_loads.pop(coming))
+
+    async def until_load_ended(self, coming: Occupant) -> None:
+        """Return when the load of the model, which somebody has begun to end, is over. Otherwise return at once."""
+        task = self._ended_loads.get(coming)
+        if task is not None:
+            await asyncio.wait([task])
 
     def begin_unload(self, leaving: Occupant) -> asyncio.Task[None]:
         """Begin to unload the model. The task ends when its memory is free. Does not wait."""
@@ -78,35 +95,34 @@ class Turnover:
 
     async def close(self) -> None:
         """End every load and unload, then the engine."""
-        occupant = self._slot.resident
         for task in self._tasks:
             task.cancel()
         if self._tasks:
             await asyncio.wait(self._tasks)
-        for waited in (occupant, self._slot.next):
-            if waited is not None and not waited.ready.done():
-                waited.ready.set_exception(shutting_down())
-        if occupant is not None and occupant.engine is not None:
+        for occupant in (self._slot.resident, self._slot.next):
+            if occupant is None:
+                continue
+            event = Event.UNLOADED if occupant.ready.done() else Event.LOAD_ABANDONED
             occupant.leave()
-            await occupant.engine.stop(shutting_down())
-            await self._records.model(occupant, Event.UNLOADED)
+            if not occupant.ready.done():
+                occupant.ready.set_exception(shutting_down())
+            if occupant.engine is not None:
+                await occupant.engine.stop(shutting_down())
+            await self._records.model(occupant, event)
 
     # ------------------------------------------------------------- coming
 
     async def _swap(self, leaving: Occupant | None, coming: Occupant, prepared: Prepared) -> None:
+        """Unload `leaving`, then load `coming`. `close` and `_end_load` cancel this task, and clean up after it. The
+        end of an engine is not cancelled halfway, so it is a task of its own."""
         try:
             await self._records.model(coming, Event.LOAD_BEGAN, error_message=None)
             coming.recorded.set()
             if leaving is not None:
-                await self._unload(leaving)
+                await self._drain(leaving)
+                self._leaving = self._spawn(self._end(leaving))
+                await asyncio.shield(self._leaving)
             await self._load(coming, prepared, has_unloaded=leaving is not None)
-        except asyncio.CancelledError:
-            if not coming.ready.done():
-                coming.ready.set_exception(shutting_down())
-            if coming.engine is not None:
-                await coming.engine.stop()
-            await self._records.model(coming, Event.LOAD_ABANDONED)
-            raise
         except Exception as error:
             log.exception("load_failed", model=coming.row.name)
             is_still_there = leaving is not None and self._slot.resident is leaving
@@ -115,6 +131,21 @@ class Turnover:
             if is_still_there:
                 assert leaving is not None
                 self._stay(leaving)
+
+    async def _end_load(self, coming: Occupant) -> None:
+        """End the load at whatever point it is. If another model was to leave for it and its engine still serves, that
+        model stays."""
+        loading, leaving = self._loading, self._slot.resident
+        assert loading is not None
+        loading.cancel()
+        await asyncio.wait([loading])
+        if self._slot.next is coming and self._leaving is not None:
+            await asyncio.wait([self._leaving])
+        why = Refusal("MODEL_BUSY", "the load was ended by an operator", unloading=True)
+        log.info("model_load_ended", model=coming.row.name)
+        await self._give_up(coming, Event.LOAD_ABANDONED, why)
+        if leaving is not None and leaving is self._slot.resident:
+            self._stay(leaving)
 
     def _stay(self, occupant: Occupant) -> None:
         """Let the model serve on: the load that was to replace it failed before it was unloaded."""
@@ -166,28 +197,41 @@ class Turnover:
             )
 
     async def _fail(self, coming: Occupant, refusal: Refusal) -> None:
-        """End a failed load: its engine is stopped, the slot is freed, and the record and an event have the reason."""
-        if coming.engine is not None:
-            await coming.engine.stop()
-        coming.empty()
         # a model that only lacked memory may be tried again by the next request
         lacked = "INSUFFICIENT_MEMORY" in (refusal.code, refusal.details.get("cause"))
         event = Event.LACKED_MEMORY if lacked else Event.LOAD_FAILED
+        log.warning("model_load_failed", model=coming.row.name, reason=refusal.message)
+        await self._give_up(coming, event, refusal)
+
+    async def _give_up(self, coming: Occupant, event: Event, refusal: Refusal) -> None:
+        """End a load without a model that serves: its engine is stopped, the slot is freed, the requests that wait for
+        it are refused, and the record and an event have the reason."""
+        if coming.engine is not None:
+            await coming.engine.stop()
+        coming.empty()
         await self._records.model(coming, event, error_message=refusal.message)
         self._slot.leave(coming)
         if not coming.ready.done():
             coming.ready.set_exception(refusal)
-        log.warning("model_load_failed", model=coming.row.name, reason=refusal.message)
         self._bus.publish(LoadError(coming.row.id, refusal.code, refusal.message))
 
     # ------------------------------------------------------------- leaving
 
     async def _unload(self, leaving: Occupant) -> None:
         """Wait for the requests that hold the model, then end its engine."""
+        await self._drain(leaving)
+        await self._end(leaving)
+
+    async def _drain(self, leaving: Occupant) -> None:
+        """Wait for the requests that hold the model and for a running edit of its attachments, each at most
+        GRACEFUL_UNLOAD_TIMEOUT seconds. The model is untouched afterwards."""
         await leaving.until_unused(self._settings.graceful_unload_timeout)
         with suppress(TimeoutError):
             async with asyncio.timeout(self._settings.graceful_unload_timeout), self._editing:
-                pass  # a running edit of the attachments ends first; new edits are refused already
+                pass  # new edits are refused already
+
+    async def _end(self, leaving: Occupant) -> None:
+        """End the engine of the model, and free the slot."""
         if leaving.engine is not None:
             await leaving.engine.stop(
                 Refusal("MODEL_BUSY", "the model was unloaded", unloading=True)

@@ -45,7 +45,11 @@ class Launcher:
             _, link = await starting
             link.close()
             raise
-        reader, writer = await asyncio.open_connection(sock=link, limit=1 << 24)
+        try:
+            reader, writer = await asyncio.open_connection(sock=link, limit=1 << 24)
+        except asyncio.CancelledError:
+            link.close()
+            raise
         return CheckpointEngine(child, reader, writer)
 
 
@@ -69,6 +73,7 @@ class CheckpointEngine(Engine):
         self._templates = Templates()
         self._template: m.ChatTemplate | None = None
         self._parting: Refusal | None = None
+        self._is_loading = False
         self._reading = asyncio.create_task(self._read(), name="engine-reader")
 
     @property
@@ -81,7 +86,13 @@ class CheckpointEngine(Engine):
         """Raises:
         Refusal: the refusal of the engine, or ENGINE_UNAVAILABLE when the engine ended.
         """
-        answer = await self._ask(lambda i: m.Load(id=i, **fields), report)
+        self._is_loading = True
+        try:
+            answer = await self._ask(lambda i: m.Load(id=i, **fields), report)
+        except Refusal:
+            self._is_loading = False
+            raise
+        self._is_loading = False
         assert isinstance(answer, m.Loaded)
         self._template = answer.chat_template
         return answer
@@ -187,12 +198,13 @@ class CheckpointEngine(Engine):
         return self._stream(prompts, m.Embed, len(prompts))
 
     async def stop(self, parting: Refusal | None = None) -> None:
-        """End the process: politely, then by force. A process that has ended already is left alone.
+        """End the process: politely, then by force. A process that has ended already is left alone. A process that
+        loads a model reads no command, so it is ended by force at once.
 
         Requests that are still in flight are refused with `parting`.
         """
         self._parting = parting
-        if not self.ended.done():
+        if not self.ended.done() and not self._is_loading:
             self._writer.write(m.frame(m.Stop()))
             await asyncio.wait([self.ended], timeout=STOP_PATIENCE)
         if not self.ended.done():
