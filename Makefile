@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 WORKERS ?= 3
 STAMP := $(VENV)/.installed
 
-.PHONY: run serve test test-cpus test-all test-gpu soak contract check format bench demo-model docs clean
+.PHONY: run serve test test-cpus test-all test-gpu soak fuzz contract check format bench demo-model docs clean
 
 $(STAMP): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
@@ -43,6 +43,9 @@ test-gpu: $(STAMP) ## the tests that need a card
 
 soak: $(STAMP) ## minutes of stress; prints what was measured
 	$(BIN)/python -m pytest -m soak -rP tests/soak
+
+fuzz: $(STAMP) ## generated requests for every route; keeps its figures (FUZZ_REQUESTS=100000, FUZZ_SEED=1)
+	$(BIN)/python -m tests.fuzz --keep
 
 contract: $(STAMP) ## real clients in environments of their own; rewrites docs/clients.md (needs node and npm)
 	$(BIN)/python -m tests.contract.clients

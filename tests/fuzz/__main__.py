@@ -44,7 +44,7 @@ def main() -> int:
     print(f"seed {asked.seed}", flush=True)
     result = fuzz(Plan(asked.requests, asked.seed, only, kinds, asked.log))
     show(result)
-    if asked.keep:
+    if asked.keep and only is None and not kinds:
         print(f"kept as {report.written(result)}")
     return 1 if result["problems"] else 0
 

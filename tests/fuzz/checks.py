@@ -147,7 +147,7 @@ def _of_code(path: str, code: str, status: int) -> Iterator[str]:
 
 
 def stream_faults(body: bytes) -> Iterator[str]:
-    """What is wrong with a stream that came to its end: chunks, the last with the usage, or one error; then `[DONE]`."""
+    """What is wrong with a stream that ended: it has chunks, one with the usage, or one error, and then `[DONE]`."""
     frames = body.split(b"\n\n")
     if frames.pop() != b"" or not frames or frames.pop() != b"data: [DONE]":
         yield "a stream that does not end with [DONE]"

@@ -13,8 +13,9 @@ import schemathesis
 from hypothesis.errors import Unsatisfiable
 from schemathesis import Case, GenerationMode
 
-from tests.fuzz.bodies import GENERATING, MOST_TOKENS, tamed
+from tests.fuzz.bodies import tamed
 from tests.fuzz.client import Request
+from tests.fuzz.routes import GENERATING, MOST_TOKENS
 
 COUNT = 25
 """Cases of one operation in one chunk."""

@@ -1,4 +1,4 @@
-"""The service under the fuzzer: what exists in it, how its first state is restored, and what it answers in that state."""
+"""The service under the fuzzer: what exists in it, its first state, and what it answers in that state."""
 
 from __future__ import annotations
 
