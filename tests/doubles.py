@@ -403,7 +403,9 @@ class World(Owners):
 
     launcher: Launcher  # type: ignore[assignment]
 
-    def __init__(self, home: Path, settings: Settings, now: Clock) -> None:
+    def __init__(
+        self, home: Path, settings: Settings, now: Clock, seconds: Callable[[], float]
+    ) -> None:
         self.home = home
         self.driver = Driver()
         self.hub = Hub()
@@ -421,6 +423,7 @@ class World(Owners):
                 cards=CardReadings(self.driver.read, torch_version="2.13.0"),
                 checker=Checker(),
                 now=now,
+                seconds=seconds,
                 read_free=self._read_free,
             ),
         )
@@ -525,10 +528,13 @@ class World(Owners):
 
 
 @asynccontextmanager
-async def world(home: Path, *, now: Clock = utc_now, **changes: Any) -> AsyncIterator[World]:
-    """The control plane over the folder `home`; `now` is the clock of the leases."""
+async def world(
+    home: Path, *, now: Clock = utc_now, seconds: Callable[[], float] | None = None, **changes: Any
+) -> AsyncIterator[World]:
+    """The control plane over the folder `home`. `now` is the time of day, and `seconds` the seconds that pass. Without
+    `seconds`, nobody sets the clock of the machine, and both pass alike."""
     settings = Settings(_env_file=None, steerserve_home=home, **changes)  # type: ignore[call-arg]
-    made = World(home, settings, now)
+    made = World(home, settings, now, seconds or (lambda: now().timestamp()))
     await made.database.open()
     made.bus.subscribe(made.events.append)
     try:

@@ -6,6 +6,7 @@ routes in `routes.py`.
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass
 
 from steerserve.control.breakers import Breakers
@@ -30,6 +31,7 @@ from steerserve.control.residency import free_memory
 from steerserve.control.residency.conductor import Conductor
 from steerserve.control.residency.engines import Engines
 from steerserve.control.residency.free_memory import Read
+from steerserve.control.residency.leases import Seconds
 from steerserve.control.vitals.cards import CardReadings, torch_version
 from steerserve.control.vitals.gauges import Gauges
 from steerserve.control.vitals.health import Vitals
@@ -55,6 +57,7 @@ class Surroundings:
     cards: CardReadings
     checker: Checker
     now: Clock = utc_now
+    seconds: Seconds = time.monotonic
     read_free: Read = free_memory.read
 
 
@@ -93,7 +96,7 @@ class Owners:
         around = self.around
         self.launcher = around.launcher
         self.conductor = Conductor(
-            self.settings, self.catalog, around.launcher, self.bus, around.now
+            self.settings, self.catalog, around.launcher, self.bus, around.now, around.seconds
         )
 
     def _make_library(self) -> None:

@@ -199,9 +199,9 @@ class Refusal(Exception):
     def __init__(
         self, code: str, message: str, *, param: str | None = None, **details: Any
     ) -> None:
-        super().__init__(message)
+        self.message = _writable(message)
+        super().__init__(self.message)
         self.row = TABLE[code]
-        self.message = message
         self.param = param
         self.details = details
 
@@ -214,6 +214,12 @@ class Refusal(Exception):
     @property
     def code(self) -> str:
         return self.row.code
+
+
+def _writable(message: str) -> str:
+    """The message with escape sequences in the place of characters that no answer or no database can hold. A message
+    may have a file name, whose bytes need not be UTF-8."""
+    return message.replace("\x00", "\\x00").encode(errors="backslashreplace").decode()
 
 
 class CannotStart(Exception):

@@ -15,6 +15,9 @@ _SECRET_VALUES = re.compile(
     r"\bhf_[A-Za-z0-9]{8,}|\blease_[A-Za-z0-9_-]{32}|(?<=://)[^/\s:@]+:[^/\s@]+(?=@)|Bearer\s+\S+"
 )
 
+_TRACEBACKS = ("exception", "stack")
+_INDENT = "    "
+
 
 def scrub(_logger: Any, _method: str, event: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
     """Replace values under secret-looking keys, and secret-looking text anywhere, by `***`."""
@@ -34,6 +37,24 @@ def _without_color(
     return event
 
 
+def printable(
+    _logger: Any, _method: str, event: MutableMapping[str, Any]
+) -> MutableMapping[str, Any]:
+    """Write control characters as escape sequences, and indent the lines of a traceback. So a text of a stranger makes
+    no line of its own that looks like a line of the log, and does not control the terminal."""
+    for key, value in event.items():
+        if isinstance(value, str):
+            lines = value.split("\n") if key in _TRACEBACKS else [value]
+            event[key] = "\n".join(_INDENT * (key in _TRACEBACKS) + _escaped(x) for x in lines)
+    return event
+
+
+def _escaped(line: str) -> str:
+    if line.isprintable():
+        return line
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in line)
+
+
 def lease_ref(digest: bytes) -> str:
     """The 8 characters by which the log names a lease. They come from the digest of its id, and do not reveal the
     id."""
@@ -49,9 +70,9 @@ class _StandardError(logging.StreamHandler[TextIO]):
         super().emit(record)
 
 
-def configure(level: str, form: str) -> None:
-    """Send every log line of the service and its libraries through one chain to standard error."""
-    shared: list[Any] = [
+def _shared() -> list[Any]:
+    """The steps that our lines and those of libraries pass first."""
+    return [
         structlog.contextvars.merge_contextvars,
         structlog.stdlib.add_log_level,
         structlog.stdlib.add_logger_name,
@@ -59,6 +80,10 @@ def configure(level: str, form: str) -> None:
         structlog.stdlib.ExtraAdder(),
         _without_color,
     ]
+
+
+def formatter(form: str) -> logging.Formatter:
+    """Makes the text of a line, in the form of LOG_FORMAT."""
     # exceptions become text before the scrub, so that a secret inside one is replaced too
     final: list[Any] = [structlog.stdlib.ProcessorFormatter.remove_processors_meta]
     if form == "json":
@@ -67,18 +92,22 @@ def configure(level: str, form: str) -> None:
         final += [
             structlog.processors.format_exc_info,
             scrub,
+            printable,
             structlog.dev.ConsoleRenderer(colors=sys.stderr.isatty()),
         ]
+    return structlog.stdlib.ProcessorFormatter(foreign_pre_chain=_shared(), processors=final)
+
+
+def configure(level: str, form: str) -> None:
+    """Send every log line of the service and its libraries through one chain to standard error."""
     structlog.configure(
-        processors=[*shared, structlog.stdlib.ProcessorFormatter.wrap_for_formatter],
+        processors=[*_shared(), structlog.stdlib.ProcessorFormatter.wrap_for_formatter],
         logger_factory=structlog.stdlib.LoggerFactory(),
         wrapper_class=structlog.stdlib.BoundLogger,
         cache_logger_on_first_use=True,
     )
     out = _StandardError(sys.stderr)
-    out.setFormatter(
-        structlog.stdlib.ProcessorFormatter(foreign_pre_chain=shared, processors=final)
-    )
+    out.setFormatter(formatter(form))
     root = logging.getLogger()
     root.handlers[:] = [out]
     root.setLevel(level)

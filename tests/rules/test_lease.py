@@ -145,6 +145,22 @@ def test_a_grant_is_live_until_its_time_has_passed() -> None:
     assert leases.live(None, T0) is None
 
 
+def test_all_times_of_a_book_move_with_the_clock() -> None:
+    by = timedelta(hours=-3)
+    book = leases.renew(granted(), MODEL, ID, 60, after(10))
+    book = leases.release(book, MODEL, ID, after(20))
+    book = granted(book, at=30)
+    moved = leases.moved(book, by)
+    assert current(moved).expires_at == current(book).expires_at + by
+    assert current(moved).acquired_at == current(book).acquired_at + by
+    assert current(moved).renewed_at is None
+    (past,), (before,) = moved.ended, book.ended
+    assert past.ended_at == before.ended_at + by
+    assert past.lease.renewed_at == after(10) + by
+    assert leases.moved(moved, -by) == book
+    assert leases.moved(Book(), by) == Book()
+
+
 def test_at_most_one_lease_is_live() -> None:
     book = granted()
     for model in (MODEL, OTHER):

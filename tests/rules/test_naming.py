@@ -6,7 +6,7 @@ import pytest
 
 from steerserve.errors import Refusal
 from steerserve.rules import naming
-from steerserve.rules.naming import NamedModel
+from steerserve.rules.naming import NamedModel, NameIndex
 
 FP16 = NamedModel(1, "org/plain", "FP16", "ready")
 TWICE = [NamedModel(2, "org/twice", "FP16", "ready"), NamedModel(3, "org/twice", "Q8", "loaded")]
@@ -63,7 +63,7 @@ ALL = [
     ],
 )
 def test_a_name_resolves_to_its_model(name: str, model_id: int) -> None:
-    assert naming.resolve(name, ALL).id == model_id
+    assert NameIndex(ALL).resolve(name).id == model_id
 
 
 @pytest.mark.parametrize(
@@ -79,10 +79,10 @@ def test_a_bare_name_with_several_quantizations_is_ambiguous_and_lists_them(
     name: str, candidates: list[str]
 ) -> None:
     with pytest.raises(Refusal) as refused:
-        naming.resolve(name, ALL)
+        NameIndex(ALL).resolve(name)
     assert refused.value.code == "AMBIGUOUS_MODEL_NAME"
     assert refused.value.details["candidates"] == candidates
-    assert [naming.resolve(tag, ALL).name for tag in candidates]
+    assert [NameIndex(ALL).resolve(tag).name for tag in candidates]
 
 
 @pytest.mark.parametrize(
@@ -103,7 +103,7 @@ def test_a_bare_name_with_several_quantizations_is_ambiguous_and_lists_them(
 )
 def test_what_is_no_serveable_model_is_not_found(name: str) -> None:
     with pytest.raises(Refusal) as refused:
-        naming.resolve(name, ALL)
+        NameIndex(ALL).resolve(name)
     assert refused.value.code == "MODEL_NOT_FOUND"
     assert refused.value.param == "model"
 

@@ -108,7 +108,7 @@ async def test_an_sae_is_changed_and_removed(catalog: Catalog) -> None:
     await catalog.add_sae(id="sae_1", **SAE)
     assert (await catalog.change_sae("sae_1", status="attached")).status == "attached"
     await catalog.remove_saes("sae_1")
-    assert await catalog.saes() == []
+    assert not await catalog.saes()
 
 
 async def test_what_a_checkpoint_tells_is_kept_as_far_as_a_column_holds_it(

@@ -67,14 +67,21 @@ async def test_a_write_that_fails_changes_nothing(database: Database) -> None:
     assert await labels.of("sae_a") == {3: "kept"}
 
 
-async def test_however_many_saes_are_read_each_has_its_own(database: Database) -> None:
+async def test_however_many_saes_are_read_each_has_its_own_and_few_labels_are_kept(
+    database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(stored_labels, "_KEPT", 8)
     labels = Labels(database)
     await registered(database, *(f"sae_{number}" for number in range(20)))
     for number in range(20):
         await labels.put(f"sae_{number}", {number: str(number)})
     for number in [*range(20), *range(20)]:
         assert await labels.of(f"sae_{number}") == {number: str(number)}
-    assert len(labels._known) <= 8
+    assert sum(map(len, labels._known.values())) == 8
+    many = dict.fromkeys(range(20), "x")
+    await labels.put("sae_3", many)
+    assert await labels.of("sae_3") == many
+    assert list(labels._known) == ["sae_3"]
 
 
 async def test_an_sae_that_is_not_there_gets_no_labels(database: Database) -> None:

@@ -26,6 +26,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from steerserve.errors import Refusal
+from steerserve.rules.text import shown
 
 AT_ONCE = 1 << 16
 """The largest JSON, in bytes, that is parsed on the event loop; larger JSON is parsed in a thread."""
@@ -88,7 +89,7 @@ def _unknown_field(name: str, known: Sequence[str]) -> InitErrorDetails:
     hint = f"the nearest known field is {near[0]!r}" if near else f"the known fields are {names}"
     # the hint is passed as context, because braces inside the template itself would be filled in
     problem = PydanticCustomError("extra_forbidden", "unknown field; {hint}", {"hint": hint})
-    return InitErrorDetails(type=problem, loc=(_printable(name),), input=None)
+    return InitErrorDetails(type=problem, loc=(shown(name),), input=None)
 
 
 class Envelope(BaseModel):
@@ -169,15 +170,9 @@ def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     unique = dict(pairs)
     if len(unique) < len(pairs):
         twice = Counter(key for key, _ in pairs).most_common(1)[0][0]
-        shown = _printable(twice)
-        raise _malformed(f"the key {shown!r} stands twice in one object", shown)
+        key = shown(twice)
+        raise _malformed(f"the key {key!r} stands twice in one object", key)
     return unique
-
-
-def _printable(key: str) -> str:
-    """A key that a client sent, shortened to 100 characters. Half a surrogate pair is written as its escape
-    sequence."""
-    return key[:100].encode(errors="backslashreplace").decode()[:100]
 
 
 def _malformed(why: str, *place: str) -> Refusal:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from dataclasses import asdict, replace
 from typing import Annotated, Any, Literal
 
@@ -113,15 +114,26 @@ def record(
 def router(models: Models, downloads: ModelDownloads, conductor: Conductor) -> APIRouter:
     routes = APIRouter(prefix="/api/models", tags=["models"])
 
+    def bodies_of(rows: Sequence[ModelRow]) -> list[dict[str, Any]]:
+        view, lease, resident = conductor.view(), conductor.leases.status(), conductor.resident
+        return [
+            record(
+                row,
+                resident,
+                lease if lease is not None and lease.model_id == row.id else None,
+                downloads.progress(row.id),
+            )
+            | {"locked": view.locked_id == row.id}
+            for row in rows
+        ]
+
     def body_of(row: ModelRow) -> dict[str, Any]:
-        lease = conductor.leases.status(row.id)
-        locked = {"locked": conductor.view().locked_id == row.id}
-        return record(row, conductor.resident, lease, downloads.progress(row.id)) | locked
+        return bodies_of([row])[0]
 
     @routes.get("", response_model=Envelope)
     async def list_models() -> Response:
         rows = await models.list()
-        records = [body_of(row) for row in rows]
+        records = bodies_of(rows)
         loaded = conductor.view().model_id
         return success({"models": records, "total": len(records), "loaded_model_id": loaded})
 

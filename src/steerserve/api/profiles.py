@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import unicodedata
+from collections.abc import Callable
 from dataclasses import asdict
 from typing import Annotated, Any
 
@@ -36,25 +36,23 @@ from steerserve.rules import profile as rules
 from steerserve.rules.instant import iso
 from steerserve.rules.profile import ImportedProfile
 from steerserve.rules.provenance import Origin
+from steerserve.rules.text import line_fault, lines_fault, name_fault
 
 LARGEST_INTEGER = 2**31 - 1
 DOCUMENT_BYTES = 2**20
 """The size of the largest document that can be imported."""
 
-_BREAKS = str.maketrans("", "", "\t\n\r")
 
+def without(fault_of: Callable[[str], str | None]) -> AfterValidator:
+    """A check of a text by a rule that says what is wrong with the text."""
 
-def one_line(text: str) -> str:
-    """The text, if it has no control characters."""
-    if any(unicodedata.category(character) in {"Cc", "Zl", "Zp"} for character in text):
-        raise ValueError("control characters are not allowed")
-    return text
+    def check(text: str) -> str:
+        fault = fault_of(text)
+        if fault is not None:
+            raise ValueError(fault)
+        return text
 
-
-def lines(text: str) -> str:
-    """The text, if it has no control characters other than tabs and line ends."""
-    one_line(text.translate(_BREAKS))
-    return text
+    return AfterValidator(check)
 
 
 def as_text(model_id: Any) -> Any:
@@ -69,10 +67,10 @@ def not_blank(text: str) -> str:
 
 
 Name = Annotated[
-    str, Field(min_length=1, max_length=100), AfterValidator(one_line), AfterValidator(not_blank)
+    str, Field(min_length=1, max_length=100), without(name_fault), AfterValidator(not_blank)
 ]
-Description = Annotated[str, Field(max_length=500), AfterValidator(lines)]
-Reference = Annotated[str, Field(max_length=100), AfterValidator(one_line)]
+Description = Annotated[str, Field(max_length=500), without(lines_fault)]
+Reference = Annotated[str, Field(max_length=100), without(line_fault)]
 SaeId = Annotated[Reference, Field(min_length=1)]
 ModelId = Annotated[Reference, BeforeValidator(as_text, json_schema_input_type=int | str)]
 FeatureMap = Annotated[
@@ -196,9 +194,16 @@ def router(profiles: Profiles, serving: Serving) -> APIRouter:
 
     @routes.get("", response_model=Envelope)
     async def list_profiles() -> Response:
-        records = [described(row) for row in await profiles.list()]
-        active = next((one["id"] for one in records if one["is_active"]), None)
-        return success({"profiles": records, "total": len(records), "active_profile_id": active})
+        rows, active_id = await profiles.list(), serving.profile_id
+
+        def answer() -> Response:
+            records = [record(row, active_id) for row in rows]
+            active = next((one["id"] for one in records if one["is_active"]), None)
+            return success(
+                {"profiles": records, "total": len(records), "active_profile_id": active}
+            )
+
+        return await asyncio.to_thread(answer)
 
     @routes.post("", response_model=Envelope, status_code=201, dependencies=maps)
     async def create_profile(body: NewProfile) -> Response:

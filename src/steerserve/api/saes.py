@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
 from typing import Annotated, Any
 
@@ -121,8 +122,13 @@ def router(saes: Saes, downloads: SaeDownloads, attached: Status) -> APIRouter:
 
     @routes.get("", response_model=Envelope)
     async def list_saes() -> Response:
-        records = [record(row, downloads.progress(row.id)) for row in await saes.list()]
-        return success({"saes": records, "total": len(records), "attachment": attached.first()})
+        rows, attachment = await saes.list(), attached.first()
+
+        def answer() -> Response:
+            records = [record(row, downloads.progress(row.id)) for row in rows]
+            return success({"saes": records, "total": len(records), "attachment": attachment})
+
+        return await asyncio.to_thread(answer)
 
     @routes.post("/preview", response_model=Envelope)
     async def preview_repository(body: SaePreviewBody) -> Response:

@@ -15,6 +15,7 @@ from typing import Any
 from steerserve.errors import Refusal
 from steerserve.rules.paths import is_protected
 from steerserve.rules.precision import StoredTensor
+from steerserve.rules.text import line_fault, shown
 
 _HEADER_MAXIMUM = 100_000_000
 _JSON_MAXIMUM = 50_000_000
@@ -66,10 +67,23 @@ def resolve(named: str) -> Path:
         raise bad_path("the path does not exist", named) from None
     if is_protected(path):
         raise bad_path("the path is in a protected system folder", named)
+    check_written(path)
     with reading(path):
         if not path.is_dir():
             raise bad_path("the path is not a folder", named)
     return path
+
+
+def check_written(path: Path) -> None:
+    """Check that a path can be stored and answered. File names are bytes: they may have line ends, and need not be
+    UTF-8.
+
+    Raises:
+        Refusal: INVALID_LOCAL_PATH.
+    """
+    fault = line_fault(str(path))
+    if fault is not None:
+        raise bad_path(f"the path cannot be written in UTF-8 on one line: {fault}", str(path))
 
 
 def resolve_file(named: str) -> Path:
@@ -85,6 +99,7 @@ def resolve_file(named: str) -> Path:
         raise bad_path("the path is not a file", named)
     if is_protected(file.resolve()):
         raise bad_path("the path is in a protected system folder", named)
+    check_written(file)
     return file
 
 
@@ -272,5 +287,4 @@ def _is_file(path: Path) -> bool:
 
 
 def bad_path(why: str, named: str) -> Refusal:
-    shown = named[:500].encode("utf-8", "replace").decode()
-    return Refusal("INVALID_LOCAL_PATH", why, local_path=shown)
+    return Refusal("INVALID_LOCAL_PATH", why, local_path=shown(named, 500))

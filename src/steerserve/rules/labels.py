@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import unicodedata
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -12,13 +11,13 @@ from typing import Any
 
 from steerserve.errors import Refusal
 from steerserve.rules.steering import check_index
+from steerserve.rules.text import line_fault
 
 LENGTH_MAXIMUM = 500
 INDEX_FIELDS = ("index", "feature", "feature_index", "feature_idx")
 LABEL_FIELDS = ("label", "description", "explanation")
 
 _INDEX = re.compile(r"-?(?:0|[1-9][0-9]{0,17})")
-_UNWRITABLE = {"Cc", "Cs", "Zl", "Zp"}
 _LAYER = re.compile(r"[0-9]{1,4}")
 _NAMED = 10
 """The most wrong entries that a refusal names."""
@@ -164,7 +163,7 @@ def _fault(label: Any) -> str | None:
         return "a blank label"
     if len(text) > LENGTH_MAXIMUM:
         return f"a label longer than {LENGTH_MAXIMUM} characters"
-    if any(unicodedata.category(character) in _UNWRITABLE for character in text):
+    if line_fault(text) is not None:
         return "a label with control characters"
     return None
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import hmac
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from enum import StrEnum
@@ -16,6 +16,7 @@ from typing import Any
 
 from steerserve.errors import Refusal
 from steerserve.rules.instant import iso
+from steerserve.rules.text import lines_fault, name_fault, shown
 
 HEADER = "X-Service-Lease"
 ID_MAXIMUM = 200
@@ -182,10 +183,29 @@ def model_unloaded(book: Book, model_id: int, now: datetime) -> Book:
     return _end(book, End.MODEL_UNLOADED, now)
 
 
+def moved(book: Book, by: timedelta) -> Book:
+    """Move all times of a book after the clock of the machine was set by `by`. The live lease keeps the time that it
+    had left."""
+    current = _moved(book.current, by) if book.current is not None else None
+    ended = (
+        Ended(_moved(past.lease, by), past.end_reason, past.ended_at + by) for past in book.ended
+    )
+    return replace(book, current=current, ended=tuple(ended))
+
+
 def restart(book: Book, now: datetime) -> Book:
     """End the lease because the service stops. The next service starts with an empty book."""
     book = expire(book, now)
     return _end(book, End.RESTART, now) if book.current is not None else book
+
+
+def _moved(lease: Lease, by: timedelta) -> Lease:
+    return replace(
+        lease,
+        acquired_at=lease.acquired_at + by,
+        expires_at=lease.expires_at + by,
+        renewed_at=None if lease.renewed_at is None else lease.renewed_at + by,
+    )
 
 
 def _end(book: Book, reason: End, now: datetime) -> Book:
@@ -229,8 +249,8 @@ def terms(body: Any, limits: LeaseLimits) -> Terms:
     """
     asked = _fields(body, ("holder", "reason", "ttl_seconds"))
     return Terms(
-        _text(asked, "holder", limits.holder_max_chars),
-        _text(asked, "reason", limits.reason_max_chars),
+        _text(asked, "holder", limits.holder_max_chars, name_fault),
+        _text(asked, "reason", limits.reason_max_chars, lines_fault),
         _ttl(asked, limits),
     )
 
@@ -262,14 +282,19 @@ def _fields(body: Any, known: Iterable[str]) -> dict[str, Any]:
         raise _invalid("body", "must be an object")
     for name in body:
         if name not in known:
-            raise _invalid(_printable(name), f"unknown; known are {', '.join(known)}")
+            raise _invalid(shown(name), f"unknown; known are {', '.join(known)}")
     return body
 
 
-def _text(asked: dict[str, Any], name: str, maximum: int) -> str:
+def _text(
+    asked: dict[str, Any], name: str, maximum: int, fault_of: Callable[[str], str | None]
+) -> str:
     value = asked.get(name)
-    if not isinstance(value, str) or not value.strip() or len(value) > maximum or _broken(value):
+    if not isinstance(value, str) or not value.strip() or len(value) > maximum:
         raise _invalid(name, f"required, a text of 1 to {maximum} characters", maximum)
+    fault = fault_of(value)
+    if fault is not None:
+        raise _invalid(name, f"a text of 1 to {maximum} characters; {fault}", maximum)
     return value
 
 
@@ -288,15 +313,6 @@ def _invalid(param: str, why: str, maximum: int | None = None) -> Refusal:
     return Refusal("INVALID_LEASE_REQUEST", f"{param}: {why}", param=param, **limits)
 
 
-def _broken(text: str) -> bool:
-    """Whether the text has half of a surrogate pair. JSON allows it, and UTF-8 does not."""
-    return any("\ud800" <= character <= "\udfff" for character in text)
-
-
-def _printable(name: str) -> str:
-    return name[:100].encode("ascii", "backslashreplace").decode()
-
-
 # ---------------------------------------------------------------------- refusals
 
 
@@ -308,19 +324,19 @@ def summary(lease: Lease) -> dict[str, Any]:
 
 def leased(lease: Lease, operation: str, target_model_id: int) -> Refusal:
     """The refusal of an operation because another holder has a lease, with the ways out."""
-    shown = summary(lease)
+    facts = summary(lease)
     release = f"DELETE /api/models/{lease.model_id}/lease"
     return Refusal(
         "MODEL_LEASED",
-        f"model {lease.model_name!r} is leased by {lease.holder!r} until {shown['expires_at']}. The lease ends then, "
+        f"model {lease.model_name!r} is leased by {lease.holder!r} until {facts['expires_at']}. The lease ends then, "
         f"or when its holder sends {release}; a request that carries the id of the lease in {HEADER} is not refused",
-        **shown,
+        **facts,
         leased_model_id=lease.model_id,
         leased_model_name=lease.model_name,
         operation=operation,
         target_model_id=target_model_id,
         ways_out=[
-            f"wait until {shown['expires_at']}",
+            f"wait until {facts['expires_at']}",
             f"{release} with the id of the lease in {HEADER}",
             f"the id of the lease in {HEADER} of this request",
         ],

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+import unicodedata
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from steerserve.errors import Refusal
 
 SERVEABLE = frozenset({"ready", "loaded", "loading"})
 
-_NAME = re.compile(r"[\w][\w.\-/: +()@]*(?<! )", re.UNICODE)
 NAME_MAXIMUM = 100
+_SIGNS = frozenset("._-/: +()@")
+"""Signs that a name may have beside letters, marks and digits."""
+
+_ALLOWED = "letters, digits, blanks and any of . - _ / : + ( ) @ are"
 _PINNED = re.compile(r"@[0-9a-f]{8}$")
 
 
@@ -36,52 +40,68 @@ class NamedModel:
         return tuple(n.rpartition(":")[0] for n in self.names if not _PINNED.search(n))
 
 
-def resolve(name: str, models: Sequence[NamedModel]) -> NamedModel:
-    """The one model that a request's `model` names.
+Meanings = dict[str, list[NamedModel]]
+"""Name -> the models that the name could mean."""
 
-    Raises:
-        Refusal: MODEL_NOT_FOUND, or AMBIGUOUS_MODEL_NAME listing the models that the name could mean.
+
+class NameIndex:
+    """The registered models by all the names that requests may use. It is made once for each state of the registry.
+
+    A name is compared with (1) the names of models, then (2) the whole names of their repositories, then (3) both with
+    `:QUANTIZATION` added, then (4) both without their `:TAG`. The first comparison that any model passes decides.
     """
-    meant = _meant(name, models)
-    if not meant:
-        raise Refusal(
-            "MODEL_NOT_FOUND",
-            f"no model is named {name[:NAME_MAXIMUM]!r}",
-            param="model",
-            requested=name[:NAME_MAXIMUM],
-        )
-    if len(meant) > 1:
-        tags = sorted({_tag(model, name) for model in meant})
-        raise Refusal(
-            "AMBIGUOUS_MODEL_NAME",
-            f"{name!r} could be {', '.join(tags)}: name one of them",
-            param="model",
-            candidates=tags,
-        )
-    return meant[0]
 
+    def __init__(self, models: Iterable[NamedModel]) -> None:
+        steps: tuple[Meanings, ...] = ({}, {}, {}, {})
+        for model in models:
+            if model.status not in SERVEABLE:
+                continue
+            tagged = (f"{name}:{model.quantization}" for name in model.names)
+            aliases = () if model.alias is None else (model.alias,)
+            untagged = filter(None, model.untagged)
+            names = ((model.name,), aliases, tagged, untagged)
+            for meanings, of_step in zip(steps, names, strict=True):
+                for name in dict.fromkeys(of_step):
+                    meanings.setdefault(name, []).append(model)
+        self._steps = steps
 
-def listed_name(model: NamedModel, models: Sequence[NamedModel]) -> str | None:
-    """The name under which `/v1` lists a model: the first of its names that means this model alone. None where no
-    request can name the model, because the model is not ready or each of its names means another model."""
-    bare = model.names
-    tagged = [f"{name}:{model.quantization}" for name in bare]
-    return next((name for name in (*bare[:1], *tagged) if _meant(name, models) == [model]), None)
+    def resolve(self, name: str) -> NamedModel:
+        """The one model that a request's `model` names.
 
+        Raises:
+            Refusal: MODEL_NOT_FOUND, or AMBIGUOUS_MODEL_NAME listing the models that the name could mean.
+        """
+        meant = self._meant(name)
+        if not meant:
+            raise Refusal(
+                "MODEL_NOT_FOUND",
+                f"no model is named {name[:NAME_MAXIMUM]!r}",
+                param="model",
+                requested=name[:NAME_MAXIMUM],
+            )
+        if len(meant) > 1:
+            tags = sorted({_tag(model, name) for model in meant})
+            raise Refusal(
+                "AMBIGUOUS_MODEL_NAME",
+                f"{name!r} could be {', '.join(tags)}: name one of them",
+                param="model",
+                candidates=tags,
+            )
+        return meant[0]
 
-def _meant(name: str, models: Sequence[NamedModel]) -> list[NamedModel]:
-    """The models that a name could mean.
+    def listed_name(self, model: NamedModel) -> str | None:
+        """The name under which `/v1` lists a model: the first of its names that means this model alone. None where no
+        request can name the model, because the model is not ready or each of its names means another model."""
+        bare = model.names
+        tagged = [f"{name}:{model.quantization}" for name in bare]
+        return next((name for name in (*bare[:1], *tagged) if self._means_only(name, model)), None)
 
-    The name is compared with (1) the names of models, then (2) the whole names of their repositories, then (3) both
-    with `:QUANTIZATION` added, then (4) both without their `:TAG`. The first comparison that any model passes decides.
-    """
-    serveable = [m for m in models if m.status in SERVEABLE]
-    return (
-        [m for m in serveable if m.name == name]
-        or [m for m in serveable if m.alias == name]
-        or [m for m in serveable if name in [f"{n}:{m.quantization}" for n in m.names]]
-        or [m for m in serveable if name and name in m.untagged]
-    )
+    def _means_only(self, name: str, model: NamedModel) -> bool:
+        return [meant.id for meant in self._meant(name)] == [model.id]
+
+    def _meant(self, name: str) -> Sequence[NamedModel]:
+        """The models that a name could mean."""
+        return next((meanings[name] for meanings in self._steps if name in meanings), [])
 
 
 def _tag(model: NamedModel, name: str) -> str:
@@ -101,20 +121,41 @@ def pin_of(name: str, commit: str | None) -> str:
 
 
 def check_name(name: str) -> str:
-    """A model's display name: printable, at most 100 characters, no control characters or path tricks.
+    """A model's display name: letters and digits of any script, and some signs.
 
     Raises:
-        Refusal: VALIDATION_ERROR naming `custom_name`.
+        Refusal: VALIDATION_ERROR naming `custom_name` and what is wrong with it.
     """
-    bad = not _NAME.fullmatch(name) or len(name) > NAME_MAXIMUM or ".." in name or "//" in name
-    if bad:
+    fault = _fault(name)
+    if fault is not None:
         raise Refusal(
             "VALIDATION_ERROR",
-            f"custom_name must be 1 to {NAME_MAXIMUM} letters, digits, or any of . - _ / : + ( ) @ and blanks",
+            f"custom_name: {fault}",
             param="custom_name",
-            errors=[{"loc": ["body", "custom_name"], "msg": "not a model name"}],
+            errors=[{"loc": ["body", "custom_name"], "msg": fault}],
         )
     return name
+
+
+def _fault(name: str) -> str | None:
+    """Why a text is not the name of a model; None if it is.
+
+    Clients put names into paths of addresses, so the parts between slashes are those of a plain path.
+    """
+    if not 0 < len(name) <= NAME_MAXIMUM:
+        return f"a name has 1 to {NAME_MAXIMUM} characters"
+    odd = next(
+        (c for c in name if c not in _SIGNS and unicodedata.category(c)[0] not in "LMN"), None
+    )
+    if odd is not None:
+        return f"the character U+{ord(odd):04X} is not allowed; {_ALLOWED}"
+    if unicodedata.normalize("NFC", name) != name:
+        return "letters and their marks are not in the composed form (NFC)"
+    if name.endswith(" ") or not (name[0] == "_" or unicodedata.category(name[0])[0] in "LN"):
+        return "a name begins with a letter or a digit, and does not end in a blank"
+    if any(part in ("", ".") or ".." in part for part in name.split("/")):
+        return "the parts between slashes must not be empty, a dot, or have two dots in a row"
+    return None
 
 
 def parameters_label(count: int | None) -> str | None:

@@ -14,6 +14,7 @@ from steerserve.rules import provenance
 from steerserve.rules.attachment import Sae, SaeChoice
 from steerserve.rules.provenance import Origin
 from steerserve.rules.steering import BATCH_MAXIMUM, Values
+from steerserve.rules.text import shown
 
 INTENSITY_MAXIMUM = 2.0
 FEATURES_MAXIMUM = BATCH_MAXIMUM
@@ -168,8 +169,8 @@ def _check_kind(body: dict[str, Any]) -> None:
             import_path=CLUSTER_IMPORT,
         )
     if kind is not None:
-        shown = _shown(kind) if isinstance(kind, str) else type(kind).__name__
-        raise invalid("kind", f"a profile has none, this document says {shown!r}")
+        kind_of = shown(kind) if isinstance(kind, str) else type(kind).__name__
+        raise invalid("kind", f"a profile has none, this document says {kind_of!r}")
 
 
 def _older(body: dict[str, Any], fields: dict[str, Any]) -> tuple[str, ...]:
@@ -187,7 +188,7 @@ def _older(body: dict[str, Any], fields: dict[str, Any]) -> tuple[str, ...]:
     if repo_id is None or fields.get("sae_id") is not None:
         return ()
     return (
-        f"the values were made for the SAE {_shown(str(repo_id))!r}; the profile is not bound to one",
+        f"the values were made for the SAE {shown(str(repo_id))!r}; the profile is not bound to one",
     )
 
 
@@ -221,7 +222,7 @@ def _of_list(features: Any) -> dict[str, Any]:
 
 def invalid(field: str, why: str, keys: Iterable[str] = (), *, is_import: bool = False) -> Refusal:
     """The refusal of a field, or of some of its keys."""
-    named = [_shown(key) for key in islice(keys, _NAMED)]
+    named = [shown(key) for key in islice(keys, _NAMED)]
     places = [["body", field, key] for key in named] or [["body", field]]
     more: dict[str, Any] = {"invalid_keys": named} if is_import else {}
     return Refusal(
@@ -230,8 +231,3 @@ def invalid(field: str, why: str, keys: Iterable[str] = (), *, is_import: bool =
         errors=[{"loc": place, "msg": why} for place in places],
         **more,
     )
-
-
-def _shown(text: str) -> str:
-    """At most 100 characters of a text. Half a surrogate pair is written as its escape sequence."""
-    return text[:100].encode(errors="backslashreplace").decode()

@@ -5,15 +5,14 @@ By these facts an exported profile finds its SAE on another server.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from steerserve.rules.text import line_fault
+
 LONGEST = 500
 """The most characters of a text that is read from a document."""
-
-_UNPRINTABLE = re.compile("[\x00-\x1f\x7f\ud800-\udfff]")
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,4 +69,4 @@ def _texts(document: Mapping[str, Any], part: str, names: tuple[str, ...]) -> di
 
 
 def _is_text(text: str) -> bool:
-    return 0 < len(text) <= LONGEST and not _UNPRINTABLE.search(text)
+    return 0 < len(text) <= LONGEST and line_fault(text) is None

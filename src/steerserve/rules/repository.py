@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from steerserve.errors import Refusal
+from steerserve.rules.text import line_fault
 
 REPO_ID_MAXIMUM = 255
 REVISION_MAXIMUM = 100
@@ -128,7 +129,7 @@ def _fault(file: RepoFile) -> str | None:
     path = file.path
     if not path or len(path) > PATH_MAXIMUM:
         return "is empty or too long"
-    if any(ord(c) < 32 or 127 <= ord(c) < 160 or 0xD800 <= ord(c) < 0xE000 for c in path):
+    if line_fault(path) is not None:
         return "has characters that no file name should have"
     if "\\" in path:
         return "has a backslash"

@@ -15,6 +15,7 @@ from typing import Any
 
 from steerserve.errors import Refusal
 from steerserve.rules.attachment import FIRST_SAE, SaeChoice
+from steerserve.rules.text import shown
 
 MINIMUM = -200.0
 MAXIMUM = 200.0
@@ -116,11 +117,11 @@ def check_value(value: float) -> None:
         Refusal: VALIDATION_ERROR.
     """
     if not (math.isfinite(value) and MINIMUM <= value <= MAXIMUM):
-        shown = value if math.isfinite(value) else str(value)
+        number = value if math.isfinite(value) else str(value)
         raise Refusal(
             "VALIDATION_ERROR",
             f"steering value {value} is outside [{MINIMUM:g}, {MAXIMUM:g}]",
-            errors=[{"loc": ["body", "value"], "msg": "outside [-200, 200]", "input": shown}],
+            errors=[{"loc": ["body", "value"], "msg": "outside [-200, 200]", "input": number}],
         )
 
 
@@ -214,12 +215,12 @@ def plain_indices(values: Mapping[str, float], d_sae: int | None = None) -> dict
     """
     for key in values:
         if not _INDEX.fullmatch(key):
-            shown = key[:100].encode(errors="backslashreplace").decode()
+            index = shown(key)
             more: dict[str, Any] = {} if d_sae is None else {"d_sae": d_sae}
             raise Refusal(
                 "INVALID_FEATURE_INDEX",
-                f"{shown!r} is no feature index; an index is a whole number in plain digits",
-                feature_idx=shown,
+                f"{index!r} is no feature index; an index is a whole number in plain digits",
+                feature_idx=index,
                 **more,
             )
     return {int(key): value for key, value in values.items()}

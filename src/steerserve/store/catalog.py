@@ -1,4 +1,7 @@
-"""The registered models and SAEs. Rows of the database are read as frozen records."""
+"""The registered models and SAEs. Rows of the database are read as frozen records.
+
+All rows of a table are kept in memory until one is written, because many requests ask for all of them.
+"""
 
 from __future__ import annotations
 
@@ -7,19 +10,22 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, fields
 from datetime import UTC, datetime
-from typing import Any, TypeVar, cast
+from typing import Any, Generic, TypeVar, cast
 
-from sqlalchemy import Table, delete, insert, select, update
+from sqlalchemy import Select, Table, delete, insert, select, update
 from sqlalchemy.engine import RowMapping
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from steerserve.errors import Refusal
+from steerserve.rules.text import UNSTORABLE, shown, storable
 from steerserve.store.db import Database
-from steerserve.store.tables import UNSTORABLE, feature_labels, models, profiles, saes
+from steerserve.store.tables import feature_labels, models, profiles, saes
 
 Clock = Callable[[], datetime]
 LARGEST_ID = 2**31 - 1
+_AT_ONCE = 100
+"""Rows that are handled at once. Between two such chunks the event loop can do other work."""
 CLAIMED_TEXTS = ("format", "architecture", "dtype", "hook_name", "site", "trained_on")
 """Columns with texts from an SAE's checkpoint. A column stores the beginning of the text that fits; `claims` stores all
 of it."""
@@ -90,28 +96,20 @@ def utc_now() -> datetime:
 
 
 class Catalog:
-    """Reads and writes both tables. The models are kept in memory between writes, because every `/v1` request asks for
-    them."""
+    """Reads and writes both tables."""
 
     def __init__(self, database: Database, now: Clock = utc_now) -> None:
         self._database = database
         self._now = now
-        self._known: list[ModelRow] | None = None
-        self._model_writes = 0
+        self._models = _Rows(database, ModelRow, select(models).order_by(models.c.id))
+        self._saes = _Rows(database, SaeRow, select(saes).order_by(saes.c.created_at, saes.c.id))
         self._putting = asyncio.Lock()
 
     # ------------------------------------------------------------- models
 
-    async def models(self) -> list[ModelRow]:
-        if self._known is None:
-            before = self._model_writes
-            async with self._database.read() as connection:
-                rows = await connection.execute(select(models).order_by(models.c.id))
-                records = [_record(ModelRow, row) for row in rows.mappings()]
-            if self._model_writes == before:
-                self._known = records
-            return records
-        return list(self._known)
+    async def models(self) -> tuple[ModelRow, ...]:
+        """All models. While none is written, each call returns the same tuple."""
+        return await self._models.all()
 
     async def model(self, model_id: int) -> ModelRow:
         """Raises:
@@ -131,7 +129,7 @@ class Catalog:
         """
         now = self._now()
         try:
-            async with self._writing_models() as connection:
+            async with self._models.writing() as connection:
                 inserted = await connection.execute(
                     insert(models).values(**values, created_at=now, updated_at=now)
                 )
@@ -151,7 +149,7 @@ class Catalog:
         """
         changed = update(models).where(models.c.id == model_id)
         try:
-            async with self._writing_models() as connection:
+            async with self._models.writing() as connection:
                 await connection.execute(changed.values(**values, updated_at=self._now()))
         except IntegrityError as error:
             raise Refusal(
@@ -160,24 +158,14 @@ class Catalog:
         return await self.model(model_id)
 
     async def remove_model(self, model_id: int) -> None:
-        async with self._writing_models() as connection:
+        async with self._models.writing() as connection:
             await connection.execute(delete(models).where(models.c.id == model_id))
-
-    @asynccontextmanager
-    async def _writing_models(self) -> AsyncIterator[AsyncConnection]:
-        try:
-            async with self._database.write() as connection:
-                yield connection
-        finally:
-            self._model_writes += 1
-            self._known = None
 
     # ------------------------------------------------------------- SAEs
 
-    async def saes(self) -> list[SaeRow]:
-        async with self._database.read() as connection:
-            rows = await connection.execute(select(saes).order_by(saes.c.created_at, saes.c.id))
-            return [_record(SaeRow, row) for row in rows.mappings()]
+    async def saes(self) -> tuple[SaeRow, ...]:
+        """All SAEs, oldest first. While none is written, each call returns the same tuple."""
+        return await self._saes.all()
 
     async def sae(self, sae_id: str) -> SaeRow:
         """Raises:
@@ -193,14 +181,14 @@ class Catalog:
 
     async def add_sae(self, **values: Any) -> SaeRow:
         now = self._now()
-        async with self._database.write() as connection:
+        async with self._saes.writing() as connection:
             await connection.execute(
                 insert(saes).values(**_held(values), created_at=now, updated_at=now)
             )
         return await self.sae(values["id"])
 
     async def change_sae(self, sae_id: str, **values: Any) -> SaeRow:
-        async with self._database.write() as connection:
+        async with self._saes.writing() as connection:
             await connection.execute(
                 update(saes)
                 .where(saes.c.id == sae_id)
@@ -218,7 +206,7 @@ class Catalog:
         is_it, now = saes.c.id == sae_id, self._now()
         changed = update(saes).where(is_it, saes.c.status != "attached")
         # only one writer at a time, so that two writers that find no record cannot both add one
-        async with self._putting, self._database.write() as connection:
+        async with self._putting, self._saes.writing() as connection:
             done = await connection.execute(changed.values(**_held(values), updated_at=now))
             if may_add and not done.rowcount and await _one(connection, saes, sae_id) is None:
                 whole = _held(values) | {"id": sae_id, "created_at": now, "updated_at": now}
@@ -228,7 +216,7 @@ class Catalog:
     async def rename_sae(self, sae_id: str, new_id: str, **values: Any) -> SaeRow:
         """Give an SAE a new id, which no other SAE may have. The labels of the SAE and the profiles that name it get
         the new id too."""
-        async with self._database.write() as connection:
+        async with self._saes.writing() as connection:
             await connection.execute(
                 update(saes).where(saes.c.id == sae_id).values(id=new_id, **values)
             )
@@ -239,26 +227,64 @@ class Catalog:
 
     async def remove_saes(self, *sae_ids: str) -> None:
         """Remove the records of SAEs and the labels of their features, all of them or none."""
-        async with self._database.write() as connection:
-            for sae_id in sae_ids:
-                # the record is deleted before the labels: a concurrent writer of labels has either ended before,
+        async with self._saes.writing() as connection:
+            for first in range(0, len(sae_ids), _AT_ONCE):
+                chunk = sae_ids[first : first + _AT_ONCE]
+                # the records are deleted before the labels: a concurrent writer of labels has either ended before,
                 # or finds no record and writes nothing
-                await connection.execute(delete(saes).where(saes.c.id == sae_id))
+                await connection.execute(delete(saes).where(saes.c.id.in_(chunk)))
                 await connection.execute(
-                    delete(feature_labels).where(feature_labels.c.sae_id == sae_id)
+                    delete(feature_labels).where(feature_labels.c.sae_id.in_(chunk))
                 )
 
 
+class _Rows(Generic[Record]):
+    """All rows of a table, kept in memory until one of them is written."""
+
+    def __init__(self, database: Database, kind: type[Record], query: Select[Any]) -> None:
+        self._database = database
+        self._kind = kind
+        self._query = query
+        self._rows: tuple[Record, ...] | None = None
+        self._writes = 0
+
+    async def all(self) -> tuple[Record, ...]:
+        if self._rows is not None:
+            return self._rows
+        before = self._writes
+        records: list[Record] = []
+        async with self._database.read() as connection:
+            rows = (await connection.execute(self._query)).mappings()
+            while chunk := rows.fetchmany(_AT_ONCE):
+                records += [_record(self._kind, row) for row in chunk]
+                await asyncio.sleep(0)
+        every = tuple(records)
+        # a write that ended meanwhile may be missing in these rows
+        if self._writes == before:
+            self._rows = every
+        return every
+
+    @asynccontextmanager
+    async def writing(self) -> AsyncIterator[AsyncConnection]:
+        """A transaction that writes rows of this table."""
+        try:
+            async with self._database.write() as connection:
+                yield connection
+        finally:
+            self._writes += 1
+            self._rows = None
+
+
 def unknown_sae(sae_id: str) -> Refusal:
-    shown = UNSTORABLE.sub("\ufffd", sae_id[:100])
-    return Refusal("SAE_NOT_FOUND", f"no SAE has the id {shown!r}", sae_id=shown)
+    unknown = shown(sae_id)
+    return Refusal("SAE_NOT_FOUND", f"no SAE has the id {unknown!r}", sae_id=unknown)
 
 
 def _held(values: dict[str, Any]) -> dict[str, Any]:
     """The values of an SAE's record, with the texts cut to the length of their columns."""
     texts = {name: text for name in CLAIMED_TEXTS if isinstance(text := values.get(name), str)}
     return values | {
-        name: UNSTORABLE.sub("\ufffd", text)[: getattr(saes.c[name].type, "length", None)]
+        name: storable(text)[: getattr(saes.c[name].type, "length", None)]
         for name, text in texts.items()
     }
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import secrets
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, fields
@@ -16,9 +17,14 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from steerserve.errors import Refusal
 from steerserve.rules import provenance
 from steerserve.rules.provenance import Origin
+from steerserve.rules.text import UNSTORABLE, shown
 from steerserve.store.catalog import Clock, utc_now
 from steerserve.store.db import Database
-from steerserve.store.tables import UNSTORABLE, profiles
+from steerserve.store.tables import profiles
+
+_AT_ONCE = 10
+"""Profiles that are read at once, each with up to a thousand values. Between two such chunks the event loop can do
+other work."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,11 +65,14 @@ class Documents:
 
     async def profiles(self) -> list[ProfileRow]:
         """All profiles, oldest first."""
+        every = select(profiles).order_by(profiles.c.created_at, profiles.c.id)
+        records: list[ProfileRow] = []
         async with self._database.read() as connection:
-            rows = await connection.execute(
-                select(profiles).order_by(profiles.c.created_at, profiles.c.id)
-            )
-            return [_record(row) for row in rows.mappings()]
+            rows = (await connection.execute(every)).mappings()
+            while chunk := rows.fetchmany(_AT_ONCE):
+                records += [_record(row) for row in chunk]
+                await asyncio.sleep(0)
+        return records
 
     async def profile(self, profile_id: str) -> ProfileRow:
         """Raises:
@@ -166,6 +175,5 @@ def _taken(name: Any) -> Refusal:
 
 
 def _unknown(profile_id: str) -> Refusal:
-    return Refusal(
-        "PROFILE_NOT_FOUND", f"no profile has the id {profile_id[:100]!r}", profile_id=profile_id
-    )
+    unknown = shown(profile_id)
+    return Refusal("PROFILE_NOT_FOUND", f"no profile has the id {unknown!r}", profile_id=unknown)

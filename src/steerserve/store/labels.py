@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Iterable, Mapping
 from contextlib import asynccontextmanager
-from itertools import islice
 
 from sqlalchemy import delete, insert, select
 from sqlalchemy.ext.asyncio import AsyncConnection
@@ -16,8 +15,8 @@ from steerserve.store.tables import feature_labels, saes
 
 _AT_ONCE = 2000
 """Rows in one statement. Between two statements the event loop can do other work."""
-_KEPT = 8
-"""The number of SAEs whose labels are kept in memory."""
+_KEPT = 400_000
+"""The number of labels that are kept in memory, about 80 MB. The labels that were read last are kept in any case."""
 
 
 class Labels:
@@ -28,21 +27,24 @@ class Labels:
         self._database = database
         self._known: dict[str, Mapping[int, str]] = {}
         self._writes = 0
+        # held while labels are read, so that requests that come together read them once
+        self._reading = asyncio.Lock()
 
     async def of(self, sae_id: str) -> Mapping[int, str]:
         """Feature index -> label, sorted by index. The caller must not change the mapping."""
         if sae_id in self._known:
-            self._known[sae_id] = self._known.pop(sae_id)
-            return self._known[sae_id]
-        before = None
-        # if labels were written while the pages were read, the pages do not fit together and are read again
-        while before != self._writes:
-            before = self._writes
-            labels = await self._read(sae_id)
-        self._known[sae_id] = labels
-        for oldest in list(islice(self._known, max(0, len(self._known) - _KEPT))):
-            del self._known[oldest]
-        return labels
+            return self._used(sae_id)
+        async with self._reading:
+            if sae_id in self._known:
+                return self._used(sae_id)
+            before = None
+            # if labels were written while the pages were read, the pages do not fit together and are read again
+            while before != self._writes:
+                before = self._writes
+                labels = await self._read(sae_id)
+            self._known[sae_id] = labels
+            self._forget_oldest()
+            return labels
 
     async def put(self, sae_id: str, labels: Mapping[int, str], *, replace: bool = False) -> None:
         """Write these labels: all of them or none. They replace the labels of the same features, or with `replace` all
@@ -78,6 +80,23 @@ class Labels:
                 delete(feature_labels).where(feature_labels.c.sae_id == sae_id)
             )
         return int(deleted.rowcount)
+
+    def drop(self, sae_ids: Iterable[str]) -> None:
+        """Forget the kept labels of SAEs whose rows `Catalog.remove_saes` has deleted."""
+        self._writes += 1
+        for sae_id in sae_ids:
+            self._known.pop(sae_id, None)
+
+    def _used(self, sae_id: str) -> Mapping[int, str]:
+        """The kept labels of an SAE, which become the newest."""
+        self._known[sae_id] = self._known.pop(sae_id)
+        return self._known[sae_id]
+
+    def _forget_oldest(self) -> None:
+        kept = sum(map(len, self._known.values()))
+        for oldest in list(self._known)[:-1]:
+            if kept > _KEPT:
+                kept -= len(self._known.pop(oldest))
 
     async def _read(self, sae_id: str) -> dict[int, str]:
         at = feature_labels.c

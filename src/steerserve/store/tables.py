@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from datetime import UTC, datetime
 from typing import Any
 
@@ -22,9 +21,6 @@ from sqlalchemy import (
 )
 from sqlalchemy.engine import Dialect
 from sqlalchemy.types import TypeDecorator
-
-UNSTORABLE = re.compile("[\x00\ud800-\udfff]")
-"""Characters that a database cannot store in a text. No row can have an id or a name with such a character."""
 
 
 class UtcDateTime(TypeDecorator[datetime]):

@@ -689,4 +689,4 @@ async def test_an_attached_sae_is_not_deleted(world: World) -> None:
     assert (await refused(world.saes.remove("sae_a"))).code == "SAE_ALREADY_ATTACHED"
     await world.attachments.detach("sae_a")
     await world.saes.remove("sae_a")
-    assert await world.saes.list() == []
+    assert not await world.saes.list()

@@ -40,7 +40,7 @@ async def test_an_sae_that_cannot_be_read_is_not_registered_and_its_engine_is_go
     world.launcher.fail("inspect", Refusal("SAE_LOAD_FAILED", "damaged"))
     with pytest.raises(Refusal):
         await world.saes.add(str(folder))
-    assert await world.saes.list() == []
+    assert not await world.saes.list()
     assert world.launcher.alive == []
 
 

@@ -322,6 +322,60 @@ async def test_renew_counts_from_now_not_from_old_expiry(world: World, clock: Cl
     assert world.conductor.leases.status() is None
 
 
+class SetClock(Clock):
+    """A clock whose time of day can be set while the seconds pass."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.passed = 0.0
+
+    def seconds(self) -> float:
+        return self.passed
+
+    def pass_(self, seconds: float) -> None:
+        super().pass_(seconds)
+        self.passed += seconds
+
+
+@pytest.mark.parametrize("hours", [-30_000, -5, -1, 1, 5, 30_000])
+async def test_a_lease_lasts_its_seconds_when_somebody_sets_the_clock(
+    make: Make, said: Said, hours: int
+) -> None:
+    clock = SetClock()
+    async with make(now=clock, seconds=clock.seconds) as world:
+        row, lease_id = await leased(world)
+        clock.pass_(20)
+        clock.now += timedelta(hours=hours)
+        status = world.conductor.leases.status()
+        assert status is not None
+        assert status.seconds_remaining == 40
+        assert status.expires_at == clock.now + timedelta(seconds=40)
+        assert status.acquired_at == clock.now - timedelta(seconds=20)
+        assert said.told("clock_set") == [{"seconds": hours * 3600.0}]
+        renewed = world.conductor.leases.renew(row.id, lease_id, 30)
+        assert renewed.expires_at == clock.now + timedelta(seconds=30)
+        clock.now -= timedelta(hours=hours)
+        clock.pass_(29.5)
+        assert world.conductor.leases.status() is not None
+        clock.pass_(0.5)
+        assert world.conductor.leases.status() is None
+        ended = world.conductor.leases.last_ended(row.id)
+        assert ended is not None
+        assert (ended.end_reason, ended.ended_at) == ("expired", clock.now)
+        clock.now += timedelta(hours=hours)
+        assert world.conductor.leases.last_ended(row.id).ended_at == clock.now
+
+
+async def test_small_corrections_of_the_clock_move_no_lease(make: Make, said: Said) -> None:
+    clock = SetClock()
+    async with make(now=clock, seconds=clock.seconds) as world:
+        row, _ = await leased(world)
+        expires_at = world.conductor.leases.status().expires_at
+        clock.now += timedelta(seconds=0.4)
+        assert world.conductor.leases.status(row.id).expires_at == expires_at
+        assert said.told("clock_set") == []
+
+
 async def test_a_lease_of_a_model_whose_engine_dies_ends(world: World) -> None:
     row, _ = await leased(world)
     world.launcher.engine.die()

@@ -85,6 +85,7 @@ def _named_gguf_values(path: Path, label: str | None) -> dict[str, Any]:
         files = gguf_files.entry(path, label)
     except gguf_files.GGUFError as error:
         raise Refusal("INVALID_LOCAL_PATH", str(error), local_path=str(path)[:500]) from error
+    local.check_written(files[0])
     named = gguf.classify(files[0].name)
     values = gguf_values(files, named.label)
     tag = f":{values['gguf_label']}"

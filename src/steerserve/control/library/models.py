@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from typing import Any
 
 from steerserve.control.library.model_downloads import ModelDownloads
@@ -23,7 +24,7 @@ class Models:
         self._conductor = conductor
         self._downloads = downloads
 
-    async def list(self) -> list[ModelRow]:
+    async def list(self) -> Sequence[ModelRow]:
         return await self._catalog.models()
 
     async def get(self, model_id: int) -> ModelRow:

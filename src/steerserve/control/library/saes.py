@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from pathlib import Path
 
 import structlog
@@ -41,7 +42,7 @@ class Saes:
         self._downloads = downloads
         self._registering = asyncio.Lock()
 
-    async def list(self) -> list[SaeRow]:
+    async def list(self) -> Sequence[SaeRow]:
         return await self._catalog.saes()
 
     async def get(self, sae_id: str) -> SaeRow:
@@ -152,8 +153,7 @@ class Saes:
                 self._check_detached(row.id)
             async with self._downloads.stopped(sae_id) as rows:
                 await self._catalog.remove_saes(*(row.id for row in rows))
-                for row in rows:
-                    await self._labels.forget(row.id)
+                self._labels.drop(row.id for row in rows)
                 return rows[0], await self._downloads.remove_files(rows)
 
     def _check_detached(self, sae_id: str) -> None:

@@ -38,16 +38,16 @@ class ServedModels:
     def __init__(self, catalog: Catalog, conductor: Conductor) -> None:
         self._catalog = catalog
         self._conductor = conductor
+        self._known = _Names(())
 
     async def listed(self) -> list[ServedModel]:
         """The models that `/v1/models` lists. While a model is locked, the list has only that model."""
-        rows = await self._catalog.models()
-        models = [_named(row) for row in rows]
+        names = await self._names()
         locked = self._conductor.view().locked_id
         return [
             ServedModel(row, name)
-            for row, model in zip(rows, models, strict=True)
-            if locked in (None, row.id) and (name := naming.listed_name(model, models))
+            for row in names.rows
+            if locked in (None, row.id) and (name := names.listed_name(row))
         ]
 
     async def find(self, name: str) -> ServedModel:
@@ -56,7 +56,7 @@ class ServedModels:
         Raises:
             Refusal: MODEL_NOT_FOUND, AMBIGUOUS_MODEL_NAME.
         """
-        return _resolved(name, await self._catalog.models())
+        return (await self._names()).resolve(name)
 
     async def resolve(self, name: str) -> ServedModel:
         """The model that a request names. The refusal says why a registered model cannot serve.
@@ -64,26 +64,44 @@ class ServedModels:
         Raises:
             Refusal: MODEL_NOT_FOUND, AMBIGUOUS_MODEL_NAME; MODEL_LOAD_FAILED when the model's last load failed.
         """
-        rows = await self._catalog.models()
+        names = await self._names()
         try:
-            return _resolved(name, rows)
+            return names.resolve(name)
         except Refusal as refusal:
-            known = [row for row in rows if row.name == name]
+            known = [row for row in names.rows if row.name == name]
             if not known or refusal.code != "MODEL_NOT_FOUND":
                 raise
             raise _unserved(name, known) from None
 
     async def of(self, row: ModelRow) -> ServedModel:
         """A registered model as requests name it."""
-        models = [_named(one) for one in await self._catalog.models()]
-        return ServedModel(row, naming.listed_name(_named(row), models) or row.name)
+        return ServedModel(row, (await self._names()).listed_name(row) or row.name)
+
+    async def _names(self) -> _Names:
+        """The names of the models. They are collected anew only after a model was written."""
+        rows = await self._catalog.models()
+        if rows is not self._known.rows:
+            self._known = _Names(rows)
+        return self._known
 
 
-def _resolved(name: str, rows: list[ModelRow]) -> ServedModel:
-    models = [_named(row) for row in rows]
-    model = naming.resolve(name, models)
-    row = next(row for row in rows if row.id == model.id)
-    return ServedModel(row, naming.listed_name(model, models) or row.name)
+class _Names:
+    """The names of all models, for one state of the catalog."""
+
+    def __init__(self, rows: tuple[ModelRow, ...]) -> None:
+        self.rows = rows
+        self._by_id = {row.id: row for row in rows}
+        self._index = naming.NameIndex(map(_named, rows))
+
+    def resolve(self, name: str) -> ServedModel:
+        """Raises:
+        Refusal: MODEL_NOT_FOUND, AMBIGUOUS_MODEL_NAME.
+        """
+        row = self._by_id[self._index.resolve(name).id]
+        return ServedModel(row, self.listed_name(row) or row.name)
+
+    def listed_name(self, row: ModelRow) -> str | None:
+        return self._index.listed_name(_named(row))
 
 
 def _unserved(name: str, rows: list[ModelRow]) -> Refusal:

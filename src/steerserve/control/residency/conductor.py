@@ -8,6 +8,7 @@ everybody who holds the model.
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import replace
@@ -15,7 +16,7 @@ from dataclasses import replace
 from steerserve.control.bus import Bus
 from steerserve.control.residency import loading
 from steerserve.control.residency.engines import Engines
-from steerserve.control.residency.leases import Granted, Leases
+from steerserve.control.residency.leases import Granted, Leases, Seconds
 from steerserve.control.residency.loading import ANYWHERE, Prepared
 from steerserve.control.residency.occupant import Occupant
 from steerserve.control.residency.reattaching import Reattaching
@@ -44,12 +45,13 @@ class Conductor:
         launcher: Engines,
         bus: Bus,
         now: Clock = utc_now,
+        seconds: Seconds = time.monotonic,
     ) -> None:
         self._settings = settings
         self._catalog = catalog
         self._launcher = launcher
         self._slot = Slot()
-        self.leases = Leases(settings, now)
+        self.leases = Leases(settings, now, seconds)
         self.records = Records(catalog)
         self.restoring = Restoring()
         # registered first, so that every later owner finds the SAEs attached

@@ -1,13 +1,17 @@
 """The leases of the service. At most one lease is live. Leases are kept in memory only, so a restart ends all of them.
 
-The conductor makes sure that only the resident model is leased; this file does not check it.
+A lease lasts for its seconds, whatever the clock of the machine says meanwhile: after the clock was set, the times of
+all leases are moved with it. The conductor makes sure that only the resident model is leased; this file does not check
+it.
 """
 
 from __future__ import annotations
 
 import secrets
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from datetime import datetime, timedelta
 
 import structlog
 
@@ -20,6 +24,11 @@ from steerserve.settings import Settings
 from steerserve.store.catalog import Clock, utc_now
 
 log = structlog.get_logger(__name__)
+
+Seconds = Callable[[], float]
+
+CLOCK_SET = timedelta(seconds=1)
+"""The least difference between the time of day and the seconds that passed by which the clock counts as set."""
 
 
 def new_id() -> str:
@@ -35,12 +44,23 @@ class Granted:
 
 
 class Leases:
-    """Owner of the book of leases. Every method first ends a lease whose time has passed."""
+    """Owner of the book of leases. Every method first ends a lease whose time has passed.
+
+    Args:
+        now: the time of day. Somebody may set it forward or back at any moment.
+        seconds: the seconds since some moment. They never go back.
+    """
 
     def __init__(
-        self, settings: Settings, now: Clock = utc_now, new_id: Callable[[], str] = new_id
+        self,
+        settings: Settings,
+        now: Clock = utc_now,
+        seconds: Seconds = time.monotonic,
+        new_id: Callable[[], str] = new_id,
     ) -> None:
-        self.now = now
+        self._now = now
+        self._seconds = seconds
+        self._zero = now() - timedelta(seconds=seconds())
         self.limits = LeaseLimits(
             settings.lease_default_ttl_seconds,
             settings.lease_max_ttl_seconds,
@@ -52,8 +72,19 @@ class Leases:
 
     # ------------------------------------------------------------- looking
 
+    def now(self) -> datetime:
+        """The time of day. If the clock was set since the last call, all times of the book are moved first."""
+        now = self._now()
+        zero = now - timedelta(seconds=self._seconds())
+        if abs(zero - self._zero) >= CLOCK_SET:
+            by = zero - self._zero
+            log.warning("clock_set", seconds=round(by.total_seconds(), 3))
+            self._book, self._zero = rules.moved(self._book, by), zero
+        return now
+
     def live(self) -> Lease | None:
-        self._keep(rules.expire(self._book, self.now()))
+        now = self.now()
+        self._keep(rules.expire(self._book, now))
         return self._book.current
 
     def is_held_by(self, lease_id: str | None) -> bool:
@@ -81,7 +112,8 @@ class Leases:
         """
         lease_id = self._new_id()
         digest = rules.digest_of(lease_id)
-        self._keep(rules.grant(self._book, model_id, model_name, terms, digest, self.now()))
+        now = self.now()
+        self._keep(rules.grant(self._book, model_id, model_name, terms, digest, now))
         return Granted(self._logged("lease_granted"), lease_id)
 
     def renew(self, model_id: int, lease_id: str, ttl_seconds: int) -> Lease:
@@ -89,7 +121,8 @@ class Leases:
         Refusal: LEASE_NOT_FOUND, LEASE_EXPIRED.
         """
         self.live()
-        self._keep(rules.renew(self._book, model_id, lease_id, ttl_seconds, self.now()))
+        now = self.now()
+        self._keep(rules.renew(self._book, model_id, lease_id, ttl_seconds, now))
         return self._logged("lease_renewed")
 
     def release(self, model_id: int, lease_id: str) -> Ended:
@@ -97,15 +130,18 @@ class Leases:
         Refusal: LEASE_NOT_FOUND, LEASE_EXPIRED.
         """
         self.live()
-        self._keep(rules.release(self._book, model_id, lease_id, self.now()))
+        now = self.now()
+        self._keep(rules.release(self._book, model_id, lease_id, now))
         assert self._book.last is not None
         return self._book.last
 
     def model_unloaded(self, model_id: int) -> None:
-        self._keep(rules.model_unloaded(self._book, model_id, self.now()))
+        now = self.now()
+        self._keep(rules.model_unloaded(self._book, model_id, now))
 
     def restart(self) -> None:
-        self._keep(rules.restart(self._book, self.now()))
+        now = self.now()
+        self._keep(rules.restart(self._book, now))
 
     def note_ignored(self, lease_id: str | None) -> None:
         """Log the lease id of a request if it is not the id of the live lease. The request was not refused for a

@@ -1,0 +1,63 @@
+"""The characters that names and free texts may have, and how a text of a stranger is written into a message.
+
+Every name and text that a client, a file or a hub gives is checked here: names of models and profiles, holders and
+reasons of leases, labels, paths. A text that passes is stored and answered exactly as it came.
+"""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+
+UNSTORABLE = re.compile("[\x00\ud800-\udfff]")
+"""Characters that a database cannot store in a text. No row can have an id or a name with such a character."""
+
+SHOWN = 100
+"""The most characters of a stranger's text in a message."""
+
+_CONTROLS = frozenset({"Cc", "Cs", "Zl", "Zp"})
+"""Unicode categories: control characters, halves of surrogate pairs, separators of lines and of paragraphs."""
+
+_BREAKS = frozenset("\t\n\r")
+_DIRECTIONS = frozenset(map(chr, (*range(0x202A, 0x202F), *range(0x2066, 0x206A))))
+"""Characters that change the direction of all text after them, also of the message around a name."""
+
+
+def line_fault(text: str) -> str | None:
+    """Why a text is not one line; None if it is."""
+    return _fault(text, frozenset(), frozenset())
+
+
+def lines_fault(text: str) -> str | None:
+    """Why a text is not a free text, which may have tabs and line ends; None if it is."""
+    return _fault(text, _BREAKS, frozenset())
+
+
+def name_fault(text: str) -> str | None:
+    """Why a text cannot be a name; None if it can. A name stands in messages and lists beside other text, so it is one
+    line and does not change the direction of the text around it."""
+    return _fault(text, frozenset(), _DIRECTIONS)
+
+
+def storable(text: str) -> str:
+    """The text with U+FFFD in the place of each character that cannot be stored."""
+    return UNSTORABLE.sub("\ufffd", text)
+
+
+def shown(text: str, longest: int = SHOWN) -> str:
+    """At most `longest` characters of a text, for a message. Half a surrogate pair is written as its escape
+    sequence."""
+    return text[:longest].encode(errors="backslashreplace").decode()[:longest]
+
+
+def _fault(text: str, allowed: frozenset[str], refused: frozenset[str]) -> str | None:
+    if text.isascii() and text.isprintable():
+        return None
+    for character in text:
+        if character in refused:
+            return (
+                f"U+{ord(character):04X} is not allowed, because it changes the direction of text"
+            )
+        if unicodedata.category(character) in _CONTROLS and character not in allowed:
+            return f"control characters are not allowed (U+{ord(character):04X})"
+    return None

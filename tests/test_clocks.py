@@ -1,0 +1,82 @@
+"""Which files read the time of day. Everything else measures seconds with a clock that nobody can set."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+
+import steerserve
+
+SOURCE = Path(steerserve.__file__).parent
+OF_DAY = (
+    "time.time",
+    "time.time_ns",
+    "time.localtime",
+    "time.gmtime",
+    "datetime.now",
+    "datetime.utcnow",
+    "datetime.today",
+    "date.today",
+)
+"""Calls that read the time of day."""
+
+READERS = {
+    "engine/sandbox/templates.py": "the date that a chat template writes into a prompt",
+    "store/catalog.py": "`utc_now`, for the times in records and answers",
+    "store/db.py": "the name of a copy of the database",
+    "v1/render.py": "`created` in answers of /v1",
+}
+"""File -> what it needs the time of day for."""
+
+TELLERS = {
+    "composition.py": "gives the clock to the owners below",
+    "control/observing/monitoring.py": "the times of records and of the statistics",
+    "control/residency/conductor.py": "gives the clock to the leases",
+    "control/residency/leases.py": "the times of a lease, which are moved when the clock is set",
+    "control/residency/loading.py": "`loaded_at` of a model",
+    "control/vitals/cards.py": "`read_at` of a reading of the cards",
+    "control/vitals/gauges.py": "the time of the metrics",
+    "control/vitals/health.py": "the time of an answer about health",
+    "store/catalog.py": "the times of records",
+    "store/documents.py": "the times of profiles",
+}
+"""File that uses `utc_now` -> what it tells with the time. None of them measures how long something takes."""
+
+
+def trees() -> dict[str, ast.AST]:
+    return {
+        str(path.relative_to(SOURCE)): ast.parse(path.read_text())
+        for path in SOURCE.rglob("*.py")
+        if "demo" not in path.relative_to(SOURCE).parts
+    }
+
+
+def test_the_time_of_day_is_read_in_few_places() -> None:
+    readers = {
+        file
+        for file, tree in trees().items()
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Call) and ast.unparse(node.func).endswith(OF_DAY)
+    }
+    assert readers == set(READERS)
+
+
+def test_the_time_of_day_is_only_told_and_measures_nothing() -> None:
+    tellers = {
+        file
+        for file, tree in trees().items()
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Name) and node.id == "utc_now"
+    }
+    assert tellers == set(TELLERS)
+
+
+def test_only_leases_subtract_times_of_day() -> None:
+    """A difference of two times of day is wrong after somebody set the clock. The leases correct their times."""
+    subtractions = {
+        file
+        for file, tree in trees().items()
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Attribute) and node.attr == "total_seconds"
+    }
+    assert subtractions == {"control/residency/leases.py", "rules/lease_status.py"}
