@@ -57,7 +57,7 @@ class Wire:
 
 async def measure(scratch: Path, big: Path) -> dict[str, Any]:
     """Times through the service and through the bare engine, in turn, on the demo model."""
-    async with _service(scratch / "home") as client:
+    async with running(scratch / "home") as client:
         await _load(client, demo.MODEL_DIR, demo.MODEL_NAME)
         engine = await Launcher("WARNING", "console").launch()
         try:
@@ -161,7 +161,7 @@ async def _load(client: httpx.AsyncClient, folder: Path, name: str) -> None:
 
 
 @asynccontextmanager
-async def _service(home: Path) -> AsyncIterator[httpx.AsyncClient]:
+async def running(home: Path) -> AsyncIterator[httpx.AsyncClient]:
     """The service as a process of its own on a free port."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
