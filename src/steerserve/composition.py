@@ -70,7 +70,10 @@ def surroundings(settings: Settings) -> Surroundings:
         hub=hub,
         breakers=hub,
         cards=CardReadings(torch_version=torch_version()),
-        checker=Checker(),
+        checker=Checker(
+            # at most half of the waiting room, so that requests without a schema have room beside costly schemas
+            max(1, (settings.max_concurrent_requests + settings.max_pending_requests) // 2)
+        ),
     )
 
 
@@ -169,4 +172,5 @@ class Owners:
             around.breakers,
             self.serving,
             self.monitoring,
+            around.checker,
         )

@@ -192,7 +192,7 @@ def test_a_document_that_does_not_validate_is_an_error_and_never_an_answer(
 ) -> None:
     asked: list[str] = []
 
-    async def disagree(schema: Any, text: str) -> str:
+    async def disagree(schema: Any, text: str, client: str) -> str:
         asked.append(text)
         return "$.age: 3 is not what I meant"
 
@@ -216,9 +216,9 @@ def test_a_document_whose_validation_runs_out_of_time_is_not_called_invalid(
     checker = shared.service.owners.around.checker
     validate = checker.validate
 
-    async def hostile(_: Any, __: str) -> str | None:
+    async def hostile(_: Any, __: str, client: str) -> str | None:
         pattern = {"type": "string", "pattern": "^(a|aa)*b$"}
-        return await validate(pattern, json.dumps("a" * 5000))
+        return await validate(pattern, json.dumps("a" * 5000), client)
 
     monkeypatch.setattr(checker, "validate", hostile)
     answer = shared.http.post(CHAT, json=chat(schema_format(PET)))

@@ -15,7 +15,7 @@ from steerserve.api.steering import Value
 from steerserve.control.requests.compare import Compare, Compared, Side
 from steerserve.disconnect import Disconnected, unless_disconnected
 from steerserve.errors import Refusal
-from steerserve.rules import activations
+from steerserve.rules import activations, clients
 from steerserve.rules import compare as rules
 from steerserve.rules.intent import GenerateIntent, Prompt, SamplingParameters
 from steerserve.rules.steering import BATCH_MAXIMUM, plain_indices
@@ -59,7 +59,7 @@ def router(compare: Compare, settings: Settings) -> APIRouter:
     async def run(body: CompareBody, request: Request) -> Response:
         """Run the comparison. It ends early when the client goes away."""
         model = await compare.model()
-        intent = _intent(body, settings)
+        intent = _intent(body, settings, request)
         try:
             compared = await unless_disconnected(request, compare.run(intent, model))
         except Disconnected:
@@ -112,7 +112,7 @@ def _feature(index: int, value: float, labels: Mapping[int, str]) -> dict[str, A
     return entry | {"label": labels[index]} if index in labels else entry
 
 
-def _intent(body: CompareBody, settings: Settings) -> GenerateIntent:
+def _intent(body: CompareBody, settings: Settings, request: Request) -> GenerateIntent:
     """Raises:
     Refusal: VALIDATION_ERROR, SAE_ACTIVATIONS_REFUSED.
     """
@@ -150,6 +150,11 @@ def _intent(body: CompareBody, settings: Settings) -> GenerateIntent:
             body.layer,
         ),
         may_load=False,
+        client=clients.client(
+            request.client.host if request.client else None,
+            request.headers.get("authorization"),
+            has_keys=bool(settings.api_keys),
+        ),
     )
 
 

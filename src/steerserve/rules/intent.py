@@ -49,12 +49,14 @@ class BaseIntent:
         ignored: locations of the fields that the service does not use.
         may_load: whether the request may cause a load of its model.
         lease: the id of the lease that the client claims to hold, which is a secret.
+        client: the name under which the requests of one client are counted together (`rules/clients.py`).
     """
 
     answer_id: str = ""
     ignored: tuple[str, ...] = ()
     may_load: bool = True
     lease: str | None = field(default=None, repr=False)
+    client: str = field(default="", repr=False)
 
 
 @dataclass(frozen=True, slots=True)

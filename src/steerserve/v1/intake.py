@@ -17,7 +17,7 @@ from starlette.requests import Request
 
 from steerserve.control.requests.served import ServedModel, ServedModels
 from steerserve.errors import Refusal
-from steerserve.rules import activations, architecture, dial, fields
+from steerserve.rules import activations, architecture, clients, dial, fields
 from steerserve.rules.intent import EmbedIntent, GenerateIntent, Intent, ScoreIntent
 from steerserve.settings import Settings
 from steerserve.v1 import bodies, shape, values
@@ -150,6 +150,11 @@ class Intake:
             "answer_id": f"{prefix}-{secrets.token_hex(12)}" if prefix else "",
             "ignored": tuple(ignored),
             "lease": request.headers.get("x-service-lease") or None,
+            "client": clients.client(
+                request.client.host if request.client else None,
+                request.headers.get("authorization"),
+                has_keys=bool(self._settings.api_keys),
+            ),
         }
         return _Opened(kept, base, model, _header(request, "x-service-load-policy"))
 

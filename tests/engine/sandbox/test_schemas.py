@@ -43,13 +43,14 @@ def tokenizer() -> grammar.LLTokenizer:
 
 
 def pid(checker: Checker) -> int | None:
-    """Of the one process that runs, if any."""
-    assert len(checker.pids) <= 1
+    """Of the first process that runs, if any."""
     return next(iter(checker.pids), None)
 
 
 def is_busy(checker: Checker) -> bool:
-    return any(lane._lock.locked() for lane in checker._lanes)
+    return checker.counts().running > 0 and any(
+        lane._lock.locked() for lane in checker._lanes._lanes
+    )
 
 
 async def refused(checker: Checker, schema: Any) -> Refusal:
@@ -215,7 +216,7 @@ async def test_a_hostile_question_does_not_hold_up_the_next(
     while not is_busy(checker):
         await asyncio.sleep(0)
     assert await checker.validate(TEXT, '"a"') is None
-    assert len(checker.pids) == 2
+    assert len(checker.pids) >= 2
     assert not hostile.done()
     hostile.cancel()
     with pytest.raises(asyncio.CancelledError):
@@ -231,7 +232,7 @@ async def test_memory_is_limited_and_a_crash_is_a_reason(checker: Checker) -> No
     refusal = await refused(checker, STACK_OVERFLOW)
     assert "memory or depth" in refusal.message
     await checker.check({"type": "null"})
-    assert pid(checker) != first
+    assert first not in checker.pids
 
 
 async def test_a_process_that_was_killed_is_replaced_unnoticed(checker: Checker) -> None:
@@ -240,7 +241,8 @@ async def test_a_process_that_was_killed_is_replaced_unnoticed(checker: Checker)
     assert first is not None
     os.kill(first, signal.SIGKILL)
     await checker.check({"type": "null"})
-    assert pid(checker) not in (None, first)
+    assert checker.pids
+    assert first not in checker.pids
 
 
 async def test_an_interrupt_from_the_terminal_is_the_services_matter(checker: Checker) -> None:
@@ -271,9 +273,9 @@ async def test_schemas_that_passed_are_remembered_up_to_a_bound(
     asked: list[str] = []
     ask = checker._ask
 
-    async def counted(question: grammar.Ask) -> grammar.Answer:
+    async def counted(question: grammar.SchemaQuestion, *rest: str, **more: bool) -> Any:
         asked.append(json.loads(question.schema)["title"])
-        return await ask(question)
+        return await ask(question, *rest, **more)
 
     monkeypatch.setattr(checker, "_ask", counted)
     for title in "aabacab":
@@ -316,7 +318,7 @@ async def test_closing_after_a_process_was_replaced_refuses_whoever_waits(
     checker: Checker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await checker.check(TEXT)
-    (lane,) = [lane for lane in checker._lanes if lane._child]
+    (lane,) = [lane for lane in checker._lanes._lanes if lane._child]
     first = lane._child
     assert first is not None
     has_asked_another = asyncio.Event()
@@ -350,7 +352,7 @@ async def test_a_schema_is_not_seen_among_the_processes_and_the_environment_is_n
 
 async def test_the_process_ends_with_its_input(checker: Checker) -> None:
     await checker.check(TEXT)
-    (child,) = [lane._child for lane in checker._lanes if lane._child]
+    (child,) = [lane._child for lane in checker._lanes._lanes if lane._child]
     assert child.stdin is not None
     child.stdin.close()
     assert await child.wait() == 0

@@ -16,6 +16,7 @@ from steerserve.control.requests.queue import Queue
 from steerserve.control.requests.served import ServedModel
 from steerserve.control.residency.conductor import Conductor
 from steerserve.control.residency.resident import Resident
+from steerserve.engine.sandbox.lanes import LineFull
 from steerserve.engine.sandbox.schemas import Checker
 from steerserve.engine.wire import messages as m
 from steerserve.errors import Refusal
@@ -122,11 +123,10 @@ class Generation:
         row, profile = model.row, None
         if isinstance(intent, GenerateIntent):
             profile = await self._named(intent)
-            if intent.constraint is not None and intent.constraint.is_schema:
-                await self._checker.check(intent.constraint.schema)
-        # these refusals come before QUEUE_FULL, because waiting does not change them
-        view = self._conductor.view(intent.lease)
-        residency.may_serve(view, row.id, row.name, may_load=intent.may_load)
+        if self._unchecked(intent) is None:
+            # these refusals come before QUEUE_FULL, because waiting does not change them
+            view = self._conductor.view(intent.lease)
+            residency.may_serve(view, row.id, row.name, may_load=intent.may_load)
         self.active += 1
         flow, backend, timing = _Flow(), self._backend(intent, row), self._metrics.request()
         pump = asyncio.create_task(self._pump(intent, row, profile, backend, flow, timing))
@@ -165,6 +165,27 @@ class Generation:
             raise
         return await self._serving.applicable(row)
 
+    def _unchecked(self, intent: Intent) -> OutputConstraint | None:
+        """The constraint of a request whose schema has to be checked."""
+        constraint = intent.constraint if isinstance(intent, GenerateIntent) else None
+        if constraint is None or not constraint.is_schema:
+            return None
+        return None if self._checker.has_passed(constraint.schema) else constraint
+
+    async def _check(self, intent: Intent) -> None:
+        """Check the schema of a request that has a place in the waiting room.
+
+        Raises:
+            Refusal: RESPONSE_FORMAT_UNSUPPORTED; QUEUE_FULL when too many schemas wait for their check.
+        """
+        constraint = self._unchecked(intent)
+        if constraint is None:
+            return
+        try:
+            await self._checker.check(constraint.schema, intent.client)
+        except LineFull:
+            raise self._queue.full() from None
+
     async def _pump(
         self,
         intent: Intent,
@@ -178,6 +199,7 @@ class Generation:
         try:
             async with AsyncExitStack() as held:
                 await held.enter_async_context(queue.room())
+                await self._check(intent)
                 resident = await held.enter_async_context(
                     self._conductor.use(row, may_load=intent.may_load, lease=intent.lease)
                 )
@@ -214,12 +236,14 @@ class Generation:
                 if constraint is not None and isinstance(event, Piece):
                     texts[event.choice] = texts.get(event.choice, "") + event.text
                     if event.finish == "stop":
-                        await self._validate(constraint, event.choice, texts[event.choice])
+                        await self._validate(intent, constraint, event.choice, texts[event.choice])
                 yield event
 
-    async def _validate(self, constraint: OutputConstraint, choice: int, text: str) -> None:
+    async def _validate(
+        self, intent: Intent, constraint: OutputConstraint, choice: int, text: str
+    ) -> None:
         schema = constraint.schema if constraint.is_schema else OBJECT
-        reason = await self._checker.validate(schema, text)
+        reason = await self._checker.validate(schema, text, intent.client)
         if reason is not None:
             raise Refusal(
                 "CONSTRAINED_OUTPUT_INVALID",

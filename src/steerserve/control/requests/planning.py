@@ -156,7 +156,7 @@ def _prompts(intent: GenerateIntent | ScoreIntent) -> list[m.Text | m.Chat]:
     return [
         m.Text(prompt, intent.has_special)
         if isinstance(prompt, str)
-        else m.Chat([dict(message) for message in prompt], variables)
+        else m.Chat([dict(message) for message in prompt], variables, intent.client)
         for prompt in intent.prompts
     ]
 

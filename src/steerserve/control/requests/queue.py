@@ -33,8 +33,8 @@ class QueueCounts:
 
 
 class Queue:
-    """Serves requests in the order of their arrival. A request enters the waiting room, waits for its model there, then
-    takes a slot."""
+    """Serves requests in the order of their arrival. A request enters the waiting room, waits there for the
+    check of its schema and for its model, then takes a slot."""
 
     def __init__(
         self,
@@ -56,6 +56,16 @@ class Queue:
             self._pending, self._holding, self._max_concurrent, self._max_pending, self._estimate()
         )
 
+    def full(self) -> Refusal:
+        """The refusal of a request for which there is no place to wait, with the estimate of the wait."""
+        estimate = self._estimate()
+        return Refusal(
+            "QUEUE_FULL",
+            f"{self._pending} requests are running or waiting; try again later",
+            queue_pending=self._pending,
+            estimated_wait_seconds=None if estimate is None else math.ceil(estimate),
+        )
+
     @asynccontextmanager
     async def room(self) -> AsyncIterator[None]:
         """A place in the waiting room.
@@ -64,13 +74,7 @@ class Queue:
             Refusal: QUEUE_FULL with the estimate of the wait.
         """
         if self._pending >= self._max_concurrent + self._max_pending:
-            estimate = self._estimate()
-            raise Refusal(
-                "QUEUE_FULL",
-                f"{self._pending} requests are running or waiting; try again later",
-                queue_pending=self._pending,
-                estimated_wait_seconds=None if estimate is None else math.ceil(estimate),
-            )
+            raise self.full()
         self._pending += 1
         try:
             yield

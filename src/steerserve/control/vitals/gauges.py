@@ -24,6 +24,7 @@ from steerserve.control.requests.queue import Queue
 from steerserve.control.residency.conductor import Conductor
 from steerserve.control.vitals.cards import CardReading, CardReadings, totals
 from steerserve.control.vitals.views import MetricsReport, ReasonedCardTotals
+from steerserve.engine.sandbox.schemas import Checker
 from steerserve.rules.residency import Phase
 from steerserve.rules.units import MIB
 from steerserve.store.catalog import utc_now
@@ -46,6 +47,7 @@ class Gauges:
         hub: Breakers,
         serving: Serving,
         monitoring: Monitoring,
+        checker: Checker,
     ) -> None:
         self._metrics = metrics
         self._conductor = conductor
@@ -54,6 +56,7 @@ class Gauges:
         self._hub = hub
         self._serving = serving
         self._monitoring = monitoring
+        self._checker = checker
         self._since = metrics.clock()
         self._seen: dict[tuple[Any, ...], float] = {}
         self._made = _Made(metrics)
@@ -105,6 +108,9 @@ class Gauges:
         made.uptime.set(self._metrics.clock() - self._since)
         made.queue_pending.set(counts.pending)
         made.queue_in_flight.set(counts.holding)
+        checks = self._checker.counts()
+        made.checks_waiting.set(checks.waiting)
+        made.checks_running.set(checks.running)
         made.model_loaded.set(self._is_loaded())
         made.sae_attached.set(len(self._conductor.attachments()))
         made.steering_enabled.set(live.enabled)
@@ -166,6 +172,10 @@ class _Made:
         self.uptime = gauge("uptime_seconds", "Seconds since the service began.")
         self.queue_pending = gauge("queue_pending", "Requests that wait for a slot or hold one.")
         self.queue_in_flight = gauge("queue_in_flight", "Slots held.")
+        self.checks_waiting = gauge(
+            "schema_checks_waiting", "Checks of schemas and documents that wait for a process."
+        )
+        self.checks_running = gauge("schema_checks_running", "Checks that hold a process.")
         self.model_loaded = gauge("model_loaded", "1 while a model serves.")
         self.sae_attached = gauge("sae_attached", "Attached SAEs.")
         self.steering_enabled = gauge("steering_enabled", "1 while steering is enabled.")

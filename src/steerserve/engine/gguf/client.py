@@ -253,7 +253,9 @@ class GgufEngine(Engine):
 
     async def _texts(self, header: Header, prompts: Sequence[Prompt]) -> list[m.Text]:
         """The prompts as texts. This engine renders conversations without the variables of the client."""
-        bare = [m.Chat(p.messages) if isinstance(p, m.Chat) else p for p in prompts]
+        bare = [
+            m.Chat(p.messages, client=p.client) if isinstance(p, m.Chat) else p for p in prompts
+        ]
         return await self._templates.texts(bare, llama_loading.chat_template(header))
 
     def _spawn(self, work: Work, events: Events) -> asyncio.Task[None]:

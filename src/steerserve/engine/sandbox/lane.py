@@ -47,6 +47,20 @@ class Lane:
     def pid(self) -> int | None:
         return self._child.pid if self._child else None
 
+    @property
+    def is_warm(self) -> bool:
+        """Whether the process runs."""
+        return self._child is not None and self._child.returncode is None
+
+    async def warm(self) -> None:
+        """Start the process, unless it runs.
+
+        Raises:
+            Refusal: SHUTTING_DOWN, or INTERNAL_ERROR when no process starts.
+        """
+        async with self._lock:
+            await self._started()
+
     async def close(self) -> None:
         self._is_closed = True
         if self._child and self._child.returncode is None:
@@ -71,7 +85,7 @@ class Lane:
                 except (asyncio.IncompleteReadError, ConnectionError):
                     await self._end()
                     if self._is_closed:
-                        raise _stopping() from None
+                        raise stopping() from None
                     if is_fresh:
                         raise Died from None
                     # the process may have died before this question, which then is not the cause: ask a new process
@@ -91,7 +105,7 @@ class Lane:
 
     async def _started(self) -> Process:
         if self._is_closed:
-            raise _stopping()
+            raise stopping()
         if self._child and self._child.returncode is None:
             return self._child
         await self._end()
@@ -109,7 +123,7 @@ class Lane:
         except (asyncio.IncompleteReadError, TimeoutError):
             await self._end()
             if self._is_closed:
-                raise _stopping() from None
+                raise stopping() from None
             raise Refusal("INTERNAL_ERROR", f"{self._name} does not start") from None
         except asyncio.CancelledError:
             await self._end()
@@ -124,7 +138,8 @@ class Lane:
             await child.communicate()
 
 
-def _stopping() -> Refusal:
+def stopping() -> Refusal:
+    """The refusal of a question that comes after the end."""
     return Refusal("SHUTTING_DOWN", "the service is shutting down")
 
 

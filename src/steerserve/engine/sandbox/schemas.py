@@ -7,7 +7,6 @@ Questions and answers are JSON.
 
 from __future__ import annotations
 
-import asyncio
 import hashlib
 import json
 import random
@@ -24,7 +23,8 @@ from jsonschema import Draft202012Validator
 from jsonschema.exceptions import ValidationError
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 
-from steerserve.engine.sandbox.lane import Died, Lane, limit, serve
+from steerserve.engine.sandbox.lane import Died, limit, serve
+from steerserve.engine.sandbox.lanes import LaneCounts, Lanes
 from steerserve.errors import Refusal
 from steerserve.rules.schema_dialect import LEXER_STATES, dialect
 from steerserve.rules.schema_parts import Schema, is_endless, parts
@@ -70,48 +70,58 @@ class SchemaAnswer(msgspec.Struct):
 
 
 class Checker:
-    """Owns the processes: a hostile schema holds up one of them, and the next question takes another."""
+    """Remembers the schemas that were good, and owns the processes. A client that sends costly schemas holds up neither
+    the others nor the service.
 
-    def __init__(self) -> None:
+    Args:
+        waiting_maximum: the number of checks that may wait for a process.
+    """
+
+    def __init__(self, waiting_maximum: int = LANES) -> None:
         command = [sys.executable, "-m", "steerserve.engine.sandbox.schemas"]
-        self._lanes = [Lane("the checker of schemas", command) for _ in range(LANES)]
-        # the process that was used last is used next, so most services never start a second one
-        self._free: asyncio.LifoQueue[Lane] = asyncio.LifoQueue()
-        for lane in self._lanes:
-            self._free.put_nowait(lane)
+        self._lanes = Lanes("the checker of schemas", command, LANES, waiting_maximum)
         self._passed: OrderedDict[bytes, None] = OrderedDict()
 
     @property
     def pids(self) -> list[int]:
         """The ids of the processes that run."""
-        return [lane.pid for lane in self._lanes if lane.pid is not None]
+        return self._lanes.pids
 
-    async def check(self, schema: Schema) -> None:
+    def counts(self) -> LaneCounts:
+        """The checks and validations that wait and run."""
+        return self._lanes.counts()
+
+    def has_passed(self, schema: Schema) -> bool:
+        """Whether the schema is remembered as good."""
+        return _digest(compact(schema)) in self._passed
+
+    async def check(self, schema: Schema, client: str = "") -> None:
         """Check that the grammar engine can enforce a schema that `schema_subset.check` has passed.
 
         Raises:
             Refusal: RESPONSE_FORMAT_UNSUPPORTED when it cannot, or when the check exceeds its limits of time and
                 memory.
+            LineFull: too many checks wait.
         """
         text = compact(schema)
-        digest = hashlib.blake2b(text.encode(), digest_size=16).digest()
+        digest = _digest(text)
         if digest in self._passed:
             self._passed.move_to_end(digest)
             return
-        answer = await self._ask(SchemaQuestion(text))
+        answer = await self._ask(SchemaQuestion(text), client, may_drop=True)
         if answer.reason is not None:
             raise refusal(answer.faults or [fault("", (), answer.reason)])
         self._passed[digest] = None
         while len(self._passed) > PASSED_MAXIMUM:
             self._passed.popitem(last=False)
 
-    async def validate(self, schema: Schema, text: str) -> str | None:
+    async def validate(self, schema: Schema, text: str, client: str = "") -> str | None:
         """None when `text` is a JSON document that satisfies the schema; otherwise the reason in one line.
 
         Raises:
             Refusal: CONSTRAINED_OUTPUT_UNCHECKED when validation does not end within its limits.
         """
-        answer = await self._ask(SchemaQuestion(compact(schema), text))
+        answer = await self._ask(SchemaQuestion(compact(schema), text), client, may_drop=False)
         if answer.is_unfinished:
             raise Refusal(
                 "CONSTRAINED_OUTPUT_UNCHECKED",
@@ -121,14 +131,14 @@ class Checker:
 
     async def close(self) -> None:
         """End the processes. Questions that wait for a process are refused."""
-        for lane in self._lanes:
-            await lane.close()
+        await self._lanes.close()
 
-    async def _ask(self, ask: SchemaQuestion) -> SchemaAnswer:
+    async def _ask(self, ask: SchemaQuestion, client: str, *, may_drop: bool) -> SchemaAnswer:
         """The answer of a process, or an unfinished answer with the limit that the question met."""
-        lane = await self._free.get()
         try:
-            answer = await lane.ask(msgspec.json.encode(ask), CHECK_SECONDS)
+            answer = await self._lanes.ask(
+                msgspec.json.encode(ask), CHECK_SECONDS, client, may_drop=may_drop
+            )
             return msgspec.json.decode(answer, type=SchemaAnswer)
         except TimeoutError:
             return SchemaAnswer(
@@ -136,8 +146,10 @@ class Checker:
             )
         except Died:
             return SchemaAnswer("needs more memory or depth than a check has", is_unfinished=True)
-        finally:
-            self._free.put_nowait(lane)
+
+
+def _digest(text: str) -> bytes:
+    return hashlib.blake2b(text.encode(), digest_size=16).digest()
 
 
 # ------------------------------------------------------------------ in the process

@@ -24,7 +24,7 @@ from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.utils import Namespace
 
-from steerserve.engine.sandbox.lane import Died, Lane, limit, serve
+from steerserve.engine.sandbox.lane import Died, limit, serve
 from steerserve.engine.sandbox.lanes import Lanes
 from steerserve.engine.wire import messages as m
 from steerserve.engine.wire.prompts import Continuation, NamedPrompt, Prompt
@@ -33,8 +33,9 @@ from steerserve.errors import Refusal
 RENDER_SECONDS = 2.0
 """Seconds that the rendering of all conversations of one request may take."""
 
-LANES = 2
-"""Processes that may run at once for one model. A request of a few messages passes beside a slow one."""
+LANES = 3
+"""Processes that may run at once for one model: a slow conversation of a client leaves one to its other conversations,
+and one to other clients."""
 
 MEMORY_BYTES = 1 << 30
 """Address space of a process."""
@@ -75,7 +76,7 @@ class Templates:
 
     def __init__(self) -> None:
         command = [sys.executable, "-m", "steerserve.engine.sandbox.templates"]
-        self._lanes = Lanes(lambda: Lane("the renderer of chat templates", command), LANES)
+        self._lanes = Lanes("the renderer of chat templates", command, LANES)
 
     @property
     def pids(self) -> list[int]:
@@ -102,7 +103,8 @@ class Templates:
         conversations = [Continuation(chat.messages) for chat in chats]
         variables = {**template.tokens, **chats[0].variables}
         answer = await self._ask(
-            TemplateQuestion(template.source, [c.messages for c in conversations], variables)
+            TemplateQuestion(template.source, [c.messages for c in conversations], variables),
+            chats[0].client,
         )
         bos, texts = template.tokens.get("bos_token"), []
         for index, conversation in enumerate(conversations):
@@ -118,9 +120,9 @@ class Templates:
         """End the processes. Questions that wait for a process are refused."""
         await self._lanes.close()
 
-    async def _ask(self, ask: TemplateQuestion) -> TemplateAnswer:
+    async def _ask(self, ask: TemplateQuestion, client: str) -> TemplateAnswer:
         try:
-            answer = await self._lanes.ask(msgspec.json.encode(ask), RENDER_SECONDS)
+            answer = await self._lanes.ask(msgspec.json.encode(ask), RENDER_SECONDS, client)
             return msgspec.json.decode(answer, type=TemplateAnswer)
         except TimeoutError:
             return TemplateAnswer(reason=f"rendering takes longer than {RENDER_SECONDS:g} s")

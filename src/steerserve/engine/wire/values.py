@@ -29,10 +29,11 @@ class ChatTemplate(Message, frozen=True):
 
 class Chat(Message, frozen=True):
     """A conversation: role and content of each message, rendered by the model's own template with `variables`. It is
-    rendered before an engine gets it."""
+    rendered before an engine gets it. `client` names who asks (`rules/clients.py`)."""
 
     messages: list[dict[str, Any]]
     variables: dict[str, Any] = {}
+    client: str = ""
 
 
 class Sampling(Message, frozen=True):
