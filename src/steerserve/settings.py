@@ -114,7 +114,7 @@ class Settings(RequestLimits):
     )
     download_stall_timeout: TimeLimit = Field(
         default=60.0,
-        description="Seconds a download may receive nothing before the attempt is given up.",
+        description="Seconds in which a download must receive 1 KiB per second, or the attempt is given up.",
     )
     download_attempts: Count = Field(
         default=3, description="Attempts of a download, each going on where the last one ended."

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import time
 
 import pytest
 
@@ -255,3 +256,12 @@ def test_a_context_is_what_file_and_ceiling_allow() -> None:
     silent = dataclasses.replace(ENCODER, context_length=None)
     assert longest_context(silent, 32_768, 4096) == BATCH
     assert longest_context(dataclasses.replace(HEADER, context_length=None), 0, 4096) == 4096
+
+
+def test_names_that_count_a_hundred_thousand_files_cost_no_time() -> None:
+    """A listing may have many such names, and none of the models is whole."""
+    files = [(f"m{n}-Q8_0-00001-of-99999.gguf", 1) for n in range(2000)]
+    started = time.monotonic()
+    offers = variants(files)
+    assert time.monotonic() - started < 5
+    assert (len(offers.variants), len(offers.problems)) == (0, 2000)

@@ -72,14 +72,26 @@ class CommitFolder:
         have = _size(self.part(file)) or 0
         return have if file.size is None else min(have, file.size)
 
-    def commit(self, files: Iterable[SizedFile]) -> None:
+    def commit(self, files: Sequence[SizedFile]) -> None:
         """Move complete files to the folder of finished downloads. Both folders are on one file system, so each move is
-        a rename."""
-        for file in files:
-            if self.whole(file).is_file():
-                place = self.final(file)
-                place.parent.mkdir(parents=True, exist_ok=True)
-                os.replace(self.whole(file), place)
+        a rename. If one file cannot be moved, the moved ones are moved back.
+
+        Raises:
+            OSError
+        """
+        moved: list[tuple[Path, Path]] = []
+        try:
+            for file in files:
+                if self.whole(file).is_file():
+                    place = self.final(file)
+                    place.parent.mkdir(parents=True, exist_ok=True)
+                    os.replace(self.whole(file), place)
+                    moved.append((place, self.whole(file)))
+        except OSError:
+            for place, staged in moved:
+                os.replace(place, staged)
+            self._remove_empty(files)
+            raise
         self._tidy()
 
     def discard(self, files: Iterable[SizedFile], *, tidy: bool = True) -> None:
@@ -103,11 +115,7 @@ class CommitFolder:
         try:
             _unlink(place for file in files for place in (self.final(file), *self._staged(file)))
         finally:
-            for file in files:
-                for folder in self.final(file).relative_to(self.path).parents:
-                    with contextlib.suppress(OSError):
-                        (self.path / folder).rmdir()
-            self._tidy()
+            self._remove_empty(files)
 
     def remove_staged(self) -> None:
         """Remove everything that unfinished downloads of this commit have fetched. No download of the commit may be
@@ -130,6 +138,14 @@ class CommitFolder:
 
     def _staged(self, file: SizedFile) -> list[Path]:
         return [self.whole(file).with_suffix(suffix) for suffix in ("", PART, XET_PART)]
+
+    def _remove_empty(self, files: Iterable[SizedFile]) -> None:
+        """Remove the folders of these files that are empty."""
+        for file in files:
+            for folder in self.final(file).relative_to(self.path).parents:
+                with contextlib.suppress(OSError):
+                    (self.path / folder).rmdir()
+        self._tidy()
 
     def _tidy(self) -> None:
         for folder in (self.staging, self.path, self.path.parent):

@@ -20,7 +20,10 @@ from steerserve.hub.wire import Begun, DownloaderTask, Event, Failed, Kind, Trou
 START_SECONDS = 30.0
 """The longest time in seconds that the process may take for its imports."""
 
-LINE_BYTES = 64 << 20
+LINE_BYTES = 16 << 20
+SHORT_BYTES = 1 << 16
+"""Longer lines are decoded beside the event loop."""
+
 TOKEN = re.compile(r"[\x21-\x7e]{1,500}")
 
 _KEPT = (
@@ -47,7 +50,7 @@ _ANSWERS = {
         "INVALID_HUB_TOKEN",
         "the hub token has no access to {repo}: ask for it on the hub",
     ),
-    Kind.DISK_FULL: ("INSUFFICIENT_DISK", "the disk is full"),
+    Kind.DISK_FULL: ("INSUFFICIENT_DISK", "the disk has no room for the download"),
 }
 
 
@@ -125,7 +128,8 @@ class _Events:
             raise Trouble(Kind.UNREACHABLE, "the hub sends nothing") from None
         except ValueError:
             raise Trouble(Kind.FAILED, "the hub's answer is too large") from None
-        event = _decoded(line)
+        is_short = len(line) <= SHORT_BYTES
+        event = _decoded(line) if is_short else await asyncio.to_thread(_decoded, line)
         if isinstance(event, Failed):
             raise Trouble(event.kind, event.reason, event.wait_seconds)
         return event

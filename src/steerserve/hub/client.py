@@ -5,8 +5,8 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Generator
-from contextlib import contextmanager
+from collections.abc import AsyncGenerator, Callable, Generator
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -38,6 +38,12 @@ RETRY_SECONDS = 0.2
 AT_ONCE = 4
 """Most questions that are asked at the same time; further questions wait."""
 
+WAITING = 64
+"""Most questions that wait. Each waits as long as one may take."""
+
+ARCHITECTURES = 8
+TEXT_CHARACTERS = 255
+
 
 @dataclass(frozen=True, slots=True)
 class Repository:
@@ -66,12 +72,12 @@ class Repository:
     @property
     def architectures(self) -> tuple[str, ...]:
         listed = (self.config or {}).get("architectures")
-        return tuple(map(str, listed)) if isinstance(listed, list) else ()
+        named = map(_text, listed[:ARCHITECTURES]) if isinstance(listed, list) else ()
+        return tuple(name for name in named if name)
 
     @property
     def model_type(self) -> str | None:
-        named = (self.config or {}).get("model_type")
-        return named if isinstance(named, str) else None
+        return _text((self.config or {}).get("model_type"))
 
     @property
     def requires_trust_remote_code(self) -> bool:
@@ -91,6 +97,7 @@ class Hub:
         self._clock = clock
         self._describe_seconds = describe_seconds
         self._room = asyncio.Semaphore(AT_ONCE)
+        self._waiting = 0
         self._breaker = Breaker()
         self._limits = Limits(settings.hub_breaker_failures, settings.hub_breaker_recovery_s)
 
@@ -108,7 +115,8 @@ class Hub:
             check_revision(revision)
         described = await self._answer(Describe(repo_id, revision), token)
         assert isinstance(described, Described)
-        return _repository(described, revision)
+        # long listings are checked beside the event loop
+        return await asyncio.to_thread(_repository, described, revision)
 
     async def header(
         self, repo_id: str, sha: str, file: RepoFile, token: str | None = None
@@ -132,7 +140,7 @@ class Hub:
         Refusal: as `describe` says.
         """
         ask = DownloaderTask(self.settings.hf_endpoint, usable(token, self.settings.hub_token), job)
-        async with self._room:
+        async with self._turn():
             with self.call() as call:
                 try:
                     async with asyncio.timeout(self._describe_seconds):
@@ -140,12 +148,35 @@ class Hub:
                 except TimeoutError:
                     raise self._failed(call, "the hub does not answer in time") from None
                 except Trouble as trouble:
-                    if trouble.is_transport:
+                    if trouble.kind is Kind.UNREACHABLE:
                         raise self._failed(call, trouble.reason) from None
                     call.answered()
                     raise refusal(trouble, job.repo_id) from None
                 call.answered()
         return answer
+
+    @asynccontextmanager
+    async def _turn(self) -> AsyncGenerator[None, None]:
+        """Wait for one of the places for questions. The hub is not to blame for the wait, so the breaker does not count
+        it.
+
+        Raises:
+            Refusal: HUB_UNAVAILABLE.
+        """
+        if self._waiting >= WAITING:
+            raise self.unavailable("too many questions wait for it")
+        self._waiting += 1
+        try:
+            async with asyncio.timeout(self._describe_seconds):
+                await self._room.acquire()
+        except TimeoutError:
+            raise self.unavailable("other questions wait for it") from None
+        finally:
+            self._waiting -= 1
+        try:
+            yield
+        finally:
+            self._room.release()
 
     @contextmanager
     def call(self, *, is_repeated: bool = False) -> Generator[Call, None, None]:
@@ -248,6 +279,12 @@ class Call:
         """Report that the hub did not answer, or that the connection broke."""
         self.is_settled = True
         self._hub.failed()
+
+
+def _text(value: object) -> str | None:
+    """The first printable characters of a text; None if it has none."""
+    shown = value[:TEXT_CHARACTERS] if isinstance(value, str) else ""
+    return "".join(c for c in shown if c.isprintable()) or None
 
 
 def is_transport(error: BaseException) -> bool:

@@ -26,6 +26,7 @@ from steerserve.hub.wire import (
     Download,
     DownloadDone,
     DownloaderTask,
+    Kind,
     Progressed,
     Trouble,
     WantedFile,
@@ -207,6 +208,9 @@ class Downloads:
             run.is_moving = True
             try:
                 await asyncio.to_thread(CommitFolder(job.folder).commit, job.files)
+            except OSError as error:
+                why = f"the files cannot be moved to their places: {error.strerror}"
+                raise Refusal("DOWNLOAD_FAILED", why) from None
             finally:
                 run.is_moving = False
 
@@ -234,7 +238,7 @@ class Downloads:
                             call.answered()
                         self._advance(key, run, event.present_bytes)
             except Trouble as trouble:
-                if trouble.is_transport:
+                if trouble.kind is Kind.UNREACHABLE:
                     call.failed()
                 else:
                     call.answered()
@@ -246,10 +250,11 @@ class Downloads:
 
     def _ask(self, job: Job, *, use_xet: bool) -> DownloaderTask:
         files = [WantedFile(file.path, file.size, file.digest) for file in job.files]
+        pace, reserve = self._settings.download_stall_timeout, self._settings.disk_reserve_mb * MIB
         return DownloaderTask(
             self._settings.hf_endpoint,
             usable(job.token, self._settings.hub_token),
-            Download(job.repo_id, job.sha, files, str(job.folder), use_xet),
+            Download(job.repo_id, job.sha, files, str(job.folder), use_xet, pace, reserve),
         )
 
     def _advance(self, key: Key, run: _Run, present: int, *, is_over: bool = False) -> None:

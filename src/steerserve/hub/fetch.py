@@ -44,6 +44,10 @@ from steerserve.rules.repository import check_repo_id
 INFO_BYTES = 16 << 20
 LISTING_BYTES = 32 << 20
 LISTED_FILES = 20_000
+LISTED_CHARACTERS = 4 << 20
+"""The most characters in all paths of a listing."""
+
+LISTING_PAGES = 1000
 CONFIG_BYTES = 1 << 20
 DESCRIBE_MEMORY = 1 << 30
 """The largest address space, in bytes, of a process that answers a question."""
@@ -71,7 +75,8 @@ def describe(job: Describe, session: Session) -> Described:
     if is_gated and files:
         _check_access(repo_id, sha, config or files[0], session)
     card, weights, gguf = (_object(info.get(name)) for name in ("cardData", "safetensors", "gguf"))
-    dtypes = {str(k): v for k, v in _object(weights.get("parameters")).items() if _count(v)}
+    counts = list(_object(weights.get("parameters")).items())[:TAGS_MAXIMUM]
+    dtypes = {name: n for k, n in counts if (name := _text(k)) and _count(n)}
     return Described(
         repo_id=repo_id,
         sha=sha,
@@ -86,7 +91,7 @@ def describe(job: Describe, session: Session) -> Described:
         license=_text(card.get("license")),
         language=_text(card.get("language")) or ", ".join(_texts(card.get("language"))) or None,
         parameters=_count(weights.get("total")),
-        parameters_by_dtype=dict(list(dtypes.items())[:TAGS_MAXIMUM]),
+        parameters_by_dtype=dtypes,
         gguf_architecture=_text(gguf.get("architecture")),
         gguf_context_length=_count(gguf.get("context_length")),
         gguf_parameters=_count(gguf.get("total")),
@@ -114,7 +119,7 @@ def _listing(repo_id: str, sha: str, session: Session) -> list[WantedFile]:
     """All files of a commit, in all folders. The listing is fetched page by page."""
     url: str | None = f"{session.endpoint}/api/models/{repo_id}/tree/{sha}?recursive=true"
     files: list[WantedFile] = []
-    for _ in range(LISTED_FILES):
+    for _ in range(LISTING_PAGES):
         if url is None:
             return files
         if not session.is_home(url):
@@ -124,8 +129,10 @@ def _listing(repo_id: str, sha: str, session: Session) -> list[WantedFile]:
             raise Trouble(Kind.FAILED, "the hub's listing is malformed")
         files += (_listed(entry) for entry in page if not _is_folder(entry))
         if len(files) > LISTED_FILES:
-            break
-    raise Trouble(Kind.FAILED, f"the repository has more than {LISTED_FILES} files")
+            raise Trouble(Kind.FAILED, f"the repository has more than {LISTED_FILES} files")
+        if sum(len(file.path) for file in files) > LISTED_CHARACTERS:
+            raise Trouble(Kind.FAILED, "the paths of the repository's files are too long")
+    raise Trouble(Kind.FAILED, f"the hub's listing has more than {LISTING_PAGES} pages")
 
 
 def _is_folder(entry: object) -> bool:

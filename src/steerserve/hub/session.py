@@ -25,6 +25,9 @@ CONNECT_SECONDS = 10.0
 REDIRECTS = 5
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _PORTS = {"http": 80, "https": 443}
+_PACKINGS = ("identity", "gzip")
+"""Other packings than these may unpack a few bytes into gigabytes at once."""
+
 
 Origin = tuple[str, str, int | None]
 
@@ -89,6 +92,8 @@ class Session:
                         status = response.status_code
                         raise Trouble(Kind.UNREACHABLE, f"the hub's storage answered {status}")
                     check_status(response, self.has_token and self.is_home(url))
+                    if response.headers.get("Content-Encoding", "identity") not in _PACKINGS:
+                        raise Trouble(Kind.FAILED, "the hub packs its answer in an unknown way")
                     yield response
                     return
                 target = urljoin(url, response.headers["Location"])

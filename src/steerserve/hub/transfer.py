@@ -13,7 +13,9 @@ import hashlib
 import importlib.util
 import os
 import re
+import shutil
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -29,6 +31,9 @@ from steerserve.hub.wire import Download, Kind, Progressed, Trouble, WantedFile
 REPORT_SECONDS = 0.25
 HTTP_MAXIMUM = 50 * 10**9
 """The most bytes in a file that the hub serves over plain HTTP."""
+
+SLOWEST = 1024
+"""Bytes per second that a transfer must reach."""
 
 _READ_BYTES = 1 << 20
 _CONTENT_RANGE = re.compile(r"bytes (\d+)-\d+/(?:\d+|\*)")
@@ -100,6 +105,7 @@ class _Transfer:
             self.url, headers=self.session.headers, endpoint=self.session.endpoint, token=False
         )
         self.size = self._checked_size(facts)
+        self._check_disk()
         if self._may_use_xet(facts) and self._by_xet(facts):
             return
         try:
@@ -123,6 +129,13 @@ class _Transfer:
             raise Trouble(Kind.DAMAGED, "the hub tells two sizes of one file")
         return size
 
+    def _check_disk(self) -> None:
+        """Check the disk before each file. A size that the listing does not have was not part of earlier checks."""
+        have = self.part.stat().st_size if self.part.exists() else 0
+        free = shutil.disk_usage(self.part.parent).free
+        if self.size - have > free - self.job.reserve_bytes:
+            raise Trouble(Kind.DISK_FULL, "the disk has no room for the next file")
+
     # ------------------------------------------------------------- plain HTTP
 
     def _by_http(self) -> None:
@@ -139,10 +152,12 @@ class _Transfer:
                 self.counter.add(-have)
                 have = 0
             have = max(have, 0)
+            pace = _Pace(self.job.pace_seconds)
             for chunk in response.iter_bytes():
                 have += len(chunk)
                 if have > self.size:
                     raise Trouble(Kind.DAMAGED, "a file is longer than the hub listed it")
+                pace.note(len(chunk))
                 out.write(chunk)
                 self.counter.add(len(chunk))
         if have < self.size:
@@ -205,6 +220,29 @@ class _Transfer:
         self.counter.add(self.size - counted.bytes)
         os.replace(place, self.whole)
         return True
+
+
+class _Pace:
+    """Ends a transfer that is so slow that it would hold its place for days."""
+
+    def __init__(self, seconds: float) -> None:
+        self._seconds = seconds
+        self._since = time.monotonic()
+        self._count = 0
+
+    def note(self, count: int) -> None:
+        """Note bytes that arrived.
+
+        Raises:
+            Trouble: UNREACHABLE, if fewer than `SLOWEST` bytes per second have arrived since the last look.
+        """
+        self._count += count
+        passed = time.monotonic() - self._since
+        if passed < self._seconds:
+            return
+        if self._count < SLOWEST * passed:
+            raise Trouble(Kind.UNREACHABLE, "the hub sends too slowly")
+        self._since, self._count = time.monotonic(), 0
 
 
 class _Counted:

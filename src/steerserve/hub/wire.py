@@ -48,13 +48,16 @@ class Headers(msgspec.Struct, frozen=True, tag="headers"):
 
 
 class Download(msgspec.Struct, frozen=True, tag="download"):
-    """Asks for a download. `use_xet` allows the hub's chunk store, if the hub offers it."""
+    """Asks for a download. `use_xet` allows the hub's chunk store, if the hub offers it. In each `pace_seconds` enough
+    bytes must arrive. `reserve_bytes` of the disk stay free."""
 
     repo_id: str
     sha: str
     files: list[WantedFile]
     folder: str
     use_xet: bool
+    pace_seconds: float = 60.0
+    reserve_bytes: int = 0
 
 
 class DownloaderTask(msgspec.Struct, frozen=True):

@@ -7,12 +7,13 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from steerserve.errors import Refusal
-from steerserve.rules.text import line_fault
+from steerserve.rules.text import name_fault
 
 REPO_ID_MAXIMUM = 255
 REVISION_MAXIMUM = 100
-PATH_MAXIMUM = 1000
+PATH_BYTES = 1000
 SEGMENT_BYTES = 255
+FOLDERS_DEEP = 32
 SIZE_LIMIT = 1 << 63
 _SHOWN = 80
 
@@ -86,8 +87,10 @@ def check_paths(files: Iterable[RepoFile]) -> None:
         if why:
             raise _hostile(file.path, why)
         paths.add(file.path)
-        segments = file.path.split("/")
-        folders.update("/".join(segments[:depth]) for depth in range(1, len(segments)))
+        folder = file.path.rpartition("/")[0]
+        while folder and folder not in folders:
+            folders.add(folder)
+            folder = folder.rpartition("/")[0]
     for path in sorted(paths & folders):
         raise _hostile(path, "is listed as a file and as a folder")
 
@@ -127,15 +130,18 @@ def _no_weights(files: Iterable[RepoFile]) -> Refusal:
 def _fault(file: RepoFile) -> str | None:
     """What is wrong with one entry of a listing; None if nothing is."""
     path = file.path
-    if not path or len(path) > PATH_MAXIMUM:
-        return "is empty or too long"
-    if line_fault(path) is not None:
+    if name_fault(path) is not None:
         return "has characters that no file name should have"
+    if not path or len(path.encode()) > PATH_BYTES:
+        return "is empty or too long"
     if "\\" in path:
         return "has a backslash"
-    if any(segment in ("", ".", "..") for segment in path.split("/")):
+    segments = path.split("/")
+    if any(segment in ("", ".", "..") for segment in segments):
         return "leads elsewhere"
-    if any(len(segment.encode()) > SEGMENT_BYTES for segment in path.split("/")):
+    if len(segments) > FOLDERS_DEEP:
+        return "lies in too many folders"
+    if any(len(segment.encode()) > SEGMENT_BYTES for segment in segments):
         return "has too long a name"
     if file.size is not None and not 0 <= file.size < SIZE_LIMIT:
         return "has an impossible size"

@@ -84,7 +84,7 @@ class ModelDownloads(RecordedDownloads[int, ModelPlan, dict[str, Any]]):
         if request.custom_name is not None:
             naming.check_name(request.custom_name)
         listed = await self.describe(request.repo_id, request.revision, request.token)
-        plan = make_plan(listed, request, self._settings.model_cache_dir)
+        plan = await asyncio.to_thread(make_plan, listed, request, self._settings.model_cache_dir)
         async with self._deciding:
             rows = await self._catalog.models()
             same = same_model(plan, rows)

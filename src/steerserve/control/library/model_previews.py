@@ -63,7 +63,9 @@ async def preview_model(downloads: ModelDownloads, query: ModelQuery) -> ModelPr
     sizes = None
     if repository.has_weights(listed.files):
         sizes = await _sizes(downloads, listed, query.token)
-    return ModelPreview(listed, sizes, gguf_offers(listed.files))
+    # names of thousands of files are compared beside the event loop
+    offers = await asyncio.to_thread(gguf_offers, listed.files)
+    return ModelPreview(listed, sizes, offers)
 
 
 async def _sizes(
