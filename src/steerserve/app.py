@@ -91,7 +91,8 @@ class Service:
             added += router.routes
         pages = reference.router(self.api.openapi)
         self.api.include_router(pages)
-        return added + pages.routes
+        # the framework adds the route of the description by itself
+        return added + pages.routes + self.api.routes
 
     def _guarded(self) -> Application:
         server = self.live.server

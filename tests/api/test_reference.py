@@ -82,3 +82,10 @@ def test_the_pages_are_read_and_nothing_else(shared: Running) -> None:
         refused = shared.http.post(path)
         assert refused.status_code == 405
         assert refused.headers["allow"] == "GET"
+
+
+def test_a_method_that_the_description_does_not_take_names_those_that_it_takes(
+    shared: Running,
+) -> None:
+    answer = shared.http.post("/openapi.json")
+    assert (answer.status_code, answer.headers["allow"]) == (405, "GET, HEAD")

@@ -219,10 +219,8 @@ class Sequence:
             _same("a second attach", code, "SAE_ALREADY_ATTACHED")
             return
         _same("an attach", code, "ok")
-        if self._now.layer is None:
-            self._now.is_locked = True
         self._emptied()
-        self._now.layer = layer
+        self._now.layer, self._now.is_locked = layer, True
 
     def _detach(self) -> None:
         self._caller.data("POST", f"/api/saes/{self._ids['sae']}/detach")
