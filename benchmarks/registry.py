@@ -133,6 +133,8 @@ async def measure(scratch: Path) -> dict[str, Any]:
             starts[name] = round(time.perf_counter() - since, 2)
             resident[name] = await memory_mib(client)
             if name == "full":
+                for request in REQUESTS.values():
+                    await _turned(request, 0).send(client)
                 requests = {key: await times(client, REQUESTS[key]) for key in REQUESTS}
                 resident["after the requests"] = await memory_mib(client)
     return {

@@ -6,6 +6,8 @@ from datetime import UTC, datetime, timedelta, timezone
 from typing import Any
 
 import pytest
+from sqlalchemy import event
+from sqlalchemy.engine import Engine
 from sqlalchemy.exc import IntegrityError
 
 from steerserve.errors import Refusal
@@ -102,6 +104,27 @@ async def test_the_same_sae_folder_is_registered_once(catalog: Catalog) -> None:
     with pytest.raises(IntegrityError):
         await catalog.add_sae(id="sae_2", **SAE)
     assert [row.id for row in await catalog.saes()] == ["sae_1"]
+
+
+async def test_several_saes_are_put_in_few_transactions_and_an_attached_one_is_kept(
+    catalog: Catalog,
+) -> None:
+    await catalog.add_sae(id="sae_7", **SAE | {"status": "attached", "local_path": "/attached"})
+    records = {f"sae_{n}": SAE | {"local_path": f"/saes/{n}", "d_sae": n} for n in range(250)}
+    transactions: list[Any] = []
+    note = transactions.append
+    event.listen(Engine, "commit", note)
+    try:
+        await catalog.put_saes(records)
+    finally:
+        event.remove(Engine, "commit", note)
+    assert len(transactions) == 3
+    rows = {row.id: row for row in await catalog.saes()}
+    assert len(rows) == 250
+    assert rows["sae_249"].d_sae == 249
+    assert (rows["sae_7"].status, rows["sae_7"].local_path) == ("attached", "/attached")
+    await catalog.put_saes({"sae_3": SAE | {"local_path": "/saes/3", "d_sae": 5}})
+    assert (await catalog.sae("sae_3")).d_sae == 5
 
 
 async def test_an_sae_is_changed_and_removed(catalog: Catalog) -> None:

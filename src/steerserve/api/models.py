@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, HTTPException, Query
@@ -65,6 +64,22 @@ class LoadBody(RequestBody):
     gpu: int | str | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class SlotState:
+    """The state of the one model slot at one moment, for the records of all models."""
+
+    resident: Resident | None
+    loaded_id: int | None
+    locked_id: int | None
+    lease: LeaseStatus | None
+
+    @classmethod
+    def of(cls, conductor: Conductor) -> SlotState:
+        view = conductor.view()
+        lease = conductor.leases.status()
+        return cls(conductor.resident, view.model_id, view.locked_id, lease)
+
+
 def record(
     row: ModelRow,
     resident: Resident | None,
@@ -114,28 +129,24 @@ def record(
 def router(models: Models, downloads: ModelDownloads, conductor: Conductor) -> APIRouter:
     routes = APIRouter(prefix="/api/models", tags=["models"])
 
-    def bodies_of(rows: Sequence[ModelRow]) -> list[dict[str, Any]]:
-        view, lease, resident = conductor.view(), conductor.leases.status(), conductor.resident
-        return [
-            record(
-                row,
-                resident,
-                lease if lease is not None and lease.model_id == row.id else None,
-                downloads.progress(row.id),
-            )
-            | {"locked": view.locked_id == row.id}
-            for row in rows
-        ]
-
-    def body_of(row: ModelRow) -> dict[str, Any]:
-        return bodies_of([row])[0]
+    def body_of(row: ModelRow, state: SlotState | None = None) -> dict[str, Any]:
+        state = state or SlotState.of(conductor)
+        lease = state.lease if state.lease and state.lease.model_id == row.id else None
+        locked = {"locked": state.locked_id == row.id}
+        return record(row, state.resident, lease, downloads.progress(row.id)) | locked
 
     @routes.get("", response_model=Envelope)
     async def list_models() -> Response:
         rows = await models.list()
-        records = bodies_of(rows)
-        loaded = conductor.view().model_id
-        return success({"models": records, "total": len(records), "loaded_model_id": loaded})
+        state = SlotState.of(conductor)
+
+        def answer() -> Response:
+            records = [body_of(row, state) for row in rows]
+            return success(
+                {"models": records, "total": len(records), "loaded_model_id": state.loaded_id}
+            )
+
+        return await asyncio.to_thread(answer)
 
     @routes.post("", response_model=Envelope, status_code=202)
     async def add_model(body: NewModel) -> Response:

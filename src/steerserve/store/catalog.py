@@ -6,7 +6,7 @@ All rows of a table are kept in memory until one is written, because many reques
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, fields
 from datetime import UTC, datetime
@@ -203,15 +203,28 @@ class Catalog:
         Raises:
             Refusal: SAE_NOT_FOUND if there is no record and `may_add` is False.
         """
-        is_it, now = saes.c.id == sae_id, self._now()
-        changed = update(saes).where(is_it, saes.c.status != "attached")
         # only one writer at a time, so that two writers that find no record cannot both add one
         async with self._putting, self._saes.writing() as connection:
-            done = await connection.execute(changed.values(**_held(values), updated_at=now))
-            if may_add and not done.rowcount and await _one(connection, saes, sae_id) is None:
-                whole = _held(values) | {"id": sae_id, "created_at": now, "updated_at": now}
-                await connection.execute(insert(saes).values(**whole))
+            await self._put(connection, sae_id, values, may_add=may_add)
         return await self.sae(sae_id)
+
+    async def put_saes(self, records: Mapping[str, Mapping[str, Any]]) -> None:
+        """Write values into the records of several SAEs, as `put_sae` does. `records` has the values by id."""
+        ids = list(records)
+        for first in range(0, len(ids), _AT_ONCE):
+            async with self._putting, self._saes.writing() as connection:
+                for sae_id in ids[first : first + _AT_ONCE]:
+                    await self._put(connection, sae_id, records[sae_id], may_add=True)
+
+    async def _put(
+        self, connection: AsyncConnection, sae_id: str, values: Mapping[str, Any], *, may_add: bool
+    ) -> None:
+        now, texts = self._now(), _held(values)
+        changed = update(saes).where(saes.c.id == sae_id, saes.c.status != "attached")
+        done = await connection.execute(changed.values(**texts, updated_at=now))
+        if may_add and not done.rowcount and await _one(connection, saes, sae_id) is None:
+            whole = texts | {"id": sae_id, "created_at": now, "updated_at": now}
+            await connection.execute(insert(saes).values(**whole))
 
     async def rename_sae(self, sae_id: str, new_id: str, **values: Any) -> SaeRow:
         """Give an SAE a new id, which no other SAE may have. The labels of the SAE and the profiles that name it get
@@ -280,10 +293,10 @@ def unknown_sae(sae_id: str) -> Refusal:
     return Refusal("SAE_NOT_FOUND", f"no SAE has the id {unknown!r}", sae_id=unknown)
 
 
-def _held(values: dict[str, Any]) -> dict[str, Any]:
+def _held(values: Mapping[str, Any]) -> dict[str, Any]:
     """The values of an SAE's record, with the texts cut to the length of their columns."""
     texts = {name: text for name in CLAIMED_TEXTS if isinstance(text := values.get(name), str)}
-    return values | {
+    return dict(values) | {
         name: storable(text)[: getattr(saes.c[name].type, "length", None)]
         for name, text in texts.items()
     }

@@ -6,6 +6,7 @@ import json
 from datetime import UTC, datetime
 from typing import Any
 
+import msgspec
 from sqlalchemy import (
     BigInteger,
     Boolean,
@@ -50,7 +51,7 @@ class FeatureValues(TypeDecorator[dict[int, float]]):
         return json.dumps({str(i): float(v) for i, v in sorted(value.items())}, allow_nan=False)
 
     def process_result_value(self, value: Any, dialect: Dialect) -> dict[int, float] | None:
-        return {int(i): v for i, v in json.loads(value).items()} if value is not None else None
+        return msgspec.json.decode(value, type=dict[int, float]) if value is not None else None
 
 
 class JsonObject(TypeDecorator[dict[str, Any]]):

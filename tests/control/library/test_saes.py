@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from steerserve.errors import Refusal
+from steerserve.files import sae_files
 from steerserve.store.documents import Documents
 from tests.doubles import World, soon
 
@@ -99,3 +100,29 @@ async def test_ids_of_an_earlier_version_are_renewed_with_all_that_names_them(wo
     assert await world.labels.of(made.id) == {3: "sea"}
     assert (await Documents(world.database).profile(profile.id)).sae_id == made.id
     assert (await world.saes.add(str(world.home / "sae")))[0].id == made.id
+
+
+async def test_a_start_reads_no_files_of_saes_that_an_earlier_start_has_read(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, _ = await world.saes.add(str(sae_folder(world.home / "first")))
+    await world.catalog.add_sae(
+        id="sae_twin", local_path=str(sae_folder(world.home / "twin")), name="twin", status="cached"
+    )
+    await world.catalog.rename_sae(first.id, "sae_first", content_digest=None)
+    digested: list[Path] = []
+    digest = sae_files.content_digest
+
+    def counted(place: Path) -> str:
+        digested.append(place)
+        return digest(place)
+
+    monkeypatch.setattr(sae_files, "content_digest", counted)
+    await world.saes.renew_ids()
+    assert len(digested) == 2
+    # two records have the same content, and only one of them can have the id made from it
+    assert first.id in {row.id for row in await world.saes.list()}
+    assert all(row.content_digest for row in await world.saes.list())
+    digested.clear()
+    await world.saes.renew_ids()
+    assert digested == []

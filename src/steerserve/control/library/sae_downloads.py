@@ -268,6 +268,7 @@ class SaeDownloads(RecordedDownloads[str, SaePlan, Sequence[ReadSae]]):
         if len(bad) == len(outcomes):
             why = f"none of the {len(bad)} SAEs can be read; the first: {bad[0].message}"
             raise Refusal("SAE_LOAD_FAILED", why)
+        records: dict[str, dict[str, Any]] = {}
         for unit, outcome in outcomes.items():
             sae_id = id_of(plan.job.repo_id, plan.job.sha, unit.path)
             if sae_id in self._running:
@@ -278,7 +279,8 @@ class SaeDownloads(RecordedDownloads[str, SaePlan, Sequence[ReadSae]]):
             else:
                 values |= {"status": "cached", "local_path": str(place_of(plan, unit))}
                 values |= claimed(outcome)
-            await self._catalog.put_sae(sae_id, **values)
+            records[sae_id] = values
+        await self._catalog.put_saes(records)
         note = f"{len(bad)} of {len(outcomes)} SAEs cannot be read" if bad else None
         if not await self._write(plan.sae_id, status="cached", error_message=note):
             raise Refusal("DOWNLOAD_FAILED", NOT_STORED)

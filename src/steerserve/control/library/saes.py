@@ -104,13 +104,14 @@ class Saes:
 
     async def _renew_id(self, row: SaeRow, digest: str) -> SaeRow:
         """Give an SAE of an earlier version an id made from its content, unless the SAE is attached or another SAE has
-        the id."""
+        the id. The digest is stored, so that the next start need not read the files again."""
         new_id = content_id_of(digest)
         async with self._conductor.editing:
             rows = await self._catalog.saes()
-            is_attached = any(a.sae_id == row.id for a in self._conductor.attachments())
-            if is_attached or any(other.id == new_id for other in rows):
+            if any(a.sae_id == row.id for a in self._conductor.attachments()):
                 return row
+            if any(other.id == new_id for other in rows):
+                return await self._catalog.change_sae(row.id, content_digest=digest)
             renamed = await self._catalog.rename_sae(row.id, new_id, content_digest=digest)
             log.info("sae_id_renewed", sae_id=new_id, former_id=row.id)
             return renamed

@@ -1,0 +1,28 @@
+"""docs/security.md: every promise names the files that keep it and the tests that show it, and they exist."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+ROOT = Path(__file__).parent.parent
+PAGE = (ROOT / "docs/security.md").read_text()
+PARTS = re.findall(r"^## (.*?)\n(.*?)(?=^## |\Z)", PAGE, re.MULTILINE | re.DOTALL)
+
+
+def test_every_file_that_the_page_names_exists() -> None:
+    files = re.findall(r"`([\w/]+\.py|[\w/]+/)`", PAGE)
+    assert len(files) > 40
+    places = [ROOT, ROOT / "src/steerserve"]
+    missing = [file for file in files if not any((place / file).exists() for place in places)]
+    assert missing == []
+
+
+def test_every_promise_names_its_test_and_every_part_says_what_is_not_promised() -> None:
+    assert len(PARTS) == 6
+    for name, text in PARTS:
+        promises = re.findall(r"^\*\*.*?(?=\n\n)", text, re.MULTILINE | re.DOTALL)
+        assert promises, name
+        for promise in promises:
+            assert "Shown by `tests/" in " ".join(promise.split()), promise
+        assert "\nNot promised:\n" in text, name
