@@ -30,7 +30,7 @@ from steerserve.engine.wire.messages import (
     Score,
     Scored,
     Tap,
-    Text,
+    Tokens,
 )
 from steerserve.engine.worker.attached.hooks import HookedSaes
 from steerserve.engine.worker.batch.admission import (
@@ -92,18 +92,12 @@ def with_bos(folder: Path, chat_template: str | None = None) -> Path:
     return folder
 
 
-class Verbatim:
-    """A checkpoint for admission whose tokenizer gives these tokens, whatever the text."""
-
-    def __init__(self, model: Checkpoint, ids: list[int]) -> None:
-        self._model = model
-        self._ids = ids
-
-    def encode(self, _: str, *, special: bool) -> list[int]:
-        return list(self._ids)
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._model, name)
+def tokens(model: Checkpoint, prompt: str | Tokens, ids: list[int] | None = None) -> Tokens:
+    """A prompt as the engine gets it, with the tokenizer's special tokens; `ids` are its tokens in place of the
+    tokenizer's."""
+    if ids is not None:
+        return Tokens(list(ids))
+    return prompt if isinstance(prompt, Tokens) else Tokens(model.encode(prompt, special=True))
 
 
 @dataclass
@@ -156,10 +150,9 @@ class Bench:
         """
         wanted = Sampling(**{"temperature": 0.0, "max_tokens": 16, **sampling})
         texts = [prompts] if isinstance(prompts, str) else prompts
-        prompted = [Text(t) for t in texts]
+        prompted = [tokens(self.model, text, ids) for text in texts]
         command = Generate(request, prompted, n, wanted, plan or Follow(), tap=tap, label=label)
-        model: Any = self.model if ids is None else Verbatim(self.model, ids)
-        rows = rows_of(command, model, self.context, self.kv_tokens)
+        rows = rows_of(command, self.model, self.context, self.kv_tokens)
         self.observers.begin(command, rows, self.steering)
         self.answers.update({(request, row.choice): Answer(row) for row in rows})
         self.batch.add(rows, is_seeded=wanted.seed is not None)
@@ -168,7 +161,7 @@ class Bench:
     def score(
         self,
         request: int,
-        prompts: str | list[str | Text],
+        prompts: str | list[str | Tokens],
         *,
         temperature: float = 1.0,
         top: int = 5,
@@ -179,10 +172,14 @@ class Bench:
     ) -> list[BatchRow]:
         """Add a request for the distribution of the token after each prompt; its rows, in the order of the prompts."""
         texts = [prompts] if isinstance(prompts, str) else prompts
-        wanted = [Text(t, special) if isinstance(t, str) else t for t in texts]
-        command = Score(request, wanted, temperature, top, allowed, tap)
-        model: Any = self.model if ids is None else Verbatim(self.model, ids)
-        rows = scoring_rows(command, model, self.context)
+        prompted = [
+            Tokens(self.model.encode(text, special=special))
+            if ids is None and isinstance(text, str)
+            else tokens(self.model, text, ids)
+            for text in texts
+        ]
+        command = Score(request, prompted, temperature, top, allowed, tap)
+        rows = scoring_rows(command, self.model, self.context)
         self.observers.begin(command, rows, self.steering)
         self.batch.add(shortest_first(rows), is_seeded=False)
         return rows
@@ -192,8 +189,8 @@ class Bench:
     ) -> list[BatchRow]:
         """Add a request for the vector of each text; its rows, in the order of the texts."""
         texts = [prompts] if isinstance(prompts, str) else prompts
-        model: Any = self.model if ids is None else Verbatim(self.model, ids)
-        rows = pooling_rows(Embed(request, [Text(t) for t in texts]), model, self.context)
+        prompted = [tokens(self.model, text, ids) for text in texts]
+        rows = pooling_rows(Embed(request, prompted), self.model, self.context)
         self.batch.add(shortest_first(rows), is_seeded=False)
         return rows
 

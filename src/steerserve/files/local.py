@@ -6,7 +6,7 @@ from __future__ import annotations
 import json
 import math
 import struct
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,8 +17,15 @@ from steerserve.rules.paths import is_protected
 from steerserve.rules.precision import StoredTensor
 from steerserve.rules.text import line_fault, shown
 
-_HEADER_MAXIMUM = 100_000_000
-_JSON_MAXIMUM = 50_000_000
+HEADER_BYTES = 1 << 24
+"""The largest header of one file of weights. No other thread of the service runs while a JSON text is parsed, so the
+bounds of JSON texts are bounds of that time too."""
+
+HEADERS_BYTES = 1 << 26
+"""The most bytes of headers in all files of a checkpoint."""
+
+CONFIGURATION_BYTES = 1 << 22
+INDEX_BYTES = 1 << 25
 _DIMENSIONS_MAXIMUM = 16
 _LENGTH_MAXIMUM = 1 << 40
 _ARCHITECTURE_CHARACTERS = 255
@@ -125,7 +132,7 @@ def read_model(path: Path) -> ModelFolder:
     weights = weight_files(path)
     with reading(path):
         total = sum(f.stat().st_size for f in path.iterdir() if f.is_file())
-    counts = [t.count for f in weights if f.suffix == ".safetensors" for t in tensors(f)]
+    counts = [t.count for t in stored_tensors(weights)]
     return ModelFolder(
         path=path,
         architecture=architecture(config),
@@ -141,7 +148,7 @@ def configuration(path: Path) -> dict[str, Any]:
     Raises:
         Refusal: INVALID_LOCAL_PATH.
     """
-    return _json(path / "config.json", path)
+    return _json(path / "config.json", path, CONFIGURATION_BYTES)
 
 
 def architecture(config: Mapping[str, Any]) -> str | None:
@@ -166,7 +173,7 @@ def weight_files(path: Path) -> list[Path]:
         pickles = sorted(f.name for f in path.glob("pytorch_model*.bin"))
         has_index = (path / _INDEX).exists()
     if has_index:
-        listed = _json(path / _INDEX, path).get("weight_map")
+        listed = _json(path / _INDEX, path, INDEX_BYTES).get("weight_map")
         if not isinstance(listed, dict) or not all(isinstance(n, str) for n in listed.values()):
             raise bad_path(f"{_INDEX} has no weight_map", str(path))
         names = sorted(set(listed.values()))
@@ -184,13 +191,15 @@ def weight_files(path: Path) -> list[Path]:
     return files
 
 
-def _json(file: Path, folder: Path) -> dict[str, Any]:
+def _json(file: Path, folder: Path, most: int) -> dict[str, Any]:
     if not _is_file(file):
         raise bad_path(f"the folder has no readable {file.name}", str(folder))
     try:
-        if file.stat().st_size > _JSON_MAXIMUM:
-            raise bad_path(f"{file.name} is too large", str(folder))
-        value = json.loads(file.read_bytes())
+        with file.open("rb") as opened:
+            raw = opened.read(most + 1)
+        if len(raw) > most:
+            raise bad_path(f"{file.name} is larger than {most} bytes", str(folder))
+        value = json.loads(raw)
     except OSError:
         raise bad_path(f"the folder has no readable {file.name}", str(folder)) from None
     except (ValueError, RecursionError):
@@ -200,41 +209,66 @@ def _json(file: Path, folder: Path) -> dict[str, Any]:
     return value
 
 
-def tensors(file: Path) -> list[StoredTensor]:
-    """The tensors of a safetensors file. Only the header is read: 8 bytes of length, then JSON.
+def stored_tensors(files: Iterable[Path]) -> list[StoredTensor]:
+    """The tensors of those files that are safetensors files. Only headers are read.
 
     Raises:
-        Refusal: INVALID_LOCAL_PATH when the header is damaged or cannot be read.
+        Refusal: INVALID_LOCAL_PATH when a header is damaged or cannot be read, or all headers together are too large.
     """
+    listed: list[StoredTensor] = []
+    size = 0
+    for file in files:
+        if file.suffix == ".safetensors":
+            raw, available = _header(file)
+            size += len(raw)
+            if size > HEADERS_BYTES:
+                why = f"the headers of the weights are larger than {HEADERS_BYTES} bytes"
+                raise bad_path(why, str(file.parent))
+            try:
+                listed += header_tensors(raw, available)
+            except ValueError as error:
+                why = f"{file.name} is damaged or cut short: {error}"
+                raise bad_path(why, str(file.parent)) from None
+    return listed
+
+
+def _header(file: Path) -> tuple[bytes, int]:
+    """The header of a safetensors file as JSON, and the number of bytes behind it. The file begins with 8 bytes of
+    length."""
     with reading(file.parent), file.open("rb") as opened:
         prefix = opened.read(8)
         size = struct.unpack("<Q", prefix)[0] if len(prefix) == 8 else 0
-        if not 0 < size <= min(_HEADER_MAXIMUM, file.stat().st_size):
+        whole = file.stat().st_size
+        if not 0 < size <= min(HEADER_BYTES, whole):
             raise bad_path(
-                f"{file.name} is not a safetensors file, or is cut short", str(file.parent)
+                f"{file.name} is not a safetensors file, or is cut short, or has a header of more than "
+                f"{HEADER_BYTES} bytes",
+                str(file.parent),
             )
-        raw = opened.read(size)
-        available = file.stat().st_size - 8 - size
-    try:
-        return header_tensors(raw, available)
-    except ValueError:
-        raise bad_path(
-            f"{file.name} has a damaged header, or is cut short", str(file.parent)
-        ) from None
+        return opened.read(size), whole - 8 - size
 
 
 def header_tensors(raw: bytes, available: int) -> list[StoredTensor]:
     """The tensors that the JSON header `raw` of a safetensors file lists. `available` bytes follow the header in the
-    file.
+    file. The bytes of the tensors lie one after the other, without gaps and overlaps.
 
     Raises:
         ValueError: the header is damaged, or names bytes that the file does not have.
     """
     try:
         header = json.loads(raw)
-        return [_tensor(n, entry, available) for n, entry in header.items() if n != "__metadata__"]
-    except (RecursionError, KeyError, TypeError, AttributeError, IndexError) as error:
-        raise ValueError("a damaged header") from error
+        entries = [(n, entry) for n, entry in header.items() if n != "__metadata__"]
+        listed = [_tensor(name, entry, available) for name, entry in entries]
+    except (json.JSONDecodeError, UnicodeDecodeError, RecursionError):
+        raise ValueError("a header that is not JSON") from None
+    except (KeyError, TypeError, AttributeError, IndexError):
+        raise ValueError("a header that is no list of tensors") from None
+    end = 0
+    for first, last in sorted(tuple(entry["data_offsets"]) for _, entry in entries):
+        if first != end:
+            raise ValueError("tensors that overlap or leave a gap")
+        end = last
+    return listed
 
 
 def _tensor(name: str, entry: dict[str, Any], available: int) -> StoredTensor:

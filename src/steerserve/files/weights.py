@@ -67,7 +67,7 @@ def read_weights(path: Path) -> Weights:
     """
     config = local.configuration(path)
     files = local.weight_files(path)
-    stored = [t for f in files if f.suffix == ".safetensors" for t in local.tensors(f)]
+    stored = local.stored_tensors(files)
     with local.reading(path):
         pickled = sum(f.stat().st_size for f in files if f.suffix != ".safetensors")
     try:

@@ -198,11 +198,15 @@ async def test_a_killed_engine_ends_its_streams_by_code_and_names_the_signal(
     assert refused.value.code == "MODEL_NOT_LOADED"
 
 
+@pytest.mark.parametrize(
+    ("stage", "code"),
+    [("loading_tokenizer", "MODEL_LOAD_FAILED"), (m.LOADING_WEIGHTS, "ENGINE_UNAVAILABLE")],
+)
 async def test_an_engine_killed_while_it_loads_ends_the_load_by_code(
-    empty: CheckpointEngine, folder: Folder
+    empty: CheckpointEngine, folder: Folder, stage: str, code: str
 ) -> None:
-    def kill(_: m.Progress) -> None:
-        if not empty.ended.done():
+    def kill(progress: m.Progress) -> None:
+        if progress.stage == stage and not empty.ended.done():
             os.kill(empty.pid or 0, signal.SIGKILL)
 
     async def load_and_ask() -> None:
@@ -213,7 +217,7 @@ async def test_an_engine_killed_while_it_loads_ends_the_load_by_code(
 
     with pytest.raises(Refusal) as refused:
         await load_and_ask()
-    assert refused.value.code == "ENGINE_UNAVAILABLE"
+    assert refused.value.code in (code, "ENGINE_UNAVAILABLE")
 
 
 async def test_stopping_leaves_no_process_and_refuses_what_is_in_flight(

@@ -351,7 +351,7 @@ def test_memory_is_given_back_once_after_each_stretch_of_work(
 ) -> None:
     load = m.Load(id=1, path=str(folder("llama")), idle_cache_release_s=seconds, **FIELDS)
     ask = m.Generate(
-        2, [m.Text(words(20))], 1, m.Sampling(temperature=0.0, max_tokens=3), m.Suppressed()
+        2, [m.Tokens([5] * 20)], 1, m.Sampling(temperature=0.0, max_tokens=3), m.Suppressed()
     )
     # None is a wait that ended without a command
     wire = Silence(load, None, ask, None, None)
@@ -363,7 +363,7 @@ def test_memory_is_given_back_once_after_each_stretch_of_work(
 def test_memory_is_kept_where_nothing_else_is_asked(
     folder: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    ask = m.Embed(2, [m.Text(words(20))])
+    ask = m.Embed(2, [m.Tokens([5] * 20)])
     wire = Silence(m.Load(id=1, path=str(folder("llama")), **FIELDS), None, ask, None, None)
     assert ran(monkeypatch, wire) == 1
     assert set(wire.waits) == {None}

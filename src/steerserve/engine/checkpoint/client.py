@@ -1,25 +1,26 @@
 """The checkpoint engine seen from the control plane: its process, commands, answers, and one stream per request.
 
-Conversations are rendered in processes of their own (`engine/sandbox/templates.py`); the engine gets texts.
+The engine gets prompts as tokens; `prompts.py` makes them in other processes.
 """
 
 from __future__ import annotations
 
 import asyncio
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
 from multiprocessing.context import ForkServerContext, ForkServerProcess
 from typing import Any
 
 import msgspec
 import structlog
 
-from steerserve.engine.checkpoint import process
-from steerserve.engine.sandbox.templates import Templates
+from steerserve.engine.checkpoint import preparation, process
+from steerserve.engine.checkpoint.prompts import Prompts
+from steerserve.engine.checkpoint.tokenizer import TokenizerProcess
 from steerserve.engine.wire import endings
 from steerserve.engine.wire import messages as m
 from steerserve.engine.wire.engine import Answers, Engine, Report
-from steerserve.engine.wire.prompts import Prompt
 from steerserve.errors import Refusal
 
 log = structlog.get_logger(__name__)
@@ -36,7 +37,7 @@ class Launcher:
 
     async def launch(self) -> CheckpointEngine:
         starting = asyncio.ensure_future(
-            asyncio.to_thread(process.start, self._context, *self._log)
+            asyncio.to_thread(process.start, self._context, process.ENGINE, *self._log)
         )
         try:
             child, link = await asyncio.shield(starting)
@@ -50,7 +51,8 @@ class Launcher:
         except asyncio.CancelledError:
             link.close()
             raise
-        return CheckpointEngine(child, reader, writer)
+        tokenizer = TokenizerProcess(partial(process.start, self._context, process.TOKENIZER))
+        return CheckpointEngine(child, reader, writer, Prompts(tokenizer))
 
 
 class CheckpointEngine(Engine):
@@ -60,7 +62,11 @@ class CheckpointEngine(Engine):
     """
 
     def __init__(
-        self, child: ForkServerProcess, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+        self,
+        child: ForkServerProcess,
+        reader: asyncio.StreamReader,
+        writer: asyncio.StreamWriter,
+        prompts: Prompts,
     ) -> None:
         super().__init__()
         self._child = child
@@ -70,8 +76,7 @@ class CheckpointEngine(Engine):
         self._answers: dict[int, asyncio.Future[m.Event]] = {}
         self._reports: dict[int, Report] = {}
         self._streams: dict[int, asyncio.Queue[m.Event | m.Outcome]] = {}
-        self._templates = Templates()
-        self._template: m.ChatTemplate | None = None
+        self._prompts = prompts
         self._parting: Refusal | None = None
         self._is_loading = False
         self._reading = asyncio.create_task(self._read(), name="engine-reader")
@@ -87,14 +92,19 @@ class CheckpointEngine(Engine):
         Refusal: the refusal of the engine, or ENGINE_UNAVAILABLE when the engine ended.
         """
         self._is_loading = True
+
+        def ask(watched: Report) -> Awaitable[m.Event]:
+            return self._ask(lambda i: m.Load(id=i, **fields), watched)
+
         try:
-            answer = await self._ask(lambda i: m.Load(id=i, **fields), report)
+            async with self._prompts.opening(fields["path"], fields["trust_remote_code"]):
+                answer = await preparation.bounded(ask, report, self._child.kill)
         except Refusal:
             self._is_loading = False
             raise
         self._is_loading = False
         assert isinstance(answer, m.Loaded)
-        self._template = answer.chat_template
+        self._prompts.serve(answer)
         return answer
 
     async def measure(self) -> m.Measured:
@@ -171,9 +181,9 @@ class CheckpointEngine(Engine):
     ) -> Answers:
         """Yield Started, then the pieces of each choice until its `finish`; see `_stream`."""
         return self._stream(
-            prompts,
-            lambda number, texts: m.Generate(
-                number, texts, n, sampling, plan, constraint, tap, label, list(plans)
+            partial(self._prompts.tokens, prompts, sampling.max_tokens, "prompt"),
+            lambda number, tokens: m.Generate(
+                number, tokens, n, sampling, plan, constraint, tap, label, list(plans)
             ),
             len(prompts) * n,
         )
@@ -188,14 +198,15 @@ class CheckpointEngine(Engine):
     ) -> Answers:
         """Yield Started, then Scored for each prompt; see `_stream`."""
         return self._stream(
-            prompts,
-            lambda number, texts: m.Score(number, texts, temperature, top, allowed, tap),
+            partial(self._prompts.tokens, prompts, 1, "prompt"),
+            lambda number, tokens: m.Score(number, tokens, temperature, top, allowed, tap),
             len(prompts),
         )
 
     def embed(self, prompts: list[m.Text]) -> Answers:
         """Yield Started, then Embedded for each text; see `_stream`."""
-        return self._stream(prompts, m.Embed, len(prompts))
+        tokens = partial(self._prompts.tokens, prompts, 0, "input")
+        return self._stream(tokens, m.Embed, len(prompts))
 
     async def stop(self, parting: Refusal | None = None) -> None:
         """End the process: politely, then by force. A process that has ended already is left alone. A process that
@@ -215,11 +226,11 @@ class CheckpointEngine(Engine):
 
     async def _stream(
         self,
-        prompts: Sequence[Prompt],
-        make: Callable[[int, list[m.Text]], m.Command],
+        prompts: Callable[[], Awaitable[list[m.Tokens]]],
+        make: Callable[[int, list[m.Tokens]], m.Command],
         choices: int,
     ) -> Answers:
-        """Render the conversations of one request, then yield its events until each choice has ended.
+        """Make the tokens of one request, then yield its events until each choice has ended.
 
         Closing the iterator early cancels the request in the engine.
 
@@ -227,15 +238,21 @@ class CheckpointEngine(Engine):
             Refusal: the refusal of the chat template or of the engine; MODEL_NOT_LOADED when the engine had ended
                 before the request, ENGINE_UNAVAILABLE when the engine ended during the request.
         """
-        if self.ended.done():
-            raise self._parting or endings.gone_before(self.ended.result())
-        texts = await self._texts(prompts)
+        try:
+            if self.ended.done():
+                raise self._parting or endings.gone_before(self.ended.result())
+            tokens = await prompts()
+        except Refusal as refusal:
+            if refusal.code != "SHUTTING_DOWN":
+                raise
+            # the processes that make tokens were closed because the engine ended
+            raise self._parting or endings.gone(await self.ended) from None
         number = next(self._ids)
         events: asyncio.Queue[m.Event | m.Outcome] = asyncio.Queue()
         self._streams[number] = events
         unfinished = choices
         try:
-            await self._send(make(number, texts))
+            await self._send(make(number, tokens))
             while unfinished:
                 event = await events.get()
                 if isinstance(event, m.Refused):
@@ -249,15 +266,6 @@ class CheckpointEngine(Engine):
             self._streams.pop(number, None)
             if unfinished and not self.ended.done():
                 self._writer.write(m.frame(m.Cancel(number)))
-
-    async def _texts(self, prompts: Sequence[Prompt]) -> list[m.Text]:
-        try:
-            return await self._templates.texts(prompts, self._template)
-        except Refusal as refusal:
-            if refusal.code != "SHUTTING_DOWN":
-                raise
-            # the renderers were closed because the engine ended
-            raise self._parting or endings.gone(await self.ended) from None
 
     async def _ask(self, make: Callable[[int], m.Command], report: Report | None = None) -> m.Event:
         number = next(self._ids)
@@ -302,7 +310,7 @@ class CheckpointEngine(Engine):
                 await asyncio.to_thread(self._child.join, STOP_PATIENCE)
                 self._child.kill()
             await asyncio.to_thread(self._child.join)
-            await self._templates.close()
+            await self._prompts.close()
             self._end(endings.reason(self._child.exitcode))
 
     def _dispatch(self, event: m.Event) -> None:

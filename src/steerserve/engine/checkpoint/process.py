@@ -13,6 +13,8 @@ import socket
 from multiprocessing.context import ForkServerContext, ForkServerProcess
 
 PRELOAD = "steerserve.engine.worker.process.preload"
+ENGINE = "steerserve.engine.worker.process.loop"
+TOKENIZER = "steerserve.engine.worker.process.tokenizing"
 
 _SECRETS = frozenset(
     {"API_KEYS", "DATABASE_URL", "HUB_TOKEN", "HF_TOKEN", "HUGGING_FACE_HUB_TOKEN"}
@@ -30,9 +32,10 @@ def context() -> ForkServerContext:
 
 
 def start(
-    ctx: ForkServerContext, log_level: str, log_format: str
+    ctx: ForkServerContext, module: str, *args: str
 ) -> tuple[ForkServerProcess, socket.socket]:
-    """A started engine process and our end of its socket. Blocks while the fork server still imports.
+    """A started process that runs `main` of a module of the engine, and our end of its socket. Blocks while the fork
+    server still imports.
 
     The secrets are removed from the environment of this process for good, because the fork server and every engine get
     a copy of that environment. The settings have been read before.
@@ -41,15 +44,13 @@ def start(
         del os.environ[name]
     ours, theirs = socket.socketpair()
     with theirs:
-        process = ctx.Process(target=_main, args=(theirs, log_level, log_format), daemon=True)
+        process = ctx.Process(target=_main, args=(module, theirs, *args), daemon=True)
         process.start()
     ours.setblocking(False)
     return process, ours
 
 
-def _main(link: socket.socket, log_level: str, log_format: str) -> None:
-    """Run the engine; called in the new process. The engine is imported by its name, because this module must never
+def _main(module: str, link: socket.socket, *args: str) -> None:
+    """Run the module; called in the new process. The module is imported by its name, because this module must never
     import the tensor library."""
-    importlib.import_module("steerserve.engine.worker.process.loop").main(
-        link, log_level, log_format
-    )
+    importlib.import_module(module).main(link, *args)

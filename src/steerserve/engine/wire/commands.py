@@ -9,7 +9,7 @@ from steerserve.engine.wire.values import (
     SaeSource,
     Sampling,
     Tap,
-    Text,
+    Tokens,
 )
 
 
@@ -124,7 +124,7 @@ class Generate(Message, frozen=True):
     without a label is not monitored."""
 
     id: int
-    prompts: list[Text]
+    prompts: list[Tokens]
     n: int
     sampling: Sampling
     plan: Plan
@@ -142,7 +142,7 @@ class Score(Message, frozen=True):
     """
 
     id: int
-    prompts: list[Text]
+    prompts: list[Tokens]
     temperature: float
     top: int | None
     allowed: list[int] | None = None
@@ -153,7 +153,7 @@ class Embed(Message, frozen=True):
     """Compute a vector for each text, unsteered."""
 
     id: int
-    prompts: list[Text]
+    prompts: list[Tokens]
 
 
 class Cancel(Message, frozen=True):

@@ -6,6 +6,9 @@ from typing import Any
 
 from steerserve.engine.wire.values import ChatTemplate, Message
 
+LOADING_WEIGHTS = "loading_weights"
+"""The stage of a load in which the weights are read. The stages before read the configuration and the tokenizer."""
+
 
 class Progress(Message, frozen=True):
     """A load reached `stage`; `percent` is 0 to 100."""

@@ -20,7 +20,9 @@ Prompt = m.Text | m.Chat
 class NamedPrompt:
     """Names the prompt in every refusal that is raised inside the block."""
 
-    def __init__(self, prompts: Sequence[Prompt], index: int, field: str = "prompt") -> None:
+    def __init__(
+        self, prompts: Sequence[Prompt | m.Tokens], index: int, field: str = "prompt"
+    ) -> None:
         self._is_one = len(prompts) == 1
         prompt = prompts[index]
         if isinstance(prompt, m.Chat) or prompt.is_chat:
@@ -87,15 +89,20 @@ def check_length(
     texts = [prompt.text] if isinstance(prompt, m.Text) else [c["content"] for c in prompt.messages]
     least = sum(len(text or "") for text in texts) // (LENGTH_MARGIN * max(1, longest_token))
     if least > context:
-        raise Refusal(
-            "CONTEXT_LENGTH_EXCEEDED",
-            f"This model's maximum context length is {context} tokens. However, your prompt has at "
-            f"least {least} tokens.",
-            max_context_tokens=context,
-            requested_tokens=least + (max_tokens or 0),
-            prompt_tokens=least,
-            max_tokens=max_tokens,
-        )
+        raise too_long(least, context, max_tokens)
+
+
+def too_long(least: int, context: int, max_tokens: int | None) -> Refusal:
+    """The refusal of a prompt that has `least` tokens or more."""
+    return Refusal(
+        "CONTEXT_LENGTH_EXCEEDED",
+        f"This model's maximum context length is {context} tokens. However, your prompt has at "
+        f"least {least} tokens.",
+        max_context_tokens=context,
+        requested_tokens=least + (max_tokens or 0),
+        prompt_tokens=least,
+        max_tokens=max_tokens,
+    )
 
 
 def max_tokens(wanted: m.Sampling, prompt_tokens: int, context: int) -> int:

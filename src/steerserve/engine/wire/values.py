@@ -20,6 +20,13 @@ class Text(Message, frozen=True):
     is_chat: bool = False
 
 
+class Tokens(Message, frozen=True):
+    """A prompt as token ids, as the engine gets it. `is_chat` says that it was a conversation."""
+
+    ids: list[int]
+    is_chat: bool = False
+
+
 class ChatTemplate(Message, frozen=True):
     """The chat template of a model, and the texts of the special tokens that templates know by name (`bos_token`)."""
 

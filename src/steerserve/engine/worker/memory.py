@@ -5,10 +5,14 @@ from __future__ import annotations
 import ctypes
 import gc
 import re
-from collections.abc import Sequence
+import resource
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
 import psutil
 import torch
+
+from steerserve.errors import Refusal
 
 KEPT_BYTES = 1 << 28
 """Tensors up to this many bytes reuse freed memory, and this many freed bytes are kept for them."""
@@ -58,6 +62,32 @@ def exhausted(error: BaseException, usual: torch.device) -> torch.device:
     """The device that ran out of memory; `usual` where the error names none."""
     card = _CARD.search(str(error)) if usual.type == "cuda" else None
     return torch.device("cuda", int(card[1])) if card else usual
+
+
+@contextmanager
+def bounded(work: str, room: int) -> Iterator[None]:
+    """Bound the memory that this process may take beyond what it has, in bytes, while the block runs.
+
+    Raises:
+        Refusal: MODEL_LOAD_FAILED when the block needs more. Code outside of Python may end the process instead.
+    """
+    before = resource.getrlimit(resource.RLIMIT_AS)
+    limit(room)
+    try:
+        yield
+    except MemoryError:
+        raise Refusal(
+            "MODEL_LOAD_FAILED", f"{work} takes more than {room >> 20} MiB of memory"
+        ) from None
+    finally:
+        resource.setrlimit(resource.RLIMIT_AS, before)
+
+
+def limit(room: int) -> None:
+    """Bound the address space of this process to its present size and `room` bytes more."""
+    _, hard = resource.getrlimit(resource.RLIMIT_AS)
+    most = psutil.Process().memory_info().vms + room
+    resource.setrlimit(resource.RLIMIT_AS, (most if hard < 0 else min(most, hard), hard))
 
 
 def recover(error: BaseException) -> None:

@@ -17,7 +17,7 @@ from transformers import CONFIG_MAPPING, AutoModel, PreTrainedTokenizerFast
 
 from steerserve.engine.checkpoint.client import CheckpointEngine, Launcher
 from steerserve.engine.wire import messages as m
-from steerserve.engine.wire.messages import Embed, Embedded, Refused, Text
+from steerserve.engine.wire.messages import Embed, Embedded, Refused, Text, Tokens
 from steerserve.engine.worker.batch import group as group_module
 from steerserve.engine.worker.batch import passes as passes_module
 from steerserve.engine.worker.batch.admission import pooling_rows, shortest_first
@@ -301,7 +301,7 @@ def encoding(encoder_folder: Folder) -> Encoding:
 
 
 def add(passes: Passes, model: Encoder, request: int, texts: list[str]) -> None:
-    command = Embed(request, [Text(text) for text in texts])
+    command = Embed(request, [Tokens(model.encode(text, special=True)) for text in texts])
     passes.add(shortest_first(pooling_rows(command, model, model.model_max_context)))
 
 

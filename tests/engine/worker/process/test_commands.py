@@ -22,9 +22,9 @@ def test_every_command_has_a_method_and_every_method_a_command() -> None:
         m.Steer(1, 1, True, {}),
         m.Monitor(1, "sae@0"),
         m.ReadStatistics(1),
-        m.Generate(1, [m.Text("a")], 1, m.Sampling(), m.Follow()),
-        m.Score(1, [m.Text("a")], 1.0, 5),
-        m.Embed(1, [m.Text("a")]),
+        m.Generate(1, [m.Tokens([1])], 1, m.Sampling(), m.Follow()),
+        m.Score(1, [m.Tokens([1])], 1.0, 5),
+        m.Embed(1, [m.Tokens([1])]),
     ],
     ids=lambda command: type(command).__name__,
 )

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from steerserve.engine.checkpoint.client import Launcher
 from steerserve.engine.wire import messages as m
-from steerserve.engine.wire.messages import Scored, Text
+from steerserve.engine.wire.messages import Scored, Tokens
 from steerserve.engine.worker.batch import group as group_module
 from steerserve.engine.worker.model.checkpoint import Checkpoint
 from steerserve.errors import Refusal
@@ -357,15 +357,18 @@ def test_special_tokens_are_added_exactly_when_asked(chatty: Checkpoint) -> None
 def test_a_conversation_is_scored_behind_its_generation_prompt(chatty: Checkpoint) -> None:
     bench = Bench(chatty)
     text = "[user]did you sleep well?[assistant]"
-    (row,) = bench.score(1, [chat("did you sleep well?")])
+    (row,) = bench.score(1, [chat(chatty, "did you sleep well?")])
     assert row.prompt == chatty.encode(text, special=True)
     bench.run()
     check(bench.scores[1, 0], logprobs_after(chatty, text), 5)
 
 
-def chat(text: str) -> Text:
-    """A conversation as the engine gets it, without a BOS in its text."""
-    return Text(f"[user]{text}[assistant]", is_chat=True)
+LONG_CHAT = Tokens([5] * 400, is_chat=True)
+
+
+def chat(model: Checkpoint, text: str) -> Tokens:
+    """A conversation as the engine gets it."""
+    return Tokens(model.encode(f"[user]{text}[assistant]", special=True), is_chat=True)
 
 
 @pytest.mark.parametrize(
@@ -374,12 +377,13 @@ def chat(text: str) -> Text:
         (["fine", ""], "INVALID_SCORING_REQUEST", "prompt[1]"),
         (["", "fine", "fine"], "INVALID_SCORING_REQUEST", "prompt[0]"),
         (["fine", "fine", words(400)], "CONTEXT_LENGTH_EXCEEDED", "prompt[2]"),
-        ([chat("fine"), chat(words(400))], "CONTEXT_LENGTH_EXCEEDED", "extra_messages[0]"),
-        ([chat(words(400)), chat("fine")], "CONTEXT_LENGTH_EXCEEDED", "messages"),
+        ([Tokens([5]), Tokens([5, VOCABULARY])], "INVALID_PARAMETER", "prompt[1]"),
+        ([Tokens([5], is_chat=True), LONG_CHAT], "CONTEXT_LENGTH_EXCEEDED", "extra_messages[0]"),
+        ([LONG_CHAT, Tokens([5], is_chat=True)], "CONTEXT_LENGTH_EXCEEDED", "messages"),
     ],
 )
 def test_a_prompt_that_cannot_be_scored_is_named_among_several(
-    chatty: Checkpoint, prompts: list[str | Text], code: str, param: str
+    chatty: Checkpoint, prompts: list[str | Tokens], code: str, param: str
 ) -> None:
     bench = Bench(chatty)
     found = refusal(lambda: bench.score(1, prompts, special=False))
@@ -483,7 +487,7 @@ def test_the_conversation_whose_logits_are_no_numbers_is_named_among_several(
     chatty: Checkpoint,
 ) -> None:
     bench = Bench(chatty)
-    bench.score(1, [chat("a"), chat("a b"), chat("a b c d e f")])
+    bench.score(1, [chat(chatty, text) for text in ("a", "a b", "a b c d e f")])
     with logits_edited(chatty, put(2, {17: math.nan})):
         bench.run()
     assert bench.refused[1].code == NOT_FINITE

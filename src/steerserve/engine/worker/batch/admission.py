@@ -3,28 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Protocol
 
 import torch
 
 from steerserve.engine.wire import messages as m
-from steerserve.engine.wire.prompts import NamedPrompt, check_length, max_tokens
+from steerserve.engine.wire.prompts import NamedPrompt, max_tokens
 from steerserve.engine.worker import memory
 from steerserve.engine.worker.model.checkpoint import Checkpoint
+from steerserve.engine.worker.model.encoder import Encoder
 from steerserve.engine.worker.rows import sampling
 from steerserve.engine.worker.rows.constrain import RowConstraint
 from steerserve.engine.worker.rows.rows import BatchRow, Pooling, Scoring, Writing
 from steerserve.engine.worker.rows.text import TextStream
 from steerserve.errors import Refusal
 from steerserve.rules import activations
-
-
-class Tokens(Protocol):
-    """The methods that turn prompts into tokens; a language model and an encoder have them."""
-
-    longest_token: int
-
-    def encode(self, text: str, *, special: bool) -> list[int]: ...
 
 
 def rows_of(
@@ -45,8 +37,7 @@ def rows_of(
     for index, prompt in enumerate(command.prompts):
         plan = command.plans[index] if command.plans else command.plan
         with NamedPrompt(command.prompts, index) as where:
-            named = command.sampling.max_tokens
-            ids = _encoded(prompt, model, context, named, "INVALID_PARAMETER")
+            ids = _ids(prompt, model, "INVALID_PARAMETER")
             limit = max_tokens(command.sampling, len(ids), context)
             for i in range(command.n):
                 goal = _writing(command.sampling, model, i, ids, constrain)
@@ -90,7 +81,7 @@ def scoring_rows(command: m.Score, model: Checkpoint, context: int) -> list[Batc
     rows = []
     for index, prompt in enumerate(command.prompts):
         with NamedPrompt(command.prompts, index) as where:
-            ids = _encoded(prompt, model, context, 1, "INVALID_SCORING_REQUEST")
+            ids = _ids(prompt, model, "INVALID_SCORING_REQUEST")
             max_tokens(m.Sampling(max_tokens=1), len(ids), context)
             goal = Scoring(command.temperature, command.top, allowed, model.decode_token)
             row = BatchRow(command.id, index, ids, m.Suppressed(), goal, where=where)
@@ -99,7 +90,7 @@ def scoring_rows(command: m.Score, model: Checkpoint, context: int) -> list[Batc
     return rows
 
 
-def pooling_rows(command: m.Embed, model: Tokens, context: int) -> list[BatchRow]:
+def pooling_rows(command: m.Embed, model: Checkpoint | Encoder, context: int) -> list[BatchRow]:
     """One unsteered row per text.
 
     Raises:
@@ -108,7 +99,7 @@ def pooling_rows(command: m.Embed, model: Tokens, context: int) -> list[BatchRow
     rows = []
     for index, prompt in enumerate(command.prompts):
         with NamedPrompt(command.prompts, index, "input") as where:
-            ids = _encoded(prompt, model, context, 0, "INVALID_PARAMETER")
+            ids = _ids(prompt, model, "INVALID_PARAMETER")
             max_tokens(m.Sampling(max_tokens=0), len(ids), context)
             rows.append(BatchRow(command.id, index, ids, m.Suppressed(), Pooling(), where=where))
     return rows
@@ -120,16 +111,23 @@ def shortest_first(rows: list[BatchRow]) -> list[BatchRow]:
     return sorted(rows, key=lambda row: len(row.prompt))
 
 
-def _encoded(
-    prompt: m.Text, model: Tokens, context: int, named: int | None, empty: str
-) -> list[int]:
-    """The tokens of a prompt. `named` is the number of completion tokens that the request names; `empty` is the code of
-    the refusal of a prompt without tokens."""
-    check_length(prompt, model.longest_token, context, named)
-    ids = model.encode(prompt.text, special=prompt.special)
-    if not ids:
+def _ids(prompt: m.Tokens, model: Checkpoint | Encoder, empty: str) -> list[int]:
+    """The tokens of a prompt. `empty` is the code of the refusal of a prompt without tokens.
+
+    Raises:
+        Refusal: INVALID_PARAMETER for a token that the model has no embedding for. On a card, such a token would end
+            the process.
+    """
+    if not prompt.ids:
         raise Refusal(empty, "the prompt has no tokens", param="prompt")
-    return ids
+    if max(prompt.ids) >= model.input_vocabulary:
+        raise Refusal(
+            "INVALID_PARAMETER",
+            f"the model's tokenizer gives the token {max(prompt.ids)}, and the model has only "
+            f"{model.input_vocabulary} tokens",
+            param="prompt",
+        )
+    return prompt.ids
 
 
 def _check_tap(tap: m.Tap | None, row: BatchRow, rows: int = 1) -> None:

@@ -8,8 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import nn
 from transformers import AutoConfig, AutoTokenizer
 
+from steerserve.engine.wire.messages import LOADING_WEIGHTS
 from steerserve.engine.worker import memory
 from steerserve.engine.worker.model import placement, precision
 from steerserve.errors import Refusal
@@ -17,6 +19,10 @@ from steerserve.errors import Refusal
 SHOWN = 4
 """The most names of tensors in one refusal."""
 
+PREPARATION_BYTES = 3 << 30
+"""The most memory that reading the configuration and the tokenizer may take."""
+
+WEIGHTS = ("*.safetensors", "*.bin")
 LINE_CHARACTERS = 200
 _PATH = re.compile(r"(?:/[^/\s'\"]+)+/")
 _ADDRESS = re.compile(r"0x[0-9a-fA-F]+")
@@ -51,11 +57,12 @@ class Transformer:
             # calls that act on the current card would open a context on the first card, which may hold no model
             torch.cuda.set_device(self.device)
         self.held = precision.held(quantization, config, used)
-        where = placement.device_map(kind, config, devices, self.device, trust_remote_code)
-        report("loading_tokenizer", 5.0)
-        self.tokenizer: Any = AutoTokenizer.from_pretrained(path, **common)
-        self.longest_token = max((len(t) for t in self.tokenizer.get_vocab()), default=1)
-        report("loading_weights", 10.0)
+        with memory.bounded("reading the configuration and the tokenizer", PREPARATION_BYTES):
+            _check_size(path, kind, config, trust_remote_code)
+            where = placement.device_map(kind, config, devices, self.device, trust_remote_code)
+            report("loading_tokenizer", 5.0)
+            self.tokenizer: Any = open_tokenizer(path, trust_remote_code)
+        report(LOADING_WEIGHTS, 10.0)
         loaded: Any = kind.from_pretrained(
             path,
             output_loading_info=True,
@@ -66,6 +73,7 @@ class Transformer:
         )
         self.model: Any = loaded[0]
         _check_whole(loaded[1])
+        self.input_vocabulary = int(self.model.get_input_embeddings().weight.shape[0])
         report("moving_to_device", 80.0)
         self.model.eval().requires_grad_(False)
         if self.held.quantizes:
@@ -82,7 +90,37 @@ class Transformer:
         return list(dict.fromkeys([self.device, *(p.device for p in self.model.parameters())]))
 
     def encode(self, text: str, *, special: bool) -> list[int]:
-        return list(self.tokenizer(text, add_special_tokens=special, verbose=False)["input_ids"])
+        """The tokens of a text of the service itself. Texts of clients are tokenized in a process of their own."""
+        return encode(self.tokenizer, text, special=special)
+
+
+def open_tokenizer(path: Path, trust_remote_code: bool) -> Any:
+    return AutoTokenizer.from_pretrained(
+        path, trust_remote_code=trust_remote_code, local_files_only=True
+    )
+
+
+def encode(tokenizer: Any, text: str, *, special: bool) -> list[int]:
+    return list(tokenizer(text, add_special_tokens=special, verbose=False)["input_ids"])
+
+
+def _check_size(path: Path, kind: Any, config: Any, trust_remote_code: bool) -> None:
+    """Check that the weight files can hold the parameters of the configuration, because the library makes memory for
+    all parameters. A parameter takes at least 8 bits of a file, and 1 bit if it is quantized.
+
+    Raises:
+        Refusal: MODEL_LOAD_FAILED.
+    """
+    stored = sum(file.stat().st_size for pattern in WEIGHTS for file in path.glob(pattern))
+    with torch.device("meta"):
+        empty: nn.Module = kind.from_config(config, trust_remote_code=trust_remote_code)
+    parameters = sum(parameter.numel() for parameter in empty.parameters())
+    per_byte = 8 if getattr(config, "quantization_config", None) else 1
+    if parameters > stored * per_byte:
+        raise Refusal(
+            "MODEL_LOAD_FAILED",
+            f"the configuration describes {parameters} parameters; the weights have {stored} bytes",
+        )
 
 
 def _check_whole(loading_info: dict[str, Any]) -> None:

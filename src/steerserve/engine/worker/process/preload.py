@@ -25,6 +25,7 @@ import transformers.modeling_utils  # noqa: E402
 import transformers.models.auto.modeling_auto  # noqa: E402
 
 import steerserve.engine.worker.process.loop  # noqa: E402
+import steerserve.engine.worker.process.tokenizing  # noqa: E402
 
 
 def _end_at_once(server: int) -> None:

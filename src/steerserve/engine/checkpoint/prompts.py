@@ -1,0 +1,64 @@
+"""Turns the prompts of a request into tokens: conversations are rendered, and texts are tokenized, each in processes of
+their own."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+
+from steerserve.engine.checkpoint.tokenizer import TokenizerProcess
+from steerserve.engine.sandbox.templates import Templates
+from steerserve.engine.wire import messages as m
+from steerserve.engine.wire.prompts import Prompt
+from steerserve.errors import Refusal
+
+
+class Prompts:
+    """Owns the renderers of the chat template and the tokenizer of one engine."""
+
+    def __init__(self, tokenizer: TokenizerProcess) -> None:
+        self._templates = Templates()
+        self._tokenizer = tokenizer
+        self._facts: m.Loaded | None = None
+
+    @asynccontextmanager
+    async def opening(self, path: str, trust_remote_code: bool) -> AsyncIterator[None]:
+        """Read the tokenizer of a checkpoint folder while the block runs.
+
+        Raises:
+            Refusal: MODEL_LOAD_FAILED when the tokenizer needs more time or memory than it may take, or fails.
+        """
+        opening = asyncio.create_task(self._tokenizer.open(path, trust_remote_code))
+        # the block may fail first, and then nobody waits for the task
+        opening.add_done_callback(lambda done: done.cancelled() or done.exception())
+        try:
+            yield
+            await opening
+        finally:
+            opening.cancel()
+
+    def serve(self, facts: m.Loaded) -> None:
+        """Take the context and the chat template of the loaded model."""
+        self._facts = facts
+
+    async def tokens(
+        self, prompts: Sequence[Prompt], max_tokens: int | None, field: str
+    ) -> list[m.Tokens]:
+        """The tokens of the prompts, in their order. `field` names prompts that are no conversations; `max_tokens` is
+        the number that the request names.
+
+        Raises:
+            Refusal: MODEL_NOT_LOADED, NO_CHAT_TEMPLATE, CONTEXT_LENGTH_EXCEEDED; INVALID_PARAMETER when the template or
+                the tokenizer refuses the prompts; SHUTTING_DOWN after `close`.
+        """
+        if self._facts is None:
+            raise Refusal("MODEL_NOT_LOADED", "this engine holds no model")
+        texts = await self._templates.texts(prompts, self._facts.chat_template)
+        context = self._facts.context_length
+        return await self._tokenizer.tokens(texts, context, max_tokens, field)
+
+    async def close(self) -> None:
+        """End the processes. Requests that wait for them are refused."""
+        await self._templates.close()
+        await self._tokenizer.close()

@@ -1,0 +1,207 @@
+"""Tokenizes prompts in a process of its own: a long text, or a hostile tokenizer, holds up no forward pass, and has
+limits of time and memory.
+
+The process is started with the load of a checkpoint, and again after it had to be ended. It answers one request at a
+time. Of the requests that wait, the one with the shortest prompts is next.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import heapq
+import itertools
+from collections.abc import Callable, Sequence
+from multiprocessing.context import ForkServerProcess
+from socket import socket
+
+import msgspec
+
+from steerserve.engine.wire import messages as m
+from steerserve.engine.wire.prompts import NamedPrompt, too_long
+from steerserve.engine.wire.tokenizing import TextAnswer, TextQuestion
+from steerserve.errors import Refusal
+
+OPEN_SECONDS = 30.0
+"""Seconds that reading the tokenizer of a checkpoint may take."""
+
+ENCODE_SECONDS = 30.0
+"""Seconds that tokenizing the prompts of one request may take, without the wait for the process."""
+
+LONG_TOKEN = 16
+"""A text with this many characters for each token of the context is rarely a prompt that fits."""
+
+PROBE = (
+    "The quick brown fox, \u00e9t\u00e9 \u6f22\u5b57 \U0001f600 0123456789 (a+b)*c = d_e/f; \n\t"
+    + " x" * 50
+)
+"""A text that every tokenizer reads at once. It is tried when the tokenizer is opened."""
+
+
+class Unanswered(Exception):
+    """The process has no answer; the text says why, as a clause without its subject."""
+
+
+class TokenizerProcess:
+    """Owns the process. `start` starts one and gives our end of its socket; it may block."""
+
+    def __init__(self, start: Callable[[], tuple[ForkServerProcess, socket]]) -> None:
+        self._start = start
+        self._folder = ("", False)
+        self._child: ForkServerProcess | None = None
+        self._reader: asyncio.StreamReader | None = None
+        self._writer: asyncio.StreamWriter | None = None
+        self._numbers = itertools.count()
+        self._waiting: list[tuple[int, int, asyncio.Future[None]]] = []
+        self._exchange: asyncio.Task[TextAnswer] | None = None
+        self._is_taken = False
+        self._is_closed = False
+
+    @property
+    def pid(self) -> int | None:
+        return self._child.pid if self._child else None
+
+    async def open(self, path: str, trust_remote_code: bool) -> None:
+        """Read the tokenizer of a checkpoint folder, and try it.
+
+        Raises:
+            Refusal: MODEL_LOAD_FAILED.
+        """
+        self._folder = (path, trust_remote_code)
+        try:
+            await self._ask([m.Text(PROBE)], len(PROBE), OPEN_SECONDS, is_trial=True)
+        except Unanswered as error:
+            raise Refusal("MODEL_LOAD_FAILED", f"the tokenizer of the model {error}") from None
+
+    async def tokens(
+        self, texts: Sequence[m.Text], context: int, max_tokens: int | None, field: str
+    ) -> list[m.Tokens]:
+        """The tokens of the prompts of one request. `field` names prompts that are no conversations.
+
+        Raises:
+            Refusal: CONTEXT_LENGTH_EXCEEDED for a text that is far too long; INVALID_PARAMETER when tokenizing needs
+                more time or memory than it may take; SHUTTING_DOWN.
+        """
+        try:
+            answer = await self._ask(texts, context, ENCODE_SECONDS)
+        except Unanswered as error:
+            with NamedPrompt(texts[:1], 0, field):
+                why = f"the model's tokenizer {error}"
+                raise Refusal("INVALID_PARAMETER", why, param="prompt") from None
+        prompts = []
+        for index, row in enumerate(answer.rows):
+            with NamedPrompt(texts, index, field):
+                if isinstance(row, int):
+                    raise too_long(row, context, max_tokens)
+            prompts.append(m.Tokens(row, texts[index].is_chat))
+        return prompts
+
+    async def close(self) -> None:
+        """End the process. Requests that wait for it are refused."""
+        self._is_closed = True
+        if self._child:
+            self._child.kill()
+        if self._exchange:
+            await asyncio.wait([self._exchange])
+        await self._end()
+
+    # ------------------------------------------------------------- inside
+
+    async def _ask(
+        self, texts: Sequence[m.Text], context: int, seconds: float, *, is_trial: bool = False
+    ) -> TextAnswer:
+        """Raises:
+        Unanswered: the process has no answer.
+        Refusal: SHUTTING_DOWN.
+        """
+        question = TextQuestion(
+            *self._folder,
+            [(text.text, text.special) for text in texts],
+            context,
+            LONG_TOKEN * context,
+            seconds,
+            is_trial,
+        )
+        await self._turn(sum(len(text.text) for text in texts))
+        # a client that leaves does not end the process, because the next request would wait for its start
+        self._exchange = asyncio.create_task(self._answer(question))
+        self._exchange.add_done_callback(self._leave)
+        answer = await asyncio.shield(self._exchange)
+        if answer.reason is not None:
+            raise Unanswered(answer.reason)
+        return answer
+
+    async def _turn(self, size: int) -> None:
+        """Wait until no request uses the process, and no shorter one waits."""
+        if not self._is_taken:
+            self._is_taken = True
+            return
+        turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        heapq.heappush(self._waiting, (size, next(self._numbers), turn))
+        try:
+            await turn
+        except asyncio.CancelledError:
+            if turn.done() and not turn.cancelled():
+                self._next()
+            raise
+
+    def _leave(self, done: asyncio.Task[TextAnswer]) -> None:
+        if not done.cancelled():
+            done.exception()  # read here, because the client may have left
+        self._next()
+
+    def _next(self) -> None:
+        """Let the next request use the process."""
+        while self._waiting:
+            _, _, turn = heapq.heappop(self._waiting)
+            if not turn.done():
+                turn.set_result(None)
+                return
+        self._is_taken = False
+
+    async def _answer(self, question: TextQuestion) -> TextAnswer:
+        body = msgspec.msgpack.encode(question)
+        try:
+            reader, writer = await self._running()
+            async with asyncio.timeout(question.seconds):
+                writer.write(m.LENGTH.pack(len(body)) + body)
+                await writer.drain()
+                (size,) = m.LENGTH.unpack(await reader.readexactly(m.LENGTH.size))
+                answer = await reader.readexactly(size)
+        except TimeoutError:
+            await self._end()
+            return TextAnswer(reason=f"takes longer than {question.seconds:g} s")
+        except (asyncio.IncompleteReadError, ConnectionError):
+            await self._end()
+            self._check_open()
+            return TextAnswer(reason="ended its process, or needs more memory than it may take")
+        return msgspec.msgpack.decode(answer, type=TextAnswer)
+
+    def _check_open(self) -> None:
+        """Raises:
+        Refusal: SHUTTING_DOWN.
+        """
+        if self._is_closed:
+            raise Refusal("SHUTTING_DOWN", "the service is shutting down")
+
+    async def _running(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        self._check_open()
+        if self._child is None or not self._child.is_alive():
+            await self._end()
+            self._child, link = await asyncio.to_thread(self._start)
+            self._reader, self._writer = await asyncio.open_connection(sock=link, limit=1 << 24)
+            self._check_open()
+        assert self._reader is not None
+        assert self._writer is not None
+        return self._reader, self._writer
+
+    async def _end(self) -> None:
+        child, self._child = self._child, None
+        if child is not None:
+            child.kill()
+            await asyncio.to_thread(child.join)
+        if self._writer is not None:
+            self._writer.close()
+            with contextlib.suppress(ConnectionError):
+                await self._writer.wait_closed()
+            self._reader = self._writer = None
