@@ -91,7 +91,15 @@ def settings_page() -> str:
         "Settings are environment variables, or lines of a file `.env` in the working directory. The\n"
         "environment wins. They are read once, at the start. A value out of its bounds ends the start with a\n"
         "sentence that names the setting. A name in `.env` that is no setting is logged as `unknown_setting`\n"
-        "with the nearest name.",
+        "with the nearest name.\n\n"
+        "Give a secret as a file: put the token, the keys or the URL into a file that only the account of\n"
+        "the service can read, and name the file in `HUB_TOKEN_FILE`, `API_KEYS_FILE` or\n"
+        "`DATABASE_URL_FILE`. Secrets of Docker and Kubernetes are such files\n"
+        "(`HUB_TOKEN_FILE=/run/secrets/hub_token`). A secret in the environment stays readable in\n"
+        "`/proc/<pid>/environ` for root and for every process of the same user, as long as the service runs. A\n"
+        "file that is missing, empty or larger than 64 KiB ends the start, and so does a secret that is given\n"
+        "in both ways. A file that other accounts can open is logged as `secret_file_open_to_others`.\n"
+        "`steerserve doctor` tells where each secret comes from.",
         ("setting", "type", "default", "meaning"),
         rows,
     )

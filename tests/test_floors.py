@@ -39,9 +39,10 @@ beside the rooms may import no room."""
 FLOORS: dict[str, set[str]] = {
     "": set(),
     "errors": set(),
-    "settings": {"setting_values", "setting_limits"},
+    "settings": {"setting_values", "setting_limits", "setting_secrets"},
     "setting_values": set(),
     "setting_limits": set(),
+    "setting_secrets": {"setting_values"},
     "log": set(),
     "rules": {"errors", "rules"},
     "files": {"errors", "rules", "files"},
@@ -60,7 +61,7 @@ FLOORS: dict[str, set[str]] = {
     "meter": {"control.metrics"},
     "guards": {"errors", "settings"},  # runs before every route
     "serve": {"errors", "settings", "setting_values"},  # imports the application by its name
-    "doctor": ZERO,
+    "doctor": ZERO | {"setting_values", "setting_secrets"},
     "cli": ZERO | {"doctor", "serve"},
     "__main__": {"cli"},
     "startup": ZERO | {"store", "control", "composition", "demo"},

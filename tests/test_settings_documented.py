@@ -173,6 +173,6 @@ def test_keys_come_from_a_list_or_from_the_lines_of_a_file(tmp_path: Path) -> No
     with pytest.raises(ValidationError, match="cannot be read"):
         made(api_keys=f"@{tmp_path / 'missing'}")
     file.write_text("\n")
-    with pytest.raises(ValidationError, match="has no key"):
+    with pytest.raises(ValidationError, match="is empty"):
         made(api_keys=f"@{file}")
     assert "sentinel" not in repr(made(api_keys="sentinel"))

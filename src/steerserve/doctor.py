@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import platform
 import shutil
 import urllib.error
@@ -14,6 +15,9 @@ import psutil
 import pynvml
 
 from steerserve import __version__
+from steerserve.setting_secrets import NAMES as SECRETS
+from steerserve.setting_secrets import SUFFIX, is_open_to_others
+from steerserve.setting_values import names_in
 from steerserve.settings import Settings
 
 GIB = 1 << 30
@@ -31,6 +35,7 @@ def report(settings: Settings) -> str:
         ("engines", engines),
         ("hub", lambda: hub(settings.hf_endpoint)),
         ("listens on", lambda: listens_on(settings)),
+        ("secrets", lambda: secrets(settings)),
     ]
     return "\n".join(f"{name:>11}: {say()}" for name, say in facts)
 
@@ -108,6 +113,22 @@ def listens_on(settings: Settings) -> str:
         else f"every machine that reaches it, {'with a key' if settings.api_keys else 'without a login'}"
     )
     return f"{settings.host}:{settings.port}, for {who}"
+
+
+def secrets(settings: Settings) -> str:
+    """Where each secret comes from. No secret itself is told."""
+    return "; ".join(f"{name.upper()} {_origin(settings, name)}" for name in SECRETS)
+
+
+def _origin(settings: Settings, name: str) -> str:
+    file = getattr(settings, name + SUFFIX)
+    if file is not None:
+        warning = ", which other accounts can open: chmod 600" if is_open_to_others(file) else ""
+        return f"from the file {file}{warning}"
+    if name.upper() in map(str.upper, os.environ):
+        return f"from the environment, which processes of the same user can read; better {name.upper()}_FILE"
+    file_of_settings = Path(str(Settings.model_config["env_file"]))
+    return f"from {file_of_settings}" if name in names_in(file_of_settings) else "not set"
 
 
 def _cpu_flags() -> set[str]:

@@ -42,6 +42,8 @@ class Server(uvicorn.Server):
             exception from the start of the application as a traceback.
         """
         _warn_of_unknown_settings()
+        for name, file in self.config.loaded_app.settings.open_secret_files:
+            log.warning("secret_file_open_to_others", setting=name.upper(), file=str(file))
         await self.config.loaded_app.open()
         await super().startup(sockets)
         if self.started:

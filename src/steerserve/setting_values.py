@@ -27,7 +27,7 @@ _FORMS = (
 )
 _SSL_MODE = re.compile(r"(?<=[?&])sslmode=")
 _OPTIONS = frozenset({"sslmode", "ssl", "target_session_attrs"})
-_KEY = re.compile(r"[\x21-\x7e]+", re.ASCII)
+KEY = re.compile(r"[\x21-\x7e]+", re.ASCII)
 
 
 def database_url(text: str) -> str:
@@ -124,27 +124,20 @@ def parts(text: str) -> list[str]:
     return [part.strip() for part in text.split(",") if part.strip()]
 
 
-def api_keys(text: str) -> list[str]:
-    """The keys of a list that is separated by commas, or of the file behind `@`, which has one on each line.
+def api_keys(keys: list[str]) -> list[str]:
+    """Keys, each of which a header can carry.
 
     Raises:
-        ValueError: the file cannot be read or names no key, or a key has characters that a header cannot carry.
+        ValueError: a key has characters that a header cannot carry.
     """
-    keys = _lines(Path(text[1:]).expanduser()) if text.startswith("@") else parts(text)
-    if not all(map(_KEY.fullmatch, keys)):
+    if not all(map(KEY.fullmatch, keys)):
         raise ValueError("a key consists of letters, digits and signs of ASCII, without blanks")
     return keys
 
 
-def _lines(file: Path) -> list[str]:
-    try:
-        lines = [line.strip() for line in file.read_text(encoding="utf-8").splitlines()]
-    except (OSError, UnicodeDecodeError) as error:
-        raise ValueError(f"the file {file} cannot be read ({type(error).__name__})") from None
-    keys = [line for line in lines if line]
-    if not keys:
-        raise ValueError(f"the file {file} has no key")
-    return keys
+def names_in(file: Path) -> set[str]:
+    """The names of settings in a file of settings, in lower case."""
+    return {name.lower() for name in dotenv_values(file)} if file.is_file() else set()
 
 
 def unknown_names(file: Path, known: Iterable[str]) -> list[tuple[str, str | None]]:

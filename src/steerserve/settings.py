@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Annotated, Literal
 
 import platformdirs
-from pydantic import AfterValidator, BeforeValidator, Field, SecretStr, model_validator
+from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 from pydantic_settings import NoDecode, SettingsConfigDict
 
 from steerserve import setting_values as values
@@ -26,20 +26,16 @@ from steerserve.setting_limits import (
     Seconds,
     TimeLimit,
 )
+from steerserve.setting_secrets import Secrets
 
 Texts = Annotated[
     list[str],
     NoDecode,
     BeforeValidator(lambda text: values.parts(text) if isinstance(text, str) else text),
 ]
-Keys = Annotated[
-    list[SecretStr],
-    NoDecode,
-    BeforeValidator(lambda text: values.api_keys(text) if isinstance(text, str) else text),
-]
 
 
-class Settings(RequestLimits):
+class Settings(Secrets, RequestLimits):
     """The settings of the service. The environment variable of a setting is its name in capitals."""
 
     model_config = SettingsConfigDict(
@@ -62,12 +58,6 @@ class Settings(RequestLimits):
         default=Path(),
         description="Folder of SAE checkpoints; by default `saes` in STEERSERVE_HOME.",
     )
-    database_url: Annotated[str, AfterValidator(values.database_url)] = Field(
-        default="",
-        description="URL of the database; by default a SQLite file in STEERSERVE_HOME. "
-        "SQLite: sqlite:////folder/file.db. PostgreSQL: postgresql://user:password@host/name, which needs the extra "
-        "`postgres`.",
-    )
     host: str = Field(
         default="127.0.0.1",
         description="Address to listen on. Without API_KEYS the service has no login: set 0.0.0.0 only on a trusted "
@@ -82,11 +72,6 @@ class Settings(RequestLimits):
         default=[],
         description="Further host names that the Host header may have. While HOST is a loopback address, every request "
         "must name this machine or one of these hosts; otherwise only requests of browsers must.",
-    )
-    api_keys: Keys = Field(
-        default=[],
-        description="Keys, separated by commas, or `@` and the path of a file with one key on each line. Every request "
-        "except liveness and readiness must carry one as `Authorization: Bearer <key>`.",
     )
     log_level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = Field(
         default="INFO", description="Least severe level that is logged."
@@ -104,10 +89,6 @@ class Settings(RequestLimits):
     )
     hf_endpoint: Annotated[str, AfterValidator(values.hub_endpoint)] = Field(
         default="https://huggingface.co", description="Address of the model hub."
-    )
-    hub_token: SecretStr | None = Field(
-        default=None,
-        description="Token sent to the model hub with requests that bring none of their own. Never logged or stored.",
     )
     max_download_workers: Annotated[int, Field(ge=1, le=64)] = Field(
         default=2, description="Downloads that run at once; the next waits."
