@@ -9,6 +9,7 @@ import time
 import pytest
 from sqlalchemy import event, func, select
 from sqlalchemy.exc import IntegrityError
+from sqlalchemy.util import await_only
 
 from steerserve.errors import Refusal
 from steerserve.store import labels as stored_labels
@@ -114,12 +115,18 @@ async def test_what_is_read_beside_an_import_is_all_of_one_moment(
     await labels.put("sae_a", before)
     monkeypatch.setattr(stored_labels, "_AT_ONCE", 5)
     after = before | {0: "after", 1_999: "after"}
-    begun = asyncio.Event()
-    event.listen(database._engine.sync_engine, "after_cursor_execute", lambda *_: begun.set())
+    begun, written = asyncio.Event(), asyncio.Event()
+
+    def hold_the_first_reading(*_: object) -> None:
+        if not begun.is_set():
+            begun.set()
+            await_only(written.wait())
+
+    event.listen(database._engine.sync_engine, "after_cursor_execute", hold_the_first_reading)
     reading = asyncio.create_task(labels.of("sae_a"))
     await begun.wait()
     await labels.put("sae_a", {0: "after", 1_999: "after"})
-    assert not reading.done()
+    written.set()
     assert await reading == after
     assert await labels.of("sae_a") == after
 
