@@ -59,7 +59,7 @@ FLOORS: dict[str, set[str]] = {
     "live_door": {"errors"},
     "webui": ZERO | {"rules", "control"},
     "meter": {"control.metrics"},
-    "guards": {"errors", "settings"},  # runs before every route
+    "guards": {"errors", "settings", "rules"},  # runs before every route
     "serve": {"errors", "settings", "setting_values"},  # imports the application by its name
     "doctor": ZERO | {"setting_values", "setting_secrets"},
     "cli": ZERO | {"doctor", "serve"},

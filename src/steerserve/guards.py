@@ -18,6 +18,7 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from steerserve.errors import Refusal
+from steerserve.rules import json_size
 from steerserve.settings import Settings
 
 log = structlog.get_logger(__name__)
@@ -29,6 +30,8 @@ _SAFE = frozenset({"GET", "HEAD", "OPTIONS"})
 _LOCAL_NAMES = frozenset({"localhost", "127.0.0.1", "[::1]"})
 _PROBES = frozenset({"/api/health", "/api/health/ready"})
 """The routes that need no key."""
+_OWN_COUNT = ("/labels", "/import")
+"""Ends of the paths whose bodies may have many values. These routes read their bodies beside the event loop."""
 _DENIAL = "websocket.http.response"
 """The ASGI extension by which a WebSocket is refused with an ordinary response."""
 
@@ -57,7 +60,7 @@ class Guards:
             or self._too_large(headers)
         )
         if refusal is None:
-            limited = _Limited(receive, self._settings.max_body_bytes)
+            limited = _Limited(receive, self._settings.max_body_bytes, _marks_of(scope["path"]))
             await self._app(scope, limited, self._completed(scope, send))
             return
         if scope["type"] == "websocket" and _DENIAL not in scope.get("extensions", {}):
@@ -155,20 +158,34 @@ class Guards:
 
 
 class _Limited:
-    """A `receive` that counts the bytes of the body and raises a 413 above the limit. No reader of a body catches that
-    exception."""
+    """A `receive` that counts the bytes of the body, and where `marks` is not None its commas and opening brackets, and
+    raises a 413 above the limits. No reader of a body catches that exception."""
 
-    def __init__(self, receive: Receive, limit: int) -> None:
+    def __init__(self, receive: Receive, limit: int, marks: int | None) -> None:
         self._receive = receive
-        self._left = limit
+        self._limit = self._left = limit
+        self._marks_left = marks
 
     async def __call__(self) -> Message:
         message = await self._receive()
         if message["type"] == "http.request":
             self._left -= len(message.get("body", b""))
             if self._left < 0:
-                raise HTTPException(413)
+                raise HTTPException(413, f"the body is larger than {self._limit} bytes")
+            if self._marks_left is not None:
+                self._marks_left -= json_size.marks(message.get("body", b""))
+                if self._marks_left < 0:
+                    raise HTTPException(
+                        413,
+                        f"the body has more than {json_size.BODY_MAXIMUM} commas and opening brackets",
+                    )
         return message
+
+
+def _marks_of(path: str) -> int | None:
+    """The commas and opening brackets that the body of a request may have; None where its route counts by itself."""
+    is_bounded = path.startswith("/api/") and not path.endswith(_OWN_COUNT)
+    return json_size.BODY_MAXIMUM if is_bounded else None
 
 
 def _digest(key: bytes) -> bytes:

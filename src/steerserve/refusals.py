@@ -78,7 +78,6 @@ class Refusals:
         message = {
             "NOT_FOUND": f"no route {request.url.path!r}",
             "METHOD_NOT_ALLOWED": f"{request.method} is not allowed here",
-            "PAYLOAD_TOO_LARGE": f"the body is larger than {self._settings.max_body_bytes} bytes",
         }.get(code, str(error.detail))
         response = self.answer(request.url.path, Refusal(code, message))
         response.headers.update(error.headers or {})

@@ -28,13 +28,20 @@ class RequestLimits(BaseSettings):
     """The limits of requests, connections and clients. `Settings` has them among the other settings."""
 
     max_body_bytes: Count = Field(default=8_000_000, description="Largest request body in bytes.")
-    max_messages: Count = Field(default=2000, description="Messages in one chat request.")
+    max_messages: Count = Field(
+        default=2000, description="Messages in all conversations of one chat request."
+    )
     max_prompts: Count = Field(default=128, description="Prompts in one text completion request.")
     max_extra_messages: Count = Field(
         default=64, description="Conversations in `extra_messages` of one chat request."
     )
     embeddings_max_inputs: Count = Field(
         default=128, description="Texts in one embeddings request."
+    )
+    scoring_max_entries: Count = Field(
+        default=65_536,
+        description="Largest number of prompts times listed tokens that one scoring request may ask for with "
+        "`allowed_token_ids`.",
     )
     max_choices: Count = Field(default=16, description="Largest `n` of a request.")
     max_stop_strings: Count = Field(default=16, description="Stop strings in one request.")

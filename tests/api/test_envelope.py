@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from steerserve.rules.json_size import BODY_MAXIMUM
 from tests.service import Running
 
 JSON = {"content-type": "application/json"}
@@ -93,3 +94,16 @@ def test_json_by_each_of_its_names_is_imported(shared: Running, kind: str) -> No
     made = shared.http.post("/api/profiles/import", content=body, headers={"content-type": kind})
     assert made.status_code == 201, made.text
     shared.data("DELETE", f"/api/profiles/{made.json()['data']['id']}")
+
+
+def test_a_body_of_very_many_values_is_refused_before_it_is_read(shared: Running) -> None:
+    body = {"features": [""] * (BODY_MAXIMUM + 1)}
+    status, code, _ = shared.error("POST", "/api/monitoring/configure", body)
+    assert (status, code) == (413, "PAYLOAD_TOO_LARGE")
+
+
+def test_only_some_of_very_many_unknown_fields_are_named(shared: Running) -> None:
+    body = {f"unknown{i}": 1 for i in range(1000)}
+    status, code, details = shared.error("POST", "/api/monitoring/configure", body)
+    assert (status, code) == (422, "VALIDATION_ERROR")
+    assert len(details["errors"]) == 20

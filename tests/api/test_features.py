@@ -136,6 +136,9 @@ def test_a_bad_import_changes_nothing(
         (b'{"3": "%s", "3": "b"}' % (b"a" * 100_000), "application/json"),
         (b"\xff", "application/x-ndjson"),
         (b"{\n", "application/x-ndjson"),
+        (b'{"3": "a"}', "text/plain"),
+        (b'{"3": "a"}', "application/x-www-form-urlencoded"),
+        (b'{"3": "a"}', ""),
     ],
 )
 def test_a_broken_body_is_a_validation_error(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends
@@ -22,6 +21,7 @@ from steerserve.rules.steering import BATCH_MAXIMUM, plain_indices
 from steerserve.settings import Settings
 
 SEED_MAXIMUM = 2**32 - 1
+MESSAGES_MAXIMUM = 2000
 
 
 class CompareMessage(RequestBody):
@@ -37,7 +37,9 @@ class CompareBody(RequestBody):
     the steering alone."""
 
     prompt: Annotated[str, Field(min_length=1)] | None = None
-    messages: Annotated[list[CompareMessage], Field(min_length=1)] | None = None
+    messages: (
+        Annotated[list[CompareMessage], Field(min_length=1, max_length=MESSAGES_MAXIMUM)] | None
+    ) = None
     intensities: Annotated[list[float], Field(default_factory=lambda: [0.0, 1.0])]
     steering: Annotated[dict[str, Value], Field(max_length=BATCH_MAXIMUM)] | None = None
     sae_id: Annotated[str, Field(max_length=50)] | None = None
@@ -100,16 +102,13 @@ def _readings(side: Side, compared: Compared) -> dict[str, Any] | None:
             {
                 "position": reading.position,
                 "token_id": reading.token,
-                "features": [_feature(i, v, compared.labels) for i, v in reading.features],
+                "features": [
+                    activations.labelled(i, v, compared.labels) for i, v in reading.features
+                ],
             }
             for reading in side.readings
         ],
     }
-
-
-def _feature(index: int, value: float, labels: Mapping[int, str]) -> dict[str, Any]:
-    entry: dict[str, Any] = {"index": index, "value": value}
-    return entry | {"label": labels[index]} if index in labels else entry
 
 
 def _intent(body: CompareBody, settings: Settings, request: Request) -> GenerateIntent:

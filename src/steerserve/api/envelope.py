@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Sequence
 from contextlib import suppress
 from difflib import get_close_matches
+from itertools import islice
 from typing import Annotated, Any, ClassVar
 
 import msgspec
@@ -30,6 +31,9 @@ from steerserve.rules.text import shown
 
 AT_ONCE = 1 << 16
 """The largest JSON, in bytes, that is parsed on the event loop; larger JSON is parsed in a thread."""
+
+UNKNOWN_NAMED = 20
+"""The number of unknown fields of one body that a refusal names."""
 
 _encode = msgspec.json.Encoder().encode
 
@@ -66,7 +70,8 @@ class RequestBody(BaseModel):
             return body
         known = _names(cls)
         sent = {name: value for name, value in body.items() if name not in cls.answered}
-        errors = [_unknown_field(str(name), known) for name in sent if name not in known]
+        unknown = (name for name in sent if name not in known)
+        errors = [_unknown_field(str(name), known) for name in islice(unknown, UNKNOWN_NAMED)]
         if errors:
             raise ValidationError.from_exception_data(cls.__name__, errors)
         return sent

@@ -11,13 +11,16 @@ from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
 from steerserve.api import monitoring as monitoring_routes
-from steerserve.api.envelope import Envelope, RequestBody, read_json, success
+from steerserve.api.envelope import Envelope, RequestBody, read_json, require_json, success
 from steerserve.control.observing.features import Features
 from steerserve.errors import Refusal
+from steerserve.rules import json_size
 
 LARGEST_INTEGER = 2**31 - 1
 SEARCH_MAXIMUM = 100
 PAGE_MAXIMUM = 1000
+VALUES_MAXIMUM = 1_000_000
+"""Values in the document of an import of labels."""
 NDJSON = ("application/x-ndjson", "application/jsonl", "application/x-jsonlines")
 
 Text = Annotated[str, Field(min_length=1, max_length=200)]
@@ -151,8 +154,12 @@ async def _document(request: Request) -> Any:
     Raises:
         Refusal: VALIDATION_ERROR.
     """
-    body = await request.body()
     media = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    if media not in NDJSON:
+        require_json(request)
+    body = await request.body()
+    if json_size.has_more_values(body, VALUES_MAXIMUM):
+        raise Refusal("PAYLOAD_TOO_LARGE", f"the body has more than {VALUES_MAXIMUM} values")
     if media in NDJSON:
         try:
             return body.decode()

@@ -69,6 +69,12 @@ def parse(raw: Any, max_top_k: int) -> Activations:
     return Activations(sae_id, features, top_k, positions, read_point or READ_POINTS[0], layer)
 
 
+def labelled(index: int, value: float, labels: Mapping[int, str]) -> dict[str, int | float | str]:
+    """A feature of a reading in the form of answers. A feature without a label has no field `label`."""
+    feature: dict[str, int | float | str] = {"index": index, "value": value}
+    return feature | {"label": labels[index]} if index in labels else feature
+
+
 def check_engine(asked: Activations | None, engine: str) -> None:
     """Raises:
     Refusal: SAE_ACTIVATIONS_REFUSED on a GGUF model, whose layers no SAE reads.

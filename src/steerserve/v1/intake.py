@@ -17,10 +17,10 @@ from starlette.requests import Request
 
 from steerserve.control.requests.served import ServedModel, ServedModels
 from steerserve.errors import Refusal
-from steerserve.rules import activations, architecture, clients, dial, fields
+from steerserve.rules import activations, architecture, clients, dial, fields, json_size
 from steerserve.rules.intent import EmbedIntent, GenerateIntent, Intent, ScoreIntent
 from steerserve.settings import Settings
-from steerserve.v1 import bodies, shape, values
+from steerserve.v1 import bodies, counts, shape, values
 from steerserve.v1.values import invalid
 
 log = structlog.get_logger(__name__)
@@ -52,7 +52,7 @@ class Intake:
         """A chat request."""
         opened = await self._open(request, fields.CHAT)
         body, settings = bodies.validated(bodies.ChatBody, opened.body), self._settings
-        prompts = values.conversations(body, settings)
+        prompts = values.conversations(body)
         n = body.n or 1
         if n > 1 and body.extra_messages:
             raise invalid("n", "n above 1 cannot be combined with extra_messages")
@@ -96,7 +96,7 @@ class Intake:
         """A text completion request."""
         opened = await self._open(request, fields.COMPLETIONS)
         body, settings = bodies.validated(bodies.CompletionBody, opened.body), self._settings
-        prompts = values.texts("prompt", body.prompt, settings.max_prompts)
+        prompts = values.texts(body.prompt)
         special = body.add_special_tokens is not False
         if fields.is_scoring(opened.body):
             scoring = values.score(
@@ -118,7 +118,7 @@ class Intake:
         """An embeddings request."""
         opened = await self._open(request, fields.EMBEDDINGS)
         body = bodies.validated(bodies.EmbeddingBody, opened.body)
-        texts = values.texts("input", body.input, self._settings.embeddings_max_inputs)
+        texts = values.texts(body.input)
         for index, text in enumerate(texts):
             if not text:
                 where = "input" if len(texts) == 1 else f"input[{index}]"
@@ -130,6 +130,7 @@ class Intake:
         """The body without the fields whose value asks for no change of the output, and the model that the body
         names."""
         raw = await read_json(request)
+        counts.check(route, raw, self._settings)
         is_strict = fields.is_strict(_header(request, "x-service-strict"))
         model = await self._model(raw.get("model"))
         engine = fields.CHECKPOINT if isinstance(model, Refusal) else model.engine
@@ -196,15 +197,21 @@ async def read_json(request: Request) -> dict[str, Any]:
     """The body as a JSON object.
 
     Raises:
-        Refusal: VALIDATION_ERROR for a media type other than JSON, broken JSON, or JSON that is not an object.
+        Refusal: PAYLOAD_TOO_LARGE for too many values; VALIDATION_ERROR for a media type other than JSON, broken JSON,
+            or JSON that is not an object.
     """
     media = (
         request.headers.get("content-type", "application/json").partition(";")[0].strip().lower()
     )
     if media != "application/json" and not media.endswith("+json"):
         raise Refusal("VALIDATION_ERROR", "send the body as application/json", param="Content-Type")
+    text = await request.body()
+    if json_size.has_more_values(text, json_size.REQUEST_MAXIMUM):
+        raise Refusal(
+            "PAYLOAD_TOO_LARGE", f"the body has more than {json_size.REQUEST_MAXIMUM} values"
+        )
     try:
-        body = msgspec.json.decode(await request.body())
+        body = msgspec.json.decode(text)
     except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
         raise Refusal("VALIDATION_ERROR", f"the body is not valid JSON: {error}") from error
     if not isinstance(body, dict):

@@ -3,6 +3,7 @@ the OpenAI API."""
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import struct
 import time
@@ -253,26 +254,29 @@ def _failure(refusal: Refusal, door: Door) -> bytes:
 
 
 async def _vectors(intent: EmbedIntent, opened: _Opened) -> dict[str, Any]:
-    vectors: dict[int, bytes] = {}
+    vectors: dict[int, msgspec.Raw] = {}
     async for event in opened.events:
         assert isinstance(event, Embedded)
-        vectors[event.choice] = event.vector
+        vectors[event.choice] = _embedding(event.vector, intent.is_base64)
+        # other requests are served between two vectors, which are long
+        await asyncio.sleep(0)
     tokens = sum(opened.started.prompt_tokens)
     return {
         "object": "list",
         "data": [
-            {
-                "object": "embedding",
-                "index": index,
-                "embedding": base64.b64encode(vectors[index]).decode()
-                if intent.is_base64
-                else [number for (number,) in struct.iter_unpack("<f", vectors[index])],
-            }
+            {"object": "embedding", "index": index, "embedding": vectors[index]}
             for index in sorted(vectors)
         ],
         "model": opened.run.model_name,
         "usage": {"prompt_tokens": tokens, "total_tokens": tokens},
     }
+
+
+def _embedding(vector: bytes, is_base64: bool) -> msgspec.Raw:
+    """A vector of float32 as JSON."""
+    if is_base64:
+        return msgspec.Raw(_json(base64.b64encode(vector).decode()))
+    return msgspec.Raw(_json([number for (number,) in struct.iter_unpack("<f", vector)]))
 
 
 def _service(

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from steerserve.control.requests.generate import Activated, Piece, Run, Scored, TokenScore
+from steerserve.rules.activations import labelled
 from steerserve.rules.intent import GenerateIntent, ScoreIntent
 
 NOTE = "the last sampled token has no activation: no forward pass reads it"
@@ -108,17 +109,12 @@ def activations(
             {
                 "position": reading.position,
                 "token_id": reading.token,
-                "features": [_feature(i, value, labels) for i, value in reading.features],
+                "features": [labelled(i, value, labels) for i, value in reading.features],
             }
             for reading in activated.readings
         ],
         "note": NOTE_SCORED if read_point == UNSTEERED else NOTE,
     }
-
-
-def _feature(index: int, value: float, labels: Mapping[int, str]) -> dict[str, Any]:
-    entry: dict[str, Any] = {"index": index, "value": value}
-    return entry | {"label": labels[index]} if index in labels else entry
 
 
 def _key(score: TokenScore, intent: ScoreIntent) -> str:

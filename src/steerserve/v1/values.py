@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -18,16 +18,11 @@ COLDEST_SCORING = 0.001
 TOKEN_ID_MAXIMUM = 2**31 - 1
 
 
-def conversations(body: bodies.ChatBody, settings: Settings) -> tuple[intent.Prompt, ...]:
+def conversations(body: bodies.ChatBody) -> tuple[intent.Prompt, ...]:
     """The conversations of a chat request in the form of chat templates: `messages`, then `extra_messages`."""
     extra = body.extra_messages or []
-    if len(extra) > settings.max_extra_messages:
-        raise invalid("extra_messages", f"at most {settings.max_extra_messages} conversations")
     named = [("messages", body.messages)]
     named += [(f"extra_messages[{i}]", conversation) for i, conversation in enumerate(extra)]
-    for where, conversation in named:
-        if len(conversation) > settings.max_messages:
-            raise invalid(where, f"at most {settings.max_messages} messages")
     return tuple(
         tuple(_message(f"{where}[{i}]", message) for i, message in enumerate(conversation))
         for where, conversation in named
@@ -56,8 +51,6 @@ def generate(
     if n > 1 and body.stream:
         raise invalid("n", "n above 1 cannot be streamed")
     stops = (body.stop,) if isinstance(body.stop, str) else tuple(body.stop or ())
-    if len(stops) > settings.max_stop_strings:
-        raise invalid("stop", f"at most {settings.max_stop_strings} stop strings")
     if "" in stops:
         raise invalid("stop", "an empty stop string")
     sampling = intent.SamplingParameters(
@@ -106,13 +99,9 @@ def score(
     if 0 < temperature < COLDEST_SCORING:
         raise invalid("temperature", f"a scoring request needs 0 or at least {COLDEST_SCORING}")
     allowed = body.allowed_token_ids
-    for token in allowed or ():
-        if not 0 <= token <= TOKEN_ID_MAXIMUM:
-            raise Refusal(
-                "INVALID_SCORING_REQUEST",
-                f"token id {token} is outside the vocabulary",
-                param="allowed_token_ids",
-            )
+    _check_allowed(
+        allowed or (), len(prompts) if top is not None else 1, settings.scoring_max_entries
+    )
     return intent.ScoreIntent(
         prompts=prompts,
         temperature=temperature,
@@ -127,6 +116,25 @@ def score(
         activations=_activations(raw, len(prompts), 1, settings),
         **base,
     )
+
+
+def _check_allowed(allowed: Sequence[int], prompts: int, maximum: int) -> None:
+    """Raises:
+    Refusal: INVALID_SCORING_REQUEST for an id that no vocabulary has; INVALID_PARAMETER when the answer would list too
+        many tokens.
+    """
+    for token in allowed:
+        if not 0 <= token <= TOKEN_ID_MAXIMUM:
+            raise Refusal(
+                "INVALID_SCORING_REQUEST",
+                f"token id {token} is outside the vocabulary",
+                param="allowed_token_ids",
+            )
+    if len(set(allowed)) * prompts > maximum:
+        raise invalid(
+            "allowed_token_ids",
+            f"the answer would list {len(set(allowed))} tokens for each of {prompts} prompts; at most {maximum} in all",
+        )
 
 
 def _is_timed(body: bodies.Sampled) -> bool:
@@ -224,12 +232,9 @@ def _max_tokens(body: bodies.Sampled) -> int | None:
     return named.pop() if named else None
 
 
-def texts(where: str, value: str | list[str], maximum: int) -> tuple[str, ...]:
-    """A field that holds one text or a list of texts, as a tuple of at most `maximum` texts."""
-    listed = (value,) if isinstance(value, str) else tuple(value)
-    if len(listed) > maximum:
-        raise invalid(where, f"at most {maximum} of them")
-    return listed
+def texts(value: str | list[str]) -> tuple[str, ...]:
+    """A field that holds one text or a list of texts, as a tuple."""
+    return (value,) if isinstance(value, str) else tuple(value)
 
 
 def _message(where: str, message: bodies.ChatMessage) -> dict[str, Any]:

@@ -66,22 +66,25 @@ class Scoring:
         wanted = self.top or 0
         if self.allowed is not None and self.top is not None:
             wanted = logprobs.shape[0]
-        scores = [self._described(place, logprobs) for place in _largest(logprobs, max(1, wanted))]
+        scores = self._described(_largest(logprobs, max(1, wanted)), logprobs)
         if not all(score.logprob > -torch.inf for score in scores):  # NaN when all are -inf
             return row.refused("NON_FINITE_LOGITS", "a reported token has a logit of -infinity")
         return Scored(row.request, row.choice, scores[0], scores[:wanted])
 
-    def _described(self, place: int, logprobs: Tensor) -> TokenScore:
-        token = place if self.allowed is None else int(self.allowed[place])
-        return TokenScore(token, self.text_of(token), float(logprobs[place]))
+    def _described(self, places: Tensor, logprobs: Tensor) -> list[TokenScore]:
+        tokens = places if self.allowed is None else self.allowed[places]
+        return [
+            TokenScore(token, self.text_of(token), logprob)
+            for token, logprob in zip(tokens.tolist(), logprobs[places].tolist(), strict=True)
+        ]
 
 
-def _largest(values: Tensor, count: int) -> list[int]:
-    """The places of the `count` largest of `values` [n], the largest value first and equal values by place."""
-    best = int(values.argmax())
+def _largest(values: Tensor, count: int) -> Tensor:
+    """The places [count] of the `count` largest of `values` [n], the largest value first and equal values by place."""
+    best = values.argmax()
     rest = values.clone()
     rest[best] = -torch.inf
-    return [best, *rest.topk(min(count, len(rest)) - 1).indices.tolist()]
+    return torch.cat([best[None], rest.topk(min(count, len(rest)) - 1).indices])
 
 
 @dataclass(slots=True)
