@@ -13,7 +13,7 @@ from typing import Any
 import httpx
 import uvicorn
 
-from steerserve import demo
+from steerserve import demo, protocols
 from steerserve.app import Service
 from steerserve.settings import Settings
 
@@ -100,11 +100,9 @@ def running(home: Path, **settings: Any) -> Iterator[Running]:
     listening = socket.socket()
     listening.bind(("127.0.0.1", 0))
     port = listening.getsockname()[1]
-    service = Service(
-        Settings(_env_file=None, steerserve_home=home, port=port, **settings)  # type: ignore[call-arg]
-    )
-    config = uvicorn.Config(service, log_config=None, lifespan="on", timeout_graceful_shutdown=2)
-    server = uvicorn.Server(config)
+    made = Settings(_env_file=None, steerserve_home=home, port=port, **settings)  # type: ignore[call-arg]
+    service = Service(made)
+    server = uvicorn.Server(protocols.configuration(service, made))
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]}, daemon=True)
     started = _Started(server)
     thread.start()

@@ -60,14 +60,22 @@ FLOORS: dict[str, set[str]] = {
     "webui": ZERO | {"rules", "control"},
     "meter": {"control.metrics"},
     "guards": {"errors", "settings", "rules"},  # runs before every route
-    "serve": {"errors", "settings", "setting_values"},  # imports the application by its name
+    "connections": {"settings"},
+    "live_link": {"connections"},
+    "protocols": {"errors", "settings", "connections", "guards", "live_link"},
+    "serve": {
+        "errors",
+        "settings",
+        "setting_values",
+        "protocols",
+    },  # imports the application by its name
     "doctor": ZERO | {"setting_values", "setting_secrets"},
     "cli": ZERO | {"doctor", "serve"},
     "__main__": {"cli"},
     "startup": ZERO | {"store", "control", "composition", "demo"},
     "composition": ZERO | {"store", "hub", "engine", "control"},
     "routes": {"composition", "v1", "api"},
-    "refusals": ZERO | {"control", "v1", "api", "meter"},
+    "refusals": ZERO | {"control", "v1", "api", "meter", "guards"},
     "app": ZERO
     | {"composition", "routes", "refusals", "startup"}
     | {"v1", "api", "live", "live_door", "guards", "meter", "webui"},

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -48,6 +49,11 @@ def keyed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
         ("evil.example.:8000", 403),
         ("gpu.example.org.evil.example", 403),
         ("127.0.0.1.evil.example", 403),
+        ("[::1].evil", 403),
+        ("127.0.0.1:evil.example", 403),
+        ("localhost:80@evil.example", 403),
+        ("127.0.0.1:8000:9000", 403),
+        ("[::1]:", 200),
     ],
 )
 @pytest.mark.parametrize("sent", ["Origin", "Sec-Fetch-Site", "User-Agent", None])
@@ -61,11 +67,37 @@ def test_a_browser_reaches_an_open_service_by_its_own_names_only(
     }
     headers = {"Host": host} | ({sent: values[sent]} if sent else {})
     answer = opened.http.get("/api/models", headers=headers)
-    assert answer.status_code == (status if sent else 200)
+    is_host = re.fullmatch(r"(\[.*\]|[^:]*)(:[0-9]*)?", host)
+    assert answer.status_code == (status if sent or not is_host else 200)
     if answer.status_code == 403:
         error = answer.json()["error"]
         assert error["code"] == "FORBIDDEN_ORIGIN"
         assert "ALLOWED_HOSTS" in error["message"]
+
+
+@pytest.mark.parametrize("host", ["[::1].evil", "127.0.0.1:evil.example", "localhost:", "[::1]:80"])
+def test_a_name_of_this_machine_is_its_whole_name(shared: Running, host: str) -> None:
+    answer = shared.http.get("/api/models", headers={"Host": host})
+    assert answer.status_code == (403 if "evil" in host else 200)
+
+
+def test_a_page_that_all_origins_may_use_gets_no_credentials(
+    tmp_path_factory: pytest.TempPathFactory,
+) -> None:
+    with running(tmp_path_factory.mktemp("all"), cors_origins="*") as live:
+        for path in ("/socket.io/?EIO=4&transport=polling", "/api/models"):
+            answer = live.http.get(path, headers={"Origin": PAGE})
+            assert answer.status_code == 200
+            assert answer.headers["access-control-allow-origin"] == "*"
+            assert "access-control-allow-credentials" not in answer.headers
+
+
+def test_a_page_of_another_origin_joins_no_live_events(keyed: Running) -> None:
+    path = "/socket.io/?EIO=4&transport=polling"
+    other = keyed.http.get(path, headers=BEARER | {"Origin": "https://other.example"})
+    assert (other.status_code, other.json()["error"]["code"]) == (403, "FORBIDDEN_ORIGIN")
+    mine = keyed.http.get(path, headers=BEARER | {"Origin": PAGE})
+    assert (mine.status_code, mine.headers["access-control-allow-origin"]) == (200, PAGE)
 
 
 def test_a_rebound_page_reaches_neither_door_nor_the_socket(opened: Running) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import socket
 import sqlite3
 import subprocess
@@ -93,3 +94,38 @@ def test_a_name_in_the_file_of_settings_that_is_none_is_warned_of(
     assert '"MAX_CONCURRENT_REQUESTS"' in warned[0]
     assert '"nearest": null' in warned[1]
     assert "secret" not in "".join(served.lines)
+
+
+STOPPED_WHILE_IT_STARTS = """
+import os, sys
+from steerserve import serve
+from steerserve.app import Service
+from steerserve.settings import Settings
+
+opened = Service.open
+
+async def open_after_a_signal(service):
+    os.kill(os.getpid(), int(sys.argv[1]))
+    await opened(service)
+
+Service.open = open_after_a_signal
+if __name__ == "__main__":
+    sys.exit(serve.run(Settings()))
+"""
+
+
+@pytest.mark.parametrize("sent", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_while_the_service_starts_ends_it_quietly(tmp_path: Path, sent: int) -> None:
+    script = tmp_path / "start.py"
+    script.write_text(STOPPED_WHILE_IT_STARTS)
+    ran = subprocess.run(
+        [sys.executable, str(script), str(int(sent))],
+        env=os.environ | {"STEERSERVE_HOME": str(tmp_path / "home"), "PORT": port()},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert "Traceback" not in ran.stderr
+    assert "listening" not in ran.stderr
+    assert ran.returncode == 0, ran.stderr

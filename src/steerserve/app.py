@@ -50,6 +50,7 @@ class Service:
             version=__version__,
             lifespan=self._lifespan,
             redirect_slashes=False,
+            openapi_url=None,
             docs_url=None,
             redoc_url=None,
         )
@@ -97,7 +98,10 @@ class Service:
     def _guarded(self) -> Application:
         server = self.live.server
         inner: Application = LiveDoor(
-            ASGIApp(server, other_asgi_app=self.api), server, self._refusals.answer
+            ASGIApp(server, other_asgi_app=self.api),
+            server,
+            self._refusals.answer,
+            self.settings.max_live_clients,
         )
         if self.settings.cors_origins:
             inner = CORSMiddleware(

@@ -6,8 +6,10 @@ not change or delay streams.
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import hmac
+import re
 from collections.abc import Callable
 from ipaddress import ip_address
 
@@ -28,8 +30,9 @@ Answer = Callable[[str, Refusal], Response]
 
 _SAFE = frozenset({"GET", "HEAD", "OPTIONS"})
 _LOCAL_NAMES = frozenset({"localhost", "127.0.0.1", "[::1]"})
-_PROBES = frozenset({"/api/health", "/api/health/ready"})
-"""The routes that need no key."""
+PROBES = frozenset({"/api/health", "/api/health/ready"})
+"""The routes that need no key, and no free connection."""
+_HOST = re.compile(r"(?P<name>\[[0-9A-Fa-f:.]+\]|[^\[\]:@/?#\s]*)(?::[0-9]{0,5})?")
 _OWN_COUNT = ("/labels", "/import")
 """Ends of the paths whose bodies may have many values. These routes read their bodies beside the event loop."""
 _DENIAL = "websocket.http.response"
@@ -54,21 +57,35 @@ class Guards:
             return
         headers = Headers(scope=scope)
         refusal = (
-            self._foreign_host(headers)
+            scope.get("state", {}).get("refusal")  # of `protocols.py`
+            or self._foreign_host(headers)
             or self._foreign_page(scope, headers)
             or self._keyless(scope, headers)
             or self._too_large(headers)
         )
         if refusal is None:
-            limited = _Limited(receive, self._settings.max_body_bytes, _marks_of(scope["path"]))
-            await self._app(scope, limited, self._completed(scope, send))
-            return
+            taken = receive
+            if scope["type"] == "http":
+                taken = _Limited(receive, self._settings, _marks_of(scope["path"]))
+            try:
+                await self._app(scope, taken, self._completed(scope, send))
+                return
+            except Refusal as error:
+                # of live events; routes answer their refusals themselves
+                refusal = error
+            except BodyRefused as error:
+                refusal = error.refusal
+        await self._refuse(refusal, scope, receive, send)
+
+    async def _refuse(self, refusal: Refusal, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "websocket" and _DENIAL not in scope.get("extensions", {}):
             await send({"type": "websocket.close", "code": 1008, "reason": refusal.message})
             return
         response = self._answer(scope["path"], refusal)
         if refusal.code == "UNAUTHORIZED":
             response.headers["WWW-Authenticate"] = "Bearer"
+        if refusal.code == "REQUEST_TIMEOUT":
+            response.headers["Connection"] = "close"
         await response(scope, receive, self._completed(scope, send))
 
     def _foreign_host(self, headers: Headers) -> Refusal | None:
@@ -83,7 +100,7 @@ class Guards:
         name = _name(host)
         if name in self._hosts:
             return None
-        if not self._settings.is_loopback:
+        if name is not None and not self._settings.is_loopback:
             is_browser = (
                 "origin" in headers
                 or "sec-fetch-site" in headers
@@ -118,7 +135,7 @@ class Guards:
         is_preflight = (
             scope.get("method") == "OPTIONS" and "access-control-request-method" in headers
         )
-        if not self._keys or scope["path"] in _PROBES or is_preflight:
+        if not self._keys or scope["path"] in PROBES or is_preflight:
             return None
         scheme, _, key = headers.get("authorization", "").partition(" ")
         digest = _digest(key.strip().encode("latin-1", "replace"))
@@ -136,9 +153,7 @@ class Guards:
         is_number = length.isascii() and length.isdigit()
         if not is_number or int(length[:20]) <= limit:
             return None
-        return Refusal(
-            "PAYLOAD_TOO_LARGE", f"the body is larger than {limit} bytes", limit_bytes=limit
-        )
+        return too_large(limit)
 
     def _completed(self, scope: Scope, send: Send) -> Send:
         """A `send` that adds the headers that every answer has."""
@@ -157,29 +172,59 @@ class Guards:
         return completed
 
 
-class _Limited:
-    """A `receive` that counts the bytes of the body, and where `marks` is not None its commas and opening brackets, and
-    raises a 413 above the limits. No reader of a body catches that exception."""
+def too_large(limit: int) -> Refusal:
+    return Refusal("PAYLOAD_TOO_LARGE", f"the body is larger than {limit} bytes", limit_bytes=limit)
 
-    def __init__(self, receive: Receive, limit: int, marks: int | None) -> None:
+
+class BodyRefused(HTTPException):
+    """The body of a request is too large or too slow. The framework answers this exception on its routes, and `Guards`
+    elsewhere. No reader of a body catches it."""
+
+    def __init__(self, status: int, refusal: Refusal) -> None:
+        super().__init__(status, headers={"Connection": "close"} if status == 408 else None)
+        self.refusal = refusal
+
+
+class _Limited:
+    """A `receive` that bounds the bytes of the body, the time of waiting for them, and where `marks` is not None its
+    commas and opening brackets."""
+
+    def __init__(self, receive: Receive, settings: Settings, marks: int | None) -> None:
         self._receive = receive
-        self._limit = self._left = limit
+        self._settings = settings
+        self._bytes_left = settings.max_body_bytes
+        self._seconds_left = settings.request_body_timeout
+        self._is_whole = False
         self._marks_left = marks
 
     async def __call__(self) -> Message:
-        message = await self._receive()
+        message = await (self._receive() if self._is_whole else self._receive_in_time())
         if message["type"] == "http.request":
-            self._left -= len(message.get("body", b""))
-            if self._left < 0:
-                raise HTTPException(413, f"the body is larger than {self._limit} bytes")
+            self._is_whole = not message.get("more_body", False)
+            self._bytes_left -= len(message.get("body", b""))
+            if self._bytes_left < 0:
+                raise BodyRefused(413, too_large(self._settings.max_body_bytes))
             if self._marks_left is not None:
                 self._marks_left -= json_size.marks(message.get("body", b""))
                 if self._marks_left < 0:
-                    raise HTTPException(
-                        413,
-                        f"the body has more than {json_size.BODY_MAXIMUM} commas and opening brackets",
-                    )
+                    why = f"the body has more than {json_size.BODY_MAXIMUM} commas and opening brackets"
+                    raise BodyRefused(413, Refusal("PAYLOAD_TOO_LARGE", why))
+        else:
+            self._is_whole = True
         return message
+
+    async def _receive_in_time(self) -> Message:
+        loop = asyncio.get_running_loop()
+        since = loop.time()
+        try:
+            async with asyncio.timeout(self._seconds_left):
+                return await self._receive()
+        except TimeoutError:
+            seconds = self._settings.request_body_timeout
+            message = f"the body did not arrive within {seconds:g} s"
+            raise BodyRefused(408, Refusal("REQUEST_TIMEOUT", message)) from None
+        finally:
+            self._seconds_left -= loop.time() - since
 
 
 def _marks_of(path: str) -> int | None:
@@ -199,11 +244,10 @@ def _is_time(text: str) -> bool:
     return text.isascii() and text.isdigit() and int(text[:20]) >= 1
 
 
-def _name(host: str) -> str:
-    """The host name of a Host header, without its port."""
-    if host.startswith("["):
-        return host.partition("]")[0] + "]"
-    return host.partition(":")[0].lower()
+def _name(host: str) -> str | None:
+    """The host name of a Host header, without its port. None: the header has not the form of a host and a port."""
+    match = _HOST.fullmatch(host)
+    return match and match["name"].lower()
 
 
 def _is_address(name: str) -> bool:

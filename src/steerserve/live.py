@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import re
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from dataclasses import asdict
 from typing import Any
 
@@ -30,6 +30,9 @@ SYSTEM_SECONDS = 2.0
 """The time between two reports of the cards."""
 ACTIVATION_SECONDS = 0.1
 """The least time between two monitoring events. The history of monitoring has the records between them."""
+
+EVENTS_BEHIND = 1000
+"""Events that may wait for one client. A client that is further behind is disconnected, and can read the state anew."""
 
 
 def payload(event: events.Event) -> tuple[str, dict[str, Any]]:
@@ -164,7 +167,7 @@ class System:
         self._joined: set[str] = set()
         self._sending: asyncio.Task[None] | None = None
 
-    async def join(self, sid: str, _data: Any = None) -> None:
+    async def join(self, sid: str, *_: Any) -> None:
         if not self._server.manager.is_connected(sid, "/"):
             return  # the client has left meanwhile
         self._joined.add(sid)
@@ -203,10 +206,9 @@ class LiveEvents:
     reads the state over the management API."""
 
     def __init__(self, bus: Bus, settings: Settings, cards: CardReadings) -> None:
-        allowed = settings.cors_origins
-        origins: Any = "*" if "*" in allowed else allowed or None
+        # an empty list: `guards.py` checks the origins, and the CORS layer of the application writes the headers
         self.server = socketio.AsyncServer(
-            async_mode="asgi", cors_allowed_origins=origins, max_http_buffer_size=100_000
+            async_mode="asgi", cors_allowed_origins=[], max_http_buffer_size=10_000
         )
         self._emitting: set[asyncio.Task[None]] = set()
         self.system = System(self.server, cards)
@@ -220,11 +222,25 @@ class LiveEvents:
     def _emit(self, event: events.Event) -> None:
         if not self._throttle.passes(event):
             return
+        self._end_those_behind()
         name, body = payload(event)
-        task = asyncio.create_task(self.server.emit(name, with_twins(body)))
+        self._keep(self.server.emit(name, with_twins(body)))
+
+    def _end_those_behind(self) -> None:
+        """End the sessions whose clients do not fetch their events. The events would wait in memory."""
+        for session in self.server.eio.sockets.values():
+            if session.queue.qsize() >= EVENTS_BEHIND and not session.closing:
+                while not session.queue.empty():
+                    session.queue.get_nowait()
+                    session.queue.task_done()
+                session.queue.put_nowait(None)  # ends the task that writes to this client
+                self._keep(session.close(wait=False, abort=True))
+
+    def _keep(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.create_task(work)
         self._emitting.add(task)
         task.add_done_callback(self._emitting.discard)
 
 
-async def _joined(_sid: str, _data: Any = None) -> None:
+async def _joined(_sid: str, *_: Any) -> None:
     """Activations are sent to every client, so joining changes nothing."""

@@ -21,10 +21,12 @@ from steerserve.errors import Refusal
 
 PATH = "/socket.io"
 METHODS = ("GET", "OPTIONS", "POST")
-LARGEST_BODY = 100_000
+LARGEST_BODY = 10_000
 """Bytes of packets in one polling request."""
 MOST_PACKETS = 16
 """Packets in one polling request; the library reads no more."""
+LARGEST_QUERY = 1000
+"""Bytes of the query of an address."""
 POLICY_VIOLATION = 1008
 """The code with which a WebSocket is closed."""
 
@@ -33,6 +35,8 @@ _EVENT = re.compile(r"2(/[^,]{0,100},)?[0-9]{0,18}(?P<json>\[.*)", re.DOTALL)
 _LEAVE = re.compile(r"1(/[^,]{0,100},?)?")
 _UPGRADING = frozenset({"2probe", "5"})
 """The packets by which a polling client changes to a WebSocket."""
+_READ = frozenset({b"host", b"connection", b"upgrade", b"accept-encoding"})
+"""Headers that the library reads. The library keeps the headers of a client as long as the session lasts."""
 
 
 def is_understood(packet: str) -> bool:
@@ -60,7 +64,7 @@ def _parsed(text: str) -> object:
 class LiveDoor:
     """The Socket.IO application behind the checks of its packets. Other requests pass unchanged.
 
-    `answer` makes the response to a refusal from the path and the refusal.
+    `answer` makes the response to a refusal from the path and the refusal. `most` is the largest number of sessions.
     """
 
     def __init__(
@@ -68,16 +72,21 @@ class LiveDoor:
         app: ASGIApp,
         server: socketio.AsyncServer,
         answer: Callable[[str, Refusal], Response],
+        most: int,
     ) -> None:
         self._app = app
         self._server = server
         self._answer = answer
+        self._most = most
+        self._polling: set[str] = set()
+        """The sessions for which a request waits for events."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "lifespan" or not f"{scope['path']}/".startswith(f"{PATH}/"):
             await self._app(scope, receive, send)
         elif scope["type"] == "websocket":
-            await self._app(scope, _checked(receive, send), send)
+            self._session(scope)
+            await self._app(_narrowed(scope, 0), _checked(receive, send), send)
         else:
             await self._poll(scope, receive, send)
 
@@ -86,8 +95,11 @@ class LiveDoor:
         try:
             if scope["method"] not in METHODS:
                 raise Refusal("METHOD_NOT_ALLOWED", f"{scope['method']} is not allowed here")
+            sid = self._session(scope)
+            body = b""
             if scope["method"] == "POST":
-                receive = _again(await self._packets(Request(scope, receive)), receive)
+                body = await self._packets(Request(scope, receive), sid)
+                receive = _again(body, receive)
         except Refusal as refusal:
             response = self._answer(scope["path"], refusal)
             if refusal.code == "METHOD_NOT_ALLOWED":
@@ -96,9 +108,49 @@ class LiveDoor:
         except ClientDisconnect:
             return
         else:
-            await self._app(scope, receive, send)
+            waits = {sid} if sid and scope["method"] == "GET" else set()
+            self._polling |= waits
+            try:
+                await self._app(_narrowed(scope, len(body)), receive, send)
+            finally:
+                self._polling -= waits
 
-    async def _packets(self, request: Request) -> bytes:
+    def _session(self, scope: Scope) -> str:
+        """The session that the address names; an empty text where the request opens one.
+
+        Raises:
+            Refusal: TOO_MANY_CONNECTIONS for one session too many, and INVALID_PARAMETER for an address that clients do
+                not use, and for a second request that waits for events.
+        """
+        raw = scope["query_string"]
+        if len(raw) > LARGEST_QUERY:
+            raise Refusal("INVALID_PARAMETER", f"the query has at most {LARGEST_QUERY} bytes")
+        query = parse_qs(raw.decode("latin-1"))
+        if "j" in query:
+            raise Refusal("INVALID_PARAMETER", "the service does not answer scripts (JSONP)")
+        sid = query.get("sid", [""])[0]
+        if not sid and len(self._server.eio.sockets) >= self._most and not self._end_a_guest():
+            message = f"{self._most} clients of live events are connected (MAX_LIVE_CLIENTS)"
+            raise Refusal("TOO_MANY_CONNECTIONS", message, limit=self._most)
+        if sid in self._polling and scope.get("method") == "GET":
+            message = "another request of this session waits for events"
+            raise Refusal("INVALID_PARAMETER", message)
+        return sid
+
+    def _end_a_guest(self) -> bool:
+        """End the oldest session whose client polls and has not joined, and say whether there was one. Otherwise, a
+        client that opens sessions and goes away would keep others out."""
+        for sid, session in self._server.eio.sockets.items():
+            has_joined = self._server.manager.sid_from_eio_sid(sid, "/") is not None
+            if not has_joined and session.connected and not session.upgraded:
+                session.closing = session.closed = True
+                session.queue.put_nowait(None)  # ends a request that waits for events
+                del self._server.eio.sockets[sid]
+                self._server.environ.pop(sid, None)
+                return True
+        return False
+
+    async def _packets(self, request: Request, sid: str) -> bytes:
         """The body of a polling request.
 
         Raises:
@@ -122,7 +174,6 @@ class LiveDoor:
                 raise Refusal(
                     "INVALID_PARAMETER", f"packet {place + 1} is none that a client sends"
                 )
-        (sid,) = parse_qs(request.url.query).get("sid", [""])[:1]
         session = self._server.eio.sockets.get(sid)
         if session is None or session.closed:
             raise Refusal("INVALID_PARAMETER", "the session is unknown, or it has ended")
@@ -137,6 +188,12 @@ def _again(body: bytes, receive: Receive) -> Receive:
         return parts.pop() if parts else await receive()
 
     return given
+
+
+def _narrowed(scope: Scope, body_bytes: int) -> Scope:
+    """The request with the headers that the library reads."""
+    headers = [(name, value) for name, value in scope["headers"] if name in _READ]
+    return {**scope, "headers": [*headers, (b"content-length", b"%d" % body_bytes)]}
 
 
 def _checked(receive: Receive, send: Send) -> Receive:

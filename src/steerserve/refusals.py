@@ -17,11 +17,12 @@ from steerserve.api import envelope
 from steerserve.control import retry
 from steerserve.control.metrics import Metrics
 from steerserve.errors import Refusal
+from steerserve.guards import BodyRefused
 from steerserve.meter import is_counted
 from steerserve.settings import Settings
 from steerserve.v1 import render
 
-_CODES = {404: "NOT_FOUND", 405: "METHOD_NOT_ALLOWED", 413: "PAYLOAD_TOO_LARGE"}
+_CODES = {404: "NOT_FOUND", 405: "METHOD_NOT_ALLOWED"}
 """Status of a refusal by the framework itself -> the code that is answered."""
 
 
@@ -73,6 +74,10 @@ class Refusals:
 
     async def _on_http(self, request: Request, error: Exception) -> Response:
         assert isinstance(error, HTTPException)
+        if isinstance(error, BodyRefused):
+            response = self.answer(request.url.path, error.refusal)
+            response.headers.update(error.headers or {})
+            return response
         is_ours = error.status_code >= 500
         code = "INTERNAL_ERROR" if is_ours else _CODES.get(error.status_code, "VALIDATION_ERROR")
         message = {

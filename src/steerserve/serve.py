@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import fcntl
 import multiprocessing
+import resource
 import signal
 import socket
 import sys
@@ -16,18 +17,22 @@ from typing import Any, TextIO
 import structlog
 import uvicorn
 
+from steerserve import protocols
 from steerserve.errors import CannotStart
 from steerserve.setting_values import unknown_names
 from steerserve.settings import Settings
 
 log = structlog.get_logger(__name__)
 APPLICATION = "steerserve.app:Service"
-CONNECTION_PATIENCE = 2
-"""Seconds that open connections may stay open after the last request was answered."""
+STOPPED_AT_ONCE = 130
+"""The exit code after a second signal to stop."""
+OTHER_FILES = 512
+"""Files that the service may have open beside the connections of clients."""
 
 
 class Server(uvicorn.Server):
-    """A server that finishes its requests after the first signal to stop, and ends at once after the second."""
+    """A server that finishes its requests after the first signal to stop, and ends at once after the second. A signal
+    before the server listens ends the start, with the exit code 0."""
 
     _loop: asyncio.AbstractEventLoop | None = None
     _draining: asyncio.Task[None] | None = None
@@ -46,13 +51,15 @@ class Server(uvicorn.Server):
             log.warning("secret_file_open_to_others", setting=name.upper(), file=str(file))
         await self.config.loaded_app.open()
         await super().startup(sockets)
-        if self.started:
+        if self.started and not self.should_exit:
             # the application exists now, and has configured the logging
             log.info("listening", addresses=[_address(one) for one in sockets or ()])
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        if self._draining is None and self._loop is not None and self.started:
+        if self._loop is not None and self.started and self._draining is None:
             self._loop.call_soon_threadsafe(self._drain)
+        elif not self.started and not self.should_exit:
+            self.should_exit = True
         else:
             kill_engines()
             super().handle_exit(signal.SIGINT, frame)
@@ -76,29 +83,23 @@ def run(settings: Settings) -> int:
         for name in ("model_cache_dir", "sae_cache_dir"):
             _check_folder(getattr(settings, name), name.upper())
         listening = _listen(settings)
+        _allow_open_files(settings)
     except CannotStart as error:
         print(error, file=sys.stderr)
         return 1
-    config = uvicorn.Config(
-        APPLICATION,
-        factory=True,
-        log_config=None,
-        lifespan="on",
-        server_header=False,
-        proxy_headers=False,
-        timeout_graceful_shutdown=CONNECTION_PATIENCE,
-        timeout_keep_alive=75,
-    )
-    server = Server(config)
+    server = Server(protocols.configuration(APPLICATION, settings, factory=True))
     with holding:
         try:
             server.run(sockets=[listening])
         except CannotStart as error:
             print(error, file=sys.stderr)
             return 1
+        except KeyboardInterrupt:
+            # the web server raises the signal again that ended it at once
+            return STOPPED_AT_ONCE
         finally:
             kill_engines()
-    return 0 if server.started else 3
+    return 0 if server.started or server.should_exit else 3
 
 
 def _address(listening: socket.socket) -> str:
@@ -159,6 +160,18 @@ def _hold(home: Path) -> TextIO:
             f"another steerserve uses the data folder {home}; set STEERSERVE_HOME for a second one"
         ) from None
     return lock
+
+
+def _allow_open_files(settings: Settings) -> None:
+    """Raise the number of files that this process may have open: each connection is one."""
+    wanted = settings.max_connections + OTHER_FILES
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft == resource.RLIM_INFINITY or soft >= wanted:
+        return
+    allowed = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (allowed, hard))
+    if allowed < wanted:
+        log.warning("too_few_open_files", allowed=allowed, wanted=wanted)
 
 
 def _listen(settings: Settings) -> socket.socket:

@@ -27,6 +27,30 @@ Mebibytes = Annotated[int, Field(ge=0, le=MIB_MAXIMUM)]
 class RequestLimits(BaseSettings):
     """The limits of requests, connections and clients. `Settings` has them among the other settings."""
 
+    max_connections: Annotated[int, Field(ge=1, le=1_000_000)] = Field(
+        default=1000,
+        description="Connections that clients may have open at once. Above this number the connection that waits "
+        "longest without a request is closed; where all have requests, only liveness and readiness are answered, and "
+        "other requests are refused with 503.",
+    )
+    max_live_clients: CountOrNone = Field(
+        default=200,
+        description="Clients of live events (Socket.IO) at once; the next is refused with 503.",
+    )
+    request_headers_timeout: TimeLimit = Field(
+        default=20.0,
+        description="Seconds that the headers of a request may take to arrive, counted from the connection or from "
+        "the first byte of a further request.",
+    )
+    request_body_timeout: TimeLimit = Field(
+        default=120.0,
+        description="Seconds that the service waits in all for the body of a request.",
+    )
+    answer_stall_timeout: TimeLimit = Field(
+        default=120.0,
+        description="Seconds after which a connection is cut whose client reads nothing of an answer that waits for "
+        "the client. A client that reads slowly is not cut.",
+    )
     max_body_bytes: Count = Field(default=8_000_000, description="Largest request body in bytes.")
     max_messages: Count = Field(
         default=2000, description="Messages in all conversations of one chat request."

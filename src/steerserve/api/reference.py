@@ -6,8 +6,10 @@ another server.
 
 from __future__ import annotations
 
+import json
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
+from functools import cache
 from html import escape
 from typing import Any
 
@@ -48,34 +50,53 @@ _BOUNDS = (
 
 
 def router(description: Callable[[], Schema]) -> APIRouter:
-    """`description` makes the OpenAPI document."""
+    """`description` makes the OpenAPI document. Every page is made once."""
     routes = APIRouter(include_in_schema=False)
 
-    @routes.get("/")
-    async def start_page() -> Response:
-        document = description()
+    @cache
+    def start() -> bytes:
         links = "".join(
             f'<li><a href="{path}"><code>/{path}</code></a>: {words}</li>'
             for path, words in _PLACES
         )
-        return _page(document, f"<p>A model server with sparse autoencoders.</p><ul>{links}</ul>")
+        words = f"<p>A model server with sparse autoencoders.</p><ul>{links}</ul>"
+        return _page(description(), words)
+
+    @cache
+    def routes_page() -> bytes:
+        return _page(description(), "".join(_sections(description())))
+
+    @cache
+    def document() -> bytes:
+        return json.dumps(description(), ensure_ascii=False, separators=(",", ":")).encode()
+
+    @routes.get("/")
+    async def start_page() -> Response:
+        return _html(start())
 
     @routes.get("/docs")
     async def reference() -> Response:
-        document = description()
-        return _page(document, "".join(_sections(document)))
+        return _html(routes_page())
+
+    @routes.get("/openapi.json")
+    async def openapi() -> Response:
+        return Response(document(), media_type="application/json")
 
     return routes
 
 
-def _page(document: Schema, body: str) -> Response:
+def _page(document: Schema, body: str) -> bytes:
     title = escape(f"{document['info']['title']} {document['info']['version']}")
     head = f'<meta charset="utf-8"><meta name="viewport" content="width=device-width"><title>{title}</title>'
-    content = (
+    whole = (
         f'<!doctype html><html lang="en"><head>{head}<style>{_STYLE}</style></head>'
         f"<body><h1>{title}</h1>{body}</body></html>"
     )
-    return Response(content, media_type="text/html", headers=POLICY)
+    return whole.encode()
+
+
+def _html(page: bytes) -> Response:
+    return Response(page, media_type="text/html", headers=POLICY)
 
 
 def _sections(document: Schema) -> Iterator[str]:
