@@ -36,6 +36,8 @@ PIPELINED = 16
 """Requests on one connection that may wait for the answer before them."""
 LINGER_SECONDS = 2.0
 """Time that a client has to read a refusal before its connection is cut."""
+IGNORED = 2
+"""What may still arrive of a body after its request was answered, as a multiple of MAX_BODY_BYTES."""
 KEEP_ALIVE_SECONDS = 75
 CLOSE_SECONDS = 2
 """Time that open connections have after the last request was answered, when the service stops."""
@@ -173,7 +175,7 @@ class HttpLink(HttpToolsProtocol):
         self._beside_body -= len(body)
         self._body += len(body)
         super().on_body(body)
-        if self.cycle.response_complete and self._body > self._settings.max_body_bytes:
+        if self.cycle.response_complete and self._body > IGNORED * self._settings.max_body_bytes:
             self._linger()
 
     def on_message_complete(self) -> None:
