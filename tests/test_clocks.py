@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+from functools import cache
 from pathlib import Path
 
 import steerserve
@@ -43,6 +44,7 @@ TELLERS = {
 """File that uses `utc_now` -> what it tells with the time. None of them measures how long something takes."""
 
 
+@cache
 def trees() -> dict[str, ast.AST]:
     return {
         str(path.relative_to(SOURCE)): ast.parse(path.read_text())

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice
 
 from steerserve.control.library.sae_reading import READ_SECONDS
 from steerserve.control.library.sae_records import source_of
@@ -110,6 +111,9 @@ class Features:
         """
         await self._saes.get(sae_id)
         every = await self._labels.of(sae_id)
+        if not query:
+            labels = list(islice(every.items(), offset, offset + limit))
+            return Page(labels, len(every), len(every))
         matching = await asyncio.to_thread(_matching, every, query)
         return Page(matching[offset : offset + limit], len(matching), len(every))
 
