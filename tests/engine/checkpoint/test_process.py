@@ -2,22 +2,26 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
 
 import psutil
 import pytest
+import uvloop
 
 from steerserve.engine.checkpoint.client import CheckpointEngine, Launcher
 from steerserve.engine.wire import messages as m
 from steerserve.engine.worker.model.checkpoint import Checkpoint
 from steerserve.errors import Refusal
+from tests.doubles import until
 from tests.engine.models import CONTEXT, VOCABULARY
 from tests.engine.running import generated, words
 from tests.engine.saes import arrays, config_older, config_v6, source, write
@@ -378,3 +382,37 @@ def test_an_engine_ends_with_its_control_process() -> None:
         control.kill()
         control.wait(30)
     assert psutil.wait_procs([engine], timeout=30)[1] == []
+
+
+def test_a_command_to_an_engine_that_is_ending_is_refused(
+    launcher: Launcher, folder: Folder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def run() -> None:
+        engine = await launcher.launch()
+        await engine.load(lambda _: None, path=str(folder("llama")), **FIELDS)
+        ends = threading.Event()
+        join = engine._child.join
+
+        def waiting(*_: object) -> None:
+            ends.wait(30)
+            join()
+
+        monkeypatch.setattr(engine._child, "join", waiting)
+        stream = engine.generate([m.Text("the boats")], 1, LONG, m.Follow())
+        assert isinstance(await anext(stream), m.Started)
+        os.kill(engine.pid or 0, signal.SIGKILL)
+        await until(engine._writer.is_closing)
+        await stream.aclose()
+        asked = asyncio.create_task(engine.measure())
+        stopping = asyncio.create_task(engine.stop())
+        await asyncio.sleep(0)
+        assert not asked.done()
+        ends.set()
+        with pytest.raises(Refusal) as refused:
+            await asked
+        assert refused.value.code == "ENGINE_UNAVAILABLE"
+        await stopping
+
+    # the service runs on uvloop, where a write to a closed socket raises at once
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(run())

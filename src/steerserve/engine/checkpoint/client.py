@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
 from functools import partial
 from multiprocessing.context import ForkServerContext, ForkServerProcess
 from typing import Any
@@ -215,7 +216,7 @@ class CheckpointEngine(Engine):
         Requests that are still in flight are refused with `parting`.
         """
         self._parting = parting
-        if not self.ended.done() and not self._is_loading:
+        if not self._writer.is_closing() and not self._is_loading:
             self._writer.write(m.frame(m.Stop()))
             await asyncio.wait([self.ended], timeout=STOP_PATIENCE)
         if not self.ended.done():
@@ -264,7 +265,7 @@ class CheckpointEngine(Engine):
                 yield event
         finally:
             self._streams.pop(number, None)
-            if unfinished and not self.ended.done():
+            if unfinished and not self._writer.is_closing():
                 self._writer.write(m.frame(m.Cancel(number)))
 
     async def _ask(self, make: Callable[[int], m.Command], report: Report | None = None) -> m.Event:
@@ -284,14 +285,14 @@ class CheckpointEngine(Engine):
         return event
 
     async def _send(self, command: m.Command) -> None:
-        if self.ended.done():
-            raise self._parting or endings.gone(self.ended.result())
-        self._writer.write(m.frame(command))
-        try:
-            await self._writer.drain()
-        except ConnectionError:
-            reason = await self.ended
-            raise self._parting or endings.gone(reason) from None
+        if not self._writer.is_closing():
+            with suppress(ConnectionError):
+                self._writer.write(m.frame(command))
+                await self._writer.drain()
+                return
+        # the process closed its socket, and is about to end
+        reason = await self.ended
+        raise self._parting or endings.gone(reason)
 
     async def _read(self) -> None:
         try:
