@@ -49,6 +49,22 @@ async def test_a_load_makes_the_model_resident_and_records_what_the_engine_found
     assert [p.progress for p in world.published(LoadProgress)] == [50.0, 100.0]
 
 
+def replaced_by_link(folder: Path) -> Path:
+    """Move a folder, and leave a link to it in its place."""
+    moved = folder.rename(folder.with_name("moved")).resolve()
+    folder.symlink_to(moved)
+    return moved
+
+
+async def test_the_engine_reads_the_folder_that_was_checked(world: World) -> None:
+    row = await world.model()
+    moved = replaced_by_link(Path(row.local_path or ""))
+    resident = await world.conductor.load(row)
+    await soon(resident.ready)
+    assert world.launcher.engine.loaded is not None
+    assert world.launcher.engine.loaded["path"] == str(moved)
+
+
 async def test_while_a_model_loads_its_record_says_so(world: World) -> None:
     row = await world.model()
     gate = world.launcher.hold("load")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from steerserve.control.bus import Bus, LoadProgress
@@ -31,10 +32,12 @@ ANYWHERE = GpuRequest()
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
-    """A load that passed all checks, and where its weights go."""
+    """A load that passed all checks, and where its weights go. `folder` is the folder of a checkpoint that was checked,
+    with links resolved."""
 
     row: ModelRow
     plan: PlacementPlan
+    folder: str | None = None
     header: Header | None = None
     cards: int = 0
 
@@ -62,14 +65,14 @@ async def prepare(
         plan = await fitting_gguf.plan(
             header, seen, wanted, returns, settings, read_cards=lambda: (cards, None)
         )
-        return Prepared(row, plan, header, len(seen))
-    stored = await asyncio.to_thread(_weights, path)
+        return Prepared(row, plan, header=header, cards=len(seen))
+    folder, stored = await asyncio.to_thread(_weights, path)
     cards = await fitting.cards_now(read_cards) if fitting.built_for_cards() else []
     returns = await asyncio.to_thread(_returns, resident, cards, settings)
     fit = await fitting.plan(
         stored, row.quantization, wanted, returns, settings, read_cards=lambda: (cards, None)
     )
-    return Prepared(row, fit.plan)
+    return Prepared(row, fit.plan, str(folder))
 
 
 async def fill(
@@ -100,7 +103,7 @@ def _asked(prepared: Prepared, settings: Settings) -> dict[str, Any]:
         split = fitting_gguf.split(plan, prepared.cards)
         return {"path": row.local_path, "header": prepared.header, "split": split}
     return {
-        "path": row.local_path,
+        "path": prepared.folder,
         "quantization": row.quantization,
         "trust_remote_code": row.trust_remote_code,
         "threads": settings.torch_threads,
@@ -146,10 +149,10 @@ def _returns(
     )
 
 
-def _weights(path: str) -> weights.Weights:
+def _weights(path: str) -> tuple[Path, weights.Weights]:
     folder = local.resolve(path)
     local.read_model(folder)
-    return weights.read_weights(folder)
+    return folder, weights.read_weights(folder)
 
 
 def _header(path: str) -> Header:
