@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import json
+from contextlib import suppress
 
 import httpx
 import pytest
+import socketio
 from websockets.exceptions import ConnectionClosed
 from websockets.sync.client import connect
 
-from steerserve.live_door import LARGEST_BODY, is_understood
+from steerserve.live_door import LARGEST_BODY, LiveDoor, is_understood
 from tests.service import Running
 
 OPEN = "/socket.io/?EIO=4&transport=polling"
+WEBSOCKET = "/socket.io/?EIO=4&transport=websocket"
 
 
 def session(live: Running) -> str:
@@ -90,6 +93,38 @@ def test_packets_for_a_session_that_has_ended_are_refused(shared: Running) -> No
     check_refused(shared.http.post(OPEN, content="40"))
 
 
+def test_packets_behind_the_end_of_their_session_are_refused(
+    shared: Running, capfd: pytest.CaptureFixture[str]
+) -> None:
+    address = session(shared)
+    check_refused(shared.http.post(address, content="1\x1e40"))
+    assert shared.http.post(address, content="41\x1e1").status_code == 200
+    with connect(shared.url.replace("http", "ws") + WEBSOCKET) as link:
+        link.recv(timeout=10)
+        link.send("1")
+        with suppress(ConnectionClosed):
+            link.send("40")
+            link.send("40")
+        with suppress(ConnectionClosed):
+            while link.recv(timeout=10):
+                pass
+    assert "Traceback" not in capfd.readouterr().err
+
+
+async def test_a_client_that_left_before_its_request_was_read_reaches_no_library() -> None:
+    async def never(*_: object) -> None:
+        raise AssertionError("the request was passed on")
+
+    async def left() -> dict[str, str]:
+        return {"type": "http.disconnect"}
+
+    server = socketio.AsyncServer(async_mode="asgi")
+    door = LiveDoor(never, server, never, 10)  # type: ignore[arg-type]
+    path, _, query = OPEN.partition("?")
+    scope = {"type": "http", "method": "GET", "path": path, "headers": []}
+    await door(scope | {"query_string": query.encode()}, left, never)
+
+
 def test_a_request_with_many_or_large_packets_is_refused(shared: Running) -> None:
     address = session(shared)
     check_refused(shared.http.post(address, content="\x1e".join(["3"] * 17)))
@@ -106,8 +141,7 @@ def test_a_method_that_the_socket_does_not_take_names_those_that_it_takes(shared
 
 @pytest.mark.parametrize("packet", ["9", "42[", b"binary"], ids=ascii)
 def test_a_websocket_with_another_packet_is_closed(shared: Running, packet: str | bytes) -> None:
-    address = shared.url.replace("http", "ws") + "/socket.io/?EIO=4&transport=websocket"
-    with connect(address) as link:
+    with connect(shared.url.replace("http", "ws") + WEBSOCKET) as link:
         assert str(link.recv(timeout=10)).startswith("0{")
         link.send(packet)
         with pytest.raises(ConnectionClosed):

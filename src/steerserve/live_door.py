@@ -27,6 +27,8 @@ MOST_PACKETS = 16
 """Packets in one polling request; the library reads no more."""
 LARGEST_QUERY = 1000
 """Bytes of the query of an address."""
+CLOSE = "1"
+"""The packet that ends a session."""
 POLICY_VIOLATION = 1008
 """The code with which a WebSocket is closed."""
 
@@ -96,10 +98,11 @@ class LiveDoor:
             if scope["method"] not in METHODS:
                 raise Refusal("METHOD_NOT_ALLOWED", f"{scope['method']} is not allowed here")
             sid = self._session(scope)
-            body = b""
+            # the library cannot serve a client that left before its request was read
+            body = await _body(Request(scope, receive))
             if scope["method"] == "POST":
-                body = await self._packets(Request(scope, receive), sid)
-                receive = _again(body, receive)
+                self._check(body, sid)
+            receive = _again(body, receive)
         except Refusal as refusal:
             response = self._answer(scope["path"], refusal)
             if refusal.code == "METHOD_NOT_ALLOWED":
@@ -150,19 +153,12 @@ class LiveDoor:
                 return True
         return False
 
-    async def _packets(self, request: Request, sid: str) -> bytes:
-        """The body of a polling request.
+    def _check(self, body: bytes, sid: str) -> None:
+        """Check the packets of a polling request.
 
         Raises:
-            Refusal: PAYLOAD_TOO_LARGE, and INVALID_PARAMETER for packets that no client may send and for a session that
-                has ended.
+            Refusal: INVALID_PARAMETER for packets that no client may send and for a session that has ended.
         """
-        body = b""
-        async for part in request.stream():
-            body += part
-            if len(body) > LARGEST_BODY:
-                why = f"packets of one request have at most {LARGEST_BODY} bytes"
-                raise Refusal("PAYLOAD_TOO_LARGE", why, limit_bytes=LARGEST_BODY)
         try:
             packets = body.decode().split("\x1e")
         except UnicodeDecodeError:
@@ -174,10 +170,26 @@ class LiveDoor:
                 raise Refusal(
                     "INVALID_PARAMETER", f"packet {place + 1} is none that a client sends"
                 )
+        if CLOSE in packets[:-1]:
+            raise Refusal("INVALID_PARAMETER", "a packet comes after the end of the session")
         session = self._server.eio.sockets.get(sid)
         if session is None or session.closed:
             raise Refusal("INVALID_PARAMETER", "the session is unknown, or it has ended")
-        return body
+
+
+async def _body(request: Request) -> bytes:
+    """The body of a polling request.
+
+    Raises:
+        Refusal: PAYLOAD_TOO_LARGE.
+    """
+    body = b""
+    async for part in request.stream():
+        body += part
+        if len(body) > LARGEST_BODY:
+            why = f"packets of one request have at most {LARGEST_BODY} bytes"
+            raise Refusal("PAYLOAD_TOO_LARGE", why, limit_bytes=LARGEST_BODY)
+    return body
 
 
 def _again(body: bytes, receive: Receive) -> Receive:
@@ -197,14 +209,18 @@ def _narrowed(scope: Scope, body_bytes: int) -> Scope:
 
 
 def _checked(receive: Receive, send: Send) -> Receive:
-    """A `receive` of a WebSocket. It closes the connection at the first packet that no client may send."""
+    """A `receive` of a WebSocket. It closes the connection at the first packet that no client may send, and at a packet
+    after the one that ends the session."""
+    has_ended = False
 
     async def checked() -> Message:
+        nonlocal has_ended
         message = await receive()
         if message["type"] != "websocket.receive":
             return message
         packet = message.get("text")
-        if packet is not None and (packet in _UPGRADING or is_understood(packet)):
+        was_ended, has_ended = has_ended, packet == CLOSE
+        if packet is not None and not was_ended and (packet in _UPGRADING or is_understood(packet)):
             return message
         await send({"type": "websocket.close", "code": POLICY_VIOLATION})
         return {"type": "websocket.disconnect", "code": POLICY_VIOLATION}

@@ -137,6 +137,10 @@ class HttpLink(HttpToolsProtocol):
             message = f"at most {PIPELINED} requests may wait on one connection"
             self._refuse(Refusal("MALFORMED_REQUEST", message))
 
+    def _should_upgrade(self) -> bool:
+        """Whether the request asks for a WebSocket. Only a GET can: another method would wait for an answer in vain."""
+        return self.parser.get_method() == b"GET" and super()._should_upgrade()
+
     def _upgrade(self) -> None:
         if self._place is Place.PROBES:
             self._refuse(self._full())

@@ -1,0 +1,75 @@
+"""Requests that a client sends on one connection before it has the answers to the earlier ones."""
+
+from __future__ import annotations
+
+import json
+import socket
+from urllib.parse import urlsplit
+
+import psutil
+import pytest
+
+from steerserve import demo
+from tests.service import Running
+from tests.soak.inside import until_inactive
+from tests.soak.watching import counters, frozen, until
+
+HEALTH = b"GET /api/health HTTP/1.1\r\nHost: localhost\r\n\r\n"
+SECONDS = 10.0
+
+
+def connect(live: Running) -> socket.socket:
+    parts = urlsplit(live.url)
+    return socket.create_connection((parts.hostname or "", parts.port or 0), timeout=SECONDS)
+
+
+def posted(is_stream: bool) -> bytes:
+    """A request for a text that the demo model writes for minutes."""
+    body = {
+        "model": demo.MODEL_NAME,
+        "prompt": ["One day"] * 16,
+        "max_tokens": 900,
+        "stream": is_stream,
+    }
+    content = json.dumps(body).encode()
+    head = "POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+    return f"{head}Content-Length: {len(content)}\r\n\r\n".encode() + content
+
+
+@pytest.mark.parametrize("is_stream", [False, True])
+def test_a_client_that_leaves_ends_its_request_also_if_another_one_waits_behind(
+    shared: Running, is_stream: bool
+) -> None:
+    resident = shared.service.owners.conductor.resident
+    assert resident is not None
+    assert resident.engine is not None
+    with frozen(psutil.Process(resident.engine.pid)):
+        # the engine does not move: the request ends only if it is cancelled
+        with connect(shared) as link:
+            link.sendall(posted(is_stream) + HEALTH)
+            until(
+                lambda: counters(shared.http)["in_flight"] == 1, "the request has a slot", SECONDS
+            )
+        until_inactive(shared, SECONDS)
+
+
+def test_requests_behind_one_that_the_client_left_are_not_answered(
+    shared: Running, capfd: pytest.CaptureFixture[str]
+) -> None:
+    with connect(shared) as link:
+        link.sendall(HEALTH * 10)
+        link.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\x01\0\0\0\0\0\0\0")
+    for _ in range(10):
+        assert shared.http.get("/api/health").status_code == 200
+    assert "Traceback" not in capfd.readouterr().err
+
+
+def test_a_request_of_another_method_than_get_does_not_wait_for_a_handshake(
+    shared: Running,
+) -> None:
+    headers = {"Connection": "upgrade", "Upgrade": "websocket"}
+    # the parser reads no body behind such headers, so the route refuses the empty one
+    answer = shared.http.post("/v1/completions", json={}, headers=headers, timeout=20)
+    assert answer.status_code == 400
+    assert answer.json()["error"]["code"] == "invalid_parameter"
+    assert shared.http.delete("/api/models", headers=headers, timeout=20).status_code == 405
