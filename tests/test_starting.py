@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import resource
 import socket
 import sqlite3
 import subprocess
@@ -13,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from steerserve import serve
 from tests.test_lifecycle import serving
 
 
@@ -128,3 +130,16 @@ def test_a_signal_while_the_service_starts_ends_it_quietly(tmp_path: Path) -> No
     assert "Traceback" not in ran.stderr
     assert "listening" not in ran.stderr
     assert ran.returncode == 0, ran.stderr
+
+
+@pytest.mark.parametrize(
+    ("limits", "raised"), [((256, 4096), 1512), ((256, 1024), 1024), ((2000, 4096), None)]
+)
+def test_the_limit_of_open_files_is_raised_for_the_connections(
+    monkeypatch: pytest.MonkeyPatch, limits: tuple[int, int], raised: int | None
+) -> None:
+    soft: list[int] = []
+    monkeypatch.setattr(resource, "getrlimit", lambda _: limits)
+    monkeypatch.setattr(resource, "setrlimit", lambda _, values: soft.append(values[0]))
+    serve._allow_open_files(1000)
+    assert soft == ([] if raised is None else [raised])

@@ -47,6 +47,7 @@ class Server(uvicorn.Server):
             exception from the start of the application as a traceback.
         """
         _warn_of_unknown_settings()
+        _allow_open_files(self.config.loaded_app.settings.max_connections)
         for name, file in self.config.loaded_app.settings.open_secret_files:
             log.warning("secret_file_open_to_others", setting=name.upper(), file=str(file))
         await self.config.loaded_app.open()
@@ -83,7 +84,6 @@ def run(settings: Settings) -> int:
         for name in ("model_cache_dir", "sae_cache_dir"):
             _check_folder(getattr(settings, name), name.upper())
         listening = _listen(settings)
-        _allow_open_files(settings)
     except CannotStart as error:
         print(error, file=sys.stderr)
         return 1
@@ -162,9 +162,9 @@ def _hold(home: Path) -> TextIO:
     return lock
 
 
-def _allow_open_files(settings: Settings) -> None:
+def _allow_open_files(connections: int) -> None:
     """Raise the number of files that this process may have open: each connection is one."""
-    wanted = settings.max_connections + OTHER_FILES
+    wanted = connections + OTHER_FILES
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft == resource.RLIM_INFINITY or soft >= wanted:
         return

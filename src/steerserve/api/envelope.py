@@ -107,7 +107,7 @@ class Envelope(BaseModel):
 
 RESPONSES: dict[int | str, dict[str, Any]] = {
     status: {"model": Envelope, "description": "a refusal; `error.code` says which"}
-    for status in (400, 403, 404, 405, 409, 413, 422, 500, 503, 507)
+    for status in (400, 403, 404, 405, 408, 409, 413, 422, 431, 500, 503, 507)
 }
 """The refusals that every management route may answer."""
 

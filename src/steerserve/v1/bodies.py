@@ -157,7 +157,7 @@ class FaultBody(BaseModel):
 
 RESPONSES: dict[int | str, dict[str, Any]] = {
     status: {"model": FaultBody, "description": "a refusal; `error.code` says which"}
-    for status in (400, 403, 404, 405, 409, 413, 422, 500, 503, 507)
+    for status in (400, 403, 404, 405, 408, 409, 413, 422, 431, 500, 503, 507)
 }
 """The refusals that every inference route may answer."""
 
