@@ -92,8 +92,7 @@ class Service:
             added += router.routes
         pages = reference.router(self.api.openapi)
         self.api.include_router(pages)
-        # the framework adds the route of the description by itself
-        return added + pages.routes + self.api.routes
+        return added + pages.routes
 
     def _guarded(self) -> Application:
         server = self.live.server

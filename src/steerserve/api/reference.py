@@ -6,6 +6,7 @@ another server.
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
@@ -50,8 +51,13 @@ _BOUNDS = (
 
 
 def router(description: Callable[[], Schema]) -> APIRouter:
-    """`description` makes the OpenAPI document. Every page is made once."""
+    """`description` makes the OpenAPI document. Every page is made once, in a thread, because that takes a second."""
     routes = APIRouter(include_in_schema=False)
+    making = asyncio.Lock()
+
+    async def made(page: Callable[[], bytes]) -> bytes:
+        async with making:
+            return await asyncio.to_thread(page)
 
     @cache
     def start() -> bytes:
@@ -72,15 +78,15 @@ def router(description: Callable[[], Schema]) -> APIRouter:
 
     @routes.get("/")
     async def start_page() -> Response:
-        return _html(start())
+        return _html(await made(start))
 
     @routes.get("/docs")
     async def reference() -> Response:
-        return _html(routes_page())
+        return _html(await made(routes_page))
 
-    @routes.get("/openapi.json")
+    @routes.api_route("/openapi.json", methods=["GET", "HEAD"])
     async def openapi() -> Response:
-        return Response(document(), media_type="application/json")
+        return Response(await made(document), media_type="application/json")
 
     return routes
 
