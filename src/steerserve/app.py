@@ -62,12 +62,14 @@ class Service:
         await self._app(scope, receive, send)
 
     async def open(self) -> None:
-        """Open the database. The start of the application opens it too; a second opening does nothing.
+        """Open the database and read the registered models and SAEs. The start of the application does this too; a
+        second opening does nothing.
 
         Raises:
             CannotStart: the database cannot be used.
         """
         await self.owners.around.database.open()
+        await self.owners.catalog.fill()
 
     async def drain(self) -> None:
         """Refuse new requests and wait at most GRACEFUL_SHUTDOWN_TIMEOUT for the requests that run. Requests that still

@@ -21,6 +21,7 @@ class Retry(StrEnum):
     MEMORY = "memory"
     HUB = "hub"
     READINESS = "readiness"
+    DATABASE = "database"
     FALLBACK = "fallback"
 
 
@@ -184,6 +185,14 @@ _ROWS = (
         503,
         "the engine ended during the request",
         Retry.FALLBACK,
+        v1_type="server_error",
+    ),
+    Row(
+        "DATABASE_UNAVAILABLE",
+        503,
+        503,
+        "the database cannot be used now",
+        Retry.DATABASE,
         v1_type="server_error",
     ),
     Row("NOT_READY", 503, 503, "the service is not ready", Retry.READINESS),

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
+import itertools
+import os
 import socket
 import sqlite3
+from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -11,11 +15,14 @@ from typing import Any
 import pytest
 from alembic.autogenerate import compare_metadata
 from alembic.migration import MigrationContext
-from sqlalchemy import Connection, inspect, text
+from sqlalchemy import Connection, event, inspect, text
 
 from steerserve.errors import CannotStart, Refusal
+from steerserve.store import faults, sqlite_file, watch
 from steerserve.store.catalog import Catalog
 from steerserve.store.db import Database
+from steerserve.store.documents import Documents
+from steerserve.store.faults import Fault
 from steerserve.store.tables import metadata
 
 MODEL: dict[str, Any] = {"name": "m", "source": "local", "quantization": "FP16"}
@@ -112,17 +119,18 @@ async def test_a_full_disk_is_refused_as_such_and_nothing_is_written(database: D
     fields = MODEL | {"name": "other", "error_message": "x" * 1_000_000}
     with pytest.raises(Refusal) as refused:
         await catalog.add_model(**fields, status="error")
-    assert refused.value.code == "INSUFFICIENT_DISK"
-    assert refused.value.row.api == 507
+    assert refused.value.code == "DATABASE_UNAVAILABLE"
+    assert "disk is full" in refused.value.message
     assert [row.status for row in await catalog.models()] == ["ready"]
 
 
-async def test_another_fault_of_the_database_is_not_taken_for_a_full_disk(
+async def test_an_error_of_this_program_is_not_taken_for_a_fault_of_the_database(
     database: Database,
 ) -> None:
-    with pytest.raises(Exception, match="no such table"):
+    with pytest.raises(Exception, match="syntax error"):
         async with database.write() as connection:
-            await connection.execute(text("DELETE FROM nowhere"))
+            await connection.execute(text("DELETE FORM models"))
+    assert await database.fault() is None
 
 
 async def test_a_write_that_fails_is_taken_back_whole(database: Database) -> None:
@@ -154,7 +162,7 @@ async def test_the_database_is_checked_once_a_second_at_most(url: str) -> None:
     now = 1.0
     fault = await database.fault()
     assert fault is not None
-    assert "No such file" in fault
+    assert "is gone" in fault.reason
     assert not file_of(url).exists()
     await database.close()
 
@@ -162,7 +170,7 @@ async def test_the_database_is_checked_once_a_second_at_most(url: str) -> None:
 async def test_a_writer_that_does_not_end_is_a_fault(database: Database, url: str) -> None:
     with closing(sqlite3.connect(file_of(url))) as other:
         other.execute("BEGIN IMMEDIATE")
-        assert "locked" in (await database.fault() or "")
+        assert await database.fault() == faults.LOCKED
 
 
 async def test_a_second_service_on_one_file_does_not_start(url: str, database: Database) -> None:
@@ -191,6 +199,171 @@ async def test_a_damaged_file_does_not_open_and_stays_as_it_is(url: str, content
         await database.open()
     assert str(file) in str(refused.value)
     assert file.read_bytes() == content
+
+
+def older_schema(file: Path) -> None:
+    other = file.with_name("other.db")
+    with closing(sqlite3.connect(other)) as connection:
+        connection.execute("CREATE TABLE models (id INTEGER)")
+    other.replace(file)
+
+
+def another_text(file: Path) -> None:
+    other = file.with_name("text")
+    other.write_text("a text" * 1000)
+    other.replace(file)
+
+
+def overwrite(file: Path) -> None:
+    file.write_bytes(bytes(file.stat().st_size))
+
+
+def cut(file: Path) -> None:
+    os.truncate(file, 5000)
+
+
+@pytest.mark.parametrize(
+    ("damage", "fault"),
+    [
+        (older_schema, sqlite_file.REPLACED),
+        (another_text, sqlite_file.REPLACED),
+        (overwrite, sqlite_file.OVERWRITTEN),
+        (cut, sqlite_file.OVERWRITTEN),
+    ],
+)
+async def test_a_file_that_is_not_the_one_that_was_opened_is_neither_read_nor_written(
+    database: Database, url: str, damage: Callable[[Path], None], fault: Fault
+) -> None:
+    catalog, documents = Catalog(database), Documents(database)
+    await catalog.add_model(**MODEL, status="ready")
+    damage(file_of(url))
+    content = file_of(url).read_bytes()
+    for access in (documents.profiles(), documents.add_profile(name="calm", steering={})):
+        with pytest.raises(Refusal) as refused:
+            await access
+        assert refused.value.code == "DATABASE_UNAVAILABLE"
+    assert await database.fault() == fault
+    assert fault.needs_restart
+    assert [row.name for row in await catalog.models()] == ["m"]
+    await database.close()
+    assert file_of(url).read_bytes() == content
+
+
+async def test_a_log_of_sqlite_that_was_replaced_stops_all_and_loses_nothing(
+    database: Database, url: str
+) -> None:
+    made = await Catalog(database).add_model(**MODEL, status="ready")
+    log = file_of(url).with_name(file_of(url).name + "-wal")
+    log.unlink()
+    log.touch()
+    assert await database.fault() == sqlite_file.LOG_REPLACED
+    with pytest.raises(Refusal):
+        await Documents(database).add_profile(name="calm", steering={})
+    await database.close()
+    again = Database(url)
+    await again.open()
+    assert await Catalog(again).models() == (made,)
+    await again.close()
+
+
+async def test_a_write_into_a_file_that_is_deleted_before_its_end_is_not_acknowledged(
+    database: Database, url: str
+) -> None:
+    async def write_and_delete() -> None:
+        async with database.write() as connection:
+            await connection.execute(text("DELETE FROM models"))
+            file_of(url).unlink()
+
+    with pytest.raises(Refusal) as refused:
+        await write_and_delete()
+    assert refused.value.code == "DATABASE_UNAVAILABLE"
+    assert not file_of(url).exists()
+
+
+async def test_a_write_that_may_have_taken_effect_is_read_again_once_the_fault_is_over(
+    url: str,
+) -> None:
+    now = itertools.count()
+    database = Database(url, clock=lambda: next(now))
+    await database.open()
+    catalog, away = Catalog(database), file_of(url).with_name("away.db")
+    made = await catalog.add_model(**MODEL, status="ready")
+
+    def rename(*_: Any) -> None:
+        file_of(url).rename(away)
+
+    # the file leaves after the commit and before the answer
+    event.listen(database._engine.sync_engine, "commit", rename)
+    with pytest.raises(Refusal):
+        await catalog.change_model(made.id, status="error")
+    assert (await catalog.model(made.id)).status == "ready"
+    away.rename(file_of(url))
+    assert await database.fault() is None
+    assert (await catalog.model(made.id)).status == "error"
+    await database.close()
+
+
+async def test_a_lock_file_that_was_deleted_is_made_again_and_still_keeps_others_out(
+    url: str,
+) -> None:
+    now = itertools.count()
+    database, second = Database(url, clock=lambda: next(now)), Database(url)
+    await database.open()
+    lock = file_of(url).with_name(file_of(url).name + ".lock")
+    lock.unlink()
+    assert await database.fault() is None
+    with pytest.raises(CannotStart, match="another steerserve uses it"):
+        await second.open()
+    lock.unlink()
+    await second._hold.take()
+    fault = await database.fault()
+    assert fault is not None
+    assert (fault.reason, fault.needs_restart) == ("another steerserve has taken it", True)
+    await second.close()
+    await database.close()
+
+
+async def test_a_check_that_does_not_end_is_a_fault_and_is_not_begun_twice(
+    database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    held, begun = asyncio.Event(), []
+
+    async def wait() -> None:
+        begun.append(1)
+        await held.wait()
+
+    monkeypatch.setattr(watch, "CHECK_PATIENCE", 0.01)
+    monkeypatch.setattr(watch, "CHECK_SECONDS", 0.0)
+    monkeypatch.setattr(database._watch, "_examine", wait)
+    for _ in range(3):
+        assert await database.fault() == faults.SILENT
+        with pytest.raises(Refusal):
+            await Documents(database).profiles()
+    assert begun == [1]
+    held.set()
+    monkeypatch.setattr(watch, "CHECK_PATIENCE", 5)
+    assert await database.fault() is None
+
+
+async def test_a_damaged_file_with_a_sound_head_does_not_open(url: str) -> None:
+    database = Database(url)
+    await database.open()
+    for number in range(40):
+        fields = MODEL | {"name": f"m{number}", "error_message": "x" * 3000}
+        await Catalog(database).add_model(**fields, status="error")
+    await database.close()
+    with file_of(url).open("r+b") as file:
+        file.seek(6 * 4096)
+        file.write(b"\xff" * 4096 * 20)
+    with pytest.raises(CannotStart, match="damaged") as refused:
+        await database.open()
+    assert "put a copy in its place" in str(refused.value)
+
+
+async def test_a_file_in_a_folder_that_cannot_be_written_does_not_open() -> None:
+    database = Database("sqlite+aiosqlite:////proc/self/steerserve.db")
+    with pytest.raises(CannotStart, match="check the file and its folder"):
+        await database.open()
 
 
 async def test_a_file_that_cannot_be_made_does_not_open(tmp_path: Path) -> None:

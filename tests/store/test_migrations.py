@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 from alembic import command
 from alembic.config import Config
-from sqlalchemy import create_engine, inspect, text
+from sqlalchemy import create_engine, event, inspect, text
+from sqlalchemy.engine import Engine
 
 import steerserve.store.db
 from steerserve.errors import CannotStart
@@ -104,3 +107,36 @@ async def test_a_database_of_a_newer_version_does_not_open_and_stays_as_it_is(ur
     assert "DATABASE_URL" in str(refused.value)
     file = Path(url.removeprefix("sqlite+aiosqlite:///"))
     assert [path.name for path in file.parent.iterdir() if ".lock" not in path.name] == [file.name]
+
+
+async def test_a_kill_at_any_statement_of_an_upgrade_leaves_a_database_that_opens(
+    url: str, tmp_path: Path
+) -> None:
+    migrate(url, "0001", MODEL, SAE)
+    file = Path(url.removeprefix("sqlite+aiosqlite:///"))
+    killed: dict[bytes, Path] = {}
+    statements = 0
+
+    def copy(*_: Any) -> None:
+        """Copy the files as a kill at this moment would leave them."""
+        nonlocal statements
+        statements += 1
+        content = b"".join(path.read_bytes() for path in sorted(file.parent.glob("*.db*")))
+        if content not in killed:
+            killed[content] = tmp_path / f"killed {statements}"
+            shutil.copytree(file.parent, killed[content])
+
+    event.listen(Engine, "before_cursor_execute", copy)
+    try:
+        database = Database(url)
+        await database.open()
+    finally:
+        event.remove(Engine, "before_cursor_execute", copy)
+    await database.close()
+    assert statements > 20
+    for folder in killed.values():
+        again = Database(f"sqlite+aiosqlite:///{folder / file.name}")
+        await again.open()
+        assert [row.name for row in await Catalog(again).models()] == ["old"]
+        assert [row.id for row in await Catalog(again).saes()] == ["sae_1"]
+        await again.close()

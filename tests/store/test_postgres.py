@@ -51,7 +51,9 @@ async def test_a_server_that_forgot_the_hold_is_asked_for_it_again() -> None:
     now = 2.0
     await database._hold.release()
     await second.open()
-    assert await database.fault() == "another steerserve has taken it"
+    fault = await database.fault()
+    assert fault is not None
+    assert (fault.reason, fault.needs_restart) == ("another steerserve has taken it", True)
     await second.close()
     await database.close()
 

@@ -34,6 +34,9 @@ def seconds(settings: Settings, refusal: Refusal, status: int) -> int | None:
             return max(1, math.ceil(float(refusal.details.get("recovery_seconds") or 1)))
         case Retry.READINESS:
             return settings.retry_after_readiness_s
+        case Retry.DATABASE:
+            # the database logs its fault once, so the requests that meet the fault leave no line of their own
+            return settings.retry_after_fallback_s
         case _:
             log.warning("retry_after_defaulted", code=refusal.code)
             return settings.retry_after_fallback_s

@@ -1,35 +1,28 @@
-"""The registered models and SAEs. Rows of the database are read as frozen records.
-
-All rows of a table are kept in memory until one is written, because many requests ask for all of them.
-"""
+"""The registered models and SAEs. Rows of the database are read as frozen records."""
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import AsyncIterator, Callable, Mapping
-from contextlib import asynccontextmanager
-from dataclasses import dataclass, fields
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Any, Generic, TypeVar, cast
+from typing import Any
 
-from sqlalchemy import Select, Table, delete, insert, select, update
-from sqlalchemy.engine import RowMapping
+from sqlalchemy import delete, insert, update
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from steerserve.errors import Refusal
-from steerserve.rules.text import UNSTORABLE, shown, storable
+from steerserve.rules.text import shown, storable
 from steerserve.store.db import Database
+from steerserve.store.kept import KeptRecords, one
 from steerserve.store.tables import feature_labels, models, profiles, saes
 
 Clock = Callable[[], datetime]
-LARGEST_ID = 2**31 - 1
 _AT_ONCE = 100
-"""Rows that are handled at once. Between two such chunks the event loop can do other work."""
+"""Records that one statement deletes, or that one transaction writes."""
 CLAIMED_TEXTS = ("format", "architecture", "dtype", "hook_name", "site", "trained_on")
 """Columns with texts from an SAE's checkpoint. A column stores the beginning of the text that fits; `claims` stores all
 of it."""
-Record = TypeVar("Record")
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,32 +89,32 @@ def utc_now() -> datetime:
 
 
 class Catalog:
-    """Reads and writes both tables."""
+    """Reads and writes both tables. Only the first reading and the writes need the database."""
 
     def __init__(self, database: Database, now: Clock = utc_now) -> None:
         self._database = database
         self._now = now
-        self._models = _Rows(database, ModelRow, select(models).order_by(models.c.id))
-        self._saes = _Rows(database, SaeRow, select(saes).order_by(saes.c.created_at, saes.c.id))
-        self._putting = asyncio.Lock()
+        self._models = KeptRecords(ModelRow, models, lambda row: row.id, lambda row: row.id)
+        self._saes = KeptRecords(
+            SaeRow, saes, lambda row: row.id, lambda row: (row.created_at, row.id)
+        )
+
+    async def fill(self) -> None:
+        """Read all records, so that a later fault of the database does not stop requests."""
+        await self._models.records(self._database)
+        await self._saes.records(self._database)
 
     # ------------------------------------------------------------- models
 
     async def models(self) -> tuple[ModelRow, ...]:
         """All models. While none is written, each call returns the same tuple."""
-        return await self._models.all()
+        return await self._models.listed(self._database)
 
     async def model(self, model_id: int) -> ModelRow:
         """Raises:
         Refusal: MODEL_NOT_FOUND.
         """
-        row = None
-        if 0 < model_id <= LARGEST_ID:
-            async with self._database.read() as connection:
-                row = await _one(connection, models, model_id)
-        if row is None:
-            raise Refusal("MODEL_NOT_FOUND", f"no model has the id {model_id}", model_id=model_id)
-        return _record(ModelRow, row)
+        return _known_model((await self._models.records(self._database)).get(model_id), model_id)
 
     async def add_model(self, **values: Any) -> ModelRow:
         """Raises:
@@ -129,10 +122,13 @@ class Catalog:
         """
         now = self._now()
         try:
-            async with self._models.writing() as connection:
-                inserted = await connection.execute(
+            async with self._models.writing(self._database) as connection:
+                made = await connection.execute(
                     insert(models).values(**values, created_at=now, updated_at=now)
                 )
+                assert made.inserted_primary_key is not None
+                model_id: int = made.inserted_primary_key[0]
+                return _known_model(await self._models.reread(connection, model_id), model_id)
         except IntegrityError as error:
             raise Refusal(
                 "MODEL_ALREADY_EXISTS",
@@ -140,8 +136,6 @@ class Catalog:
                 f"{values['quantization']}; custom_name gives it another name",
                 quantization=values["quantization"],
             ) from error
-        assert inserted.inserted_primary_key is not None
-        return await self.model(inserted.inserted_primary_key[0])
 
     async def change_model(self, model_id: int, **values: Any) -> ModelRow:
         """Raises:
@@ -149,52 +143,47 @@ class Catalog:
         """
         changed = update(models).where(models.c.id == model_id)
         try:
-            async with self._models.writing() as connection:
+            async with self._models.writing(self._database) as connection:
                 await connection.execute(changed.values(**values, updated_at=self._now()))
+                return _known_model(await self._models.reread(connection, model_id), model_id)
         except IntegrityError as error:
             raise Refusal(
                 "MODEL_ALREADY_EXISTS", "another model has this name or these files"
             ) from error
-        return await self.model(model_id)
 
     async def remove_model(self, model_id: int) -> None:
-        async with self._models.writing() as connection:
+        async with self._models.writing(self._database) as connection:
             await connection.execute(delete(models).where(models.c.id == model_id))
+            self._models.drop(model_id)
 
     # ------------------------------------------------------------- SAEs
 
     async def saes(self) -> tuple[SaeRow, ...]:
         """All SAEs, oldest first. While none is written, each call returns the same tuple."""
-        return await self._saes.all()
+        return await self._saes.listed(self._database)
 
     async def sae(self, sae_id: str) -> SaeRow:
         """Raises:
         Refusal: SAE_NOT_FOUND.
         """
-        row = None
-        if not UNSTORABLE.search(sae_id):
-            async with self._database.read() as connection:
-                row = await _one(connection, saes, sae_id)
-        if row is None:
-            raise unknown_sae(sae_id)
-        return _record(SaeRow, row)
+        return _known_sae((await self._saes.records(self._database)).get(sae_id), sae_id)
 
     async def add_sae(self, **values: Any) -> SaeRow:
-        now = self._now()
-        async with self._saes.writing() as connection:
+        now, sae_id = self._now(), values["id"]
+        async with self._saes.writing(self._database) as connection:
             await connection.execute(
                 insert(saes).values(**_held(values), created_at=now, updated_at=now)
             )
-        return await self.sae(values["id"])
+            return _known_sae(await self._saes.reread(connection, sae_id), sae_id)
 
     async def change_sae(self, sae_id: str, **values: Any) -> SaeRow:
-        async with self._saes.writing() as connection:
-            await connection.execute(
-                update(saes)
-                .where(saes.c.id == sae_id)
-                .values(**_held(values), updated_at=self._now())
-            )
-        return await self.sae(sae_id)
+        """Raises:
+        Refusal: SAE_NOT_FOUND.
+        """
+        changed = update(saes).where(saes.c.id == sae_id)
+        async with self._saes.writing(self._database) as connection:
+            await connection.execute(changed.values(**_held(values), updated_at=self._now()))
+            return _known_sae(await self._saes.reread(connection, sae_id), sae_id)
 
     async def put_sae(self, sae_id: str, *, may_add: bool = True, **values: Any) -> SaeRow:
         """Write the values of a download into the record of an SAE. If there is no record, one is added. The record of
@@ -203,44 +192,44 @@ class Catalog:
         Raises:
             Refusal: SAE_NOT_FOUND if there is no record and `may_add` is False.
         """
-        # only one writer at a time, so that two writers that find no record cannot both add one
-        async with self._putting, self._saes.writing() as connection:
-            await self._put(connection, sae_id, values, may_add=may_add)
-        return await self.sae(sae_id)
+        async with self._saes.writing(self._database) as connection:
+            return _known_sae(await self._put(connection, sae_id, values, may_add=may_add), sae_id)
 
     async def put_saes(self, records: Mapping[str, Mapping[str, Any]]) -> None:
         """Write values into the records of several SAEs, as `put_sae` does. `records` has the values by id."""
         ids = list(records)
         for first in range(0, len(ids), _AT_ONCE):
-            async with self._putting, self._saes.writing() as connection:
+            async with self._saes.writing(self._database) as connection:
                 for sae_id in ids[first : first + _AT_ONCE]:
                     await self._put(connection, sae_id, records[sae_id], may_add=True)
 
     async def _put(
         self, connection: AsyncConnection, sae_id: str, values: Mapping[str, Any], *, may_add: bool
-    ) -> None:
+    ) -> SaeRow | None:
         now, texts = self._now(), _held(values)
         changed = update(saes).where(saes.c.id == sae_id, saes.c.status != "attached")
         done = await connection.execute(changed.values(**texts, updated_at=now))
-        if may_add and not done.rowcount and await _one(connection, saes, sae_id) is None:
+        if may_add and not done.rowcount and await one(connection, saes, sae_id) is None:
             whole = texts | {"id": sae_id, "created_at": now, "updated_at": now}
             await connection.execute(insert(saes).values(**whole))
+        return await self._saes.reread(connection, sae_id)
 
     async def rename_sae(self, sae_id: str, new_id: str, **values: Any) -> SaeRow:
         """Give an SAE a new id, which no other SAE may have. The labels of the SAE and the profiles that name it get
         the new id too."""
-        async with self._saes.writing() as connection:
+        async with self._saes.writing(self._database) as connection:
             await connection.execute(
                 update(saes).where(saes.c.id == sae_id).values(id=new_id, **values)
             )
             for table in (feature_labels, profiles):
                 follow = update(table).where(table.c.sae_id == sae_id)
                 await connection.execute(follow.values(sae_id=new_id))
-        return await self.sae(new_id)
+            self._saes.drop(sae_id)
+            return _known_sae(await self._saes.reread(connection, new_id), new_id)
 
     async def remove_saes(self, *sae_ids: str) -> None:
         """Remove the records of SAEs and the labels of their features, all of them or none."""
-        async with self._saes.writing() as connection:
+        async with self._saes.writing(self._database) as connection:
             for first in range(0, len(sae_ids), _AT_ONCE):
                 chunk = sae_ids[first : first + _AT_ONCE]
                 # the records are deleted before the labels: a concurrent writer of labels has either ended before,
@@ -249,43 +238,19 @@ class Catalog:
                 await connection.execute(
                     delete(feature_labels).where(feature_labels.c.sae_id.in_(chunk))
                 )
+            self._saes.drop(*sae_ids)
 
 
-class _Rows(Generic[Record]):
-    """All rows of a table, kept in memory until one of them is written."""
+def _known_model(record: ModelRow | None, model_id: int) -> ModelRow:
+    if record is None:
+        raise Refusal("MODEL_NOT_FOUND", f"no model has the id {model_id}", model_id=model_id)
+    return record
 
-    def __init__(self, database: Database, kind: type[Record], query: Select[Any]) -> None:
-        self._database = database
-        self._kind = kind
-        self._query = query
-        self._rows: tuple[Record, ...] | None = None
-        self._writes = 0
 
-    async def all(self) -> tuple[Record, ...]:
-        if self._rows is not None:
-            return self._rows
-        before = self._writes
-        records: list[Record] = []
-        async with self._database.read() as connection:
-            rows = (await connection.execute(self._query)).mappings()
-            while chunk := rows.fetchmany(_AT_ONCE):
-                records += [_record(self._kind, row) for row in chunk]
-                await asyncio.sleep(0)
-        every = tuple(records)
-        # a write that ended meanwhile may be missing in these rows
-        if self._writes == before:
-            self._rows = every
-        return every
-
-    @asynccontextmanager
-    async def writing(self) -> AsyncIterator[AsyncConnection]:
-        """A transaction that writes rows of this table."""
-        try:
-            async with self._database.write() as connection:
-                yield connection
-        finally:
-            self._writes += 1
-            self._rows = None
+def _known_sae(record: SaeRow | None, sae_id: str) -> SaeRow:
+    if record is None:
+        raise unknown_sae(sae_id)
+    return record
 
 
 def unknown_sae(sae_id: str) -> Refusal:
@@ -300,13 +265,3 @@ def _held(values: Mapping[str, Any]) -> dict[str, Any]:
         name: storable(text)[: getattr(saes.c[name].type, "length", None)]
         for name, text in texts.items()
     }
-
-
-async def _one(connection: Any, table: Table, row_id: int | str) -> RowMapping | None:
-    rows = await connection.execute(select(table).where(table.c.id == row_id))
-    row: RowMapping | None = rows.mappings().first()
-    return row
-
-
-def _record(kind: type[Record], row: RowMapping) -> Record:
-    return kind(**{field.name: row[field.name] for field in fields(cast(Any, kind))})

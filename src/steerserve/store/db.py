@@ -1,5 +1,8 @@
-"""The database: opens it, checks whether it is usable, and turns its faults into sentences for people or refusals. The
-steps of opening are in `schema.py` (version and migrations) and `holding.py` (one service at a time).
+"""The database: opens it, gives its connections to the owners of records, and turns its faults into refusals or into
+sentences for people.
+
+The steps of opening are in `schema.py` (version and migrations), `holding.py` (one service at a time) and
+`sqlite_file.py`. `watch.py` keeps the present fault, `faults.py` knows the exceptions of the drivers.
 """
 
 from __future__ import annotations
@@ -11,33 +14,39 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
 
-from sqlalchemy import Connection, event, make_url, text, update
-from sqlalchemy.exc import DBAPIError, SQLAlchemyError
-from sqlalchemy.ext.asyncio import AsyncConnection, create_async_engine
-from sqlalchemy.pool import NullPool
+from sqlalchemy import Connection, make_url, text, update
+from sqlalchemy.exc import SQLAlchemyError
+from sqlalchemy.ext.asyncio import AsyncConnection
 
-from steerserve.errors import CannotStart, Refusal
+from steerserve.errors import CannotStart
 from steerserve.rules.model_status import AFTER_RESTART, SAE_AFTER_RESTART
-from steerserve.store import schema
+from steerserve.store import engines, faults, schema, sqlite_file
+from steerserve.store.faults import Fault, text_of
 from steerserve.store.holding import AdvisoryHold, FileHold, Hold
+from steerserve.store.sqlite_file import SqliteFile
 from steerserve.store.tables import models, saes
+from steerserve.store.watch import Watch
 
-CHECK_SECONDS = 1.0
-"""Seconds for which the result of a check is used again."""
-CHECK_PATIENCE = 2.0
-"""Seconds after which a database that does not answer counts as unusable."""
 _INTERRUPTED = "interrupted by a restart of the service"
-_BUSY_MS = 10_000
-"""Milliseconds that a statement waits until another writer of a SQLite file has ended."""
-_CHECK_BUSY_MS = 1_000
-_SQLITE_HEADER = b"SQLite format 3\0"
-_NO_ROOM = ("disk is full", "No space left")
+BUSY_SECONDS = 2.0
+"""Seconds that a transaction waits until another program has unlocked a SQLite file."""
+ANSWER_SECONDS = 5.0
+"""Seconds that a statement waits for the answer of a PostgreSQL server."""
+EXAMINE_SECONDS = 1.0
+"""Seconds that a statement of a check waits."""
+TURN_SECONDS = 10.0
+"""Seconds that a write waits until the writes before it have ended."""
+SETTLE_SECONDS = 0.5
+"""Seconds after a write until the changes are brought from SQLite's log into the file. The writes of these seconds need
+it only once."""
+_TAKEN = Fault("another steerserve has taken it", needs_restart=True)
+_NO_VERSION = Fault("its schema has no version")
+_OTHER_VERSION = Fault("its schema has another version than at the start", needs_restart=True)
 
 
 class Database:
-    """The one engine. Every access of an owner goes through `read` or `write`.
+    """The one database. Every access of an owner goes through `read` or `write`.
 
     Args:
         url: names the asynchronous driver too; the setting DATABASE_URL has this form once it is checked.
@@ -49,26 +58,21 @@ class Database:
 
     def __init__(self, url: str, clock: Callable[[], float] = time.monotonic) -> None:
         self._url = make_url(url)
-        is_sqlite = self._url.get_backend_name() == "sqlite"
-        self._file = Path(self._url.database or "").absolute() if is_sqlite else None
-        try:
-            self._engine = create_async_engine(url, pool_pre_ping=not is_sqlite)
-            # connections of this engine are closed after each use
-            self._fresh = create_async_engine(url, poolclass=NullPool)
-        except ModuleNotFoundError as error:
-            raise CannotStart(
-                f"DATABASE_URL names PostgreSQL, whose driver {error.name} is not installed: "
-                "pip install 'steerserve[postgres]'"
-            ) from None
-        if is_sqlite:
-            event.listen(self._engine.sync_engine, "connect", _preparing(_BUSY_MS))
-            event.listen(self._fresh.sync_engine, "connect", _preparing(_CHECK_BUSY_MS))
-        self._hold: Hold = FileHold(self._file) if self._file else AdvisoryHold(self._fresh)
-        self._is_open = False
+        self._file: SqliteFile | None = None
+        if self._url.get_backend_name() == "sqlite":
+            path = Path(self._url.database or "").absolute()
+            self._file = SqliteFile(path, int(1000 * BUSY_SECONDS))
+        seconds = BUSY_SECONDS if self._file else ANSWER_SECONDS
+        self._engine = engines.make(self._url, self._file, is_pooled=True, seconds=seconds)
+        self._fresh = engines.make(self._url, self._file, is_pooled=False, seconds=EXAMINE_SECONDS)
+        self._hold: Hold = FileHold(self._file.path) if self._file else AdvisoryHold(self._fresh)
         self._clock = clock
-        self._checking = asyncio.Lock()
-        self._checked: float | None = None
-        self._fault: str | None = None
+        self._watch = self._new_watch()
+        self._is_open = False
+        self._version: str | None = None
+        self._readers = 0
+        self._writing = asyncio.Lock()
+        self._settling: asyncio.Task[None] | None = None
 
     async def open(self) -> None:
         """Bring the schema up to date, and correct the statuses of work that the end of the last run interrupted. If
@@ -86,151 +90,217 @@ class Database:
             raise CannotStart(f"cannot use the database {self._name()}: {error}") from error
         except Exception as error:
             await self.close()
-            if not _is_fault_of_database(error):
+            # a bug is shown with its traceback
+            if faults.fault_of(error) is None and not isinstance(
+                error, SQLAlchemyError | sqlite3.Error
+            ):
                 raise
             raise CannotStart(self._sentence(error)) from error
         self._is_open = True
 
     async def close(self) -> None:
         self._is_open = False
-        await self._hold.release()
+        self._watch.close()
+        if self._settling is not None:
+            self._settling.cancel()
         await self._engine.dispose()
         await self._fresh.dispose()
+        if self._file is not None:
+            await asyncio.to_thread(self._file.close)
+        await self._hold.release()
 
-    async def fault(self) -> str | None:
-        """Why the database cannot be used; None if it can. The check runs at most once in CHECK_SECONDS: over a new
-        connection it reads the version of the schema and writes one row."""
-        async with self._checking:
-            now = self._clock()
-            if self._checked is None or now - self._checked >= CHECK_SECONDS:
-                self._fault = await self._check()
-                self._checked = now
-            return self._fault
+    @property
+    def is_usable(self) -> bool:
+        """Whether the last access or check found no fault. The database is not asked."""
+        return not self._watch.has_fault
+
+    async def fault(self) -> Fault | None:
+        """Why the database cannot be used; None if it can. The check runs at most once in CHECK_SECONDS of `watch.py`:
+        over a new connection it reads the version of the schema and writes one row."""
+        return await self._watch.fault()
 
     @asynccontextmanager
     async def read(self) -> AsyncIterator[AsyncConnection]:
-        async with self._engine.connect() as connection:
-            yield connection
+        """A connection for reading.
+
+        Raises:
+            Refusal: DATABASE_UNAVAILABLE.
+        """
+        await self._watch.admit(writes=False)
+        await self._check_place()
+        self._readers += 1
+        try:
+            with self._watch.watching():
+                async with self._engine.connect() as connection:
+                    yield connection
+        finally:
+            self._readers -= 1
 
     @asynccontextmanager
     async def write(self) -> AsyncIterator[AsyncConnection]:
-        """A connection for one transaction, of which either all statements or none take effect.
+        """A connection for one transaction, of which either all statements or none take effect. Writes take turns. When
+        the block has ended without a refusal, its changes are in the database that people find.
 
         Raises:
-            Refusal: INSUFFICIENT_DISK when the disk is full.
+            Refusal: DATABASE_UNAVAILABLE. Whether the changes took effect is then not known.
         """
-        try:
-            async with self._engine.begin() as connection:
-                yield connection
-        except DBAPIError as error:
-            if any(words in str(error.orig) for words in _NO_ROOM):
-                raise Refusal(
-                    "INSUFFICIENT_DISK", "the disk that holds the database is full"
-                ) from error
-            raise
+        await self._watch.admit(writes=True)
+        async with self._turn():
+            self._watch.refuse(writes=True)
+            await self._check_place()
+            with self._watch.watching():
+                await self._check_hold()
+                async with self._engine.execution_options(**engines.WRITES).begin() as connection:
+                    yield connection
+            await self._check_place()
+            self._settle_soon()
 
-    # ------------------------------------------------------------- inside
+    # ------------------------------------------------------------- opening
+
+    def _new_watch(self) -> Watch:
+        return Watch(self._examine, self._clock, self._url.password)
 
     async def _begin(self) -> None:
-        if self._file is not None:
-            self._file.parent.mkdir(parents=True, exist_ok=True)
+        file, self._watch = self._file, self._new_watch()
+        if file is not None:
+            file.path.parent.mkdir(parents=True, exist_ok=True)
         if not await self._hold.take():
             raise CannotStart(
                 "another steerserve uses it; stop that one, or name another database in DATABASE_URL"
             )
-        async with self._engine.begin() as connection:
-            await connection.run_sync(self._upgrade)
-        async with self.write() as connection:
+        if file is not None:
+            await asyncio.to_thread(file.open, may_make=True)
+        # an upgrade may take longer than the statements of a running service
+        opening = engines.make(
+            self._url, file, is_pooled=False, seconds=BUSY_SECONDS if file else None
+        )
+        async with opening.execution_options(**engines.WRITES).begin() as connection:
+            self._version = await connection.run_sync(self._upgrade)
             for table, moves in ((models, AFTER_RESTART), (saes, SAE_AFTER_RESTART)):
                 for before, after in moves.items():
                     reason = {"error_message": _INTERRUPTED} if after == "error" else {}
                     await connection.execute(
                         update(table).where(table.c.status == before).values(status=after, **reason)
                     )
+        if file is not None:
+            await asyncio.to_thread(file.settle)
 
-    def _upgrade(self, connection: Connection) -> None:
-        schema.upgrade(connection, self._file, datetime.now(UTC))
-
-    async def _check(self) -> str | None:
-        try:
-            async with asyncio.timeout(CHECK_PATIENCE):
-                if self._file is not None:
-                    await asyncio.to_thread(_check_file, self._file)
-                async with self._fresh.begin() as connection:
-                    version = await connection.scalar(
-                        text("SELECT version_num FROM alembic_version")
-                    )
-                    # this writes one row with the value that it has, to check that the database can be written
-                    await connection.execute(
-                        text("UPDATE alembic_version SET version_num = :version"),
-                        {"version": version},
-                    )
-                if version is None:
-                    return "the schema has no version"
-                return None if await self._hold.take() else "another steerserve has taken it"
-        except TimeoutError:
-            return f"no answer for {CHECK_PATIENCE:g} s"
-        except Exception as error:
-            # any exception of the driver means that the database is not usable
-            return _reason(error, self._url.password)
+    def _upgrade(self, connection: Connection) -> str:
+        return schema.upgrade(
+            connection, self._file.path if self._file else None, datetime.now(UTC)
+        )
 
     def _name(self) -> str:
         """The name of the database for messages; it never contains the password."""
         if self._file is not None:
-            return str(self._file)
+            return str(self._file.path)
         port = f":{self._url.port}" if self._url.port else ""
         return f"{self._url.database!r} of {self._url.host}{port}"
 
     def _sentence(self, error: Exception) -> str:
-        reason = _reason(error, self._url.password)
-        is_damaged = "not a database" in reason or "malformed" in reason
+        reason = text_of(error, self._url.password)
+        fault = faults.fault_of(error.__cause__ or error)
         if self._file is None:
             out = "check DATABASE_URL and the server"
-        elif is_damaged:
+        elif fault in (faults.NOT_A_DATABASE, faults.DAMAGED):
             out = "the file is damaged; put a copy in its place, or move it away to begin with an empty one"
+        elif fault == faults.LOCKED:
+            out = "end the other program that has locked the file"
+        elif fault == faults.FULL:
+            out = "free some space on its disk; the start changed nothing"
         else:
             out = "check the file and its folder, or name another database in DATABASE_URL"
         return f"cannot use the database {self._name()}: {reason}; {out}"
 
+    # ------------------------------------------------------------- while the service runs
 
-def _preparing(busy_ms: int) -> Callable[[Any, Any], None]:
-    """A function that sets up each new connection to a SQLite file."""
+    @asynccontextmanager
+    async def _turn(self) -> AsyncIterator[None]:
+        """The turn of one write.
 
-    def prepare(connection: Any, _record: Any) -> None:
-        cursor = connection.cursor()
-        cursor.execute("PRAGMA journal_mode=WAL")
-        cursor.execute("PRAGMA synchronous=FULL")
-        cursor.execute("PRAGMA foreign_keys=ON")
-        cursor.execute(f"PRAGMA busy_timeout={busy_ms}")
-        cursor.close()
+        Raises:
+            Refusal: DATABASE_UNAVAILABLE when the writes before it take too long.
+        """
+        try:
+            async with asyncio.timeout(TURN_SECONDS):
+                await self._writing.acquire()
+        except TimeoutError:
+            raise faults.SILENT.refusal() from None
+        try:
+            yield
+        finally:
+            self._writing.release()
 
-    return prepare
+    async def _check_place(self) -> None:
+        """Raises:
+        Refusal: DATABASE_UNAVAILABLE when the file at the path of the database is not the file that was opened.
+        """
+        fault = await asyncio.to_thread(self._file.fault) if self._file else None
+        if fault is not None:
+            self._watch.note(fault)
+            raise fault.refusal()
 
+    async def _check_hold(self) -> None:
+        """Raises:
+        Refusal: DATABASE_UNAVAILABLE when another service has taken the database.
+        """
+        if not await self._hold.take():
+            self._watch.note(_TAKEN)
+            raise _TAKEN.refusal()
 
-def _check_file(file: Path) -> None:
-    """Check that the file is still there. Open connections and cached pages go on working with a file that was removed
-    or overwritten, so a query does not notice.
+    def _settle_soon(self) -> None:
+        if self._file is not None and (self._settling is None or self._settling.done()):
+            self._settling = asyncio.create_task(self._settle(self._file))
 
-    Raises:
-        OSError: the file is not there, or is not a SQLite database.
-    """
-    with file.open("rb") as opened:
-        if opened.read(len(_SQLITE_HEADER)) != _SQLITE_HEADER:
-            raise OSError("the file is not a database")
+    async def _settle(self, file: SqliteFile) -> None:
+        await asyncio.sleep(SETTLE_SECONDS)
+        async with self._writing:
+            try:
+                fault = await asyncio.to_thread(file.settle)
+            except sqlite3.Error as error:
+                # the changes are safe in the log of SQLite, and the next write tries again
+                fault = faults.fault_of(error)
+        if fault is not None:
+            self._watch.note(fault)
 
+    async def _examine(self) -> Fault | None:
+        """Check the database over a connection that was not open before."""
+        if self._file is not None:
+            fault = await self._examine_file(self._file)
+            if fault is not None:
+                return fault
+        if not await self._hold.take():
+            return _TAKEN
+        # while a write of this service runs, the check does not wait for it
+        writes = not self._writing.locked()
+        if writes:
+            async with self._writing:
+                version = await self._checked_version(writes=True)
+            self._settle_soon()
+        else:
+            version = await self._checked_version(writes=False)
+        if version is None:
+            return _NO_VERSION
+        return None if version == self._version else _OTHER_VERSION
 
-def _is_fault_of_database(error: Exception) -> bool:
-    """Whether an exception is a fault of the database, its server or its disk. The PostgreSQL driver may not be
-    installed, so its exceptions are recognised by the name of their module."""
-    kinds = (SQLAlchemyError, sqlite3.Error, OSError)
-    return isinstance(error, kinds) or type(error).__module__.startswith("asyncpg")
+    async def _examine_file(self, file: SqliteFile) -> Fault | None:
+        fault = await asyncio.to_thread(file.fault)
+        if fault != sqlite_file.LOG_GONE or self._readers or self._writing.locked():
+            return fault
+        async with self._writing:
+            await self._engine.dispose()
+            is_rescued = await asyncio.to_thread(file.rescue)
+        return None if is_rescued else fault
 
-
-def _reason(error: Exception, password: str | None) -> str:
-    """The first line of a driver's message, without the password."""
-    cause = error.orig if isinstance(error, DBAPIError) and error.orig else error
-    words = str(cause).strip().partition("\n")[0][:300]
-    if password:
-        words = words.replace(password, "***")
-    # SQLAlchemy puts the class of the PostgreSQL driver's exception before the message
-    return words.rpartition(">: ")[2] or type(cause).__name__
+    async def _checked_version(self, *, writes: bool) -> str | None:
+        engine = self._fresh.execution_options(**engines.WRITES) if writes else self._fresh
+        async with engine.begin() as connection:
+            version: str | None = await connection.scalar(
+                text("SELECT version_num FROM alembic_version")
+            )
+            if writes:
+                # one row is written with the value that it has, to check that the database can be written
+                await connection.execute(
+                    text("UPDATE alembic_version SET version_num = :version"), {"version": version}
+                )
+        return version

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from collections.abc import Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import asynccontextmanager
 from dataclasses import asdict, dataclass, fields
 from datetime import datetime
 from typing import Any
@@ -50,8 +51,16 @@ def new_profile_id() -> str:
     return "prof_" + secrets.token_hex(6)
 
 
+_RECENT = 64
+"""How many profiles are kept in memory."""
+
+
 class Documents:
-    """Reads and writes profiles. Two names are equal only if every character is equal."""
+    """Reads and writes profiles. Two names are equal only if every character is equal.
+
+    The profiles that were read or written last are kept in memory for requests that come while the database has a
+    fault.
+    """
 
     def __init__(
         self,
@@ -62,6 +71,8 @@ class Documents:
         self._database = database
         self._now = now
         self._new_id = new_id
+        self._recent: dict[str, ProfileRow] = {}
+        self._writes = 0
 
     async def profiles(self) -> list[ProfileRow]:
         """All profiles, oldest first."""
@@ -84,10 +95,17 @@ class Documents:
         return row
 
     async def profile_named(self, name: str) -> ProfileRow:
-        """Raises:
-        Refusal: PROFILE_NOT_FOUND for the request field `profile`.
+        """The profile that a request names. While the database has a fault, a profile that was in use before.
+
+        Raises:
+            Refusal: PROFILE_NOT_FOUND for the request field `profile`; DATABASE_UNAVAILABLE.
         """
-        row = await self._find(profiles.c.name == name, name)
+        try:
+            row = await self._find(profiles.c.name == name, name)
+        except Refusal:
+            row = next((recent for recent in self._recent.values() if recent.name == name), None)
+            if row is None:
+                raise
         if row is None:
             raise Refusal(
                 "PROFILE_NOT_FOUND", f"no profile is named {name[:100]!r}", param="profile"
@@ -100,7 +118,7 @@ class Documents:
         """
         profile_id, now = self._new_id(), self._now()
         try:
-            async with self._database.write() as connection:
+            async with self._writing() as connection:
                 await connection.execute(
                     insert(profiles).values(
                         **_columns(values), id=profile_id, created_at=now, updated_at=now
@@ -110,6 +128,7 @@ class Documents:
         except IntegrityError as error:
             raise _taken(values["name"]) from error
         assert row is not None
+        self._keep(row)
         return row
 
     async def change_profile(self, profile_id: str, changes: Mapping[str, Any]) -> ProfileRow:
@@ -125,13 +144,14 @@ class Documents:
             is_it = profiles.c.id == profile_id
             new = {**_columns(changes), "updated_at": self._now()}
             try:
-                async with self._database.write() as connection:
+                async with self._writing() as connection:
                     await connection.execute(update(profiles).where(is_it).values(**new))
                     row = await _first(connection, is_it)
             except IntegrityError as error:
                 raise _taken(changes.get("name")) from error
         if row is None:
             raise _unknown(profile_id)
+        self._keep(row)
         return row
 
     async def remove_profile(self, profile_id: str) -> None:
@@ -140,17 +160,37 @@ class Documents:
         """
         removed = 0
         if not UNSTORABLE.search(profile_id):
-            async with self._database.write() as connection:
+            async with self._writing() as connection:
                 done = await connection.execute(delete(profiles).where(profiles.c.id == profile_id))
                 removed = done.rowcount
+            self._recent.pop(profile_id, None)
         if not removed:
             raise _unknown(profile_id)
 
     async def _find(self, matches: ColumnElement[bool], wanted: str) -> ProfileRow | None:
         if UNSTORABLE.search(wanted):
             return None
+        writes = self._writes
         async with self._database.read() as connection:
-            return await _first(connection, matches)
+            row = await _first(connection, matches)
+        if row is not None and writes == self._writes:
+            self._keep(row)
+        return row
+
+    @asynccontextmanager
+    async def _writing(self) -> AsyncIterator[AsyncConnection]:
+        """A transaction that writes profiles. A read that began before its end is not kept in memory."""
+        try:
+            async with self._database.write() as connection:
+                yield connection
+        finally:
+            self._writes += 1
+
+    def _keep(self, row: ProfileRow) -> None:
+        self._recent.pop(row.id, None)
+        self._recent[row.id] = row
+        if len(self._recent) > _RECENT:
+            del self._recent[next(iter(self._recent))]
 
 
 async def _first(connection: AsyncConnection, matches: ColumnElement[bool]) -> ProfileRow | None:

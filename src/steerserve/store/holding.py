@@ -5,7 +5,9 @@ SQLite: a lock on a file beside the database. PostgreSQL: an advisory lock, whic
 
 from __future__ import annotations
 
+import asyncio
 import fcntl
+import os
 from pathlib import Path
 from typing import Protocol, TextIO
 
@@ -27,7 +29,8 @@ class Hold(Protocol):
 
 
 class FileHold:
-    """A lock on the file `<database>.lock`; it ends with the process."""
+    """A lock on the file `<database>.lock`; it ends with the process. If the lock file was deleted, `take` makes and
+    locks another one, unless another service has done so."""
 
     def __init__(self, database: Path) -> None:
         self._path = database.with_name(database.name + ".lock")
@@ -37,7 +40,7 @@ class FileHold:
         """Raises:
         OSError: the lock file cannot be created.
         """
-        if self._file is not None:
+        if self._file is not None and self._is_at_path(self._file):
             return True
         file = self._path.open("w")
         try:
@@ -45,8 +48,15 @@ class FileHold:
         except BlockingIOError:
             file.close()
             return False
+        await self.release()
         self._file = file
         return True
+
+    def _is_at_path(self, file: TextIO) -> bool:
+        try:
+            return os.path.samestat(os.fstat(file.fileno()), self._path.stat())
+        except FileNotFoundError:
+            return False
 
     async def release(self) -> None:
         if self._file is not None:
@@ -60,9 +70,15 @@ class AdvisoryHold:
     def __init__(self, engine: AsyncEngine) -> None:
         self._engine = engine
         self._connection: AsyncConnection | None = None
+        self._taking = asyncio.Lock()
 
     async def take(self) -> bool:
         """Raises any exception of the driver if the server does not answer."""
+        # a connection can only run one statement at a time
+        async with self._taking:
+            return await self._take()
+
+    async def _take(self) -> bool:
         if self._connection is not None:
             try:
                 await self._connection.execute(text("SELECT 1"))

@@ -20,8 +20,9 @@ log = structlog.get_logger(__name__)
 _MIGRATIONS = Path(__file__).parent / "migrations"
 
 
-def upgrade(connection: Connection, file: Path | None, now: datetime) -> None:
-    """Bring the schema to the version of this program. `file` is the SQLite file, which is copied first.
+def upgrade(connection: Connection, file: Path | None, now: datetime) -> str:
+    """Bring the schema to the version of this program, and return the version. `file` is the SQLite file, which is
+    copied first. All changes take effect when the caller commits the transaction of `connection`, or none.
 
     Raises:
         CannotStart: a newer version of this program wrote the database.
@@ -40,10 +41,11 @@ def upgrade(connection: Connection, file: Path | None, now: datetime) -> None:
             "install that version again, or name another database in DATABASE_URL"
         )
     if version == newest:
-        return
+        return newest
     if version is not None and file is not None:
         _copy(file, version, newest, now)
     command.upgrade(config, "head")
+    return newest
 
 
 def _copy(file: Path, version: str, newest: str, now: datetime) -> None:

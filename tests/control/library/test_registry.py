@@ -106,7 +106,7 @@ ASKS: dict[str, tuple[Ask, int, int]] = {
     "list the models of /v1": (lambda world: world.served.listed(), 1, 0),
     "find a model by its name": (_resolve, 1, 0),
     "list the SAEs": (lambda world: world.saes.list(), 1, 0),
-    "read a repository with its SAEs": (lambda w: w.sae_downloads.with_units(WHOLE), 2, 1),
+    "read a repository with its SAEs": (lambda w: w.sae_downloads.with_units(WHOLE), 1, 0),
     "list the profiles": (lambda world: world.profiles.list(), 1, 1),
     "export a profile": (_export, 3, 1),
     "read the labels of an SAE": (lambda world: world.labels.of("sae_0"), 2, 0),

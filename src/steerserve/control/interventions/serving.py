@@ -83,8 +83,10 @@ class Serving:
             return None
         try:
             return await self._documents.profile(self.profile_id)
-        except Refusal:  # the profile was ended and deleted meanwhile
-            return None
+        except Refusal as refusal:
+            if refusal.code == "PROFILE_NOT_FOUND":  # it was ended and deleted meanwhile
+                return None
+            raise
 
     async def profile(self) -> ServingProfile | None:
         """The active profile as health shows it; None while no profile is active."""

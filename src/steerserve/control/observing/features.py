@@ -102,8 +102,14 @@ class Features:
     # ------------------------------------------------------------- labels
 
     async def labels(self, sae_id: str) -> Mapping[int, str]:
-        """Feature index -> label. Empty for an SAE without labels."""
-        return await self._labels.of(sae_id)
+        """Feature index -> label, for answers that are complete without labels. Empty for an SAE without labels, and
+        while the database cannot be read."""
+        try:
+            return await self._labels.of(sae_id)
+        except Refusal as refusal:
+            if refusal.code != "DATABASE_UNAVAILABLE":
+                raise
+            return {}
 
     async def page(self, sae_id: str, query: str | None, limit: int, offset: int) -> Page:
         """Raises:

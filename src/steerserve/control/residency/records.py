@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 import structlog
 
 from steerserve.control.residency.occupant import Occupant
+from steerserve.errors import Refusal
 from steerserve.rules.model_status import AFTER, Event
 from steerserve.store.catalog import Catalog
 
@@ -42,5 +43,6 @@ async def noted(change: Awaitable[Row], **subject: object) -> Row | None:
         return await change
     except Exception as error:
         # the driver may raise anything; only the status in the database is lost
-        log.error("status_not_recorded", reason=type(error).__name__, **subject)
+        reason = error.code if isinstance(error, Refusal) else type(error).__name__
+        log.error("status_not_recorded", reason=reason, **subject)
         return None

@@ -30,6 +30,7 @@ from steerserve.control.vitals.views import (
     QueueLimits,
     Readiness,
 )
+from steerserve.errors import Refusal
 from steerserve.rules.breaker import BreakerStatus
 from steerserve.rules.residency import Phase
 from steerserve.settings import Settings
@@ -205,7 +206,7 @@ class Vitals:
         before = time.monotonic()
         fault = await self._database.fault()
         if fault is not None:
-            return Component("database", "unhealthy", f"not usable: {fault}")
+            return Component("database", "unhealthy", f"not usable: {fault.sentence}")
         latency_ms = round((time.monotonic() - before) * 1000, 3)
         return Component("database", "healthy", None, latency_ms)
 
@@ -257,6 +258,9 @@ class _Blocks:
             return None
 
     def _failed(self, name: str, error: Exception) -> None:
+        if isinstance(error, Refusal):
+            self.errors[name] = error.code
+            return
         log.error("health_block_failed", block=name, exc_info=error)
         self.errors[name] = type(error).__name__
 
