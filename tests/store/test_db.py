@@ -22,7 +22,7 @@ from steerserve.store import faults, sqlite_file, watch
 from steerserve.store.catalog import Catalog
 from steerserve.store.db import Database
 from steerserve.store.documents import Documents
-from steerserve.store.faults import Fault
+from steerserve.store.faults import DatabaseFault
 from steerserve.store.tables import metadata
 
 MODEL: dict[str, Any] = {"name": "m", "source": "local", "quantization": "FP16"}
@@ -232,7 +232,7 @@ def cut(file: Path) -> None:
     ],
 )
 async def test_a_file_that_is_not_the_one_that_was_opened_is_neither_read_nor_written(
-    database: Database, url: str, damage: Callable[[Path], None], fault: Fault
+    database: Database, url: str, damage: Callable[[Path], None], fault: DatabaseFault
 ) -> None:
     catalog, documents = Catalog(database), Documents(database)
     await catalog.add_model(**MODEL, status="ready")

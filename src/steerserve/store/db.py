@@ -22,7 +22,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from steerserve.errors import CannotStart
 from steerserve.rules.model_status import AFTER_RESTART, SAE_AFTER_RESTART
 from steerserve.store import engines, faults, schema, sqlite_file
-from steerserve.store.faults import Fault, text_of
+from steerserve.store.faults import DatabaseFault, text_of
 from steerserve.store.holding import AdvisoryHold, FileHold, Hold
 from steerserve.store.sqlite_file import SqliteFile
 from steerserve.store.tables import models, saes
@@ -40,9 +40,11 @@ TURN_SECONDS = 10.0
 SETTLE_SECONDS = 0.5
 """Seconds after a write until the changes are brought from SQLite's log into the file. The writes of these seconds need
 it only once."""
-_TAKEN = Fault("another steerserve has taken it", needs_restart=True)
-_NO_VERSION = Fault("its schema has no version")
-_OTHER_VERSION = Fault("its schema has another version than at the start", needs_restart=True)
+_TAKEN = DatabaseFault("another steerserve has taken it", needs_restart=True)
+_NO_VERSION = DatabaseFault("its schema has no version")
+_OTHER_VERSION = DatabaseFault(
+    "its schema has another version than at the start", needs_restart=True
+)
 
 
 class Database:
@@ -114,7 +116,7 @@ class Database:
         """Whether the last access or check found no fault. The database is not asked."""
         return not self._watch.has_fault
 
-    async def fault(self) -> Fault | None:
+    async def fault(self) -> DatabaseFault | None:
         """Why the database cannot be used; None if it can. The check runs at most once in CHECK_SECONDS of `watch.py`:
         over a new connection it reads the version of the schema and writes one row."""
         return await self._watch.fault()
@@ -263,7 +265,7 @@ class Database:
         if fault is not None:
             self._watch.note(fault)
 
-    async def _examine(self) -> Fault | None:
+    async def _examine(self) -> DatabaseFault | None:
         """Check the database over a connection that was not open before."""
         if self._file is not None:
             fault = await self._examine_file(self._file)
@@ -283,7 +285,7 @@ class Database:
             return _NO_VERSION
         return None if version == self._version else _OTHER_VERSION
 
-    async def _examine_file(self, file: SqliteFile) -> Fault | None:
+    async def _examine_file(self, file: SqliteFile) -> DatabaseFault | None:
         fault = await asyncio.to_thread(file.fault)
         if fault != sqlite_file.LOG_GONE or self._readers or self._writing.locked():
             return fault

@@ -16,7 +16,7 @@ from steerserve.errors import Refusal
 
 
 @dataclass(frozen=True, slots=True)
-class Fault:
+class DatabaseFault:
     """Why the database cannot be used now.
 
     Attributes:
@@ -46,19 +46,19 @@ class Fault:
         )
 
 
-LOCKED = Fault("another program has locked it", stops_reads=False)
-READ_ONLY = Fault("it is read-only", stops_reads=False)
-FULL = Fault("its disk is full", stops_reads=False)
-DAMAGED = Fault("its file is damaged", stops_reads=False, needs_restart=True)
-NOT_A_DATABASE = Fault("its file is not a database", needs_restart=True)
-OTHER_TABLES = Fault("it has other tables than this version made", needs_restart=True)
-DISK = Fault("its disk reports an error")
-CLOSED_FILE = Fault("its file cannot be opened")
-SILENT = Fault("it does not answer in time")
-UNREACHABLE = Fault("it cannot be reached")
-DENIED = Fault("its server does not admit this service")
-OVERLOADED = Fault("its server has no room for another connection")
-SERVER = Fault("its server reports an error inside itself")
+LOCKED = DatabaseFault("another program has locked it", stops_reads=False)
+READ_ONLY = DatabaseFault("it is read-only", stops_reads=False)
+FULL = DatabaseFault("its disk is full", stops_reads=False)
+DAMAGED = DatabaseFault("its file is damaged", stops_reads=False, needs_restart=True)
+NOT_A_DATABASE = DatabaseFault("its file is not a database", needs_restart=True)
+OTHER_TABLES = DatabaseFault("it has other tables than this version made", needs_restart=True)
+DISK = DatabaseFault("its disk reports an error")
+CLOSED_FILE = DatabaseFault("its file cannot be opened")
+SILENT = DatabaseFault("it does not answer in time")
+UNREACHABLE = DatabaseFault("it cannot be reached")
+DENIED = DatabaseFault("its server does not admit this service")
+OVERLOADED = DatabaseFault("its server has no room for another connection")
+SERVER = DatabaseFault("its server reports an error inside itself")
 
 _SQLITE = {
     sqlite3.SQLITE_BUSY: LOCKED,
@@ -107,7 +107,7 @@ _SYSTEM = {
 """Number of an error of the operating system -> the fault."""
 
 
-def fault_of(error: BaseException) -> Fault | None:
+def fault_of(error: BaseException) -> DatabaseFault | None:
     """The fault that an exception of a driver stands for. None for any other exception: a broken constraint, a bug."""
     cause = error.orig if isinstance(error, DBAPIError) else error
     if isinstance(cause, sqlite3.Error):
@@ -138,7 +138,7 @@ def text_of(error: BaseException, password: str | None = None) -> str:
     return words.rpartition(">: ")[2] or type(cause).__name__
 
 
-def _of_sqlite(error: sqlite3.Error) -> Fault | None:
+def _of_sqlite(error: sqlite3.Error) -> DatabaseFault | None:
     code = getattr(error, "sqlite_errorcode", None)
     if code is None:
         return None

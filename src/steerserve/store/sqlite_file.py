@@ -17,16 +17,16 @@ from pathlib import Path
 from urllib.parse import quote
 
 from steerserve.errors import CannotStart
-from steerserve.store.faults import CLOSED_FILE, Fault
+from steerserve.store.faults import CLOSED_FILE, DatabaseFault
 
-GONE = Fault("its file is gone; put the same file back, or start the service again")
-REPLACED = Fault("another file has taken the place of its file", needs_restart=True)
-OVERWRITTEN = Fault("another program has overwritten its file", needs_restart=True)
-LOG_GONE = Fault("the log of SQLite beside its file is gone")
-LOG_REPLACED = Fault(
+GONE = DatabaseFault("its file is gone; put the same file back, or start the service again")
+REPLACED = DatabaseFault("another file has taken the place of its file", needs_restart=True)
+OVERWRITTEN = DatabaseFault("another program has overwritten its file", needs_restart=True)
+LOG_GONE = DatabaseFault("the log of SQLite beside its file is gone")
+LOG_REPLACED = DatabaseFault(
     "another file has taken the place of the log of SQLite beside its file", needs_restart=True
 )
-NOT_OPEN = Fault("its file is not open", needs_restart=True)
+NOT_OPEN = DatabaseFault("its file is not open", needs_restart=True)
 LOG_ENDINGS = ("-wal", "-shm")
 """SQLite's log of changes and the index of the log are files beside the database, with these endings."""
 
@@ -87,12 +87,12 @@ class SqliteFile:
             if keeper is not None:
                 keeper.close()
 
-    def fault(self) -> Fault | None:
+    def fault(self) -> DatabaseFault | None:
         """Whether the file at the path is another file than the opened one, or has foreign changes."""
         with self._lock:
             return self._fault()
 
-    def settle(self) -> Fault | None:
+    def settle(self) -> DatabaseFault | None:
         """Bring all changes from SQLite's log into the file, unless a reader still needs the log. Then a copy of the
         file alone is whole, and the loss of the log loses nothing.
 
@@ -164,7 +164,7 @@ class SqliteFile:
     def _log_paths(self) -> list[Path]:
         return [self.path.with_name(self.path.name + ending) for ending in LOG_ENDINGS]
 
-    def _fault(self) -> Fault | None:
+    def _fault(self) -> DatabaseFault | None:
         if self._opened is None:
             return NOT_OPEN
         try:

@@ -11,7 +11,7 @@ from dataclasses import replace
 
 import structlog
 
-from steerserve.store.faults import SILENT, Fault, fault_of, text_of
+from steerserve.store.faults import SILENT, DatabaseFault, fault_of, text_of
 
 log = structlog.get_logger(__name__)
 
@@ -32,26 +32,26 @@ class Watch:
 
     def __init__(
         self,
-        examine: Callable[[], Awaitable[Fault | None]],
+        examine: Callable[[], Awaitable[DatabaseFault | None]],
         clock: Callable[[], float],
         password: str | None,
     ) -> None:
         self._examine = examine
         self._clock = clock
         self._password = password
-        self._fault: Fault | None = None
+        self._fault: DatabaseFault | None = None
         self._since = 0.0
         self._logged: set[str] = set()
         self._checked: float | None = None
         self._checking = asyncio.Lock()
-        self._running: asyncio.Task[Fault | None] | None = None
+        self._running: asyncio.Task[DatabaseFault | None] | None = None
 
     @property
     def has_fault(self) -> bool:
         """Whether the last access or check found a fault."""
         return self._fault is not None
 
-    async def fault(self) -> Fault | None:
+    async def fault(self) -> DatabaseFault | None:
         """The fault of the database; None while the database can be used. The database is checked at most once in
         CHECK_SECONDS, and a fault that only a restart ends is not checked again."""
         async with self._checking:
@@ -83,7 +83,7 @@ class Watch:
         if self._fault is not None and self._stops(writes):
             raise self._fault.refusal()
 
-    def note(self, fault: Fault) -> None:
+    def note(self, fault: DatabaseFault) -> None:
         """Take note of a fault. The database is checked again in CHECK_SECONDS."""
         if self._fault is None:
             self._since = self._clock()
@@ -126,7 +126,7 @@ class Watch:
         self._fault = None
         self._logged.clear()
 
-    async def _examined(self) -> Fault | None:
+    async def _examined(self) -> DatabaseFault | None:
         """The result of a check. A check that does not end is not waited for, and no second one is begun beside it."""
         if self._running is None:
             self._running = asyncio.create_task(self._safely())
@@ -136,13 +136,15 @@ class Watch:
         result, self._running = self._running.result(), None
         return result
 
-    async def _safely(self) -> Fault | None:
+    async def _safely(self) -> DatabaseFault | None:
         try:
             return await self._examine()
         except Exception as error:
             # whatever the driver raises, the database cannot be used
-            return self._fault_of(error) or Fault(f"a check failed with {type(error).__name__}")
+            return self._fault_of(error) or DatabaseFault(
+                f"a check failed with {type(error).__name__}"
+            )
 
-    def _fault_of(self, error: Exception) -> Fault | None:
+    def _fault_of(self, error: Exception) -> DatabaseFault | None:
         fault = fault_of(error)
         return fault and replace(fault, driver_text=text_of(error, self._password))

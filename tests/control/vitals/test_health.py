@@ -13,7 +13,7 @@ from steerserve.control.vitals import health as vitals
 from steerserve.errors import Refusal
 from steerserve.rules.breaker import BreakerStatus
 from steerserve.rules.cards import Card
-from steerserve.store.faults import Fault
+from steerserve.store.faults import DatabaseFault
 from tests.control.conftest import Make
 from tests.doubles import World, plain, soon, until
 from tests.rules.test_cards import card
@@ -116,8 +116,8 @@ async def test_a_closing_service_is_not_ready(world: World) -> None:
 async def test_an_unusable_database_is_not_ready_and_the_queue_block_is_still_there(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def gone() -> Fault:
-        return Fault("it does not answer")
+    async def gone() -> DatabaseFault:
+        return DatabaseFault("it does not answer")
 
     monkeypatch.setattr(world.database, "fault", gone)
     state = plain(await world.vitals.detailed())
