@@ -185,6 +185,8 @@ def test_the_loss_of_the_log_of_sqlite_loses_no_acknowledged_write(
     status, code, details = serving.error("POST", "/api/profiles", refused)
     assert (status, code, details["needs_restart"]) == (503, "DATABASE_UNAVAILABLE", False)
     check_inference(serving)
+    while serving.http.get("/api/health/ready").status_code != 200:
+        pass
     check_usable(serving)
     assert before["name"] in saved(file_of(serving))
     assert refused["name"] not in saved(file_of(serving))

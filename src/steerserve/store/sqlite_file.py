@@ -8,6 +8,7 @@ it would drop SQLite's locks (https://www.sqlite.org/howtocorrupt.html, section 
 
 from __future__ import annotations
 
+import gc
 import os
 import sqlite3
 import threading
@@ -122,6 +123,9 @@ class SqliteFile:
                 self._keeper.close()
                 # if the file cannot be opened again now, the next call tries again
                 self._keeper = None
+            # the exceptions of earlier faults may still hold cursors, and SQLite keeps a closed connection, with its
+            # place in the old log, until its last cursor is gone
+            gc.collect()
             self._open(may_make=False)
             return True
 
