@@ -64,12 +64,15 @@ def test_requests_behind_one_that_the_client_left_are_not_answered(
     assert "Traceback" not in capfd.readouterr().err
 
 
-def test_a_request_of_another_method_than_get_does_not_wait_for_a_handshake(
-    shared: Running,
-) -> None:
-    headers = {"Connection": "upgrade", "Upgrade": "websocket"}
-    # the parser reads no body behind such headers, so the route refuses the empty one
-    answer = shared.http.post("/v1/completions", json={}, headers=headers, timeout=20)
-    assert answer.status_code == 400
-    assert answer.json()["error"]["code"] == "invalid_parameter"
-    assert shared.http.delete("/api/models", headers=headers, timeout=20).status_code == 405
+@pytest.mark.parametrize("protocol", ["websocket", "h2c"])
+def test_the_body_behind_a_refused_upgrade_is_not_a_request(shared: Running, protocol: str) -> None:
+    head = f"Host: localhost\r\nConnection: Upgrade\r\nUpgrade: {protocol}\r\n"
+    with connect(shared) as link:
+        content = f"POST /v1/completions HTTP/1.1\r\n{head}Content-Length: {len(HEALTH)}\r\n\r\n"
+        link.sendall(content.encode() + HEALTH)
+        answered = b""
+        while part := link.recv(4096):
+            answered += part
+    assert answered.startswith(b"HTTP/1.1 400")
+    assert b"connection: close" in answered
+    assert answered.count(b"HTTP/1.1 ") == 1

@@ -124,7 +124,11 @@ class HttpLink(HttpToolsProtocol):
         except httptools.HttpParserUpgrade:
             if self._should_upgrade():
                 self._upgrade()
-                return
+            else:
+                # the parser reads no body behind such headers, and would take the body for the next request
+                self._is_over = True
+                self.cycle.keep_alive = False
+            return
         except httptools.HttpParserError:
             self._refuse(Refusal("MALFORMED_REQUEST", "the request is not valid HTTP"))
             return
