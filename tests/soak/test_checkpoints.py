@@ -11,6 +11,8 @@ from tests.engine import damaged
 from tests.service import Running, add_model, running
 from tests.soak import watching
 
+pytestmark = [pytest.mark.soak, pytest.mark.timeout(240)]
+
 
 @pytest.fixture(scope="module")
 def live(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
