@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import json
 import struct
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Collection, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -31,6 +31,7 @@ from steerserve.rules.breaker import BreakerStatus
 from steerserve.rules.cards import Card
 from steerserve.rules.intent import GenerateIntent, Intent, SamplingParameters
 from steerserve.rules.residency import Phase
+from steerserve.rules.signs import Activity, Sign
 from steerserve.rules.units import MIB
 from steerserve.settings import Settings
 from steerserve.store.catalog import Clock, ModelRow, SaeRow, utc_now
@@ -139,6 +140,17 @@ class ScriptedEngine(Engine):
         self.steered: tuple[int, bool, dict[str, dict[int, float]]] | None = None
         self._streams: list[Stream] = []
         self._parting: Refusal | None = None
+        self._signs = 0
+        self.silent: Sign | None = None
+        """The sign that does not change while the engine stands still; None while the engine is alive."""
+
+    def sign(self) -> Sign:
+        self._signs += 1
+        return self.silent or Sign(Activity.IDLE, self._signs)
+
+    def lose(self, reason: str) -> None:
+        if not self.ended.done():
+            self.die(reason)
 
     async def load(self, report: Report, *_: Any, **fields: Any) -> m.Loaded:
         report(m.Progress(1, "weights", 50.0))
@@ -280,9 +292,18 @@ class ScriptedEngine(Engine):
             stream.refuse(parting or _gone(reason))
 
     async def _step(self, name: str) -> None:
-        await self._launcher.step(name, self.ended)
+        is_command = name not in ("load", "generate")
+        if is_command and self.stalled is not None:
+            raise self.stalled
+        stalling = asyncio.ensure_future(self.stalling.wait())
+        try:
+            await self._launcher.step(name, [self.ended, *([stalling] if is_command else [])])
+        finally:
+            stalling.cancel()
         if self.ended.done():
             raise _gone(self.ended.result())
+        if is_command and self.stalled is not None:
+            raise self.stalled
 
 
 class Launcher:
@@ -328,16 +349,15 @@ class Launcher:
         """The next request that reached an engine."""
         return await soon(self.streams.get())
 
-    async def step(self, name: str, ended: asyncio.Future[str] | None = None) -> None:
+    async def step(self, name: str, ends: Collection[asyncio.Future[Any]] = ()) -> None:
+        """One step of an engine. A step that a gate holds goes on when one of `ends` is done."""
         self.log.append(name)
         gate, failure = self._gates.pop(name, None), self._failures.pop(name, None)
         if gate is not None:
             gate.reached.set()
             opened = asyncio.ensure_future(gate.open.wait())
             try:
-                await asyncio.wait(
-                    {opened, ended} if ended else {opened}, return_when=asyncio.FIRST_COMPLETED
-                )
+                await asyncio.wait({opened, *ends}, return_when=asyncio.FIRST_COMPLETED)
             finally:
                 opened.cancel()
         if failure is not None:

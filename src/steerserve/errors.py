@@ -183,7 +183,7 @@ _ROWS = (
         "ENGINE_UNAVAILABLE",
         503,
         503,
-        "the engine ended during the request",
+        "the engine ended during the request, or gives no sign of life",
         Retry.FALLBACK,
         v1_type="server_error",
     ),

@@ -139,6 +139,11 @@ class Settings(Secrets, RequestLimits):
         default=1800.0,
         description="Seconds a model load may take before its engine is ended.",
     )
+    engine_stall_timeout: TimeLimit = Field(
+        default=300.0,
+        description="Seconds without a sign of life of the engine after which it is ended. Each layer of a pass is a "
+        "sign of life.",
+    )
     default_max_tokens: Count = Field(
         default=512,
         description="Most completion tokens of a request that sets no limit, lowered to the rest of the context.",

@@ -21,6 +21,7 @@ from steerserve.engine.checkpoint.client import CheckpointEngine, Launcher
 from steerserve.engine.wire import messages as m
 from steerserve.engine.worker.model.checkpoint import Checkpoint
 from steerserve.errors import Refusal
+from steerserve.rules.signs import Activity
 from tests.doubles import until
 from tests.engine.models import CONTEXT, VOCABULARY
 from tests.engine.running import generated, words
@@ -176,6 +177,57 @@ async def test_steering_acts_on_the_next_request_and_ends_with_it(
     await engine.detach(KEY)
     assert engine.applied == {}
     assert text_of(await events(engine, words(20))) == plain
+
+
+# ---------------------------------------------------------------- signs of life
+
+
+async def eventually(condition: Callable[[], object]) -> None:
+    async with asyncio.timeout(20):
+        while not condition():
+            await asyncio.sleep(0.01)
+
+
+async def test_an_idle_engine_gives_signs_and_a_stopped_one_does_not(
+    engine: CheckpointEngine,
+) -> None:
+    await eventually(lambda: engine.sign().activity is Activity.IDLE)
+    before = engine.sign().count
+    await eventually(lambda: engine.sign().count > before)
+    assert engine.pid
+    os.kill(engine.pid, signal.SIGSTOP)
+    await eventually(lambda: engine.sign().is_stopped)
+    assert engine.sign() == engine.sign()
+    os.kill(engine.pid, signal.SIGCONT)
+    await eventually(lambda: not engine.sign().is_stopped)
+
+
+async def test_a_command_that_was_taken_back_before_it_was_read_is_not_carried_out(
+    engine: CheckpointEngine, tmp_path: Path
+) -> None:
+    await engine.attach(KEY, source(sae_folder(tmp_path)), 0)
+    assert engine.pid
+    os.kill(engine.pid, signal.SIGSTOP)
+    detaching = asyncio.ensure_future(engine.detach(KEY))
+    await asyncio.sleep(0)
+    engine.stall(Refusal("ENGINE_UNAVAILABLE", "it stands still"))
+    with pytest.raises(Refusal):
+        await detaching
+    with pytest.raises(Refusal):
+        await engine.steer(1, True, {KEY: {1: 1.0}})
+    os.kill(engine.pid, signal.SIGCONT)
+    engine.wake()
+    await engine.steer(2, True, {KEY: {1: 1.0}})
+    await engine.detach(KEY)
+
+
+async def test_a_lost_engine_ends_for_the_reason_that_it_was_given(
+    engine: CheckpointEngine,
+) -> None:
+    engine.lose("it stood still")
+    assert await engine.ended == "it stood still"
+    with pytest.raises(Refusal, match="it stood still"):
+        await engine.measure()
 
 
 # ---------------------------------------------------------------- ending

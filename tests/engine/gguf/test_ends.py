@@ -13,6 +13,7 @@ import pytest
 
 from steerserve.engine.gguf.client import GgufEngine
 from steerserve.errors import Refusal
+from steerserve.rules.signs import Activity
 from tests.engine.llamas import (
     Write,
     answer,
@@ -34,6 +35,33 @@ def write(tmp_path_factory: pytest.TempPathFactory) -> Write:
 async def engine(write: Write) -> AsyncIterator[GgufEngine]:
     async with loaded(write()) as (found, _):
         yield found
+
+
+# ------------------------------------------------------------- signs of life
+
+
+async def test_each_answer_of_the_server_is_a_sign_and_a_stopped_process_gives_none(
+    engine: GgufEngine,
+) -> None:
+    async with asyncio.timeout(20):
+        before = engine.sign().count
+        while engine.sign().count == before:
+            await asyncio.sleep(0.01)
+        assert engine.sign().activity is Activity.SERVE
+        assert engine.pid
+        os.kill(engine.pid, signal.SIGSTOP)
+        while not engine.sign().is_stopped:
+            await asyncio.sleep(0.01)
+    engine.stall(Refusal("ENGINE_UNAVAILABLE", "it stands still"))
+    async with asyncio.timeout(4):  # shorter than the patience with an engine that may end politely
+        await engine.stop()
+    assert engine.ended.done()
+
+
+async def test_a_lost_engine_ends_for_the_reason_that_it_was_given(engine: GgufEngine) -> None:
+    engine.lose("it stood still")
+    assert await engine.ended == "it stood still"
+    assert "it stood still" in (await refused(ask(engine, "a"))).message
 
 
 # ------------------------------------------------------------- ends

@@ -7,7 +7,7 @@ changes nothing.
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, suppress
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -200,15 +200,18 @@ class Attachments:
 
     @asynccontextmanager
     async def _undoing(self, resident: Resident) -> AsyncIterator[list[Attachment]]:
-        """If the block fails, the engine detaches every attachment that the block put into the list."""
+        """If the block fails, the engine detaches every attachment that the block put into the list. An engine that
+        cannot do so is ended, because it would hold an SAE that nobody knows of."""
         engine, _ = resident.running()
         made: list[Attachment] = []
         try:
             yield made
         except BaseException:
             for attachment in made:
-                with suppress(Refusal):
+                try:
                     await engine.detach(attachment.key)
+                except Refusal:
+                    engine.lose("the engine could not take an SAE back")
             raise
 
     async def _exchange(

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
 from dataclasses import replace
 
 from steerserve.control.bus import Bus, SteeringUpdate
@@ -171,9 +171,13 @@ class Steering(EngineState[Live]):
                 # no SAE stays attached, although another may be attached in their place
                 live = rules.switch_off(live)
             live = replace(live, epoch=self._live.epoch + 1)
-            # an engine that has ended needs no values, and the next engine starts without any
-            with suppress(Refusal):
-                await _push(self._conductor.loaded().running()[0], live)
+            resident = self._conductor.resident
+            if resident is not None and resident.engine is not None:
+                try:
+                    await _push(resident.engine, live)
+                except Refusal:
+                    # an engine that lives on without these values would steer otherwise than reported
+                    resident.engine.lose("the engine did not take the steering of its SAEs")
             yield lambda: self._take(live)
 
     async def _edit(self, choice: SaeChoice, edit: Callable[[Live, Attachment], Live]) -> None:

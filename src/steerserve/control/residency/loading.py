@@ -75,18 +75,15 @@ async def prepare(
     return Prepared(row, fit.plan, str(folder))
 
 
-async def fill(
-    coming: Occupant, prepared: Prepared, launcher: Engines, settings: Settings, bus: Bus
-) -> Loaded:
-    """Start an engine for the occupant and load the model into the engine.
+async def fill(coming: Occupant, prepared: Prepared, settings: Settings, bus: Bus) -> Loaded:
+    """Load the model into the engine of the occupant.
 
     Raises:
         Refusal: whatever refuses the load.
         TimeoutError: after LOAD_TIMEOUT.
     """
     row, plan = prepared.row, prepared.plan
-    engine = await launcher.launch(row.engine)
-    coming.start(engine)
+    engine = coming.held()
     async with asyncio.timeout(settings.load_timeout):
         facts = await engine.load(
             lambda p: bus.publish(LoadProgress(row.id, p.stage, p.percent)),

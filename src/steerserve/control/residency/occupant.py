@@ -17,6 +17,7 @@ from steerserve.engine.wire.messages import Loaded
 from steerserve.errors import Refusal
 from steerserve.rules.lock import Lock, LockedBy
 from steerserve.rules.residency import Phase
+from steerserve.rules.signs import Silence
 from steerserve.store.catalog import ModelRow
 
 log = structlog.get_logger(__name__)
@@ -28,7 +29,8 @@ class Occupant:
     its successor failed before this model was touched.
 
     `recorded` is set once the record says that the model is loading, or the load ended before that. `users` counts the
-    requests that hold the model, and `in_flight` counts those of them that hold a slot too.
+    requests that hold the model, and `in_flight` counts those of them that hold a slot too. `silence` is the silence of
+    the engine at the last look.
     """
 
     row: ModelRow
@@ -47,6 +49,7 @@ class Occupant:
     unused: asyncio.Event = field(default_factory=asyncio.Event)
     in_flight: int = 0
     idle: asyncio.Event = field(default_factory=asyncio.Event)
+    silence: Silence | None = None
 
     # ------------------------------------------------------------- reading
 
@@ -109,6 +112,10 @@ class Occupant:
         self.locked_by = None
         return gone
 
+    def hear(self, silence: Silence) -> None:
+        """Note the silence of the engine at a look."""
+        self.silence = silence
+
     def note(self, row: ModelRow) -> None:
         """The record of the model was written."""
         self.row = row
@@ -156,19 +163,28 @@ class Occupant:
             self.idle.set()
 
     async def until_unused(self, seconds: float) -> None:
-        """Wait until nobody holds the model, at most `seconds`."""
-        if self.users and not await _is_set_within(self.unused, seconds):
+        """Wait until nobody holds the model, at most `seconds`. The wait for an engine that is stalled ends at once."""
+        if self.users and not await self._is_set_within(self.unused, seconds):
             log.warning("unload_before_requests_ended", requests=self.users)
 
     async def until_idle(self, seconds: float) -> None:
-        """Wait until no request is in flight, at most `seconds`."""
-        if self.in_flight and not await _is_set_within(self.idle, seconds):
+        """Wait until no request is in flight, at most `seconds`.
+
+        Raises:
+            Refusal: ENGINE_UNAVAILABLE while the engine is stalled.
+        """
+        if self.in_flight and not await self._is_set_within(self.idle, seconds):
             log.warning("detach_before_requests_ended", requests=self.in_flight)
+        if self.engine is not None and self.engine.stalled is not None:
+            raise self.engine.stalled
 
-
-async def _is_set_within(event: asyncio.Event, seconds: float) -> bool:
-    try:
-        async with asyncio.timeout(seconds):
-            return await event.wait()
-    except TimeoutError:
-        return False
+    async def _is_set_within(self, event: asyncio.Event, seconds: float) -> bool:
+        """Whether the event is set after at most `seconds`. The wait ends early when the engine stalls."""
+        assert self.engine is not None
+        waits = {asyncio.ensure_future(e.wait()) for e in (event, self.engine.stalling)}
+        try:
+            await asyncio.wait(waits, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for wait in waits:
+                wait.cancel()
+        return event.is_set()

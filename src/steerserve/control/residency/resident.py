@@ -11,6 +11,7 @@ from typing import Any, Protocol
 from steerserve.engine.wire.engine import Engine
 from steerserve.engine.wire.messages import Attached, Loaded, SaeSource
 from steerserve.rules.residency import Phase
+from steerserve.rules.signs import Silence
 from steerserve.rules.steering import key_of
 from steerserve.store.catalog import ModelRow
 
@@ -110,6 +111,10 @@ class Resident(Protocol):
     @property
     def placement(self) -> Mapping[str, Any] | None:
         """The devices of the weights, as records show them; None before the model was loaded."""
+
+    @property
+    def silence(self) -> Silence | None:
+        """For how long the engine had given no sign of life at the last look; None before the first look."""
 
     @property
     def is_locked(self) -> bool: ...

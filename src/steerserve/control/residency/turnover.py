@@ -4,8 +4,9 @@ the records and events about both."""
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable
+from collections.abc import Coroutine
 from contextlib import suppress
+from typing import Any
 
 import structlog
 
@@ -26,10 +27,12 @@ from steerserve.control.residency.occupant import Occupant
 from steerserve.control.residency.records import Records
 from steerserve.control.residency.restoring import Restoring
 from steerserve.control.residency.slot import Slot
+from steerserve.control.residency.watching import EngineWatch
 from steerserve.engine.wire.messages import Loaded
 from steerserve.errors import Refusal
 from steerserve.rules.model_status import Event
 from steerserve.rules.residency import Phase
+from steerserve.rules.signs import Bounds
 from steerserve.settings import Settings
 
 log = structlog.get_logger(__name__)
@@ -57,6 +60,7 @@ class Turnover:
         self._records = records
         self._restoring = restoring
         self._editing = editing
+        self._bounds = Bounds(settings.engine_stall_timeout, settings.load_timeout)
         self._tasks: set[asyncio.Task[None]] = set()
         # the load that is under way, and the end of the engine that has to leave for it; one of each at most
         self._loading: asyncio.Task[None] | None = None
@@ -155,7 +159,9 @@ class Turnover:
 
     async def _load(self, coming: Occupant, prepared: Prepared, *, has_unloaded: bool) -> None:
         try:
-            facts = await loading.fill(coming, prepared, self._launcher, self._settings, self._bus)
+            coming.start(await self._launcher.launch(prepared.row.engine))
+            self._spawn(EngineWatch(coming, self._bounds).run(), "engine-watch")
+            facts = await loading.fill(coming, prepared, self._settings, self._bus)
             async with self._editing:
                 await self._serve(coming, facts)
         except (Refusal, TimeoutError) as error:
@@ -271,9 +277,10 @@ class Turnover:
 
     # ------------------------------------------------------------- inside
 
-    def _spawn(self, work: Awaitable[None]) -> asyncio.Task[None]:
-        task = asyncio.ensure_future(work)
-        assert isinstance(task, asyncio.Task)
+    def _spawn(
+        self, work: Coroutine[Any, Any, None], name: str | None = None
+    ) -> asyncio.Task[None]:
+        task = asyncio.create_task(work, name=name)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
         return task

@@ -23,6 +23,7 @@ from steerserve.control.vitals.views import (
     CardReport,
     Component,
     DetailedHealth,
+    EngineHealth,
     FixedSampling,
     InferenceBackend,
     InferenceHealth,
@@ -31,6 +32,7 @@ from steerserve.control.vitals.views import (
     Readiness,
 )
 from steerserve.errors import Refusal
+from steerserve.rules import signs
 from steerserve.rules.breaker import BreakerStatus
 from steerserve.rules.residency import Phase
 from steerserve.settings import Settings
@@ -121,6 +123,7 @@ class Vitals:
             sae_count=len(attachments),
             sae_ids=[attached.sae_id for attached in attachments],
             inference=self.inference(),
+            engine=blocks.built("engine", self.engine),
             active_profile=await blocks.read("active_profile", self._serving.profile),
             lease=blocks.built("lease", self._conductor.leases.status),
             errors=blocks.errors,
@@ -138,6 +141,19 @@ class Vitals:
         Refusal: BREAKER_NOT_FOUND.
         """
         return self._hub.reset(name)
+
+    def engine(self) -> EngineHealth | None:
+        """What the engine of the resident model is doing; None without an engine."""
+        resident = self._conductor.resident
+        if resident is None or resident.engine is None or resident.silence is None:
+            return None
+        silence, is_stalled = resident.silence, resident.engine.stalled is not None
+        return EngineHealth(
+            silence.sign.activity.name.lower(),
+            round(signs.length(silence), 1),
+            is_stalled,
+            signs.described(silence) if is_stalled else None,
+        )
 
     def inference(self) -> InferenceHealth:
         """The state of the queue. With continuous batching there are no counts of waiting and running requests."""
@@ -212,8 +228,11 @@ class Vitals:
 
     def _engine_health(self) -> Component:
         """If the engine died, the component is degraded, because the next load starts another engine. If engines cannot
-        be started, it is unhealthy."""
+        be started, or the engine gives no sign of life, it is unhealthy."""
         resident, failure = self._conductor.resident, self._starts()
+        engine = self.engine()
+        if engine is not None and engine.is_stalled:
+            return Component("engine", "unhealthy", f"stalled: {engine.message}")
         if resident is not None and resident.phase is Phase.LOADED:
             return Component("engine", "healthy")
         if failure is not None:

@@ -61,6 +61,17 @@ class InferenceHealth:
 
 
 @dataclass(frozen=True, slots=True)
+class EngineHealth:
+    """What the engine is doing, and for how long it has given no sign of life. `message` says more while the engine is
+    stalled."""
+
+    activity: str
+    silent_seconds: float
+    is_stalled: bool
+    message: str | None
+
+
+@dataclass(frozen=True, slots=True)
 class DetailedHealth:
     """All parts of health in one answer. `errors` has the type of the exception for each block that could not be
     built."""
@@ -79,6 +90,7 @@ class DetailedHealth:
     sae_count: int
     sae_ids: Sequence[str]
     inference: InferenceHealth
+    engine: EngineHealth | None
     active_profile: ServingProfile | None
     lease: LeaseStatus | None
     errors: Mapping[str, str]

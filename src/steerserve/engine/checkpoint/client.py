@@ -6,6 +6,7 @@ The engine gets prompts as tokens; `prompts.py` makes them in other processes.
 from __future__ import annotations
 
 import asyncio
+import ctypes
 import itertools
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
@@ -17,12 +18,15 @@ import msgspec
 import structlog
 
 from steerserve.engine.checkpoint import preparation, process
+from steerserve.engine.checkpoint.asks import Asks, refusal, refused
 from steerserve.engine.checkpoint.prompts import Prompts
 from steerserve.engine.checkpoint.tokenizer import TokenizerProcess
 from steerserve.engine.wire import endings
 from steerserve.engine.wire import messages as m
-from steerserve.engine.wire.engine import Answers, Engine, Report
+from steerserve.engine.wire.engine import Answers, Engine, Report, is_stopped
 from steerserve.errors import Refusal
+from steerserve.rules import signs
+from steerserve.rules.signs import Sign
 
 log = structlog.get_logger(__name__)
 STOP_PATIENCE = 5.0
@@ -37,8 +41,9 @@ class Launcher:
         self._log = (log_level, log_format)
 
     async def launch(self) -> CheckpointEngine:
+        word = self._context.RawValue(ctypes.c_uint64)
         starting = asyncio.ensure_future(
-            asyncio.to_thread(process.start, self._context, process.ENGINE, *self._log)
+            asyncio.to_thread(process.start, self._context, process.ENGINE, *self._log, word)
         )
         try:
             child, link = await asyncio.shield(starting)
@@ -53,7 +58,7 @@ class Launcher:
             link.close()
             raise
         tokenizer = TokenizerProcess(partial(process.start, self._context, process.TOKENIZER))
-        return CheckpointEngine(child, reader, writer, Prompts(tokenizer))
+        return CheckpointEngine(child, reader, writer, word, Prompts(tokenizer))
 
 
 class CheckpointEngine(Engine):
@@ -67,6 +72,7 @@ class CheckpointEngine(Engine):
         child: ForkServerProcess,
         reader: asyncio.StreamReader,
         writer: asyncio.StreamWriter,
+        word: ctypes.c_uint64,
         prompts: Prompts,
     ) -> None:
         super().__init__()
@@ -74,12 +80,13 @@ class CheckpointEngine(Engine):
         self._reader = reader
         self._writer = writer
         self._ids = itertools.count(1)
-        self._answers: dict[int, asyncio.Future[m.Event]] = {}
-        self._reports: dict[int, Report] = {}
+        self._word = word
+        self._asks = Asks(self._write)
         self._streams: dict[int, asyncio.Queue[m.Event | m.Outcome]] = {}
         self._prompts = prompts
         self._parting: Refusal | None = None
         self._is_loading = False
+        self._reason: str | None = None
         self._reading = asyncio.create_task(self._read(), name="engine-reader")
 
     @property
@@ -97,12 +104,8 @@ class CheckpointEngine(Engine):
         def ask(watched: Report) -> Awaitable[m.Event]:
             return self._ask(lambda i: m.Load(id=i, **fields), watched)
 
-        try:
-            async with self._prompts.opening(fields["path"], fields["trust_remote_code"]):
-                answer = await preparation.bounded(ask, report, self._child.kill)
-        except Refusal:
-            self._is_loading = False
-            raise
+        async with self._prompts.opening(fields["path"], fields["trust_remote_code"]):
+            answer = await preparation.bounded(ask, report, self._child.kill)
         self._is_loading = False
         assert isinstance(answer, m.Loaded)
         self._prompts.serve(answer)
@@ -210,18 +213,30 @@ class CheckpointEngine(Engine):
         return self._stream(tokens, m.Embed, len(prompts))
 
     async def stop(self, parting: Refusal | None = None) -> None:
-        """End the process: politely, then by force. A process that has ended already is left alone. A process that
-        loads a model reads no command, so it is ended by force at once.
-
-        Requests that are still in flight are refused with `parting`.
+        """End the process: politely, then by force. One that loads a model, or is stalled, reads no command, so it is
+        ended by force at once. Requests that are still in flight are refused with `parting`.
         """
         self._parting = parting
-        if not self._writer.is_closing() and not self._is_loading:
+        if not (self._writer.is_closing() or self._is_loading or self.stalled):
             self._writer.write(m.frame(m.Stop()))
             await asyncio.wait([self.ended], timeout=STOP_PATIENCE)
         if not self.ended.done():
             self._child.kill()
         await self.ended
+
+    # ------------------------------------------------------------- signs of life
+
+    def sign(self) -> Sign:
+        return signs.sign(self._word.value, is_stopped=is_stopped(self.pid))
+
+    def stall(self, why: Refusal) -> None:
+        super().stall(why)
+        self._asks.stall(why)
+
+    def lose(self, reason: str) -> None:
+        if not self.ended.done():
+            self._reason = self._reason or reason
+            self._child.kill()
 
     # ------------------------------------------------------------- inside
 
@@ -243,14 +258,13 @@ class CheckpointEngine(Engine):
             if self.ended.done():
                 raise self._parting or endings.gone_before(self.ended.result())
             tokens = await prompts()
-        except Refusal as refusal:
-            if refusal.code != "SHUTTING_DOWN":
+        except Refusal as error:
+            if error.code != "SHUTTING_DOWN":
                 raise
             # the processes that make tokens were closed because the engine ended
             raise self._parting or endings.gone(await self.ended) from None
         number = next(self._ids)
-        events: asyncio.Queue[m.Event | m.Outcome] = asyncio.Queue()
-        self._streams[number] = events
+        events = self._streams[number] = asyncio.Queue[m.Event | m.Outcome]()
         unfinished = choices
         try:
             await self._send(make(number, tokens))
@@ -258,41 +272,38 @@ class CheckpointEngine(Engine):
                 event = await events.get()
                 if isinstance(event, m.Refused):
                     unfinished = 0
-                    raise _refusal(event)
+                    raise refusal(event)
                 assert isinstance(event, m.Started | m.Outcome)
                 if not isinstance(event, m.Started) and m.is_last(event):
                     unfinished -= 1
                 yield event
         finally:
             self._streams.pop(number, None)
-            if unfinished and not self._writer.is_closing():
-                self._writer.write(m.frame(m.Cancel(number)))
+            if unfinished:
+                self._write(m.Cancel(number))
 
     async def _ask(self, make: Callable[[int], m.Command], report: Report | None = None) -> m.Event:
-        number = next(self._ids)
-        answer: asyncio.Future[m.Event] = asyncio.get_running_loop().create_future()
-        self._answers[number] = answer
-        if report:
-            self._reports[number] = report
-        try:
-            await self._send(make(number))
-            event = await answer
-        finally:
-            self._answers.pop(number, None)
-            self._reports.pop(number, None)
-        if isinstance(event, m.Refused):
-            raise _refusal(event)
-        return event
+        if self._writer.is_closing():
+            raise await self._gone()
+        if self.stalled is not None:
+            raise self.stalled
+        return await self._asks.ask(make(next(self._ids)), report)
+
+    def _write(self, command: m.Command) -> None:
+        if not self._writer.is_closing():
+            self._writer.write(m.frame(command))
 
     async def _send(self, command: m.Command) -> None:
         if not self._writer.is_closing():
             with suppress(ConnectionError):
-                self._writer.write(m.frame(command))
-                await self._writer.drain()
-                return
-        # the process closed its socket, and is about to end
+                self._write(command)
+                return await self._writer.drain()
+        raise await self._gone()
+
+    async def _gone(self) -> Refusal:
+        """The refusal after the process closed its socket. The process is about to end."""
         reason = await self.ended
-        raise self._parting or endings.gone(reason)
+        return self._parting or endings.gone(reason)
 
     async def _read(self) -> None:
         try:
@@ -312,7 +323,7 @@ class CheckpointEngine(Engine):
                 self._child.kill()
             await asyncio.to_thread(self._child.join)
             await self._prompts.close()
-            self._end(endings.reason(self._child.exitcode))
+            self._end(self._reason or endings.reason(self._child.exitcode))
 
     def _dispatch(self, event: m.Event) -> None:
         match event:
@@ -325,23 +336,14 @@ class CheckpointEngine(Engine):
                         self._streams[outcome.id].put_nowait(outcome)
             case m.Recorded():
                 self.on_record(event)
-            case m.Progress():
-                if event.id in self._reports:
-                    self._reports[event.id](event)
             case _ if event.id in self._streams:
                 self._streams[event.id].put_nowait(event)
-            case _ if event.id in self._answers and not self._answers[event.id].done():
-                self._answers[event.id].set_result(event)
+            case _ if not self._asks.take(event):
+                self.lose("the engine carried out an edit that had been given up")
 
     def _end(self, reason: str) -> None:
         self.ended.set_result(reason)
         gone = self._parting or endings.gone(reason)
-        for number, answer in self._answers.items():
-            if not answer.done():
-                answer.set_result(m.Refused(number, gone.code, gone.message, None, gone.details))
+        self._asks.end(gone)
         for number, events in self._streams.items():
-            events.put_nowait(m.Refused(number, gone.code, gone.message, None, gone.details))
-
-
-def _refusal(event: m.Refused) -> Refusal:
-    return Refusal(event.code, event.message, param=event.param, **event.details)
+            events.put_nowait(refused(number, gone))

@@ -11,6 +11,7 @@ import multiprocessing
 import os
 import socket
 from multiprocessing.context import ForkServerContext, ForkServerProcess
+from typing import Any
 
 PRELOAD = "steerserve.engine.worker.process.preload"
 ENGINE = "steerserve.engine.worker.process.loop"
@@ -32,7 +33,7 @@ def context() -> ForkServerContext:
 
 
 def start(
-    ctx: ForkServerContext, module: str, *args: str
+    ctx: ForkServerContext, module: str, *args: Any
 ) -> tuple[ForkServerProcess, socket.socket]:
     """A started process that runs `main` of a module of the engine, and our end of its socket. Blocks while the fork
     server still imports.
@@ -50,7 +51,7 @@ def start(
     return process, ours
 
 
-def _main(module: str, link: socket.socket, *args: str) -> None:
+def _main(module: str, link: socket.socket, *args: Any) -> None:
     """Run the module; called in the new process. The module is imported by its name, because this module must never
     import the tensor library."""
     importlib.import_module(module).main(link, *args)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 from collections.abc import Callable, Coroutine, Sequence
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from functools import partial
 from typing import Any
 
@@ -30,11 +30,12 @@ from steerserve.engine.gguf.server import LlamaServer, Lost, sampling_fields
 from steerserve.engine.sandbox.templates import Templates
 from steerserve.engine.wire import endings
 from steerserve.engine.wire import messages as m
-from steerserve.engine.wire.engine import Answers, Engine, Report
+from steerserve.engine.wire.engine import Answers, Engine, Report, is_stopped
 from steerserve.engine.wire.prompts import NamedPrompt, Prompt, check_length, max_tokens
 from steerserve.engine.wire.stops import StopStrings
 from steerserve.errors import Refusal
 from steerserve.rules.gguf_header import Header
+from steerserve.rules.signs import SIGN_SECONDS, Activity, Sign
 
 __all__ = ["GgufEngine", "LlamaLauncher", "Options"]
 
@@ -65,7 +66,10 @@ class GgufEngine(Engine):
         self._gate = Gate(0, 0)
         self._parting: Refusal | None = None
         self._is_stopped = False
+        self._reason: str | None = None
         self._ending: asyncio.Task[None] | None = None
+        self._listening: asyncio.Task[None] | None = None
+        self._heard = 0
 
     @property
     def pid(self) -> int | None:
@@ -102,21 +106,43 @@ class GgufEngine(Engine):
             raise
         self._opened, self._gate = opened, Gate(opened.room.pool, opened.slots)
         self._ending = asyncio.create_task(self._end_with(opened.process))
+        self._listening = asyncio.create_task(self._listen(opened.server), name="llama-listener")
         return llama_loading.facts(opened, self._options.cache_type)
 
     async def stop(self, parting: Refusal | None = None) -> None:
-        """End the process. A process that has ended already is left alone.
+        """End the process, by force if it is stalled. A process that has ended already is left alone.
 
         Requests that are still in flight are refused with `parting`.
         """
         self._parting = self._parting or parting
         self._is_stopped = True
         if self._process is not None:
+            if self.stalled is not None:
+                self._process.kill()
             await self._process.stop()
         if self._ending is not None:
             await asyncio.shield(self._ending)
         else:
             await self._end("the engine process ended")
+
+    # ------------------------------------------------------------- signs of life
+
+    def sign(self) -> Sign:
+        activity = Activity.LOAD if self._opened is None else Activity.SERVE
+        return Sign(activity, self._heard, is_stopped(self.pid))
+
+    def lose(self, reason: str) -> None:
+        if self._process is not None and not self.ended.done():
+            self._reason = self._reason or reason
+            self._process.kill()
+
+    async def _listen(self, server: LlamaServer) -> None:
+        """Ask the server every SIGN_SECONDS whether it is alive. Each answer is a sign of life."""
+        while True:
+            with suppress(Lost, Refusal):
+                await server.alive()
+                self._heard += 1
+            await asyncio.sleep(SIGN_SECONDS)
 
     # ------------------------------------------------------------- requests
 
@@ -196,8 +222,10 @@ class GgufEngine(Engine):
 
     async def _end(self, reason: str) -> None:
         """Announce that the process is gone, and end everything that depends on it."""
+        if self._listening is not None:
+            self._listening.cancel()
         if not self.ended.done():
-            self.ended.set_result(reason)
+            self.ended.set_result(self._reason or reason)
         await self._templates.close()
         if self._tasks:
             await asyncio.wait(self._tasks)

@@ -92,6 +92,11 @@ class LlamaServer:
     async def close(self) -> None:
         await self._http.aclose()
 
+    async def alive(self) -> None:
+        """Return when the server has answered that it is alive."""
+        async with self._answer("GET", "/health") as response:
+            await _body(response)
+
     async def tokenize(self, text: str, *, special: bool) -> list[int]:
         """The tokens of a text; `special` adds the special tokens that the tokenizer puts around a text."""
         body = {"content": text, "add_special": special, "parse_special": True}

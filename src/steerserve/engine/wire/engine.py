@@ -9,10 +9,14 @@ from __future__ import annotations
 import asyncio
 from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, Callable, Sequence
+from contextlib import suppress
 from typing import Any
+
+import psutil
 
 from steerserve.engine.wire import messages as m
 from steerserve.errors import Refusal
+from steerserve.rules.signs import Sign
 
 Report = Callable[[m.Progress], None]
 Answers = AsyncGenerator[m.Started | m.Outcome, None]
@@ -26,12 +30,15 @@ def no_layers() -> Refusal:
 class Engine(ABC):
     """One engine. `ended` is done when its process is gone, with the reason as a clause. `applied` counts, for each
     attached SAE, the forward passes in which its steering was added. `on_record` is called with each record of
-    monitoring."""
+    monitoring. `stalled` is the refusal of commands while the engine gives no sign of life, and `stalling` is set
+    meanwhile."""
 
     def __init__(self) -> None:
         self.applied: dict[str, int] = {}
         self.on_record: Callable[[m.Recorded], None] = lambda _: None
         self.ended: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+        self.stalled: Refusal | None = None
+        self.stalling = asyncio.Event()
 
     @property
     @abstractmethod
@@ -52,6 +59,26 @@ class Engine(ABC):
 
         Requests that are still in flight are refused with `parting`.
         """
+
+    # ------------------------------------------------------------- signs of life
+
+    @abstractmethod
+    def sign(self) -> Sign:
+        """The last sign of life. It can be read while the engine stands still."""
+
+    def stall(self, why: Refusal) -> None:
+        """The engine gives no sign of life: commands are refused with `why` from now on. Requests wait on."""
+        self.stalled = why
+        self.stalling.set()
+
+    def wake(self) -> None:
+        """The engine gives signs of life again."""
+        self.stalled = None
+        self.stalling.clear()
+
+    @abstractmethod
+    def lose(self, reason: str) -> None:
+        """End the process by force, as if it had ended by itself for this reason. Does not wait."""
 
     # ------------------------------------------------------------- requests
 
@@ -149,3 +176,10 @@ class Engine(ABC):
     async def measure(self) -> m.Measured:
         """The memory of the engine; by default without any figures."""
         return m.Measured(0)
+
+
+def is_stopped(pid: int | None) -> bool:
+    """Whether the system has stopped the process (SIGSTOP). A process that is gone is not stopped."""
+    with suppress(psutil.Error):
+        return pid is not None and psutil.Process(pid).status() == psutil.STATUS_STOPPED
+    return False

@@ -10,6 +10,11 @@ arrived, take one step of the batch, send the outcomes. There are no locks, with
 a second thread (`rows/constrain.py`), and the cache of compiled schemas has a lock. That thread changes nothing else;
 it wakes the loop when a schema is compiled.
 
+Signs of life: the main loop writes what it is doing, and a count, into shared memory (`pulse.py`), before each command,
+at each layer of a pass, and every second without work. The control plane reads this number and never asks for it, so a
+loop that is stuck, and a process that is stopped, are noticed. `rules/signs.py` says how long each activity may be
+silent.
+
 Errors: a forward pass belongs to many rows. An error over one row ends the request of this row. An error in a forward
 pass ends the requests of its rows. An error in monitoring is logged and ends no request.
 

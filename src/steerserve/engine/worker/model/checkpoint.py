@@ -24,6 +24,7 @@ from steerserve.engine.worker.model.transformer import (
 from steerserve.errors import Refusal
 from steerserve.rules.memory_needs import LENGTH_STEP
 from steerserve.rules.precision import Scheme
+from steerserve.rules.signs import Activity
 
 _CHECK_TOKENS = 24
 _TOLERANCE = {torch.float32: 2e-3, torch.float16: 0.1, torch.bfloat16: 0.2}
@@ -124,6 +125,7 @@ class Checkpoint(Transformer):
         tokens = torch.zeros(len(rows), width, dtype=torch.long)
         for i, ids in enumerate(rows):
             tokens[i, : sizes[i]] = torch.tensor(ids)
+        self.pulse.passing(Activity.PREFILL)
         cache.begin_prefill(row, start)
         positions = torch.arange(start, start + width, device=self.device)[None].expand(
             len(rows), -1
@@ -136,6 +138,7 @@ class Checkpoint(Transformer):
         self, cache: SlotCache, tokens: Sequence[int], positions: Sequence[int]
     ) -> Tensor:
         """Write one token per row at the row's position. Returns the logits [rows, vocabulary]."""
+        self.pulse.passing(Activity.DECODE)
         at = torch.tensor(positions, device=self.device)
         length = min(_round_up(max(positions) + 1), cache.length)
         cache.begin_decode(at, length)
@@ -146,6 +149,7 @@ class Checkpoint(Transformer):
         self, cache: SlotCache, tokens: Tensor, positions: Tensor, masks: Any, last: Tensor | None
     ) -> Tensor:
         self._last = last
+        cache.beat = self.pulse.beat
         try:
             out = self.model(
                 input_ids=tokens.to(self.device),

@@ -7,9 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import AutoModel
 
 from steerserve.engine.worker import memory
@@ -20,6 +21,7 @@ from steerserve.engine.worker.model.transformer import (
     first_line,
 )
 from steerserve.errors import Refusal
+from steerserve.rules.signs import Activity
 
 _UNLIMITED = 1_000_000
 """A tokenizer whose limit is above this number has no limit."""
@@ -56,12 +58,16 @@ class Encoder(Transformer):
         self.hidden_size = int(getattr(self.config, "hidden_size", 0))
         self.vocabulary = int(self.config.vocab_size)
         self.model_max_context = self._max_context()
+        for layers in [part for part in self.model.modules() if isinstance(part, nn.ModuleList)]:
+            for layer in layers:
+                layer.register_forward_pre_hook(self._beat)
         report("checking", 90.0)
         self._check()
 
     @torch.inference_mode()
     def pooled(self, rows: list[list[int]]) -> Tensor:
         """The mean of the last hidden layer over each row's tokens, [rows, hidden] in float32."""
+        self.pulse.passing(Activity.PREFILL)
         width = max(len(ids) for ids in rows)
         tokens = torch.zeros(len(rows), width, dtype=torch.long)
         mask = torch.zeros(len(rows), width, dtype=torch.long)
@@ -73,6 +79,10 @@ class Encoder(Transformer):
         hidden = out.last_hidden_state.float().to(self.device)
         weights = mask.float()[..., None]
         return (hidden * weights).sum(1) / weights.sum(1)
+
+    def _beat(self, *_: Any) -> None:
+        """Each layer of a pass is a sign of life."""
+        self.pulse.beat()
 
     def _max_context(self) -> int:
         """The most tokens of a text: the number of positions, or the limit of the tokenizer where that is lower."""

@@ -5,6 +5,7 @@ It knows nothing of requests or sampling. A model sees it as its `past_key_value
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -18,12 +19,14 @@ class SlotCache:
     """Keys and values [rows, kv_heads, length, head_dim] per layer, in the dtype the model writes.
 
     Active rows lie in [0, B). Before each forward pass, `begin_prefill` or `begin_decode` says where the pass writes.
-    The tensors are made in the first pass, because the shape of the heads is known only then.
+    The tensors are made in the first pass, because the shape of the heads is known only then. `beat` is called by each
+    layer of a pass.
     """
 
     is_compileable = False
 
     def __init__(self) -> None:
+        self.beat: Callable[[], None] = _nothing
         self.rows = 0
         self.length = 0
         self._keys: dict[int, Tensor] = {}
@@ -100,6 +103,7 @@ class SlotCache:
     ) -> tuple[Tensor, Tensor]:
         """Write this pass's keys and values [b, kv_heads, T, head_dim]. Returns the keys and values that attention
         reads."""
+        self.beat()
         if layer_idx not in self._keys:
             self._make(layer_idx, keys, values)
         held_keys, held_values = self._keys[layer_idx], self._values[layer_idx]
@@ -132,3 +136,7 @@ class SlotCache:
         self._values[layer] = values.new_zeros(
             self.rows, values.shape[1], self.length, values.shape[3]
         )
+
+
+def _nothing() -> None:
+    """The `beat` of a cache whose passes nobody watches."""

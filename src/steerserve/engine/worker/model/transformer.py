@@ -14,6 +14,7 @@ from transformers import AutoConfig, AutoTokenizer
 from steerserve.engine.wire.messages import LOADING_WEIGHTS
 from steerserve.engine.worker import memory
 from steerserve.engine.worker.model import placement, precision
+from steerserve.engine.worker.pulse import Pulse
 from steerserve.errors import Refusal
 
 SHOWN = 4
@@ -32,7 +33,7 @@ Report = Callable[[str, float], None]
 
 class Transformer:
     """The common part of a language model and an encoder. `kind` is the library's automatic class that loads the
-    weights.
+    weights. Passes give their signs of life through `pulse`.
 
     Raises:
         Refusal: UNSUPPORTED_QUANTIZATION; MODEL_LOAD_FAILED for a split of a model without a list of layers.
@@ -50,6 +51,7 @@ class Transformer:
         report: Report,
     ) -> None:
         common: dict[str, Any] = {"trust_remote_code": trust_remote_code, "local_files_only": True}
+        self.pulse = Pulse()
         self.config = config
         used = [torch.device(name) for name in devices] or [memory.device()]
         self.device = used[0]

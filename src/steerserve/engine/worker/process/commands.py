@@ -26,6 +26,7 @@ from steerserve.engine.worker.model.budget import SaeRoom
 from steerserve.engine.worker.observing.target import target_of
 from steerserve.engine.worker.process import loading
 from steerserve.engine.worker.process.loading import LoadedEncoder, LoadedModel
+from steerserve.engine.worker.pulse import Pulse
 from steerserve.engine.worker.rows.constrain import Grammar
 from steerserve.engine.worker.rows.rows import BatchRow
 from steerserve.engine.worker.sae import formats
@@ -39,12 +40,19 @@ Work = Callable[[], m.Event | None]
 class Commands:
     """Owns the loaded model and the requests whose grammars are still being compiled.
 
-    `send` sends an event at once. `wake` ends a wait of the loop, and may be called from any thread.
+    `send` sends an event at once. `wake` ends a wait of the loop, and may be called from any thread. The loaded model
+    gives its signs of life through `pulse`.
     """
 
-    def __init__(self, send: Callable[[m.Event], None], wake: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        send: Callable[[m.Event], None],
+        wake: Callable[[], None],
+        pulse: Pulse | None = None,
+    ) -> None:
         self._send = send
         self._wake = wake
+        self._pulse = pulse or Pulse()
         self._compiling: list[tuple[m.Generate, Future[Grammar]]] = []
         self.loaded: LoadedModel | LoadedEncoder | None = None
         self.release_after: float | None = None
@@ -76,9 +84,11 @@ class Commands:
             self.release_after = command.idle_cache_release_s
 
         def report(stage: str, percent: float) -> None:
+            self._pulse.beat()
             self._send(m.Progress(command.id, stage, percent))
 
         self.loaded = loading.load(command, report)
+        self.loaded.model.pulse = self._pulse
         return self.loaded.facts(command)
 
     def measure(self, command: m.Measure) -> m.Measured:

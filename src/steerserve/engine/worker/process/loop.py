@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 import socket
 from functools import partial
+from types import MappingProxyType
 
 import structlog
 import torch
@@ -19,7 +20,9 @@ from steerserve.engine.worker.model.transformer import described_error
 from steerserve.engine.worker.process.commands import Commands, Work
 from steerserve.engine.worker.process.loading import LoadedModel
 from steerserve.engine.worker.process.wire import Wire
+from steerserve.engine.worker.pulse import Pulse, Word
 from steerserve.errors import Refusal
+from steerserve.rules.signs import Activity
 
 log = structlog.get_logger(__name__)
 
@@ -32,8 +35,19 @@ _CODE_OF_FAILURE = {
 """The code of an unexpected error in a command; INTERNAL_ERROR for all other commands."""
 
 
-def main(link: socket.socket, log_level: str, log_format: str) -> None:
-    """Run the engine until its socket closes or it is told to stop."""
+_ACTIVITY = MappingProxyType(
+    {
+        m.Load: Activity.LOAD,
+        m.Attach: Activity.SAE,
+        m.Inspect: Activity.SAE,
+        m.Explore: Activity.SAE,
+    }
+)
+"""What the engine is doing while it carries out these commands; COMMAND for all other commands."""
+
+
+def main(link: socket.socket, log_level: str, log_format: str, word: Word) -> None:
+    """Run the engine until its socket closes or it is told to stop. Its signs of life are written into `word`."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     logs.configure(log_level, log_format)
@@ -41,15 +55,17 @@ def main(link: socket.socket, log_level: str, log_format: str) -> None:
     transformers_logging.set_verbosity_error()
     memory.keep_freed()
     with link, Wire(link) as wire, torch.inference_mode():
-        Worker(wire).run()
+        Worker(wire, Pulse(word)).run()
 
 
 class Worker:
     """Answers commands and steps the batch of the loaded model, in turns."""
 
-    def __init__(self, wire: Wire) -> None:
+    def __init__(self, wire: Wire, pulse: Pulse | None = None) -> None:
         self._wire = wire
-        self.commands = Commands(wire.send, wire.wake)
+        self._pulse = pulse or Pulse()
+        wire.beat = self._pulse.beat
+        self.commands = Commands(wire.send, wire.wake, self._pulse)
         self._may_release = False
 
     def run(self) -> None:
@@ -66,21 +82,27 @@ class Worker:
         commands, batch = self.commands, self.commands.batch
         idle = batch is None or batch.is_idle
         wait = commands.release_after if self._may_release else None
-        has_come = False
-        for command in self._wire.receive(wait=idle, seconds=wait):
-            has_come = True
-            self.answer(command, partial(commands.obey, command))
+        if idle:
+            self._pulse.doing(Activity.IDLE)
+        arrived = list(self._wire.receive(wait=idle, seconds=wait))
+        taken_back = {command.id for command in arrived if isinstance(command, m.Cancel)}
+        for command in arrived:
+            self._pulse.doing(_ACTIVITY.get(type(command), Activity.COMMAND))
+            is_wanted = command.id not in taken_back or isinstance(command, m.Cancel)
+            self.answer(command, partial(commands.obey, command) if is_wanted else _refuse)
         for command, work in commands.compiled():
+            self._pulse.doing(Activity.COMMAND)
             self.answer(command, work)
         batch = commands.batch
         if batch is not None and not batch.is_idle:
             self._step(batch)
             self._may_release = commands.release_after is not None
-        elif idle and self._may_release and not has_come:
+        elif idle and self._may_release and not arrived:
             memory.give_back()
             self._may_release = False
 
     def _step(self, batch: Batch | Passes) -> None:
+        self._pulse.doing(Activity.DECODE)
         outcomes = batch.step()
         loaded = self.commands.loaded
         model = loaded if isinstance(loaded, LoadedModel) else None
@@ -125,6 +147,11 @@ class Worker:
             return m.Refused(command.id, "INSUFFICIENT_MEMORY", why, None, dict(where))
         code = _CODE_OF_FAILURE.get(type(command), "INTERNAL_ERROR")
         return m.Refused(command.id, code, f"the engine failed: {described_error(error)}")
+
+
+def _refuse() -> None:
+    """The answer to a command that its sender took back before it was read."""
+    raise Refusal("ENGINE_UNAVAILABLE", "the command was taken back")
 
 
 def _says_something(outcome: m.Outcome) -> bool:

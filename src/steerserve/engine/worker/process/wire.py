@@ -4,19 +4,23 @@ from __future__ import annotations
 
 import select
 import socket
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 
 import structlog
 
 from steerserve.engine.wire import messages as m
+from steerserve.rules.signs import SIGN_SECONDS
 
 log = structlog.get_logger(__name__)
 
 
 class Wire:
-    """Frames over the socket. Sending blocks; receiving blocks only when asked to."""
+    """Frames over the socket. Sending blocks; receiving blocks only when asked to. `beat` is called every SIGN_SECONDS
+    while nothing arrives."""
 
     def __init__(self, link: socket.socket) -> None:
+        self.beat: Callable[[], None] = _nothing
         self._link = link
         self._buffer = bytearray()
         self._woken, self._waker = socket.socketpair()
@@ -36,7 +40,7 @@ class Wire:
     def receive(self, *, wait: bool, seconds: float | None = None) -> Iterator[m.Command]:
         """Every whole command that has arrived. With `wait`, block until something arrives, `wake` is called, or
         `seconds` are over."""
-        while ready := select.select([self._link, self._woken], [], [], seconds if wait else 0)[0]:
+        while ready := self._ready(seconds if wait else 0.0):
             wait = False
             if self._woken in ready:
                 self._woken.recv(1 << 10)
@@ -55,6 +59,17 @@ class Wire:
             del self._buffer[:end]
             yield m.decode_command(body)
 
+    def _ready(self, seconds: float | None) -> list[socket.socket]:
+        """The sockets at which something has arrived, after at most `seconds`; without `seconds`, once something has
+        arrived."""
+        end = None if seconds is None else time.monotonic() + seconds
+        while True:
+            left = SIGN_SECONDS if end is None else max(0.0, end - time.monotonic())
+            ready = select.select([self._link, self._woken], [], [], min(left, SIGN_SECONDS))[0]
+            if ready or (end is not None and left <= SIGN_SECONDS):
+                return ready
+            self.beat()
+
     def send(self, event: m.Event) -> None:
         """Send an event. An event that cannot be encoded, such as one with an integer beyond 64 bits, becomes a
         refusal."""
@@ -66,3 +81,7 @@ class Wire:
                 raise
             frame = m.frame(m.Refused(event.id, "INTERNAL_ERROR", "the engine failed"))
         self._link.sendall(frame)
+
+
+def _nothing() -> None:
+    """The `beat` of a wire that nobody watches."""

@@ -1,0 +1,155 @@
+"""Signs of life of an engine: what its main loop is doing, and whether it has been silent for too long.
+
+The engine writes one number: its activity and a count that grows with every sign. The number stays readable when the
+engine stands still. The control plane looks at it every LOOK_SECONDS and measures the silence with its own clock.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import IntEnum, StrEnum
+
+LOOK_SECONDS = 0.5
+"""Seconds between two looks at an engine."""
+
+SIGN_SECONDS = 1.0
+"""Seconds after which an engine without work gives the next sign."""
+
+STOPPED_PATIENCE = 1.0
+"""Seconds after which a stopped process counts as stalled, whatever it was doing."""
+
+_COUNT_BITS = 56
+
+
+class Activity(IntEnum):
+    """What the main loop of an engine is doing."""
+
+    STARTING = 0
+    IDLE = 1
+    """It waits for work, and gives a sign every SIGN_SECONDS."""
+    COMMAND = 2
+    """It carries out a command, such as an edit of the steering, or it tokenizes a prompt."""
+    PREFILL = 3
+    """It computes a pass over prompts. Each layer of the model is a sign."""
+    DECODE = 4
+    """It computes a pass for the next tokens. Each layer of the model is a sign."""
+    SAE = 5
+    """It reads an SAE from the disk."""
+    LOAD = 6
+    """It loads the model."""
+    SERVE = 7
+    """It serves without telling more. Each answer of the process is a sign."""
+
+
+PATIENCE: dict[Activity, float] = {
+    Activity.IDLE: 10.0,
+    Activity.COMMAND: 20.0,
+    Activity.PREFILL: 20.0,
+    Activity.DECODE: 20.0,
+    Activity.SERVE: 20.0,
+}
+"""Seconds of silence after which an engine counts as stalled. Loads and SAEs are not listed: reading from a slow disk
+gives no sign, so only LOAD_TIMEOUT bounds it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sign:
+    """The last sign of an engine. `is_stopped` says that the system has stopped the process (SIGSTOP)."""
+
+    activity: Activity = Activity.STARTING
+    count: int = 0
+    is_stopped: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Silence:
+    """The silence of an engine at one look. `seconds` is its length so far, `stopped_seconds` the time for which the
+    process has been seen stopped, and `at` the time of the look."""
+
+    sign: Sign
+    at: float
+    seconds: float = 0.0
+    stopped_seconds: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Bounds:
+    """The settings that bound a silence, in seconds: ENGINE_STALL_TIMEOUT and LOAD_TIMEOUT."""
+
+    stall: float
+    load: float
+
+
+class Condition(StrEnum):
+    """What a silence means."""
+
+    ALIVE = "alive"
+    STALLED = "stalled"
+    LOST = "lost"
+    """The silence is longer than the bound: the engine is ended."""
+
+
+def word(activity: Activity, count: int) -> int:
+    """The number that an engine writes."""
+    return activity << _COUNT_BITS | count & ((1 << _COUNT_BITS) - 1)
+
+
+def sign(number: int, *, is_stopped: bool = False) -> Sign:
+    """The sign that a number means. An activity that is not known counts as SERVE."""
+    code = number >> _COUNT_BITS
+    activity = Activity(code) if code <= max(Activity) else Activity.SERVE
+    return Sign(activity, number & ((1 << _COUNT_BITS) - 1), is_stopped)
+
+
+def silence(before: Silence | None, seen: Sign, now: float) -> Silence:
+    """The silence after a look at `now`.
+
+    (1) A new sign ends a silence. (2) Time in which the control plane itself stood still does not count: a look adds at
+    most twice LOOK_SECONDS, so an engine is not blamed for a suspended machine or a busy service.
+    """
+    if before is None:
+        return Silence(seen, now)
+    passed = min(max(0.0, now - before.at), 2 * LOOK_SECONDS)  # (2)
+    stopped = before.stopped_seconds + passed if seen.is_stopped else 0.0
+    is_new = (seen.activity, seen.count) != (before.sign.activity, before.sign.count)
+    return Silence(seen, now, 0.0 if is_new else before.seconds + passed, stopped)  # (1)
+
+
+def condition(silent: Silence, bounds: Bounds) -> Condition:
+    """What a silence means.
+
+    (1) A process that the system has stopped is stalled at once. (2) An engine that reads from the disk is never called
+    stalled, and is lost after LOAD_TIMEOUT. (3) Otherwise an engine is stalled after the patience of its activity, and
+    lost after ENGINE_STALL_TIMEOUT.
+    """
+    patience = PATIENCE.get(silent.sign.activity)
+    if silent.stopped_seconds >= min(STOPPED_PATIENCE, bounds.stall):  # (1)
+        return Condition.LOST if silent.stopped_seconds >= bounds.stall else Condition.STALLED
+    if patience is None:  # (2)
+        return Condition.LOST if silent.seconds >= bounds.load else Condition.ALIVE
+    if silent.seconds >= bounds.stall:  # (3)
+        return Condition.LOST
+    return Condition.STALLED if silent.seconds >= patience else Condition.ALIVE
+
+
+def described(silent: Silence) -> str:
+    """The silence as a clause: what the engine was doing, and for how long it has given no sign."""
+    what = "its process is stopped" if silent.sign.is_stopped else _DOING[silent.sign.activity]
+    return f"the engine has given no sign of life for {length(silent):.0f} s ({what})"
+
+
+def length(silent: Silence) -> float:
+    """The seconds without a sign of life."""
+    return max(silent.seconds, silent.stopped_seconds)
+
+
+_DOING = {
+    Activity.STARTING: "it was starting",
+    Activity.IDLE: "it had no work",
+    Activity.COMMAND: "it was carrying out a command",
+    Activity.PREFILL: "it was reading a prompt",
+    Activity.DECODE: "it was writing",
+    Activity.SAE: "it was reading an SAE",
+    Activity.LOAD: "it was loading the model",
+    Activity.SERVE: "it was serving",
+}

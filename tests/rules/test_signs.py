@@ -1,0 +1,96 @@
+"""Signs of life of an engine: what the number says, how long a silence is, and what it means."""
+
+from __future__ import annotations
+
+import pytest
+
+from steerserve.rules import signs
+from steerserve.rules.signs import LOOK_SECONDS, Activity, Bounds, Condition, Sign, Silence
+
+BOUNDS = Bounds(stall=300.0, load=1800.0)
+
+
+def watched(*seen: Sign, every: float = LOOK_SECONDS) -> Silence:
+    """The silence after looks at these signs, `every` seconds apart."""
+    silence = None
+    for number, sign in enumerate(seen):
+        silence = signs.silence(silence, sign, number * every)
+    assert silence is not None
+    return silence
+
+
+def silent(activity: Activity, seconds: float, *, is_stopped: bool = False) -> Silence:
+    return watched(*[Sign(activity, 7, is_stopped)] * (int(seconds / LOOK_SECONDS) + 1))
+
+
+@pytest.mark.parametrize("activity", Activity)
+@pytest.mark.parametrize("count", [0, 1, (1 << 56) - 1, 1 << 56, (1 << 56) + 5])
+def test_a_number_says_the_activity_and_the_count(activity: Activity, count: int) -> None:
+    number = signs.word(activity, count)
+    assert 0 <= number < 1 << 64
+    assert signs.sign(number) == Sign(activity, count % (1 << 56))
+
+
+@pytest.mark.parametrize("code", [8, 100, 255])
+def test_a_number_that_no_engine_writes_is_read_all_the_same(code: int) -> None:
+    assert signs.sign((code << 56) + 3) == Sign(Activity.SERVE, 3)
+
+
+def test_every_new_sign_ends_a_silence() -> None:
+    assert silent(Activity.DECODE, 5).seconds == 5
+    same = [Sign(Activity.DECODE, 7)] * 5
+    assert watched(*same, Sign(Activity.DECODE, 8)).seconds == 0
+    assert watched(*same, Sign(Activity.IDLE, 7)).seconds == 0
+
+
+def test_time_in_which_nobody_looked_does_not_count_against_the_engine() -> None:
+    asleep = watched(*[Sign(Activity.IDLE, 7)] * 2, every=3600.0)
+    assert asleep.seconds == 2 * LOOK_SECONDS
+    assert signs.condition(asleep, BOUNDS) is Condition.ALIVE
+    assert signs.silence(asleep, asleep.sign, asleep.at - 50).seconds == asleep.seconds
+
+
+@pytest.mark.parametrize(
+    ("activity", "seconds", "expected"),
+    [
+        (Activity.IDLE, 9, "alive"),
+        (Activity.IDLE, 10, "stalled"),
+        (Activity.COMMAND, 20, "stalled"),
+        (Activity.PREFILL, 19, "alive"),
+        (Activity.PREFILL, 20, "stalled"),
+        (Activity.DECODE, 299, "stalled"),
+        (Activity.DECODE, 300, "lost"),
+        (Activity.SERVE, 20, "stalled"),
+        (Activity.SAE, 1799, "alive"),
+        (Activity.SAE, 1800, "lost"),
+        (Activity.LOAD, 1799, "alive"),
+        (Activity.LOAD, 1800, "lost"),
+    ],
+)
+def test_a_silence_means_what_the_activity_allows(
+    activity: Activity, seconds: float, expected: str
+) -> None:
+    assert signs.condition(silent(activity, seconds), BOUNDS) == expected
+
+
+@pytest.mark.parametrize("activity", Activity)
+def test_a_stopped_process_is_stalled_whatever_it_was_doing(activity: Activity) -> None:
+    assert signs.condition(silent(activity, 0.5, is_stopped=True), BOUNDS) is Condition.ALIVE
+    stopped = silent(activity, 1, is_stopped=True)
+    assert signs.condition(stopped, BOUNDS) is Condition.STALLED
+    assert "its process is stopped" in signs.described(stopped)
+    assert signs.condition(silent(activity, 300, is_stopped=True), BOUNDS) is Condition.LOST
+    goes_on = signs.silence(stopped, Sign(activity, 8), stopped.at + 0.5)
+    assert (signs.condition(goes_on, BOUNDS), signs.length(goes_on)) == (Condition.ALIVE, 0)
+
+
+def test_a_short_bound_comes_before_every_patience() -> None:
+    assert signs.condition(silent(Activity.IDLE, 2), Bounds(2, 1800)) is Condition.LOST
+    stopped = silent(Activity.LOAD, 0.5, is_stopped=True)
+    assert signs.condition(stopped, Bounds(0.5, 1800)) is Condition.LOST
+
+
+@pytest.mark.parametrize("activity", Activity)
+def test_a_silence_is_told_with_its_age_and_the_activity(activity: Activity) -> None:
+    told = signs.described(silent(activity, 12))
+    assert told.startswith("the engine has given no sign of life for 12 s (it ")
