@@ -21,6 +21,7 @@ import psutil
 import pytest
 
 from steerserve import demo
+from steerserve.engine.checkpoint.process import ENGINE, NAMES
 from tests.conftest import Start
 from tests.service import Running, add_sae, load_demo
 
@@ -86,8 +87,9 @@ class Process:
         return psutil.Process(self.process.pid).children(recursive=True)
 
     def engine(self) -> psutil.Process:
-        """The process that holds the model; the fork server started it."""
-        (engine,) = (child for child in self.family() if child.ppid() != self.process.pid)
+        """The process that holds the model."""
+        name = NAMES[ENGINE]
+        (engine,) = (child for child in self.family() if child.name() == name)
         return engine
 
     def wait(self) -> int:

@@ -360,13 +360,14 @@ def hanging(folder: Path) -> Path:
     return folder
 
 
-def engine_of(live: Running) -> psutil.Process:
-    """The process of the engine in the slot, once it has started."""
+def engine_of(live: Running, model_id: int) -> psutil.Process:
+    """The process of the engine of this model, once the model is in the slot and its engine has started."""
     while True:
         live.data("GET", "/api/health")
         resident = live.service.owners.conductor.resident
-        if resident is not None and resident.engine is not None:
-            return psutil.Process(resident.engine.pid)
+        if resident is None or resident.row.id != model_id or resident.engine is None:
+            continue
+        return psutil.Process(resident.engine.pid)
 
 
 def test_a_load_that_hangs_is_ended_by_an_operator_at_any_moment(
@@ -380,7 +381,7 @@ def test_a_load_that_hangs_is_ended_by_an_operator_at_any_moment(
             waiting = pool.submit(live.http.post, f"/api/models/{bad}/load?wait=true")
             while live.data("GET", f"/api/models/{bad}")["status"] != "loading":
                 pass
-            engine = engine_of(live)
+            engine = engine_of(live, bad)
             assert live.error("POST", f"/api/models/{good}/load")[:2] == (409, "MODEL_BUSY")
             asked = pool.submit(live.http.post, "/v1/completions", json=body)
             while live.service.owners.conductor.view().phase == "loading" and (
@@ -422,13 +423,13 @@ def test_ending_a_load_that_waits_for_an_unload_lets_the_loaded_model_serve_on(
     start: Start, tmp_path: Path
 ) -> None:
     with start() as live, ThreadPoolExecutor(1) as pool:
-        load_demo(live)
+        good = load_demo(live)
         other = add_model(live, hanging(tmp_path / "hanging"), "hanging", trust_remote_code=True)
         long = {"model": demo.MODEL_NAME, "prompt": ["One day"] * 8, "max_tokens": 500}
         with live.http.stream("POST", "/v1/completions", json=long | {"stream": True}) as run:
             lines = (line for line in run.iter_lines() if line)
             next(lines)
-            engine = engine_of(live)
+            engine = engine_of(live, good)
             live.data("POST", f"/api/models/{other}/load", status=202)
             refused = pool.submit(live.v1_error, "/v1/completions", long)
             assert refused.result()[0] == 503

@@ -16,6 +16,7 @@ import httpx
 import psutil
 import pytest
 
+from steerserve.engine.checkpoint.process import ENGINE, NAMES
 from tests.test_lifecycle import Process, serving
 
 SMALL: dict[str, Any] = {"kv_cache_mb": 1, "torch_threads": 1}
@@ -125,13 +126,14 @@ def usage(served: Process) -> Usage:
 
 
 def engines(served: Process) -> list[psutil.Process]:
-    """The engine processes: what the fork server has forked."""
+    """The engine processes, which the fork server has forked."""
     servers = [
         child
         for child in psutil.Process(served.process.pid).children()
         if "multiprocessing.forkserver" in " ".join(child.cmdline())
     ]
-    return [engine for server in servers for engine in server.children()]
+    forked = [child for server in servers for child in server.children()]
+    return [child for child in forked if child.name() == NAMES[ENGINE]]
 
 
 def zombies(served: Process) -> list[psutil.Process]:

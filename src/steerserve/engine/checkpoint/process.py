@@ -6,16 +6,20 @@ The process gets one end of a socket pair, and ends when the other end closes.
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import multiprocessing
 import os
 import socket
 from multiprocessing.context import ForkServerContext, ForkServerProcess
+from pathlib import Path
 from typing import Any
 
 PRELOAD = "steerserve.engine.worker.process.preload"
 ENGINE = "steerserve.engine.worker.process.loop"
 TOKENIZER = "steerserve.engine.worker.process.tokenizing"
+NAMES = {ENGINE: "steer-engine", TOKENIZER: "steer-tokenizer"}
+"""The names of the processes in `ps` and `top`, which show 15 characters."""
 
 _SECRETS = frozenset(
     {"API_KEYS", "DATABASE_URL", "HUB_TOKEN", "HF_TOKEN", "HUGGING_FACE_HUB_TOKEN"}
@@ -54,4 +58,6 @@ def start(
 def _main(module: str, link: socket.socket, *args: Any) -> None:
     """Run the module; called in the new process. The module is imported by its name, because this module must never
     import the tensor library."""
+    with contextlib.suppress(OSError):  # only Linux names a process in this way
+        Path("/proc/self/comm").write_text(NAMES[module])
     importlib.import_module(module).main(link, *args)

@@ -277,7 +277,8 @@ def test_a_pickle_that_would_run_code_fails_the_load_and_runs_nothing(
     for file in wide.iterdir():
         if file.suffix != ".safetensors":
             (folder / file.name).write_bytes(file.read_bytes())
-    hostile = {"model.embed_tokens.weight": Payload(trace)}
+    # as many bytes as the parameters need, because a file that cannot hold them is refused before it is read
+    hostile = {"model.embed_tokens.weight": Payload(trace), "rest": torch.zeros(1 << 20)}
     if protocol == "zip":
         torch.save(hostile, folder / "pytorch_model.bin")
     else:
