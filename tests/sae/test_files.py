@@ -298,9 +298,10 @@ async def test_an_engine_answers_hostile_saes_and_serves_on(
 ) -> None:
     """Each file of the table, laid out as an SAE is published, and by itself."""
     process = psutil.Process(engine.pid)
-    files = process.num_fds()
     sound = disk.gemma_scope(tmp_path / "sound")
     assert (await engine.inspect(sound.source())).d_sae == disk.D_SAE
+    # counted after the first answer, because an engine that still starts opens its own files
+    files = process.num_fds()
     before = process.memory_info().rss
     for name, (suffix, write, says) in SUFFIXED.items():
         root = tmp_path / name
@@ -319,7 +320,7 @@ async def test_an_engine_answers_hostile_saes_and_serves_on(
             assert says in refusal.message or "calls" not in says, (name, refusal.message)
         assert sorted(root.rglob("*")) == there, name
     assert process.is_running()
-    assert process.num_fds() <= files + 2
+    assert process.num_fds() == files
     assert process.memory_info().rss - before < LEFT_MAXIMUM
     assert (await engine.inspect(sound.source())).d_sae == disk.D_SAE
 

@@ -30,7 +30,7 @@ async def test_a_failed_start_is_remembered_for_a_while(
     engines: Engines, time: list[float], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert engines.failure() is None
-    monkeypatch.setattr(process, "start", refuse)
+    monkeypatch.setattr(process.ForkServer, "start", refuse)
     with pytest.raises(BlockingIOError):
         await engines.launch()
     assert engines.failure() == "no engine process can be started: BlockingIOError"
@@ -44,7 +44,7 @@ async def test_a_start_that_succeeds_clears_it(
     engines: Engines, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with monkeypatch.context() as broken:
-        broken.setattr(process, "start", refuse)
+        broken.setattr(process.ForkServer, "start", refuse)
         with pytest.raises(BlockingIOError):
             await engines.launch()
     engine = await engines.launch()

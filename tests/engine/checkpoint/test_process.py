@@ -8,7 +8,6 @@ import os
 import signal
 import subprocess
 import sys
-import threading
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
@@ -442,14 +441,14 @@ def test_a_command_to_an_engine_that_is_ending_is_refused(
     async def run() -> None:
         engine = await launcher.launch()
         await engine.load(lambda _: None, path=str(folder("llama")), **FIELDS)
-        ends = threading.Event()
-        join = engine._child.join
+        ends = asyncio.Event()
+        wait = engine._child.wait
 
-        def waiting(*_: object) -> None:
-            ends.wait(30)
-            join()
+        async def waiting(*_: object) -> None:
+            await ends.wait()
+            await wait()
 
-        monkeypatch.setattr(engine._child, "join", waiting)
+        monkeypatch.setattr(engine._child, "wait", waiting)
         stream = engine.generate([m.Text("the boats")], 1, LONG, m.Follow())
         assert isinstance(await anext(stream), m.Started)
         os.kill(engine.pid or 0, signal.SIGKILL)

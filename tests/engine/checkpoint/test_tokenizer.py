@@ -48,7 +48,7 @@ def growing_for(folder: Path, character: str) -> Path:
 
 @asynccontextmanager
 async def opened(folder: Path) -> AsyncIterator[TokenizerProcess]:
-    made = TokenizerProcess(partial(process.start, process.context(), process.TOKENIZER))
+    made = TokenizerProcess(partial(process.ForkServer().start, process.TOKENIZER))
     try:
         await made.open(str(folder), False)
         yield made

@@ -11,7 +11,6 @@ import itertools
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from functools import partial
-from multiprocessing.context import ForkServerContext, ForkServerProcess
 from typing import Any
 
 import msgspec
@@ -19,6 +18,7 @@ import structlog
 
 from steerserve.engine.checkpoint import preparation, process
 from steerserve.engine.checkpoint.asks import Asks, refusal, refused
+from steerserve.engine.checkpoint.process import Child
 from steerserve.engine.checkpoint.prompts import Prompts
 from steerserve.engine.checkpoint.tokenizer import TokenizerProcess
 from steerserve.engine.wire import endings
@@ -34,30 +34,16 @@ STOP_PATIENCE = 5.0
 
 
 class Launcher:
-    """Starts engines; owns the context of the fork server and the log settings of the engines."""
+    """Starts engines; owns the fork server and the log settings of the engines."""
 
     def __init__(self, log_level: str, log_format: str) -> None:
-        self._context: ForkServerContext = process.context()
+        self._server = process.ForkServer()
         self._log = (log_level, log_format)
 
     async def launch(self) -> CheckpointEngine:
-        word = self._context.RawValue(ctypes.c_uint64)
-        starting = asyncio.ensure_future(
-            asyncio.to_thread(process.start, self._context, process.ENGINE, *self._log, word)
-        )
-        try:
-            child, link = await asyncio.shield(starting)
-        except asyncio.CancelledError:
-            # the thread still starts the engine, and the engine ends when its socket is closed
-            _, link = await starting
-            link.close()
-            raise
-        try:
-            reader, writer = await asyncio.open_connection(sock=link, limit=1 << 24)
-        except asyncio.CancelledError:
-            link.close()
-            raise
-        tokenizer = TokenizerProcess(partial(process.start, self._context, process.TOKENIZER))
+        word = self._server.word()
+        child, reader, writer = await self._server.start(process.ENGINE, *self._log, word)
+        tokenizer = TokenizerProcess(partial(self._server.start, process.TOKENIZER))
         return CheckpointEngine(child, reader, writer, word, Prompts(tokenizer))
 
 
@@ -69,7 +55,7 @@ class CheckpointEngine(Engine):
 
     def __init__(
         self,
-        child: ForkServerProcess,
+        child: Child,
         reader: asyncio.StreamReader,
         writer: asyncio.StreamWriter,
         word: ctypes.c_uint64,
@@ -317,11 +303,10 @@ class CheckpointEngine(Engine):
             log.exception("engine_event_unreadable")
         finally:
             self._writer.close()
-            if self._child.is_alive():
-                # a process with a closed socket is ending or stuck, and is of no use any more
-                await asyncio.to_thread(self._child.join, STOP_PATIENCE)
-                self._child.kill()
-            await asyncio.to_thread(self._child.join)
+            # a process with a closed socket is ending or stuck, and is of no use any more
+            await self._child.wait(STOP_PATIENCE)
+            self._child.kill()
+            await self._child.wait()
             await self._prompts.close()
             self._end(self._reason or endings.reason(self._child.exitcode))
 

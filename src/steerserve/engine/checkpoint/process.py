@@ -1,17 +1,21 @@
-"""Starts an engine process from a fork server that has imported the engine's modules before, so that a start takes a
-fraction of a second.
+"""Starts the processes of an engine from a fork server that has imported the engine's modules before, so that a start
+takes a fraction of a second.
 
-The process gets one end of a socket pair, and ends when the other end closes.
+Each process gets one end of a socket pair, and ends when the other end closes.
 """
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
+import ctypes
 import importlib
 import multiprocessing
 import os
 import socket
-from multiprocessing.context import ForkServerContext, ForkServerProcess
+import threading
+from multiprocessing import connection
+from multiprocessing.context import ForkServerProcess
 from pathlib import Path
 from typing import Any
 
@@ -28,31 +32,101 @@ _SECRETS = frozenset(
 engine."""
 
 
-def context() -> ForkServerContext:
-    """The context of the fork server. The fork server starts with the first process, and imports the modules of the
-    engine."""
-    server = multiprocessing.get_context("forkserver")
-    server.set_forkserver_preload([PRELOAD])
-    return server
+class Child:
+    """One started process. The pipes to the process are closed as soon as `wait` has seen its end.
 
-
-def start(
-    ctx: ForkServerContext, module: str, *args: Any
-) -> tuple[ForkServerProcess, socket.socket]:
-    """A started process that runs `main` of a module of the engine, and our end of its socket. Blocks while the fork
-    server still imports.
-
-    The secrets are removed from the environment of this process for good, because the fork server and every engine get
-    a copy of that environment. The settings have been read before.
+    Args:
+        process: the process, of which nothing but this object may ask whether it has ended.
+        reaping: the lock that is held whenever the end of any process is looked at.
     """
-    for name in [name for name in os.environ if name.upper() in _SECRETS]:
-        del os.environ[name]
-    ours, theirs = socket.socketpair()
-    with theirs:
-        process = ctx.Process(target=_main, args=(module, theirs, *args), daemon=True)
-        process.start()
-    ours.setblocking(False)
-    return process, ours
+
+    def __init__(self, process: ForkServerProcess, reaping: threading.Lock) -> None:
+        self.pid = process.pid
+        self.exitcode: int | None = None
+        self._process = process
+        self._sentinel = process.sentinel
+        self._reaping = reaping
+
+    def kill(self) -> None:
+        if self.exitcode is None:
+            self._process.kill()
+
+    async def wait(self, seconds: float | None = None) -> None:
+        """Wait for the end of the process, at most for `seconds`. Only one caller may wait at a time."""
+        if self.exitcode is not None:
+            return
+        exitcode = await asyncio.to_thread(self._ended, seconds)
+        if exitcode is not None:
+            self.exitcode = exitcode
+            self._process.close()
+
+    def _ended(self, seconds: float | None) -> int | None:
+        """The exit code; None when the process still runs after `seconds`."""
+        if not connection.wait([self._sentinel], seconds):
+            return None
+        with self._reaping:
+            self._process.join()
+            return self._process.exitcode
+
+
+Started = tuple[Child, asyncio.StreamReader, asyncio.StreamWriter]
+"""A process, and our end of its socket."""
+
+
+class ForkServer:
+    """Owns the fork server, which starts with the first process and then imports the modules of the engine."""
+
+    def __init__(self) -> None:
+        self._context = multiprocessing.get_context("forkserver")
+        self._context.set_forkserver_preload([PRELOAD])
+        # the library looks at each start which processes have ended, and reads an exit code without a lock of its own
+        self._reaping = threading.Lock()
+
+    def word(self) -> ctypes.c_uint64:
+        """A new number that this process shares with the process that gets the number as an argument."""
+        return self._context.RawValue(ctypes.c_uint64)
+
+    async def start(self, module: str, *args: Any) -> Started:
+        """Start a process that runs `main` of a module of the engine. Waits while the fork server still imports.
+
+        The secrets are removed from the environment of this process for good, because the fork server and every engine
+        get a copy of that environment. The settings have been read before.
+        """
+        for name in [name for name in os.environ if name.upper() in _SECRETS]:
+            del os.environ[name]
+        starting = asyncio.ensure_future(asyncio.to_thread(self._start, module, args))
+        try:
+            child, link = await asyncio.shield(starting)
+        except asyncio.CancelledError:
+            await _abandon(*await starting)  # the thread starts the process all the same
+            raise
+        try:
+            return child, *await asyncio.open_connection(sock=link, limit=1 << 24)
+        except BaseException:
+            await _abandon(child, link)
+            raise
+
+    def _start(self, module: str, args: tuple[Any, ...]) -> tuple[Child, socket.socket]:
+        """The process, and our end of its socket."""
+        ours, theirs = socket.socketpair()
+        try:
+            with theirs, self._reaping:
+                process = self._context.Process(
+                    target=_main, args=(module, theirs, *args), daemon=True
+                )
+                process.start()
+        except BaseException:
+            ours.close()
+            raise
+        ours.setblocking(False)
+        return Child(process, self._reaping), ours
+
+
+async def _abandon(child: Child, link: socket.socket) -> None:
+    """End a process that nobody waits for any more."""
+    link.close()
+    child.kill()
+    await child.wait()
 
 
 def _main(module: str, link: socket.socket, *args: Any) -> None:

@@ -11,12 +11,12 @@ import asyncio
 import contextlib
 import heapq
 import itertools
-from collections.abc import Callable, Sequence
-from multiprocessing.context import ForkServerProcess
-from socket import socket
+from collections.abc import Awaitable, Callable, Sequence
+from multiprocessing import connection
 
 import msgspec
 
+from steerserve.engine.checkpoint.process import Child, Started
 from steerserve.engine.wire import messages as m
 from steerserve.engine.wire.prompts import NamedPrompt, too_long
 from steerserve.engine.wire.tokenizing import TextAnswer, TextQuestion
@@ -43,12 +43,12 @@ class Unanswered(Exception):
 
 
 class TokenizerProcess:
-    """Owns the process. `start` starts one and gives our end of its socket; it may block."""
+    """Owns the process. `start` starts one."""
 
-    def __init__(self, start: Callable[[], tuple[ForkServerProcess, socket]]) -> None:
+    def __init__(self, start: Callable[[], Awaitable[Started]]) -> None:
         self._start = start
         self._folder = ("", False)
-        self._child: ForkServerProcess | None = None
+        self._child: Child | None = None
         self._reader: asyncio.StreamReader | None = None
         self._writer: asyncio.StreamWriter | None = None
         self._numbers = itertools.count()
@@ -186,20 +186,25 @@ class TokenizerProcess:
 
     async def _running(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
         self._check_open()
-        if self._child is None or not self._child.is_alive():
+        if self._has_ended():
             await self._end()
-            self._child, link = await asyncio.to_thread(self._start)
-            self._reader, self._writer = await asyncio.open_connection(sock=link, limit=1 << 24)
+            self._child, self._reader, self._writer = await self._start()
             self._check_open()
         assert self._reader is not None
         assert self._writer is not None
         return self._reader, self._writer
 
+    def _has_ended(self) -> bool:
+        """Whether no process runs. A process that ends closes its socket first, and sends nothing between requests."""
+        if self._writer is None or self._writer.is_closing():
+            return True
+        return bool(connection.wait([self._writer.get_extra_info("socket")], 0))
+
     async def _end(self) -> None:
         child, self._child = self._child, None
         if child is not None:
             child.kill()
-            await asyncio.to_thread(child.join)
+            await child.wait()
         if self._writer is not None:
             self._writer.close()
             with contextlib.suppress(ConnectionError):
