@@ -236,6 +236,11 @@ class Refusal(Exception):
         return self.row.code
 
 
+class DocumentRefusal(Refusal):
+    """The refusal of an imported document. The request itself is well formed, so its status under `/api` is 200, with
+    `success: false` in the envelope."""
+
+
 def _writable(message: str) -> str:
     """The message with escape sequences in the place of characters that no answer or no database can hold. A message
     may have a file name, whose bytes need not be UTF-8."""

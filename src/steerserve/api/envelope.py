@@ -26,7 +26,8 @@ from pydantic_core import InitErrorDetails, PydanticCustomError
 from starlette.requests import Request
 from starlette.responses import Response
 
-from steerserve.errors import Refusal
+from steerserve.errors import DocumentRefusal, Refusal
+from steerserve.rules import documents
 from steerserve.rules.text import shown
 
 AT_ONCE = 1 << 16
@@ -118,13 +119,41 @@ def success(data: Any, status: int = 200) -> Response:
 
 
 def failure(refusal: Refusal, status: int | None = None) -> Response:
-    """The envelope of a refusal. `status` replaces the status of its code."""
+    """The envelope of a refusal. `status` replaces the status of its code, and a document's refusal has 200."""
     details = dict(refusal.details)
     if refusal.param is not None:
         details.setdefault("param", refusal.param)
     error = {"code": refusal.code, "message": refusal.message, "details": details}
     body = _encode({"success": False, "data": None, "error": error})
-    return Response(body, status or refusal.row.api, media_type="application/json")
+    by_code = 200 if isinstance(refusal, DocumentRefusal) else refusal.row.api
+    return Response(body, status or by_code, media_type="application/json")
+
+
+async def read_document(request: Request) -> Any:
+    """The document that an import sends, alone or inside the `data` of an answer of this service.
+
+    Raises:
+        DocumentRefusal: PAYLOAD_TOO_LARGE; VALIDATION_ERROR for a document that is nested too deep, is no object, or
+            has a number that JSON does not have.
+        Refusal: VALIDATION_ERROR for a body that is not JSON.
+    """
+    require_json(request)
+    return await asyncio.to_thread(parse_document, await request.body())
+
+
+def parse_document(body: bytes) -> dict[str, Any]:
+    """The document in a body; see `read_document`."""
+    documents.check_body(body)
+    document = documents.unwrapped(read_json(body))
+    documents.check(document, documents.fields({}, {}))
+    documents.check_numbers(document)
+    return document  # type: ignore[no-any-return]
+
+
+def lossless(data: Any) -> Response:
+    """The envelope of a stored document, whose texts and numbers may be any that JSON can write."""
+    body = json.dumps({"success": True, "data": data, "error": None}, allow_nan=False)
+    return Response(body, 200, media_type="application/json")
 
 
 def require_json(request: Request) -> None:

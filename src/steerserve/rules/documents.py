@@ -1,0 +1,285 @@
+"""Imported documents of other services: size and nesting of the body, the envelope around it, and checks of its fields.
+
+A document is checked by a shape and stored as it came. A shape is made of checks. A check yields the faults of one
+value: its place in the document and the reason. Keys that a shape does not name are not looked at.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from typing import Any
+
+from steerserve.errors import DocumentRefusal
+from steerserve.rules.text import shown
+
+DOCUMENT_BYTES = 2**20
+"""The size of the largest body of an import."""
+
+DEPTH_MAXIMUM = 32
+"""How many objects and lists of a document may stand inside each other."""
+
+FAULTS_NAMED = 10
+"""The most faults that a refusal names."""
+
+LARGEST_WHOLE = 2**31 - 1
+
+Place = tuple[str | int, ...]
+"""Where a value stands: the keys and the positions that lead to it."""
+
+
+@dataclass(frozen=True, slots=True)
+class DocumentFault:
+    """One value that a document may not have."""
+
+    place: Place
+    why: str
+
+
+Check = Callable[[Any, Place], Iterator[DocumentFault]]
+
+# ------------------------------------------------------------- the body
+
+
+def check_body(body: bytes) -> None:
+    """Check the size and the nesting of a body before it is parsed.
+
+    Raises:
+        DocumentRefusal: PAYLOAD_TOO_LARGE, VALIDATION_ERROR.
+    """
+    if len(body) > DOCUMENT_BYTES:
+        raise DocumentRefusal(
+            "PAYLOAD_TOO_LARGE",
+            f"a document has at most {DOCUMENT_BYTES} bytes",
+            limit_bytes=DOCUMENT_BYTES,
+        )
+    if depth(body) > DEPTH_MAXIMUM:
+        raise invalid([DocumentFault((), f"nested deeper than {DEPTH_MAXIMUM} objects and lists")])
+
+
+def depth(body: bytes) -> int:
+    """How many brackets of a JSON text are open at once, without those inside its strings."""
+    # without escaped characters, every quotation mark begins or ends a string
+    plain = body.replace(b"\\\\", b"").replace(b'\\"', b"")
+    brackets = b"".join(plain.split(b'"')[::2]).translate(None, _OTHER_BYTES)
+    deepest = level = 0
+    for byte in brackets:
+        level += 1 if byte in b"[{" else -1
+        deepest = max(deepest, level)
+    return deepest
+
+
+_OTHER_BYTES = bytes(byte for byte in range(256) if byte not in b"[]{}")
+
+
+def unwrapped(body: Any) -> Any:
+    """The document in the `data` of an answer of this service; any other body as it is."""
+    is_answer = isinstance(body, dict) and "success" in body and "kind" not in body
+    if is_answer and isinstance(body.get("data"), dict):
+        return body["data"]
+    return body
+
+
+def check_numbers(document: Any) -> None:
+    """Check that no number of a parsed document is NaN or infinite, in unknown keys too. JSON has no such numbers.
+
+    Raises:
+        DocumentRefusal: VALIDATION_ERROR.
+    """
+    waiting: list[tuple[Any, Place]] = [(document, ())]
+    while waiting:
+        value, place = waiting.pop()
+        if isinstance(value, float) and not math.isfinite(value):
+            raise invalid([DocumentFault(place, "not a finite number")])
+        if isinstance(value, dict):
+            waiting += [(part, (*place, key)) for key, part in value.items()]
+        elif isinstance(value, list):
+            waiting += [(part, (*place, index)) for index, part in enumerate(value)]
+
+
+def unknown_kind(document: Mapping[str, Any], known: Sequence[str]) -> DocumentRefusal:
+    """The refusal of a document whose `kind` the route does not import."""
+    kind = document.get("kind")
+    name = shown(kind) if isinstance(kind, str) else type(kind).__name__
+    return DocumentRefusal(
+        "UNKNOWN_KIND",
+        f"this route imports {' and '.join(known)}; the kind of this document is {name!r}",
+        kind=name,
+        known_kinds=list(known),
+    )
+
+
+def check(document: Any, shape: Check) -> None:
+    """Check a document by its shape.
+
+    Raises:
+        DocumentRefusal: VALIDATION_ERROR with the first faults.
+    """
+    faults = list(islice(shape(document, ()), FAULTS_NAMED))
+    if faults:
+        raise invalid(faults)
+
+
+def invalid(faults: Sequence[DocumentFault]) -> DocumentRefusal:
+    """The refusal of a document with these faults."""
+    first = faults[0]
+    where = ".".join(map(_part, first.place)) or "document"
+    errors = [{"loc": ["body", *map(_loc, fault.place)], "msg": fault.why} for fault in faults]
+    return DocumentRefusal("VALIDATION_ERROR", f"{where}: {first.why}", errors=errors)
+
+
+def _loc(part: str | int) -> str | int:
+    return shown(part) if isinstance(part, str) else part
+
+
+def _part(part: str | int) -> str:
+    return str(_loc(part))
+
+
+# ------------------------------------------------------------- checks of values
+
+
+def anything(_: Any, __: Place) -> Iterator[DocumentFault]:
+    """A value that nobody reads."""
+    yield from ()
+
+
+def flag(value: Any, place: Place) -> Iterator[DocumentFault]:
+    if not isinstance(value, bool):
+        yield DocumentFault(place, "not true or false")
+
+
+def text(
+    least: int = 0, most: int | None = None, why: Callable[[str], str | None] = lambda _: None
+) -> Check:
+    """A text with `least` to `most` characters. `why` says what else is wrong with a text."""
+
+    def fault(value: Any, place: Place) -> Iterator[DocumentFault]:
+        if not isinstance(value, str):
+            yield DocumentFault(place, "not a text")
+        elif not least <= len(value) <= (len(value) if most is None else most):
+            bounds = f"at least {least}" if most is None else f"{least} to {most}"
+            yield DocumentFault(place, f"{len(value)} characters, where {bounds} are allowed")
+        elif reason := why(value):
+            yield DocumentFault(place, reason)
+
+    return fault
+
+
+def number(least: float = -math.inf, most: float = math.inf) -> Check:
+    """A finite number from `least` to `most`."""
+
+    def fault(value: Any, place: Place) -> Iterator[DocumentFault]:
+        if as_number(value) is None:
+            yield DocumentFault(place, "not a finite number")
+        elif not least <= value <= most:
+            yield DocumentFault(place, _outside(least, most))
+
+    return fault
+
+
+def whole(least: int = 0, most: int = LARGEST_WHOLE) -> Check:
+    """A whole number from `least` to `most`."""
+
+    def fault(value: Any, place: Place) -> Iterator[DocumentFault]:
+        size = as_number(value)
+        if size is None or size != int(size):
+            yield DocumentFault(place, "not a whole number")
+        elif not least <= size <= most:
+            yield DocumentFault(place, _outside(least, most))
+
+    return fault
+
+
+def one_of(*values: str | int) -> Check:
+    """One of these values."""
+
+    def fault(value: Any, place: Place) -> Iterator[DocumentFault]:
+        if isinstance(value, bool) or value not in values:
+            yield DocumentFault(place, f"not {' or '.join(map(repr, values))}")
+
+    return fault
+
+
+def either(first: Check, second: Check, why: str) -> Check:
+    """A value that one of two checks accepts."""
+
+    def fault(value: Any, place: Place) -> Iterator[DocumentFault]:
+        if any(first(value, place)) and any(second(value, place)):
+            yield DocumentFault(place, why)
+
+    return fault
+
+
+def items(each: Check, least: int = 0, most: int | None = None) -> Check:
+    """A list with `least` to `most` values of one kind."""
+
+    def fault(value: Any, place: Place) -> Iterator[DocumentFault]:
+        if not isinstance(value, list):
+            yield DocumentFault(place, "not a list")
+        elif not least <= len(value) <= (len(value) if most is None else most):
+            bounds = f"at least {least}" if most is None else f"{least} to {most}"
+            yield DocumentFault(place, f"{len(value)} entries, where {bounds} are allowed")
+        else:
+            for index, part in enumerate(value):
+                yield from each(part, (*place, index))
+
+    return fault
+
+
+def mapping(each: Check) -> Check:
+    """An object whose values are of one kind, or null."""
+
+    def fault(value: Any, place: Place) -> Iterator[DocumentFault]:
+        if not isinstance(value, dict):
+            yield DocumentFault(place, "not an object")
+            return
+        for key, part in value.items():
+            if part is not None:
+                yield from each(part, (*place, key))
+
+    return fault
+
+
+def fields(required: Mapping[str, Check], optional: Mapping[str, Check]) -> Check:
+    """An object. Its optional fields may be missing or null. Other keys are accepted."""
+
+    def fault(value: Any, place: Place) -> Iterator[DocumentFault]:
+        if not isinstance(value, dict):
+            yield DocumentFault(place, "not an object")
+            return
+        for name, each in required.items():
+            if name in value:
+                yield from each(value[name], (*place, name))
+            else:
+                yield DocumentFault((*place, name), "missing")
+        for name, each in optional.items():
+            if value.get(name) is not None:
+                yield from each(value[name], (*place, name))
+
+    return fault
+
+
+def as_number(value: Any) -> float | None:
+    """The finite number that a value is; None for any other value."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return None
+    try:
+        size = float(value)
+    except OverflowError:
+        return None
+    return size if math.isfinite(size) else None
+
+
+def part_of(document: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    """An object inside a document; empty where the document has none, null or something else there."""
+    value = document.get(name)
+    return value if isinstance(value, dict) else {}
+
+
+def _outside(least: float, most: float) -> str:
+    if most in (math.inf, LARGEST_WHOLE) and math.isfinite(least):
+        return f"less than {least:g}"
+    return f"outside [{least:g}, {most:g}]"
