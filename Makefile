@@ -6,6 +6,9 @@ BIN := $(VENV)/bin
 WORKERS ?= 3
 STAMP := $(VENV)/.installed
 
+# compiled modules are kept, because each worker of the tests and each service of a test would compile them anew
+export PYTHONDONTWRITEBYTECODE :=
+
 .PHONY: run serve test test-cpus test-all test-gpu soak fuzz contract check format bench demo-model docs clean
 
 $(STAMP): pyproject.toml constraints.txt
@@ -22,11 +25,11 @@ serve: $(STAMP) ## serve with the settings of the environment
 test: $(STAMP) ## the test suite
 	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile -m 'not slow and not gpu and not soak'
 
-# what a processor may do differently: vector instructions of torch and oneDNN, and the number of threads
+# what a processor may do differently: vector instructions of torch and oneDNN, and the number of threads; no mode says
+# one thread, because `make test` itself runs with one thread
 CPU_MODES := \
 	ATEN_CPU_CAPABILITY=default \
 	ATEN_CPU_CAPABILITY=avx2,ONEDNN_MAX_CPU_ISA=AVX2 \
-	TORCH_THREADS=1,OMP_NUM_THREADS=1 \
 	TORCH_THREADS=2,OMP_NUM_THREADS=2
 
 test-cpus: $(STAMP) ## the test suite as other processors run it, once in each mode
