@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import fcntl
-import multiprocessing
+import os
 import resource
-import signal
 import socket
 import sys
 import tempfile
+from contextlib import suppress
 from pathlib import Path
 from types import FrameType
 from typing import Any, TextIO
 
+import psutil
 import structlog
 import uvicorn
 
@@ -62,9 +63,9 @@ class Server(uvicorn.Server):
         elif not self.started and not self.should_exit:
             self.should_exit = True
         else:
-            kill_engines()
-            super().handle_exit(signal.SIGINT, frame)
-            super().handle_exit(signal.SIGINT, frame)
+            kill_children()
+            # the interpreter would wait for threads, and one of them may wait for a disk or an engine
+            os._exit(STOPPED_AT_ONCE)
 
     def _drain(self) -> None:
         if self._draining is None:
@@ -94,11 +95,8 @@ def run(settings: Settings) -> int:
         except CannotStart as error:
             print(error, file=sys.stderr)
             return 1
-        except KeyboardInterrupt:
-            # the web server raises the signal again that ended it at once
-            return STOPPED_AT_ONCE
         finally:
-            kill_engines()
+            kill_children()
     return 0 if server.started or server.should_exit else 3
 
 
@@ -107,10 +105,12 @@ def _address(listening: socket.socket) -> str:
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
-def kill_engines() -> None:
-    """End every engine process that is left. Engines ignore the signals that a terminal sends to all its processes."""
-    for child in multiprocessing.active_children():
-        child.kill()
+def kill_children() -> None:
+    """End every process that is left of those that this one started. Engines ignore the signals that a terminal sends
+    to all its processes."""
+    for child in psutil.Process().children(recursive=True):
+        with suppress(psutil.NoSuchProcess):
+            child.kill()
 
 
 def _warn_of_unknown_settings() -> None:

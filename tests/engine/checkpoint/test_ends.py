@@ -121,3 +121,25 @@ async def test_no_way_to_end_leaves_a_file_or_a_process(launcher: Launcher, fold
         await way(launcher, path)
         await until(lambda files=files: this.num_fds() <= files)
         await until(lambda: set(this.children(recursive=True)) <= processes)
+
+
+async def test_the_end_of_an_engine_is_known_when_the_wait_for_it_is_cut_off(
+    launcher: Launcher, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An event loop that ends cancels all its tasks, and those that wait for the engine must end too."""
+    engine = await launcher.launch()
+    process, waits = psutil.Process(engine.pid), asyncio.Event()
+    wait = engine._child.wait
+
+    async def announced(seconds: float | None = None) -> None:
+        waits.set()
+        await wait(seconds)
+
+    monkeypatch.setattr(engine._child, "wait", announced)
+    process.suspend()  # the process cannot end by itself when its socket is closed
+    engine._writer.close()
+    await waits.wait()
+    engine._reading.cancel()
+    await asyncio.wait([engine._reading])
+    await asyncio.wait_for(engine.stop(), 10)
+    await until(lambda: not process.is_running())

@@ -303,12 +303,16 @@ class CheckpointEngine(Engine):
             log.exception("engine_event_unreadable")
         finally:
             self._writer.close()
-            # a process with a closed socket is ending or stuck, and is of no use any more
-            await self._child.wait(STOP_PATIENCE)
-            self._child.kill()
-            await self._child.wait()
-            await self._prompts.close()
-            self._end(self._reason or endings.reason(self._child.exitcode))
+            try:
+                # a process with a closed socket is ending or stuck, and is of no use any more
+                await self._child.wait(STOP_PATIENCE)
+                self._child.kill()
+                await self._child.wait()
+                await self._prompts.close()
+            finally:
+                # whoever waits for the end must not wait for ever if the event loop cancels this task
+                self._child.kill()
+                self._end(self._reason or endings.reason(self._child.exitcode))
 
     def _dispatch(self, event: m.Event) -> None:
         match event:

@@ -31,21 +31,23 @@ _SECRETS = frozenset(
 """Environment variables that no engine may see, in any case of letters, because the code of a repository may run in an
 engine."""
 
+_REAPING = threading.Lock()
+"""Held whenever the end of any process is looked at. At each start, the library looks which of all processes have
+ended, and it reads an exit code without a lock of its own."""
+
 
 class Child:
     """One started process. The pipes to the process are closed as soon as `wait` has seen its end.
 
     Args:
         process: the process, of which nothing but this object may ask whether it has ended.
-        reaping: the lock that is held whenever the end of any process is looked at.
     """
 
-    def __init__(self, process: ForkServerProcess, reaping: threading.Lock) -> None:
+    def __init__(self, process: ForkServerProcess) -> None:
         self.pid = process.pid
         self.exitcode: int | None = None
         self._process = process
         self._sentinel = process.sentinel
-        self._reaping = reaping
 
     def kill(self) -> None:
         if self.exitcode is None:
@@ -64,7 +66,7 @@ class Child:
         """The exit code; None when the process still runs after `seconds`."""
         if not connection.wait([self._sentinel], seconds):
             return None
-        with self._reaping:
+        with _REAPING:
             self._process.join()
             return self._process.exitcode
 
@@ -79,8 +81,6 @@ class ForkServer:
     def __init__(self) -> None:
         self._context = multiprocessing.get_context("forkserver")
         self._context.set_forkserver_preload([PRELOAD])
-        # the library looks at each start which processes have ended, and reads an exit code without a lock of its own
-        self._reaping = threading.Lock()
 
     def word(self) -> ctypes.c_uint64:
         """A new number that this process shares with the process that gets the number as an argument."""
@@ -110,7 +110,7 @@ class ForkServer:
         """The process, and our end of its socket."""
         ours, theirs = socket.socketpair()
         try:
-            with theirs, self._reaping:
+            with theirs, _REAPING:
                 process = self._context.Process(
                     target=_main, args=(module, theirs, *args), daemon=True
                 )
@@ -119,7 +119,7 @@ class ForkServer:
             ours.close()
             raise
         ours.setblocking(False)
-        return Child(process, self._reaping), ours
+        return Child(process), ours
 
 
 async def _abandon(child: Child, link: socket.socket) -> None:
