@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import socket
+import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from traceback import format_stack
 from typing import Any
 
 import httpx
@@ -18,6 +21,8 @@ from steerserve.app import Service
 from steerserve.settings import Settings
 
 JSON = {"content-type": "application/json"}
+STOP_SECONDS = 20
+"""Seconds in which a service must have stopped."""
 
 
 class Running:
@@ -113,19 +118,21 @@ def running(home: Path, **settings: Any) -> Iterator[Running]:
     finally:
         live.http.close()
         server.should_exit = True
-        thread.join(20)
+        thread.join(STOP_SECONDS)
         listening.close()
-        assert not thread.is_alive(), "the service did not stop"
+        assert not thread.is_alive(), f"the service did not stop\n{started.still_running()}"
 
 
 class _Started:
-    """Waits until a server has started."""
+    """Waits until a server has started, and knows its event loop."""
 
     def __init__(self, server: uvicorn.Server) -> None:
         self._event = threading.Event()
+        self._loop: asyncio.AbstractEventLoop | None = None
         startup = server.startup
 
         async def announced(sockets: Any = None) -> None:
+            self._loop = asyncio.get_running_loop()
             await startup(sockets)
             self._event.set()
 
@@ -133,6 +140,12 @@ class _Started:
 
     def wait(self) -> None:
         assert self._event.wait(30), "the service did not start"
+
+    def still_running(self) -> str:
+        """The tasks of the event loop, and what each thread does."""
+        tasks = [repr(task) for task in asyncio.all_tasks(self._loop)] if self._loop else []
+        stacks = ["".join(format_stack(frame)) for frame in sys._current_frames().values()]
+        return "\n".join([*tasks, *stacks])
 
 
 def add_demo(live: Running) -> int:

@@ -12,6 +12,7 @@ import socketio
 from steerserve.control import bus
 from steerserve.control.vitals.cards import CardReadings
 from steerserve.live import System, Throttle, payload, with_twins
+from tests.conftest import Start
 from tests.doubles import soon, until
 from tests.rules.test_cards import card
 from tests.service import Running
@@ -132,6 +133,18 @@ async def test_a_client_joins_over_the_socket_and_others_are_not_told(shared: Ru
         await joined.disconnect()
         await other.disconnect()
     await until(lambda: shared.service.live.system._sending is None)
+
+
+async def test_a_stop_ends_the_task_that_looks_after_the_clients(start: Start) -> None:
+    client = socketio.AsyncSimpleClient()
+    with start() as live:
+        await client.connect(live.url)
+        sessions = live.service.live.server.eio
+        looking = sessions.service_task_handle
+        assert not looking.done()
+        await client.disconnect()
+    assert looking.done()
+    assert sessions.service_task_handle is None
 
 
 # ---------------------------------------------------------------------- progress

@@ -124,7 +124,7 @@ class Service:
         try:
             yield
         finally:
-            self.live.system.close()
+            await self.live.close()
             starting.cancel()
             with suppress(asyncio.CancelledError):
                 await starting

@@ -219,6 +219,11 @@ class LiveEvents:
         self.server.on("disconnect", self.system.leave)
         bus.subscribe(self._emit)
 
+    async def close(self) -> None:
+        """Stop sending, and end the task that looks after the sessions."""
+        self.system.close()
+        await self.server.shutdown()
+
     def _emit(self, event: events.Event) -> None:
         if not self._throttle.passes(event):
             return
