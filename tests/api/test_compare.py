@@ -48,6 +48,19 @@ def test_each_side_is_the_completion_that_its_steering_gives_alone(steered: Runn
     assert {side["finish_reason"] for side in found["sides"]} == {"length"}
 
 
+def test_each_side_tells_which_steering_it_had(steered: Running) -> None:
+    found = compare(steered, steering={INDEX: STRENGTH}, intensities=[1, 0, 0.5], max_tokens=1)
+    states = []
+    for strength in (STRENGTH, 0.0, STRENGTH / 2):
+        own = {"features": [{"index": int(INDEX), "value": strength}]}
+        body = {"model": demo.MODEL_NAME, "prompt": PROMPT, "max_tokens": 1, "sae_steering": own}
+        answer = steered.post("/v1/completions", body)
+        states.append(answer.headers.get("x-service-steering-state"))
+    assert [side["steering_state"] for side in found["sides"]] == states
+    assert states[1] is None
+    assert len(set(states)) == 3
+
+
 def test_without_values_the_live_ones_are_compared_and_stay(steered: Running) -> None:
     assert refused(steered) == (422, "VALIDATION_ERROR")
     steered.data("POST", "/api/saes/steering", {"feature_idx": int(INDEX), "value": STRENGTH})

@@ -18,6 +18,7 @@ from steerserve.rules.intent import (
     ScoreIntent,
     repetition_penalty,
 )
+from steerserve.rules.sae_steering import RequestSteering, SteeredFeature
 
 FIXED = Fixed(temperature=0.7, top_p=0.95)
 SAMPLING = SamplingParameters(temperature=0.7, top_p=0.95)
@@ -77,6 +78,7 @@ def test_a_request_of_the_fixed_sampling_parameters_runs_without_a_slot(
         replace(PLAIN, intensity=1.0),
         replace(PLAIN, intensity=0.0),
         replace(PLAIN, intensity="max"),
+        replace(PLAIN, steering=RequestSteering((SteeredFeature(4, 2.0),))),
         replace(PLAIN, activations=Activations()),
         replace(PLAIN, constraint=OutputConstraint()),
     ],
@@ -96,6 +98,7 @@ def test_a_request_of_the_fixed_sampling_parameters_runs_without_a_slot(
         "an intensity",
         "steering off",
         "an intensity by word",
+        "steering of its own",
         "activations",
         "a response format",
     ],

@@ -31,6 +31,9 @@ TABLE = """
 """.strip()
 """The specification's own table, word for word."""
 
+BEYOND = {"sae_steering"}
+"""Fields that the specification does not know."""
+
 SPECIFICATION = Path(__file__).parents[2].parent / "shared" / "specification.md"
 
 ROUTES = (CHAT, COMPLETIONS, EMBEDDINGS)
@@ -67,6 +70,7 @@ ASKS: dict[str, Any] = {
     "profile": "calm",
     "steering_intensity": "off",
     "steering": {"features": []},
+    "sae_steering": {"features": [{"index": 1, "value": 2.0}]},
     "dimensions": 8,
     "tools": [{"type": "function"}],
     "tool_choice": "auto",
@@ -131,7 +135,8 @@ def refusal_of(route: str, body: dict[str, Any], engine: str = CHECKPOINT) -> Re
 
 def test_what_the_rules_hold_is_the_table_of_the_specification() -> None:
     groups = [row[0].split(", ") for row in ROWS]
-    assert [name for group in groups for name in group] == list(fields.CHANGING)
+    named = [name for group in groups for name in group]
+    assert named == [name for name in fields.CHANGING if name not in BEYOND]
     assert [printed(group) for group in groups] == TABLE.splitlines()[2:]
 
 
@@ -142,6 +147,12 @@ def test_the_table_here_is_the_one_in_the_specification() -> None:
     start = lines.index(TABLE.splitlines()[0])
     length = next(i for i, line in enumerate(lines[start:]) if not line.startswith("|"))
     assert "\n".join(lines[start : start + length]) == TABLE
+
+
+EXPECTED += [
+    ("sae_steering", route, engine, route != EMBEDDINGS and engine == CHECKPOINT)
+    for route, engine in EVERYWHERE
+]
 
 
 @pytest.mark.parametrize(("name", "route", "engine", "is_honoured"), EXPECTED)
@@ -173,6 +184,15 @@ def test_a_refusal_names_every_field_that_is_not_honoured_in_the_order_of_the_re
     assert refused.details["fields"] == ["tools", "logit_bias"]
     assert "tools, logit_bias" in refused.message
     assert refusal_of(CHAT, body, GGUF).details["fields"] == ["tools", "seed", "logit_bias"]
+
+
+@pytest.mark.parametrize(("route", "engine"), EVERYWHERE)
+def test_the_refusal_of_steering_names_the_field_that_steers_where_there_is_one(
+    route: str, engine: str
+) -> None:
+    refused = refusal_of(route, {"steering": ASKS["steering"]}, engine)
+    is_there = route != EMBEDDINGS and engine == CHECKPOINT
+    assert ("send sae_steering" in refused.message) == is_there
 
 
 @pytest.mark.parametrize(("route", "engine"), EVERYWHERE)
@@ -254,7 +274,7 @@ def test_log_probabilities_or_allowed_tokens_make_a_request_a_scoring_one(
     assert fields.is_scoring(body) is is_scoring
 
 
-@pytest.mark.parametrize("name", ["profile", "steering_intensity"])
+@pytest.mark.parametrize("name", ["profile", "steering_intensity", "sae_steering"])
 def test_what_steers_is_refused_by_name_on_a_scoring_request(name: str) -> None:
     with pytest.raises(Refusal) as refused:
         fields.check_scoring(fields.changing({"logprobs": True, name: ASKS[name], "seed": 1}))

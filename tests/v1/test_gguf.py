@@ -102,6 +102,8 @@ def test_several_prompts_and_stops_are_honoured(live: Running) -> None:
         ("/v1/chat/completions", {"allowed_token_ids": [1], "max_tokens": 1}, "allowed_token_ids"),
         ("/v1/chat/completions", {"response_format": {"type": "json_object"}}, "response_format"),
         ("/v1/chat/completions", {"profile": "calm"}, "profile"),
+        ("/v1/completions", {"sae_steering": {"features": []}}, "sae_steering"),
+        ("/v1/chat/completions", {"sae_steering": {"features": []}}, "sae_steering"),
         ("/v1/chat/completions", {"steering_intensity": 1}, "steering_intensity"),
         ("/v1/completions", {"seed": 7}, "seed"),
         ("/v1/completions", {"logprobs": 3, "max_tokens": 1}, "logprobs"),

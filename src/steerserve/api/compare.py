@@ -85,6 +85,7 @@ def _side(side: Side, compared: Compared) -> dict[str, Any]:
             key: {str(i): v for i, v in sorted(values.items())}
             for key, values in side.steering.items()
         },
+        "steering_state": side.state,
         "text": side.text,
         "finish_reason": side.finish,
         "completion_tokens": side.tokens,

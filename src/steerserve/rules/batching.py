@@ -34,6 +34,7 @@ def backend(intent: Intent, fixed: Fixed | None, *, is_monitored: bool = False) 
         and intent.n == 1
         and intent.profile is None
         and intent.intensity is None
+        and intent.steering is None
         and intent.activations is None
         and intent.constraint is None
         and intent.sweep is None

@@ -1,10 +1,11 @@
-"""The dial of one request: a profile by name, an intensity, or both.
+"""The dial of one request: a profile by name or the values in `sae_steering`, an intensity, or both.
 
 One function decides the values to apply and the intensity to report, so that the two always agree. Rules: (1) without
 an attached SAE nothing changes; (2) `off` and 0 switch steering off for the request, and no profile is checked; (3) the
-base values are those of the named profile, else those of the active profile as saved, else the live values; (4) the
-base values are multiplied by the request's intensity, else by the profile's own; (5) each product is clamped to [-200,
-200].
+base values are those of `sae_steering`, else those of the named profile, else those of the active profile as saved,
+else the live values; (4) the base values are multiplied by the request's intensity, else by the profile's own; (5) each
+product is clamped to [-200, 200]; (6) values that `sae_steering` adds are added to the values that the request would
+have had without them, and each sum is clamped.
 """
 
 from __future__ import annotations
@@ -14,11 +15,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from steerserve.errors import Refusal
+from steerserve.rules import sae_steering
 from steerserve.rules.attachment import AttachedSae
 from steerserve.rules.profile import Profile as Profile
 from steerserve.rules.profile import site
+from steerserve.rules.sae_steering import RequestSteering
 from steerserve.rules.serving import dialed
-from steerserve.rules.steering import Live, Values, clamped
+from steerserve.rules.steering import Live, Values, clamped, total
 
 FIELD = "steering_intensity"
 HIGHEST = 2.0
@@ -72,15 +75,21 @@ def plan(
     live: Live,
     attached: Sequence[AttachedSae],
     limits: Range,
+    own: RequestSteering | None = None,
 ) -> Plan:
-    """The steering of one request that names a profile, an intensity, or both.
+    """The steering of one request that names a profile, an intensity, or both, or has steering of its `own`.
 
     `profile` is the named profile. It is None where no profile has that name: such a request comes here only with the
     intensity 0.
 
     Raises:
-        Refusal: PROFILE_INCOMPATIBLE.
+        Refusal: PROFILE_INCOMPATIBLE; the refusals of `rules/sae_steering.values`.
     """
+    if own is not None and intensity != 0.0:
+        return _own(own, intensity, live, attached, limits)
+    if own is not None and attached:
+        is_steered = any(f.value for f in own.features) or _has_base(False, None, live, attached)
+        return Plan({}, 0.0 if is_steered else None)  # (2)
     if not attached or (intensity is None and not is_profile_named):
         return Plan()  # (1)
     if intensity == 0.0:
@@ -94,6 +103,29 @@ def plan(
         key: {index: clamped(value * strength) for index, value in values.items()}
         for key, values in values.items()
     }
+    is_dialed = intensity is not None and any(overlay.values())
+    return Plan(overlay, strength if is_dialed else None)
+
+
+def _own(
+    own: RequestSteering,
+    intensity: Intensity | None,
+    live: Live,
+    attached: Sequence[AttachedSae],
+    limits: Range,
+) -> Plan:
+    """The steering of a request with values of its own, whose intensity is not 0. One intensity scales the values of
+    the request and the values that they are added to."""
+    values = sae_steering.values(own, attached)
+    otherwise = plan(intensity, False, None, live, attached, limits) if own.is_added else Plan()
+    strength = _resolved(intensity, limits, 1.0) if otherwise.echo is None else otherwise.echo
+    overlay: Mapping[str, Values] = {
+        key: {index: clamped(value * strength) for index, value in features.items()}
+        for key, features in values.items()
+    }
+    if own.is_added:
+        kept = live.values if live.enabled else {}
+        overlay = total([kept if otherwise.overlay is None else otherwise.overlay, overlay])  # (6)
     is_dialed = intensity is not None and any(overlay.values())
     return Plan(overlay, strength if is_dialed else None)
 

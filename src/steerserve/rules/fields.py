@@ -11,7 +11,7 @@ from typing import Any
 from urllib.parse import quote
 
 from steerserve.errors import Refusal
-from steerserve.rules import activations
+from steerserve.rules import activations, sae_steering
 
 CHAT = "chat"
 COMPLETIONS = "completions"
@@ -35,6 +35,7 @@ CHANGING: dict[str, frozenset[tuple[str, str]]] = {
     "profile": frozenset({_CHAT}),
     "steering_intensity": frozenset({_CHAT}),
     "steering": frozenset(),
+    sae_steering.FIELD: frozenset({_CHAT, _TEXT}),
     "dimensions": frozenset(),
     "tools": frozenset(),
     "tool_choice": frozenset(),
@@ -75,6 +76,10 @@ _INNER: dict[str, Known] = {
     "extra_messages": _MESSAGE,
     "stream_options": {"include_usage": _ANY},
     "response_format": _FORMAT,
+    sae_steering.FIELD: {
+        "features": {"index": _ANY, "value": _ANY, "sae_id": _ANY, "layer": _ANY},
+        "mode": _ANY,
+    },
     activations.FIELD: {
         **dict.fromkeys(activations.FIELDS),
         "positions": {"start": _ANY, "end": _ANY},
@@ -118,9 +123,11 @@ def check_honoured(route: str, names: Sequence[str], engine: str) -> None:
     if refused:
         is_for_gguf = any((route, CHECKPOINT) in CHANGING[name] for name in refused)
         where = "a GGUF model on this route" if is_for_gguf else "this route"
+        is_other = "steering" in refused and (route, engine) in CHANGING[sae_steering.FIELD]
+        instead = f"; send {sae_steering.FIELD} to steer one request" if is_other else ""
         raise Refusal(
             "FIELD_NOT_HONOURED",
-            f"{', '.join(refused)}: not honoured by {where}, and would change the output",
+            f"{', '.join(refused)}: not honoured by {where}, and would change the output{instead}",
             param=refused[0],
             fields=refused,
         )
@@ -145,7 +152,8 @@ def check_scoring(names: Sequence[str]) -> None:
     """Raises:
     Refusal: FIELD_NOT_HONOURED naming the fields that ask for steering, because scoring is never steered.
     """
-    refused = [name for name in names if name in ("profile", "steering_intensity")]
+    steering = ("profile", "steering_intensity", sae_steering.FIELD)
+    refused = [name for name in names if name in steering]
     if refused:
         raise Refusal(
             "FIELD_NOT_HONOURED",

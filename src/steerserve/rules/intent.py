@@ -8,6 +8,7 @@ from typing import Any
 
 from steerserve.rules.activations import Activations
 from steerserve.rules.compare import Sweep
+from steerserve.rules.sae_steering import RequestSteering
 
 Conversation = tuple[Mapping[str, Any], ...]
 Prompt = str | Conversation
@@ -78,6 +79,7 @@ class GenerateIntent(BaseIntent):
     template: Mapping[str, Any] | None = None
     profile: str | None = None
     intensity: float | str | None = None
+    steering: RequestSteering | None = None
     constraint: OutputConstraint | None = None
     activations: Activations | None = None
     sweep: Sweep | None = None

@@ -72,7 +72,7 @@ class Live:
 
     def __post_init__(self) -> None:
         if self.owned:
-            object.__setattr__(self, "values", _sum(self.owned.values()))
+            object.__setattr__(self, "values", total(self.owned.values()))
         elif self.values:
             object.__setattr__(self, "owned", {MANUAL: self.values})
 
@@ -207,6 +207,17 @@ def effective(
     return {i: v for i, v in chosen.items() if v != 0.0}
 
 
+def total(parts: Iterable[Mapping[str, Values]]) -> dict[str, Values]:
+    """The sums of several maps from key to values, each clamped."""
+    sums: dict[str, dict[int, float]] = {}
+    for part in parts:
+        for key, values in part.items():
+            there = sums.setdefault(key, {})
+            for index, value in values.items():
+                there[index] = there[index] + value if index in there else value
+    return {key: {i: clamped(v) for i, v in values.items()} for key, values in sums.items()}
+
+
 def plain_indices(values: Mapping[str, float], d_sae: int | None = None) -> dict[int, float]:
     """The values of one SAE with integer keys.
 
@@ -224,16 +235,6 @@ def plain_indices(values: Mapping[str, float], d_sae: int | None = None) -> dict
                 **more,
             )
     return {int(key): value for key, value in values.items()}
-
-
-def _sum(parts: Iterable[Mapping[str, Values]]) -> dict[str, Values]:
-    total: dict[str, dict[int, float]] = {}
-    for part in parts:
-        for key, values in part.items():
-            there = total.setdefault(key, {})
-            for index, value in values.items():
-                there[index] = there[index] + value if index in there else value
-    return {key: {i: clamped(v) for i, v in values.items()} for key, values in total.items()}
 
 
 def _without(live: Live, key: str, index: int | None = None) -> Owned:

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal, TypeVar
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, WithJsonSchema
 
 from steerserve.errors import Refusal
-from steerserve.rules import activations
+from steerserve.rules import activations, sae_steering, steering
 
 SEED_MAXIMUM = 2**32 - 1
 COUNT_MAXIMUM = 2**31 - 1
@@ -79,6 +79,25 @@ class ReturnActivations(Body):
     read_point: Literal["post_steering", "pre_steering"] | None = None
 
 
+class SteeredFeatureBody(Body):
+    """A feature of an attached SAE, and its value. `sae_id` and `layer` name the SAE where several are attached."""
+
+    index: Annotated[int, Field(ge=0, le=COUNT_MAXIMUM)]
+    value: Annotated[Finite, Field(ge=steering.MINIMUM, le=steering.MAXIMUM)]
+    sae_id: Annotated[str, Field(min_length=1)] | None = None
+    layer: Annotated[int, Field(ge=0, le=COUNT_MAXIMUM)] | None = None
+
+
+class SaeSteeringBody(Body):
+    """The steering of this request. It replaces the live steering, or with the mode `add` is added to it."""
+
+    features: Annotated[
+        list[SteeredFeatureBody],
+        Field(min_length=1, max_length=sae_steering.FEATURES_MAXIMUM),
+    ]
+    mode: Literal["replace", "add"] | None = None
+
+
 class Sampled(Body):
     """The fields that chat and text completions share."""
 
@@ -95,6 +114,7 @@ class Sampled(Body):
     seed: Annotated[int, Field(ge=0, le=SEED_MAXIMUM)] | None = None
     allowed_token_ids: Annotated[list[int], Field(min_length=1)] | None = None
     return_tokens_as_token_ids: bool | None = None
+    sae_steering: SaeSteeringBody | None = None
 
 
 _INTENSITY = {

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from steerserve.errors import Refusal
-from steerserve.rules import activations, fields
+from steerserve.rules import activations, fields, sae_steering
 from steerserve.settings import Settings
 
 FIELDS_MAXIMUM = 1000
@@ -46,6 +46,10 @@ def check(route: str, body: dict[str, Any], settings: Settings) -> None:
         where, features = f"{activations.FIELD}.features", asked.get("features")
         limit = settings.sae_activations_max_entries
         _at_most(where, features, limit, "features", "SAE_ACTIVATIONS_REFUSED")
+    steering = body.get(sae_steering.FIELD)
+    if isinstance(steering, dict):
+        where, limit = f"{sae_steering.FIELD}.features", sae_steering.FEATURES_MAXIMUM
+        _at_most(where, steering.get("features"), limit, "features")
     _check_stops(body.get("stop"), settings.max_stop_strings)
 
 

@@ -24,6 +24,8 @@ def of(intent: Intent, run: Run, *, limit: int, is_shared: bool) -> dict[str, st
         headers["X-Service-Constrained"] = f"{kind};name={quote(name)}" if name else kind
     if run.admitted.echo is not None:
         headers["X-Service-Steering-Intensity"] = dial.echo(run.admitted.echo)
+    if run.admitted.state is not None:
+        headers["X-Service-Steering-State"] = run.admitted.state
     return headers
 
 

@@ -99,6 +99,7 @@ class Intake:
         prompts = values.texts(body.prompt)
         special = body.add_special_tokens is not False
         if fields.is_scoring(opened.body):
+            fields.check_scoring(fields.changing(opened.body))
             scoring = values.score(
                 body,
                 settings,

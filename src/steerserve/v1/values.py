@@ -8,7 +8,8 @@ from typing import Any
 import msgspec
 
 from steerserve.errors import Refusal
-from steerserve.rules import activations, intent, schema_subset
+from steerserve.rules import activations, intent, sae_steering, schema_subset
+from steerserve.rules.attachment import SaeChoice
 from steerserve.settings import Settings
 from steerserve.v1 import bodies
 
@@ -71,6 +72,7 @@ def generate(
         is_stream=bool(body.stream),
         is_timed=_is_timed(body),
         has_special=special,
+        steering=_steering(body),
         activations=_activations(raw, len(prompts), n, settings),
         **more,
         **base,
@@ -160,6 +162,24 @@ def _activations(
             param=activations.FIELD,
         )
     return parsed
+
+
+def _steering(body: bodies.Sampled) -> sae_steering.RequestSteering | None:
+    """The steering that the request brings itself.
+
+    Raises:
+        Refusal: INVALID_PARAMETER, also where the request names a profile too.
+    """
+    asked = body.sae_steering
+    if asked is None:
+        return None
+    if isinstance(body, bodies.ChatBody) and body.profile is not None:
+        raise invalid(sae_steering.FIELD, "cannot be combined with profile")
+    features = tuple(
+        sae_steering.SteeredFeature(one.index, one.value, SaeChoice(one.sae_id, one.layer))
+        for one in asked.features
+    )
+    return sae_steering.check(sae_steering.RequestSteering(features, asked.mode == "add"))
 
 
 def constraint(body: bodies.ChatBody, settings: Settings) -> intent.OutputConstraint | None:

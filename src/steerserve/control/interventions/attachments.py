@@ -14,7 +14,7 @@ from typing import Any
 from steerserve.control.bus import Bus, SaeAttached, SaeDetached
 from steerserve.control.interventions import attachable
 from steerserve.control.interventions.attachable import AttachRequest
-from steerserve.control.library.sae_records import source_of
+from steerserve.control.library.sae_records import origin_of, source_of
 from steerserve.control.residency import free_memory
 from steerserve.control.residency.conductor import Conductor
 from steerserve.control.residency.free_memory import Read
@@ -195,6 +195,7 @@ class Attachments:
             sae_set.kept_in(wanted.dtype, facts.dtype),
             wanted.is_checked,
             verdict.warnings,
+            origin_of(wanted.sae),
         )
         return await hook(engine, order)
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from steerserve.control.interventions.serving import Serving, origin_of
+from steerserve.control.interventions.serving import Serving
+from steerserve.control.library.sae_records import origin_of
 from steerserve.control.residency.conductor import Conductor
 from steerserve.rules import profile as rules
 from steerserve.rules.profile import ImportedProfile

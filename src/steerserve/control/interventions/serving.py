@@ -11,14 +11,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from steerserve.control.interventions.steering import Steering
+from steerserve.control.library.sae_records import origin_of
 from steerserve.control.residency.conductor import Conductor
 from steerserve.control.residency.resident import Attachment
 from steerserve.errors import Refusal
 from steerserve.rules import serving as rules
 from steerserve.rules.profile import Profile
-from steerserve.rules.provenance import SaeOrigin
 from steerserve.rules.steering import Live
-from steerserve.store.catalog import Catalog, SaeRow
+from steerserve.store.catalog import Catalog
 from steerserve.store.documents import Documents, ProfileRow
 
 LISTED = 20
@@ -187,11 +187,6 @@ class Serving:
         if is_same:
             return ()
         return (f"the profile was made for model {made_for!r}; {name!r} is loaded",)
-
-
-def origin_of(sae: SaeRow) -> SaeOrigin:
-    """What identifies a registered SAE whatever its id."""
-    return SaeOrigin(sae.repository_id, sae.revision, sae.file_path, sae.content_digest)
 
 
 def _listed(features: Sequence[int]) -> str:

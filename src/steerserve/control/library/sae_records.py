@@ -9,6 +9,7 @@ from typing import Any
 import msgspec
 
 from steerserve.engine.wire import messages as m
+from steerserve.rules.provenance import SaeOrigin
 from steerserve.rules.sae_units import TOP
 from steerserve.store.catalog import SaeRow
 
@@ -36,6 +37,11 @@ def source_of(row: SaeRow, overrides: m.Overrides | None = None) -> m.SaeSource:
     path = row.local_path or ""
     name = hub_name(row.repository_id, row.file_path) if row.repository_id else path
     return m.SaeSource(path, name, overrides or m.Overrides())
+
+
+def origin_of(row: SaeRow) -> SaeOrigin:
+    """What identifies a registered SAE whatever its id."""
+    return SaeOrigin(row.repository_id, row.revision, row.file_path, row.content_digest)
 
 
 def claimed(claims: m.Claims) -> dict[str, Any]:

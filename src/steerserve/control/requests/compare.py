@@ -20,11 +20,13 @@ from steerserve.rules.intent import GenerateIntent
 
 @dataclass(slots=True)
 class Side:
-    """One completion. `steering` has its values by attachment (`sae_id@layer`). `readings` has the activations, and is
-    None where the request does not ask for them."""
+    """One completion. `steering` has its values by attachment (`sae_id@layer`), and `state` says which steering that is
+    (`rules/steering_state.py`). `readings` has the activations, and is None where the request does not ask for
+    them."""
 
     intensity: float
     steering: Overlay
+    state: str | None = None
     text: str = ""
     tokens: int = 0
     finish: str | None = None
@@ -86,9 +88,9 @@ class Compare:
             tapped = admitted.tapped
             labels = await self._features.labels(tapped.sae_id) if tapped else {}
             sides = [
-                Side(intensity, overlay)
-                for intensity, overlay in zip(
-                    intent.sweep.intensities, admitted.overlays, strict=True
+                Side(*values)
+                for values in zip(
+                    intent.sweep.intensities, admitted.overlays, admitted.states, strict=True
                 )
             ]
             prompt_tokens = 0

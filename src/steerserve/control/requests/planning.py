@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from steerserve.control.interventions.serving import Serving
 from steerserve.control.residency.resident import Attachment, Resident
 from steerserve.engine.wire import messages as m
-from steerserve.rules import activations, compare, dial
+from steerserve.rules import activations, compare, dial, steering_state
 from steerserve.rules.intent import (
     EmbedIntent,
     GenerateIntent,
@@ -17,6 +17,8 @@ from steerserve.rules.intent import (
     OutputConstraint,
     ScoreIntent,
 )
+from steerserve.rules.provenance import ModelOrigin
+from steerserve.rules.steering_state import SteeredSite
 from steerserve.settings import Settings
 
 
@@ -27,16 +29,20 @@ class Admitted:
     Attributes:
         plan: how the request is steered.
         echo: the intensity that the answer reports; None where the dial changes nothing.
+        state: which steering the request has (`rules/steering_state.py`); None where nothing is added.
         tapped: the SAE whose activations the request asks for; None where it asks for none.
-        overlays: the steering of each prompt of a sweep; empty for other requests.
+        overlays: the steering of each prompt of a sweep, and `states` which steering each has; empty for other
+            requests.
         epoch: the epoch of the live values from which the plan was made.
     """
 
     resident: Resident
     plan: m.Plan
     echo: float | None
+    state: str | None
     tapped: Attachment | None
     overlays: tuple[compare.Overlay, ...]
+    states: tuple[str | None, ...]
     epoch: int
 
 
@@ -49,15 +55,19 @@ class Planner:
 
     def admit(self, intent: Intent, profile: dial.Profile | None, resident: Resident) -> Admitted:
         """Raises:
-        Refusal: every refusal of `rules/dial`, `rules/compare` and `rules/activations`.
+        Refusal: every refusal of `rules/dial`, `rules/compare`, `rules/sae_steering` and `rules/activations`.
         """
         plan = self._plan(intent, profile, resident)
+        overlays = self._swept(intent, profile, resident)
+        is_planned = isinstance(intent, GenerateIntent) and intent.sweep is None
         return Admitted(
             resident,
             self._overlay(plan.overlay),
             plan.echo,
+            self._state(resident, plan.overlay) if is_planned else None,
             _tapped(intent, resident),
-            self._swept(intent, profile, resident),
+            overlays,
+            tuple(self._state(resident, overlay) for overlay in overlays),
             self._serving.live.epoch,
         )
 
@@ -99,7 +109,9 @@ class Planner:
         )
         attached = list(resident.attachments.values())
         is_named, live = intent.profile is not None, self._serving.live
-        return dial.plan(intent.intensity, is_named, profile, live, attached, limits)
+        return dial.plan(
+            intent.intensity, is_named, profile, live, attached, limits, intent.steering
+        )
 
     def _swept(
         self, intent: Intent, profile: dial.Profile | None, resident: Resident
@@ -111,6 +123,13 @@ class Planner:
         otherwise = dial.base(profile, self._serving.live, attached)
         base = compare.base(intent.sweep, otherwise, attached)
         return compare.overlays(base, intent.sweep.intensities)
+
+    def _state(self, resident: Resident, overlay: compare.Overlay | None) -> str | None:
+        """Which steering a request with this overlay has, from the plan that the engine gets."""
+        added = steering_state.applied(self._serving.live, overlay, resident.attachments)
+        sites = {key: _site(resident.attachments[key]) for key in added}
+        row = resident.row
+        return steering_state.digest(ModelOrigin(row.name, row.repo_id), row.revision, sites, added)
 
     def _overlay(self, overlay: compare.Overlay | None) -> m.Plan:
         if overlay is None:
@@ -141,6 +160,19 @@ class Planner:
             stops=list(wanted.stops),
             seed=wanted.seed,
         )
+
+
+def _site(attachment: Attachment) -> SteeredSite:
+    """What identifies an attached SAE, and where it adds. Of the overrides, only those of the scale change the added
+    vector; an override of the site is the site."""
+    said, order = attachment.order.source.overrides, attachment.order
+    scale = {
+        "normalisation": said.normalisation,
+        "norm_factor": said.norm_factor,
+        "is_centred": said.is_centred,
+    }
+    overrides = {name: value for name, value in scale.items() if value is not None}
+    return SteeredSite(order.sae_id, order.origin, order.layer, attachment.site, overrides)
 
 
 def _tapped(intent: Intent, resident: Resident) -> Attachment | None:

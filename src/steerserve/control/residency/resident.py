@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any, Protocol
 
 from steerserve.engine.wire.engine import Engine
 from steerserve.engine.wire.messages import Attached, Loaded, SaeSource
+from steerserve.rules.provenance import SaeOrigin
 from steerserve.rules.residency import Phase
 from steerserve.rules.signs import Silence
 from steerserve.rules.steering import key_of
@@ -23,7 +24,7 @@ Switch = Callable[[], None]
 class Order:
     """An SAE to attach to a model. The engine gets the order now, and the next engine gets it again after a crash.
     `dtype` is the dtype of the matrices, None for the dtype of the file. `warnings` come from the checks before the
-    engine is asked."""
+    engine is asked. `origin` identifies the SAE on every machine."""
 
     model_id: int
     sae_id: str
@@ -32,6 +33,7 @@ class Order:
     dtype: str | None
     is_checked: bool
     warnings: tuple[str, ...] = ()
+    origin: SaeOrigin = field(default_factory=SaeOrigin)
 
     @property
     def key(self) -> str:

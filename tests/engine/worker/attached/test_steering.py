@@ -584,3 +584,21 @@ def test_a_site_reads_the_hidden_states_of_its_layer(loaded: Loaded, variant: st
 
 def test_a_model_alone_is_what_generate_gives(llama: Checkpoint) -> None:
     assert alone(llama, words(20)).tokens == generated(llama, words(20), 16)
+
+
+@pytest.mark.parametrize("variant", ["llama"])
+def test_32_requests_with_32_overlays_share_every_pass_and_write_what_each_writes_alone(
+    loaded: Loaded, variant: str
+) -> None:
+    model = loaded(variant)
+    plans = [overlay({i: 3.0 + i / 8, 47 - i: -2.0}) for i in range(32)]
+    alone = [steered_alone(model, words(12, i), plan, max_tokens=6) for i, plan in enumerate(plans)]
+    with steered_bench(model) as bench:
+        answers = [
+            bench.ask(i, words(12, i), plan=plan, max_tokens=6) for i, plan in enumerate(plans)
+        ]
+        bench.run()
+        assert [answer.tokens for answer in answers] == alone
+        # every request alone would take 6 passes
+        assert bench.steering.applied == {KEY: 6}
+    assert len({tuple(tokens) for tokens in alone}) > 16
