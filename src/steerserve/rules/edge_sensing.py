@@ -10,6 +10,8 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
+from steerserve.rules.circuit import AuthoredEdge as AuthoredEdge
+from steerserve.rules.circuit import EdgeEnd as EdgeEnd
 from steerserve.rules.sensing import DECODE, PREFILL, SUMMARY_CHARACTERS, Thresholds
 
 NOT_A_FEATURE = "endpoint_not_a_feature"
@@ -23,33 +25,6 @@ FED_WHEN_SHED = 64
 
 
 # ------------------------------------------------------------- sensable edges
-
-
-@dataclass(frozen=True, slots=True)
-class EdgeEnd:
-    """One end of an edge; `feature_idx` is None for an end that is a whole cluster."""
-
-    layer: int
-    feature_idx: int | None
-
-    @property
-    def name(self) -> str:
-        feature = "cluster" if self.feature_idx is None else self.feature_idx
-        return f"{feature}@{self.layer}"
-
-
-@dataclass(frozen=True, slots=True)
-class AuthoredEdge:
-    """One edge of a circuit, as its document has it."""
-
-    up: EdgeEnd
-    down: EdgeEnd
-    rung: int = 0
-    kind: str | None = None
-
-    @property
-    def key(self) -> str:
-        return f"{self.up.name}->{self.down.name}"
 
 
 @dataclass(frozen=True, slots=True)

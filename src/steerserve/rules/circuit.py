@@ -1,0 +1,324 @@
+"""The circuit document: its shape, its members by layer, its edges, and the rung that follows from the edges.
+
+A circuit steers features of several layers at once. A member of the kind `cluster_ref` has the features of a cluster
+in `expanded_members`. Its own `feature` counts too. If a document has a feature of a layer twice, the first one counts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from steerserve.rules import documents, members
+from steerserve.rules.documents import (
+    Check,
+    DocumentFault,
+    Place,
+    anything,
+    as_number,
+    fields,
+    flag,
+    items,
+    mapping,
+    number,
+    one_of,
+    part_of,
+    text,
+    whole,
+)
+from steerserve.rules.evidence import HIGHEST, rung_of
+from steerserve.rules.members import AuthoredMember, SaeReference, SensingOverrides
+
+KIND = "mistudio.circuit-definition"
+IMPORT = "/api/circuits/import"
+NAME_MAXIMUM = 200
+LAYERS_MAXIMUM = 16
+EDGES_MAXIMUM = 200
+_TEXT_MAXIMUM = 2000
+
+
+@dataclass(frozen=True, slots=True)
+class EdgeEnd:
+    """One end of an edge; `feature_idx` is None for an end that is a whole cluster."""
+
+    layer: int
+    feature_idx: int | None
+
+    @property
+    def name(self) -> str:
+        feature = "cluster" if self.feature_idx is None else self.feature_idx
+        return f"{feature}@{self.layer}"
+
+
+@dataclass(frozen=True, slots=True)
+class AuthoredEdge:
+    """One edge of a circuit, as its document has it.
+
+    Attributes:
+        effect_size: how strongly an intervention at `up` changed `down`; None where nobody measured it.
+        weight_prior: how strong the edge is by the weights of the model alone.
+    """
+
+    up: EdgeEnd
+    down: EdgeEnd
+    rung: int = 0
+    kind: str | None = None
+    effect_size: float | None = None
+    weight_prior: float | None = None
+
+    @property
+    def key(self) -> str:
+        return f"{self.up.name}->{self.down.name}"
+
+
+@dataclass(frozen=True, slots=True)
+class Circuit:
+    """A circuit document that fits its shape.
+
+    Attributes:
+        layers: the layers of the members, in ascending order.
+        members: layer -> the features that are steered there. `max_activation` is the largest one that the document has
+            for the feature.
+        unexpanded: the layers with a member whose features the document does not have.
+        intensity: the intensity that the document asks for; None where it has none.
+        intensity_range: the declared range; None where the document declares none.
+    """
+
+    name: str
+    narrative: str | None
+    model: str | None
+    layers: tuple[int, ...]
+    members: Mapping[int, tuple[AuthoredMember, ...]]
+    saes: tuple[SaeReference, ...]
+    edges: tuple[AuthoredEdge, ...] = ()
+    unexpanded: frozenset[int] = frozenset()
+    intensity: float | None = None
+    intensity_range: tuple[float, float] | None = None
+    sensing: SensingOverrides = field(default_factory=SensingOverrides)
+
+    @property
+    def rung(self) -> int:
+        """The lowest rung of the edges; 0 without edges."""
+        return min((edge.rung for edge in self.edges), default=0)
+
+    @property
+    def features(self) -> dict[int, tuple[int, ...]]:
+        """Layer -> the indices of the features that are steered there."""
+        return {
+            layer: tuple(member.feature_idx for member in of_layer)
+            for layer, of_layer in self.members.items()
+        }
+
+    @property
+    def is_still(self) -> bool:
+        """Whether all strengths are 0, so that serving the circuit changes nothing."""
+        return all(member.value == 0 for of_layer in self.members.values() for member in of_layer)
+
+    def sae(self, layer: int) -> SaeReference:
+        """The SAE that the document declares for a layer."""
+        declared = (sae for sae in self.saes if sae.layer == layer)
+        return next(declared, SaeReference(layer=layer))
+
+
+# ------------------------------------------------------------- the shape
+
+_LAYER = whole()
+_END = fields(
+    {"layer": _LAYER},
+    {"feature_idx": whole(), "cluster_profile_id": text(), "kind": one_of("feature", "cluster")},
+)
+_EDGE = fields(
+    {"up": _END, "down": _END},
+    {
+        "type": text(),
+        "rung": whole(0, HIGHEST),
+        "tested_and_failed": items(whole(0, HIGHEST)),
+        "effect_size": number(),
+        "weight_prior": number(),
+        "coactivation": fields(
+            {},
+            {
+                "pmi": number(),
+                "lift": number(),
+                "spearman": number(),
+                "support": number(0),
+                "null_percentile": number(),
+                "replicated_heldout": anything,
+                "corpus_ref": text(),
+            },
+        ),
+        "attribution": fields(
+            {}, {"method": text(), "score": number(), "sign_consistency": number(0, 1)}
+        ),
+        "position": fields(
+            {},
+            {"mediating_heads": items(whole()), "source_role": text(), "target_role": text()},
+        ),
+        "type_signals": mapping(anything),
+        "validation_manifest_ref": text(),
+    },
+)
+_MEMBER = fields(
+    {"layer": _LAYER},
+    {
+        "member_kind": one_of("feature_ref", "cluster_ref"),
+        "feature": members.MEMBER,
+        "cluster_profile_id": text(),
+        "cluster_name": text(),
+        "expanded_members": items(members.MEMBER, most=members.MEMBERS_MAXIMUM),
+    },
+)
+_PROBE = fields({"prompt": text(1, _TEXT_MAXIMUM), "expected": text(1, _TEXT_MAXIMUM)}, {})
+_CALIBRATION = fields(
+    {"onset": number(0), "sweet_spot": number(0), "cliff": number(0)},
+    {
+        "provisional": flag,
+        "non_monotone": flag,
+        "step_budget": whole(1),
+        "judge_metric_id": text(),
+        "manifest_ref": text(),
+        "probe_set": items(_PROBE),
+    },
+)
+_FAITHFULNESS = fields(
+    {},
+    {
+        "necessity": number(),
+        "sufficiency": number(),
+        "sufficiency_k": whole(),
+        "metric_id": text(),
+        "manifest_ref": text(),
+    },
+)
+_DISCOVERY = fields(
+    {},
+    {
+        "mode": one_of("seeded", "open"),
+        "granularity": one_of("feature", "cluster"),
+        "corpus_ref": text(),
+        "split": anything,
+        "discovered_at": anything,
+        "thresholds": anything,
+    },
+)
+_BUDGET = fields(
+    {},
+    {
+        "layers": mapping(fields({}, members.BUDGET_FIELDS)),
+        "formula_id": text(),
+        "intensity": number(0, members.INTENSITY_MAXIMUM),
+    },
+)
+SHAPE: Check = fields(
+    {
+        "name": members.name_shape(NAME_MAXIMUM),
+        "saes": items(members.SAE, 1, LAYERS_MAXIMUM),
+        "members": items(_MEMBER, 1),
+    },
+    {
+        "kind": one_of(KIND),
+        "schema_version": one_of(members.SCHEMA_VERSION),
+        "narrative": members.NARRATIVE,
+        "model": members.MODEL,
+        "edges": items(_EDGE, most=EDGES_MAXIMUM),
+        "budget": _BUDGET,
+        "calibration": _CALIBRATION,
+        "faithfulness": _FAITHFULNESS,
+        "discovery": _DISCOVERY,
+        "provenance": members.PROVENANCE,
+    },
+)
+
+
+# ------------------------------------------------------------- reading
+
+
+def read(document: Mapping[str, Any]) -> Circuit:
+    """The circuit in a document.
+
+    Raises:
+        DocumentRefusal: UNKNOWN_KIND; VALIDATION_ERROR, whose details have the first faults.
+    """
+    if document.get("kind", KIND) != KIND:
+        raise documents.unknown_kind(document, [KIND])
+    documents.check(document, SHAPE)
+    circuit = _circuit(document)
+    faults = list(_faults(circuit))
+    if faults:
+        raise documents.invalid(faults[: documents.FAULTS_NAMED])
+    return circuit
+
+
+def _circuit(document: Mapping[str, Any]) -> Circuit:
+    entries = document["members"]
+    budget = part_of(document, "budget")
+    layers = tuple(sorted({int(entry["layer"]) for entry in entries}))
+    return Circuit(
+        name=document["name"],
+        narrative=document.get("narrative"),
+        model=members.model_name(document),
+        layers=layers,
+        members={layer: members_ for layer in layers if (members_ := _members(entries, layer))},
+        saes=tuple(members.sae_reference(raw) for raw in document["saes"]),
+        edges=tuple(_edge(raw) for raw in document.get("edges") or ()),
+        unexpanded=frozenset(int(e["layer"]) for e in entries if not any(_of_entry(e))),
+        intensity=members.declared_intensity(budget),
+        intensity_range=members.declared_range(budget),
+        sensing=members.sensing_overrides(document),
+    )
+
+
+def _of_entry(entry: Mapping[str, Any]) -> Iterator[AuthoredMember]:
+    """The features of one entry of the members."""
+    for raw in (*(entry.get("expanded_members") or ()), entry.get("feature")):
+        if raw is not None:
+            yield members.member(raw)
+
+
+def _members(entries: Sequence[Mapping[str, Any]], layer: int) -> tuple[AuthoredMember, ...]:
+    """The features of a layer, each once, as its first entry has it."""
+    distinct: dict[int, AuthoredMember] = {}
+    for entry in entries:
+        if int(entry["layer"]) != layer:
+            continue
+        for member in _of_entry(entry):
+            first = distinct.setdefault(member.feature_idx, member)
+            peaks = [one.max_activation for one in (first, member) if one.max_activation]
+            distinct[member.feature_idx] = replace(first, max_activation=max(peaks, default=None))
+    return tuple(distinct.values())
+
+
+def _edge(raw: Mapping[str, Any]) -> AuthoredEdge:
+    return AuthoredEdge(
+        up=_edge_end(raw["up"]),
+        down=_edge_end(raw["down"]),
+        rung=rung_of(raw.get("rung")),
+        kind=raw.get("type"),
+        effect_size=as_number(raw.get("effect_size")),
+        weight_prior=as_number(raw.get("weight_prior")),
+    )
+
+
+def _edge_end(raw: Mapping[str, Any]) -> EdgeEnd:
+    index = raw.get("feature_idx")
+    if index is None or raw.get("kind") == "cluster":
+        return EdgeEnd(int(raw["layer"]), None)
+    return EdgeEnd(int(raw["layer"]), int(index))
+
+
+def _faults(circuit: Circuit) -> Iterator[DocumentFault]:
+    """The faults that no single field has."""
+    place: Place = ("members",)
+    if len(circuit.layers) > LAYERS_MAXIMUM:
+        yield DocumentFault(
+            place, f"{len(circuit.layers)} layers, where {LAYERS_MAXIMUM} are allowed"
+        )
+    if not circuit.members:
+        yield DocumentFault(place, "no member has a feature")
+    for layer, of_layer in circuit.members.items():
+        if len(of_layer) > members.MEMBERS_MAXIMUM:
+            yield DocumentFault(
+                place,
+                f"{len(of_layer)} features at layer {layer}, where {members.MEMBERS_MAXIMUM} are allowed",
+            )
