@@ -1,0 +1,94 @@
+"""Writes docs/specification-coverage.md: each sentence of the specification with the tests that show it.
+
+`specification.txt` has the sentences. Each line is an id, a kind and the sentence, separated by tabs; a line with `#`
+is a heading. A `promise` says what the service does; a `remark` speaks about the text of the specification. A test
+names the sentences that it shows in a marker: `@pytest.mark.shows("models.3", "envelope.1")`.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+FOLDER = Path(__file__).parent
+TESTS = FOLDER.parent / "tests"
+PROMISE = "promise"
+REMARK = "remark"
+MARKER = "shows"
+
+
+@dataclass(frozen=True, slots=True)
+class Sentence:
+    """One sentence, or one row of a table, of the section with this heading."""
+
+    id: str
+    kind: str
+    text: str
+    heading: str
+
+
+def sentences() -> list[Sentence]:
+    """All sentences in their order."""
+    heading, listed = "", []
+    for line in (FOLDER / "specification.txt").read_text(encoding="utf-8").splitlines():
+        if line.startswith("# "):
+            heading = line.removeprefix("# ")
+        elif line:
+            listed.append(Sentence(*line.split("\t"), heading))  # type: ignore[misc]
+    return listed
+
+
+def shown() -> dict[str, list[str]]:
+    """The id of a sentence -> the tests that name it, as pytest names them."""
+    by_id: dict[str, list[str]] = {}
+    for file in sorted(TESTS.rglob("test_*.py")):
+        place = file.relative_to(TESTS.parent).as_posix()
+        for test, ids in marked(ast.parse(file.read_text(encoding="utf-8"))):
+            for one in ids:
+                by_id.setdefault(one, []).append(f"{place}::{test}")
+    return by_id
+
+
+def marked(module: ast.Module) -> Iterator[tuple[str, list[str]]]:
+    """Each test function of a module with the ids in its marker."""
+    for node in module.body:
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            ids = [one for decorator in node.decorator_list for one in _ids(decorator)]
+            if ids:
+                yield node.name, ids
+
+
+def _ids(decorator: ast.expr) -> list[str]:
+    is_marker = isinstance(decorator, ast.Call) and ast.unparse(decorator.func).endswith(
+        f"mark.{MARKER}"
+    )
+    return [ast.literal_eval(one) for one in decorator.args] if is_marker else []  # type: ignore[attr-defined]
+
+
+def page() -> str:
+    """The text of docs/specification-coverage.md."""
+    tests, heading, lines = shown(), "", list(_HEAD)
+    for sentence in sentences():
+        if sentence.heading != heading:
+            heading = sentence.heading
+            lines += ["", f"## {heading}", "", "| id | sentence | tests |", "|---|---|---|"]
+        lines.append(_row(sentence, tests))
+    return "\n".join(lines) + "\n"
+
+
+def _row(sentence: Sentence, tests: Mapping[str, list[str]]) -> str:
+    listed = "<br>".join(f"`{one.removeprefix('tests/')}`" for one in tests.get(sentence.id, []))
+    if sentence.kind == REMARK:
+        listed = "a remark about the text"
+    text = sentence.text.replace("|", "\\|")
+    return f"| {sentence.id} | {text} | {listed} |"
+
+
+_HEAD = (
+    "# Specification coverage",
+    "",
+    "Each sentence of the specification, and each row of its tables, with the tests in `tests/` that show it. This page",
+    "is written by `make docs` from `specification.txt` and from the markers `shows` of the tests.",
+)
