@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import ast
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -93,8 +94,13 @@ def dotted(file: str) -> str:
 MODULES = {dotted(file): ROOT / file for file in FILES}
 
 
+@cache
 def tree(module: str) -> ast.Module:
     return ast.parse(MODULES[module].read_text(encoding="utf-8"))
+
+
+def lines_of(module: str) -> list[str]:
+    return MODULES[module].read_text(encoding="utf-8").splitlines()
 
 
 def imported(module: str) -> Iterator[tuple[str, int]]:
@@ -141,70 +147,69 @@ def rank(module: str, floor: str, rooms: tuple[str, ...]) -> int:
     return rooms.index(room) + 1 if room in rooms else 0
 
 
-@pytest.mark.parametrize("module", MODULES)
-def test_no_module_imports_uphill(module: str) -> None:
-    bad = [f"line {line}: {name}" for name, line in ours(module) if not may_import(module, name)]
-    assert not bad, f"{module} may not import: {bad}"
+def check(rule: Callable[[str], object], modules: Iterable[str] = MODULES) -> None:
+    """Fail with what breaks a rule in each module. A rule gives what breaks it in one module."""
+    bad = {module: broken for module in modules if (broken := rule(module))}
+    assert not bad, "\n".join(f"{module}: {broken}" for module, broken in bad.items())
 
 
-@pytest.mark.parametrize("module", MODULES)
-def test_only_the_engine_process_and_the_demo_scripts_import_tensor_libraries(module: str) -> None:
-    if within(module, "engine.worker") or (within(module, "demo") and module != "demo"):
-        return
-    bad = {name for name, _ in imported(module) if name.partition(".")[0] in TENSORS}
-    assert not bad, f"{module} may not import {bad}"
+def test_no_module_imports_uphill() -> None:
+    check(lambda m: [f"line {line}: {name}" for name, line in ours(m) if not may_import(m, name)])
 
 
-@pytest.mark.parametrize(
-    "module", [m for m in MODULES if any(within(m, prefix) for prefix in THIRD_PARTY)]
-)
-def test_the_lowest_floors_depend_on_little_else(module: str) -> None:
-    allowed = sys.stdlib_module_names | THIRD_PARTY[floor_of(module)] | {"steerserve"}
-    bad = {name for name, _ in imported(module) if name.partition(".")[0] not in allowed}
-    assert not bad, f"{module} may not import {bad}"
-
-
-@pytest.mark.parametrize("module", [m for m in MODULES if not within(m, "engine.worker")])
-def test_imports_stand_at_the_top_of_a_module(module: str) -> None:
-    bad = [
-        inner.lineno
-        for node in ast.walk(tree(module))
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
-        for inner in ast.walk(node)
-        if isinstance(inner, ast.Import | ast.ImportFrom)
+def test_only_the_engine_process_and_the_demo_scripts_import_tensor_libraries() -> None:
+    others = [
+        module
+        for module in MODULES
+        if not within(module, "engine.worker") and (module == "demo" or not within(module, "demo"))
     ]
-    assert not bad, f"{module} imports inside a function at lines {bad}"
+    check(lambda m: {n for n, _ in imported(m) if n.partition(".")[0] in TENSORS}, others)
 
 
-@pytest.mark.parametrize("module", MODULES)
-def test_no_module_has_a_mutable_global(module: str) -> None:
-    bad = [name for name, value in globals_of(tree(module)) if is_mutable(name, value)]
-    assert not bad, f"{module} has mutable globals {bad}"
+def test_the_lowest_floors_depend_on_little_else() -> None:
+    def foreign(module: str) -> set[str]:
+        allowed = sys.stdlib_module_names | THIRD_PARTY[floor_of(module)] | {"steerserve"}
+        return {name for name, _ in imported(module) if name.partition(".")[0] not in allowed}
+
+    check(foreign, [m for m in MODULES if any(within(m, prefix) for prefix in THIRD_PARTY)])
 
 
-@pytest.mark.parametrize("file", FILES)
-def test_no_file_is_too_long(file: str) -> None:
-    lines = len((ROOT / file).read_text(encoding="utf-8").splitlines())
-    assert lines <= LARGEST_FILE, f"{file} has {lines} lines"
+def test_imports_stand_at_the_top_of_a_module() -> None:
+    def inner_lines(module: str) -> list[int]:
+        return [
+            inner.lineno
+            for node in ast.walk(tree(module))
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+            for inner in ast.walk(node)
+            if isinstance(inner, ast.Import | ast.ImportFrom)
+        ]
+
+    check(inner_lines, [m for m in MODULES if not within(m, "engine.worker")])
 
 
-@pytest.mark.parametrize("file", FILES)
-def test_no_line_is_too_long(file: str) -> None:
-    lines = (ROOT / file).read_text(encoding="utf-8").splitlines()
-    bad = [number for number, line in enumerate(lines, 1) if len(line) > LONGEST_LINE]
-    assert not bad, f"{file} has lines over {LONGEST_LINE} columns: {bad}"
+def test_no_module_has_a_mutable_global() -> None:
+    check(lambda m: [name for name, value in globals_of(tree(m)) if is_mutable(name, value)])
 
 
-@pytest.mark.parametrize("module", MODULES)
-def test_no_function_is_too_long(module: str) -> None:
-    bad = [
-        f"line {node.lineno}: {node.name}"
-        for node in ast.walk(tree(module))
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
-        and node.name not in LISTS
-        and (node.end_lineno or 0) - node.lineno >= LARGEST_FUNCTION
-    ]
-    assert not bad, f"{module} has functions over {LARGEST_FUNCTION} lines: {bad}"
+def test_no_file_is_too_long() -> None:
+    check(lambda m: count if (count := len(lines_of(m))) > LARGEST_FILE else 0)
+
+
+def test_no_line_is_too_long() -> None:
+    check(lambda m: [n for n, line in enumerate(lines_of(m), 1) if len(line) > LONGEST_LINE])
+
+
+def test_no_function_is_too_long() -> None:
+    def long_functions(module: str) -> list[str]:
+        return [
+            f"line {node.lineno}: {node.name}"
+            for node in ast.walk(tree(module))
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+            and node.name not in LISTS
+            and (node.end_lineno or 0) - node.lineno >= LARGEST_FUNCTION
+        ]
+
+    check(long_functions)
 
 
 def test_every_public_class_has_a_name_of_its_own() -> None:
