@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 from collections.abc import Iterator
 from contextlib import AbstractContextManager
@@ -20,6 +21,12 @@ from tests.service import Running, add_sae, load_demo, running
 
 class Start(Protocol):
     def __call__(self, **settings: Any) -> AbstractContextManager[Running]: ...
+
+
+def pytest_collection_finish() -> None:
+    """Let no collection of garbage look through the imported modules and the collected tests again: they stay."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(scope="session")
