@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+import pytest
+
 from tests.soak import watching
 from tests.soak.watching import Process, Usage, sizes, slope, stressed, usage
 
@@ -35,6 +37,7 @@ def cycle(served: Process, model_id: int, name: str) -> Usage:
 
 
 @sizes(Cycles(6, 2.0), Cycles(50, 0.5), seconds=300)
+@pytest.mark.soak
 def test_loads_and_unloads_leave_nothing_behind(
     tmp_path: Path, folders: dict[str, Path], size: Cycles
 ) -> None:

@@ -55,6 +55,7 @@ def check_database(home: Path) -> None:
 
 
 @sizes(Kills(2, 1), Kills(30, 15), seconds=900)
+@pytest.mark.soak
 def test_what_was_acknowledged_survives_a_kill(
     tmp_path: Path, folders: dict[str, Path], size: Kills
 ) -> None:

@@ -50,6 +50,7 @@ def cut_wave(url: str, draw: random.Random) -> None:
 
 
 @sizes(Leaving(2), Leaving(20), seconds=300)
+@pytest.mark.soak
 def test_clients_that_leave_anywhere_leave_nothing_behind(
     start: Start, folders: dict[str, Path], size: Leaving
 ) -> None:

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import httpx
+import pytest
 
 from tests.conftest import Start
 from tests.service import Running
@@ -61,6 +62,7 @@ def swap_in_turn(served: Process, ids: list[int], count: int, over: threading.Ev
 
 
 @sizes(Probing(20, 6), Probing(500, 60), seconds=300)
+@pytest.mark.soak
 def test_probes_answer_amid_loads(tmp_path: Path, folders: dict[str, Path], size: Probing) -> None:
     durations: dict[str, list[float]] = {path: [] for path in PROBES}
     over = threading.Event()

@@ -40,6 +40,7 @@ class Slow:
 
 
 @sizes(Slow(2, 10), Slow(12, 300), seconds=300)
+@pytest.mark.soak
 def test_readers_that_stop_hold_no_slot_and_slow_nobody(
     start: Start, folders: dict[str, Path], size: Slow
 ) -> None:

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import pytest
 
 from tests.soak import watching
 from tests.soak.watching import in_ms, sizes, stressed
@@ -171,6 +172,7 @@ async def rage(url: str, known: dict[tuple[str, str], str], size: Storm) -> Tall
 
 
 @sizes(Storm(10, 3.0), Storm(10, 60.0), seconds=240)
+@pytest.mark.soak
 def test_a_storm_of_swaps_answers_each_with_the_model_it_names(
     tmp_path: Path, folders: dict[str, Path], size: Storm
 ) -> None:

@@ -27,7 +27,11 @@ STOP_SECONDS = 10.0
 
 
 def sizes(short: Any, full: Any, seconds: int) -> pytest.MarkDecorator:
-    """Both forms of a test, as its argument `size`: one for every run, one of minutes for `make soak`."""
+    """Both forms of a test, as its argument `size`: one of seconds, and one of minutes for `make soak`.
+
+    `make test` runs the form of seconds, except of tests that have the mark `soak` themselves: other tests of the suite
+    make their checks one by one.
+    """
     marks = [pytest.mark.soak, pytest.mark.timeout(seconds)]
     forms = [pytest.param(short, id="short"), pytest.param(full, id="full", marks=marks)]
     return pytest.mark.parametrize("size", forms)
