@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -130,7 +130,7 @@ def values_at(circuit: Circuit, bindings: Sequence[LayerBinding]) -> dict[str, V
     }
 
 
-def scaled(authored: dict[str, Values], intensity: float) -> dict[str, Values]:
+def scaled(authored: Mapping[str, Values], intensity: float) -> dict[str, Values]:
     """The values at an intensity, each held within [-200, 200]."""
     return {
         key: {index: clamped(value * intensity) for index, value in values.items()}

@@ -14,7 +14,9 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from steerserve.errors import Refusal
+from steerserve.rules import served
 from steerserve.rules.attachment import FIRST_SAE, SaeChoice
+from steerserve.rules.served import ServedCircuit
 from steerserve.rules.text import shown
 
 MINIMUM = -200.0
@@ -61,7 +63,7 @@ class Live:
     """The values that steer every request without an overlay of its own.
 
     `values` has the sums over the owners, each clamped to [-200, 200]. In a `Live` that is made from `values` alone,
-    all values belong to MANUAL.
+    all values belong to MANUAL. `circuits` are the circuits that serve, in the order of their activation.
     """
 
     epoch: int = 0
@@ -69,6 +71,7 @@ class Live:
     values: Mapping[str, Values] = field(default_factory=dict)
     owned: Owned = field(default_factory=dict)
     active: Active | None = None
+    circuits: tuple[ServedCircuit, ...] = ()
 
     def __post_init__(self) -> None:
         if self.owned:
@@ -188,8 +191,9 @@ def leave(live: Live, key: str) -> Live:
 def mark(before: Live, after: Live, active: Active | None) -> Live:
     """Combine the edit that led from `before` to `after` with a change of the active profile into one step of the
     epoch."""
-    same = (before.enabled, before.owned, before.active) == (after.enabled, after.owned, active)
-    return before if same else replace(after, active=active, epoch=before.epoch + 1)
+    circuits = served.still(after.circuits, after.owned, active.profile_id if active else None)
+    marked = replace(after, active=active, circuits=circuits, epoch=before.epoch + 1)
+    return before if replace(marked, epoch=before.epoch) == before else marked
 
 
 def effective(
@@ -255,12 +259,27 @@ def _step(
 ) -> Live:
     """The `Live` after an edit, or `live` itself when the edit changed nothing. Where no value is left, steering is
     switched off, unless `is_kept`. `mutes` says that an operator switches steering off."""
-    full = {o: {k: v for k, v in held.items() if v} for o, held in owned.items()}
-    full = {owner: held for owner, held in full.items() if held}
+    full = _without_empty(owned)
+    circuits = served.still(live.circuits, full, live.active.profile_id if live.active else None)
+    ended = {circuit.owner for circuit in live.circuits} - {circuit.owner for circuit in circuits}
+    # a circuit that lost a layer loses its other layers too
+    full = {owner: held for owner, held in full.items() if owner not in ended}
     enabled = enabled and (is_kept or bool(full))
     active = _still_active(live.active, full, enabled=enabled, mutes=mutes)
-    after = Live(live.epoch + 1, enabled, owned=full, active=active)
-    return live if (enabled, full, active) == (live.enabled, live.owned, live.active) else after
+    circuits = served.still(circuits, full, active.profile_id if active else None)
+    after = Live(live.epoch + 1, enabled, owned=full, active=active, circuits=circuits)
+    is_same = (enabled, full, active, circuits) == (
+        live.enabled,
+        live.owned,
+        live.active,
+        live.circuits,
+    )
+    return live if is_same else after
+
+
+def _without_empty(owned: Owned) -> Owned:
+    full = {o: {k: v for k, v in held.items() if v} for o, held in owned.items()}
+    return {owner: held for owner, held in full.items() if held}
 
 
 def _still_active(
