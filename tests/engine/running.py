@@ -122,13 +122,14 @@ class Bench:
         self.kv_tokens = kv_tokens
         self.context = min(model.model_max_context, kv_tokens)
         self.monitor = FeatureMonitor(special_tokens(model.tokenizer, model.end_tokens))
-        self.observers = Observers([self.monitor, Taps()])
+        self.observers = Observers([self.monitor, Taps(model.decode_token)])
         self.steering = HookedSaes(model.dtype, on_detach=self.observers.detached)
         self.batch = Batch(model, self.steering, self.observers, kv_tokens, prefix_tokens)
         self.answers: dict[tuple[int, int], Answer] = {}
         self.scores: dict[tuple[int, int], Scored] = {}
         self.vectors: dict[tuple[int, int], Tensor] = {}
         self.readings: dict[int, list[Reading]] = {}
+        self.streamed: set[int] = set()
         self.records: list[Recorded] = []
         self.refused: dict[int, Refused] = {}
 
@@ -152,6 +153,8 @@ class Bench:
         texts = [prompts] if isinstance(prompts, str) else prompts
         prompted = [tokens(self.model, text, ids) for text in texts]
         command = Generate(request, prompted, n, wanted, plan or Follow(), tap=tap, label=label)
+        if tap and tap.is_streamed:
+            self.streamed.add(request)
         rows = rows_of(command, self.model, self.context, self.kv_tokens)
         self.observers.begin(command, rows, self.steering)
         self.answers.update({(request, row.choice): Answer(row) for row in rows})
@@ -266,8 +269,9 @@ class Bench:
                 assert (outcome.id, outcome.choice) not in self.vectors, "a second vector"
                 self.vectors[outcome.id, outcome.choice] = vector_of(outcome)
             case Activated():
-                assert outcome.id not in self.readings, "readings twice"
-                self.readings[outcome.id] = outcome.readings
+                is_streamed = outcome.id in self.streamed
+                assert is_streamed or outcome.id not in self.readings, "readings twice"
+                self.readings.setdefault(outcome.id, []).extend(outcome.readings)
             case Piece():
                 answer = self.answers[outcome.id, outcome.choice]
                 assert answer.finish is None, "a piece after the last one"

@@ -223,15 +223,18 @@ class Embedded(Message, frozen=True):
 
 
 class Reading(Message, frozen=True):
-    """Features at one position, as [index, value]: the largest by magnitude first, equals by index."""
+    """Features at one position, as [index, value]: the largest by magnitude first, equals by index. `text` is the text
+    of the token; empty where the readings are not streamed."""
 
     position: int
     token: int
     features: list[tuple[int, float]]
+    text: str = ""
 
 
 class Activated(Message, frozen=True):
-    """The readings of a tap; they come before the end of their choice."""
+    """Readings of a tap. All of them come before the end of their choice. With a streamed tap, the readings of a pass
+    come before the piece of text that this pass writes."""
 
     id: int
     readings: list[Reading]

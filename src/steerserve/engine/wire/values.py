@@ -75,7 +75,8 @@ Plan = Follow | Overlay | Suppressed
 
 
 class Tap(Message, frozen=True):
-    """Activations to read at the attached SAE `key`; `rules/activations` explains the values."""
+    """Activations to read at the attached SAE `key`; `rules/activations` explains the values. With `is_streamed` the
+    readings of a position are sent as soon as the position was read."""
 
     key: str
     features: list[int] | None
@@ -83,6 +84,7 @@ class Tap(Message, frozen=True):
     positions: str | tuple[int, int]
     is_before: bool
     max_entries: int
+    is_streamed: bool = False
 
 
 class Overrides(Message, frozen=True):

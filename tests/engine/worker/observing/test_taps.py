@@ -46,6 +46,7 @@ SAE = random_sae(32)
 ONE = {3: 2.0, 7: -1.5, 40: 0.25}
 OVERLAY = Overlay(0, {KEY: ONE})
 PROMPT = words(40)
+IDS = list(range(5, 45))
 ENTRIES = 65_536
 
 
@@ -296,6 +297,78 @@ def test_readings_come_just_before_the_end_of_the_text(llama: Checkpoint) -> Non
     assert [isinstance(o, Piece) and o.finish for o in outcomes][-1] == "length"
 
 
+# ---------------------------------------------------------------- position by position
+
+
+def told(outcome: object) -> object:
+    """The positions of readings; for a piece of text, how it ends the text."""
+    if isinstance(outcome, Activated):
+        return [reading.position for reading in outcome.readings]
+    return outcome.finish if isinstance(outcome, Piece) else type(outcome)
+
+
+@pytest.mark.parametrize("part", [16, 1024])
+@pytest.mark.parametrize(
+    ("positions", "expected"),
+    [
+        ("all", [list(range(40)), None, [40], None, [41], "length"]),
+        ("prompt", [list(range(40)), None, None, [], "length"]),
+        ("completion", [None, [40], None, [41], "length"]),
+        ("last", [None, None, [41], "length"]),
+        ((38, 41), [[38, 39], None, [40], None, [], "length"]),
+    ],
+)
+def test_with_a_streamed_tap_a_token_is_followed_by_the_readings_of_its_position(
+    llama: Checkpoint,
+    monkeypatch: pytest.MonkeyPatch,
+    part: int,
+    positions: str | tuple[int, int],
+    expected: list[object],
+) -> None:
+    monkeypatch.setattr(group_module, "PREFILL_TOKENS", part)
+    bench = Bench(llama)
+    with bench.attached(KEY, SAE, 1):
+        wanted = tap(positions, is_streamed=True)
+        answer = bench.ask(1, "", ids=IDS, plan=OVERLAY, tap=wanted, max_tokens=3)
+        outcomes = [outcome for _ in range(8) for outcome in bench.step()]
+    assert [told(outcome) for outcome in outcomes] == expected
+    tokens = passed(answer)
+    read = [reading.position for reading in bench.readings[1]]
+    _, after = states(llama, tokens, ONE)
+    for reading in bench.readings[1]:
+        check([reading], after, tokens, range(reading.position, reading.position + 1))
+        assert reading.text == llama.decode_token(reading.token)
+    assert read == sorted(set(read))
+
+
+def test_streamed_readings_beside_other_rows_are_the_rows_own(llama: Checkpoint) -> None:
+    bench = Bench(llama)
+    with bench.attached(KEY, SAE, 1):
+        plain = bench.ask(1, words(20), max_tokens=10)
+        one = bench.ask(2, words(30, 1), plan=OVERLAY, tap=tap(is_streamed=True), max_tokens=6)
+        two = bench.ask(3, words(16, 2), tap=tap("completion", is_streamed=True), max_tokens=8)
+        whole = bench.ask(4, words(16, 2), tap=tap("completion"), max_tokens=8)
+        bench.run()
+    assert plain.tokens == generated(llama, words(20), 10)
+    _, after = states(llama, passed(one), ONE)
+    check(bench.readings[2], after, passed(one), range(len(passed(one))))
+    assert two.tokens == whole.tokens
+    assert at_each(bench.readings[3]).keys() == at_each(bench.readings[4]).keys()
+    assert {reading.text for reading in bench.readings[4]} == {""}
+
+
+def test_a_streamed_tap_changes_no_token_and_a_stop_string_keeps_its_readings(
+    llama: Checkpoint,
+) -> None:
+    _, plain = tapped(llama, tap())
+    bench, streamed = tapped(llama, tap(is_streamed=True))
+    assert streamed.tokens == plain.tokens
+    stop = plain.text[2:6]
+    bench, stopped = tapped(llama, tap(is_streamed=True), stops=[stop])
+    assert stopped.finish == "stop"
+    assert [r.position for r in bench.readings[1]] == list(range(len(passed(stopped))))
+
+
 # ---------------------------------------------------------------- which features
 
 
@@ -514,14 +587,16 @@ class BrokenSae(Sae):
 BROKEN = BrokenSae(**{f.name: getattr(SAE, f.name) for f in fields(Sae) if f.init})
 
 
+@pytest.mark.parametrize("is_streamed", [False, True])
 @pytest.mark.parametrize("positions", ["all", "last", "prompt"])
 def test_an_encoding_that_fails_ends_its_own_request_only(
-    llama: Checkpoint, positions: str
+    llama: Checkpoint, positions: str, is_streamed: bool
 ) -> None:
     bench = Bench(llama)
     with bench.attached(KEY, SAE, 1), bench.attached("broken@1", BROKEN, 1), capture_logs():
         plain = bench.ask(1, words(20))
-        bench.ask(2, PROMPT, tap=Tap("broken@1", None, 5, positions, False, ENTRIES))
+        broken = Tap("broken@1", None, 5, positions, False, ENTRIES, is_streamed)
+        bench.ask(2, PROMPT, tap=broken)
         bench.score(3, PROMPT, tap=Tap("broken@1", None, 5, positions, False, ENTRIES))
         fine = bench.ask(4, PROMPT, plan=OVERLAY, tap=tap())
         bench.run()

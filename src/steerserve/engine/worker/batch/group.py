@@ -241,13 +241,12 @@ class Group:
         outcomes: list[Ending] = []
         ended: list[int] = []
         for i, row in enumerate(rows):
-            new = self._taken(row, tokens.get(i), logits[i])
-            if not isinstance(new[-1], Refused) and is_last(new[-1]):
-                new = self._ended(row, new)
-                if not isinstance(new[-1], Refused):
-                    self._keep(first + i)
+            new = self._observed(row, self._taken(row, tokens.get(i), logits[i]))
+            last = new[-1]
+            if isinstance(last, Refused):
                 ended.append(first + i)
-            elif isinstance(new[-1], Refused):
+            elif is_last(last):
+                self._keep(first + i)
                 ended.append(first + i)
             outcomes += new
         for index in reversed(ended):
@@ -265,10 +264,14 @@ class Group:
         except Exception as error:
             return [self._refused(row, error)]
 
-    def _ended(self, row: BatchRow, end: list[Ending]) -> list[Ending]:
-        """The outcomes at the end of a row: first the outcomes of the observers, then the row's own."""
+    def _observed(self, row: BatchRow, new: list[Ending]) -> list[Ending]:
+        """The new outcomes of a row: first the outcomes of the observers, then the row's own."""
+        last = new[-1]
+        if isinstance(last, Refused):
+            return new
         try:
-            return [*self._observers.end(row), *end]
+            told = self._observers.end(row) if is_last(last) else self._observers.progress(row)
+            return [*told, *new]
         except Exception as error:
             return [self._refused(row, error)]
 

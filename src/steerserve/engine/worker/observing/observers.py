@@ -40,6 +40,15 @@ class Observer:
     def discard(self) -> None:
         """The pass failed: the values that were copied in the pass must be dropped."""
 
+    def progress(self, row: BatchRow) -> Sequence[Outcome]:
+        """A pass has written one more token of the row, and the row goes on. Returns the outcomes that are sent before
+        the text of that token.
+
+        Raises:
+            Refusal: the row ends with this refusal.
+        """
+        return ()
+
     def end(self, row: BatchRow) -> Sequence[Outcome]:
         """The row is complete. Returns the outcomes that are sent before its end.
 
@@ -97,6 +106,12 @@ class Observers:
     def discard(self) -> None:
         for member in self._members:
             member.discard()
+
+    def progress(self, row: BatchRow) -> list[Outcome]:
+        """Raises:
+        Refusal: the row ends with this refusal.
+        """
+        return [outcome for member in self._members for outcome in member.progress(row)]
 
     def end(self, row: BatchRow) -> list[Outcome]:
         """Raises:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 
 import structlog
@@ -18,6 +18,8 @@ from steerserve.engine.worker.rows.rows import BatchRow, RowName
 from steerserve.engine.worker.sae.canonical import NEEDS_K, Sae
 from steerserve.errors import Refusal
 from steerserve.rules import activations
+
+TextOf = Callable[[int], str]
 
 log = structlog.get_logger(__name__)
 ENCODE_BYTES = 1 << 26
@@ -70,13 +72,20 @@ class TapReader:
             self._caught.clear()
         self._caught.append((low, copied))
 
+    @property
+    def is_streamed(self) -> bool:
+        """Whether readings are sent while the row goes on. Which position is the last is known at the end only."""
+        return self._tap.is_streamed and self._tap.positions != "last"
+
     def settle(self) -> None:
-        """Called after the pass: encode the copied positions once there are ENCODE_POSITIONS of them."""
-        if sum(len(rows) for _, rows in self._caught) >= ENCODE_POSITIONS:
+        """Called after the pass: encode the copied positions once there are ENCODE_POSITIONS of them, or at once where
+        the readings are streamed."""
+        caught = sum(len(rows) for _, rows in self._caught)
+        if caught >= (1 if self.is_streamed else ENCODE_POSITIONS):
             self._encode()
 
-    def readings(self, tokens: list[int]) -> list[Reading]:
-        """The readings of all positions; `tokens` are the tokens of the row so far.
+    def readings(self, row: BatchRow, text_of: TextOf) -> list[Reading]:
+        """The readings of all positions that were not given before. `row` has the tokens.
 
         Raises:
             Refusal: INSUFFICIENT_MEMORY where memory ran out over a copy or an encoding; INTERNAL_ERROR where a copy or
@@ -86,7 +95,13 @@ class TapReader:
             self._encode()
         if self._refusal is not None:
             raise self._refusal
-        return [Reading(at, tokens[at], features) for at, features in self._readings]
+        read, self._readings = self._readings, []
+        if not self._tap.is_streamed:
+            return [Reading(at, row.token_at(at), features) for at, features in read]
+        return [
+            Reading(at, row.token_at(at), features, text_of(row.token_at(at)))
+            for at, features in read
+        ]
 
     def _encode(self) -> None:
         caught, self._caught = self._caught, []
@@ -138,10 +153,11 @@ class TapReader:
 
 
 class Taps(Observer):
-    """The readers of all rows whose request asked for activations. Their readings are sent before the end of the
-    row."""
+    """The readers of all rows whose request asked for activations. Their readings are sent before the end of the row,
+    or with a streamed tap as soon as they are there. `text_of` gives the text of a token."""
 
-    def __init__(self) -> None:
+    def __init__(self, text_of: TextOf = lambda token: "") -> None:
+        self._text_of = text_of
         self._readers: dict[RowName, tuple[int, TapReader]] = {}
         self._in_pass: list[TapReader] = []
 
@@ -180,6 +196,16 @@ class Taps(Observer):
     def discard(self) -> None:
         self._in_pass = []
 
+    def progress(self, row: BatchRow) -> Sequence[Outcome]:
+        """Raises:
+        Refusal: as `TapReader.readings`.
+        """
+        if row.name not in self._readers:
+            return ()
+        _, reader = self._readers[row.name]
+        readings = reader.readings(row, self._text_of) if reader.is_streamed else []
+        return [Activated(row.request, readings, row.choice)] if readings else ()
+
     def end(self, row: BatchRow) -> Sequence[Outcome]:
         """Raises:
         Refusal: as `TapReader.readings`.
@@ -187,7 +213,7 @@ class Taps(Observer):
         if row.name not in self._readers:
             return ()
         _, reader = self._readers.pop(row.name)
-        readings = reader.readings([*row.prompt, *row.out])
+        readings = reader.readings(row, self._text_of)
         return [Activated(row.request, readings, row.choice)]
 
     def forget(self, request: int) -> None:

@@ -42,7 +42,7 @@ class LoadedModel:
         self.kv_tokens = budget.kv_tokens(model, command.kv_cache_mb * MIB, least, self._working)
         self.context = min(model.model_max_context, self.kv_tokens)
         self.monitor = FeatureMonitor(special_tokens(model.tokenizer, model.end_tokens))
-        self.observers = Observers([self.monitor, Taps()])
+        self.observers = Observers([self.monitor, Taps(model.decode_token)])
         self.saes = HookedSaes(model.dtype, self._check_room, self.observers.detached)
         prefixes = budget.prefix_tokens(model, self.kv_tokens, command.prefix_cache_mb)
         self.batch = Batch(model, self.saes, self.observers, self.kv_tokens, prefixes)
