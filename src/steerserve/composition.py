@@ -120,7 +120,7 @@ class Owners:
         )
         self.steering = Steering(conductor, bus)
         documents = Documents(around.database)
-        self.serving = Serving(documents, self.steering, conductor, self.catalog)
+        self.serving = Serving(documents, self.steering, conductor, self.catalog, self.settings)
         self.profiles = Profiles(documents, self.serving, conductor, self.catalog)
 
     def _make_observing(self) -> None:

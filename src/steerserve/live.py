@@ -35,7 +35,7 @@ EVENTS_BEHIND = 1000
 """Events that may wait for one client. A client that is further behind is disconnected, and can read the state anew."""
 
 
-def payload(event: events.Event) -> tuple[str, dict[str, Any]]:
+def payload(event: events.Sent) -> tuple[str, dict[str, Any]]:
     """An event's name and camelCase payload."""
     match event:
         case events.DownloadProgress():
@@ -225,7 +225,7 @@ class LiveEvents:
         await self.server.shutdown()
 
     def _emit(self, event: events.Event) -> None:
-        if not self._throttle.passes(event):
+        if isinstance(event, events.ActiveProfileChanged) or not self._throttle.passes(event):
             return
         self._end_those_behind()
         name, body = payload(event)

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from steerserve.errors import Refusal
-from steerserve.rules import profile
+from steerserve.rules import cluster, profile
 
 
 def refused(call: Any, *arguments: Any, **options: Any) -> Refusal:
@@ -67,7 +67,7 @@ def test_the_older_form_is_read_and_says_what_it_is_not_bound_to() -> None:
     assert "acme/saes" in found.warnings[0]
 
 
-@pytest.mark.parametrize("kind", profile.CLUSTER_KINDS)
+@pytest.mark.parametrize("kind", cluster.KINDS)
 @pytest.mark.parametrize("is_enveloped", [False, True])
 def test_a_cluster_document_is_pointed_to_its_own_import(kind: str, is_enveloped: bool) -> None:
     body: Any = {"kind": kind, "name": "x", "steering": {"1": 1}}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import pytest
@@ -129,13 +129,35 @@ def test_another_profile_takes_the_place_of_the_active_one() -> None:
     assert after.active.profile_id == "prof_2"
 
 
-def test_values_of_other_owners_stay_through_activation_and_deactivation() -> None:
+def test_an_activation_takes_the_values_of_every_owner_in_the_same_step() -> None:
     circuits = {A: {4: 1.0}, B: {3: 7.0}}
     live = Live(enabled=True, owned={MANUAL: {A: {1: 5.0}}, "circuit:1": circuits})
     active = serving.activate(live, ID, CALM, BOTH)
-    assert active.values == {A: {4: 3.0, 9: -1.0}, B: {3: 7.0}}
-    after = serving.deactivate(active, ID, clears=True)
+    assert (active.owned, active.epoch) == ({MANUAL: {A: {4: 2.0, 9: -1.0}}}, live.epoch + 1)
+
+
+def test_a_deactivation_and_another_intensity_leave_the_values_of_other_owners() -> None:
+    circuits = {B: {3: 7.0}}
+    active = serving.activate(FRESH, ID, CALM, BOTH)
+    live = replace(active, owned={**active.owned, "circuit:1": circuits})
+    redialed = serving.redial(live, ID, replace(CALM, intensity=2.0), BOTH)
+    assert redialed.owned == {MANUAL: {A: {4: 4.0, 9: -2.0}}, "circuit:1": circuits}
+    assert redialed.epoch == live.epoch + 1
+    after = serving.deactivate(redialed, ID, clears=True)
     assert (after.values, after.enabled) == (circuits, True)
+
+
+def test_another_intensity_does_not_switch_steering_on() -> None:
+    off = steering.disable(serving.activate(FRESH, ID, CALM, BOTH))
+    redialed = serving.redial(off, ID, replace(CALM, intensity=2.0), BOTH)
+    assert (redialed.enabled, redialed.by(MANUAL)) == (False, {A: {4: 4.0, 9: -2.0}})
+
+
+def test_another_intensity_of_a_profile_that_does_not_serve_changes_nothing() -> None:
+    adopted = serving.adopt(STEERED, ID, CALM)
+    other = serving.activate(FRESH, "prof_2", CALM, BOTH)
+    for live in (FRESH, adopted, other):
+        assert serving.redial(live, ID, CALM, BOTH) is live
 
 
 def test_adopting_a_profile_changes_no_steering() -> None:

@@ -47,6 +47,11 @@ async def test_a_profile_comes_back_whole_by_id_and_by_name(database: Database) 
         intensity=0.5,
         source_kind="manual",
         origin=None,
+        cluster=None,
+        warnings=(),
+        hub_ref=None,
+        sensing_enabled=False,
+        sensing_min_k=None,
         created_at=NOW,
         updated_at=NOW,
     )

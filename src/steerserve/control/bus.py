@@ -106,6 +106,14 @@ class SteeringUpdate:
 
 
 @dataclass(frozen=True, slots=True)
+class ActiveProfileChanged:
+    """Another profile or cluster is active now, or none. The cause may be an operator, a detached SAE, or the end of an
+    engine."""
+
+    profile_id: str | None
+
+
+@dataclass(frozen=True, slots=True)
 class MonitoringState:
     """An empty list of features means that all features are monitored."""
 
@@ -123,7 +131,7 @@ class MonitoringActivation:
     activations: tuple[tuple[int, float], ...]
 
 
-Event = (
+Sent = (
     DownloadProgress
     | DownloadComplete
     | DownloadError
@@ -140,6 +148,9 @@ Event = (
     | MonitoringState
     | MonitoringActivation
 )
+"""The events that clients get too."""
+
+Event = Sent | ActiveProfileChanged
 Subscriber = Callable[[Any], None]
 
 

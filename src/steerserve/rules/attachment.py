@@ -65,6 +65,39 @@ class SaeChoice:
         return f"{sae} at {'any layer' if self.layer is None else f'layer {self.layer}'}"
 
 
+@dataclass(frozen=True, slots=True)
+class ClusterChoice:
+    """The choice of a cluster: the SAE that it is bound to, and the layer and the number of features that its document
+    declares. None means that the cluster is unbound, or that the document does not declare the fact."""
+
+    sae_id: str | None = None
+    layer: int | None = None
+    n_features: int | None = None
+
+    def among(self, attached: Sequence[Sae]) -> list[Sae]:
+        """The attached SAEs that a cluster may steer, the best first. (1) A bound cluster steers its own SAE. (2)
+        Where that is not attached, it steers SAEs with the declared layer and number of features, if both are declared.
+        (3) An unbound cluster may steer any SAE; one with the declared number of features is better, then one at the
+        declared layer."""
+        ordered = sorted(attached, key=lambda sae: (not self.is_wide(sae), not self._is_at(sae)))
+        own = [sae for sae in ordered if sae.sae_id == self.sae_id]
+        if self.sae_id is None or own:
+            return own or ordered  # (1), (3)
+        if self.layer is None or self.n_features is None:
+            return []
+        return [sae for sae in ordered if self.is_wide(sae) and self._is_at(sae)]  # (2)
+
+    def is_wide(self, sae: AttachedSae) -> bool:
+        """Whether an SAE has the declared number of features."""
+        return self.n_features in (None, sae.d_sae)
+
+    def _is_at(self, sae: AttachedSae) -> bool:
+        return self.layer in (None, sae.layer)
+
+    def __str__(self) -> str:
+        return f"SAE {self.sae_id!r}" if self.sae_id is not None else "any SAE"
+
+
 FIRST_SAE = SaeChoice()
 """The SAE that was attached first."""
 

@@ -5,7 +5,8 @@ an attached SAE nothing changes; (2) `off` and 0 switch steering off for the req
 base values are those of `sae_steering`, else those of the named profile, else those of the active profile as saved,
 else the live values; (4) the base values are multiplied by the request's intensity, else by the profile's own; (5) each
 product is clamped to [-200, 200]; (6) values that `sae_steering` adds are added to the values that the request would
-have had without them, and each sum is clamped.
+have had without them, and each sum is clamped; (7) a cluster has a range: `min` and `max` are its ends, a number above
+its end is lowered to the end, and a number below its floor counts as it is.
 """
 
 from __future__ import annotations
@@ -15,8 +16,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from steerserve.errors import Refusal
-from steerserve.rules import sae_steering
+from steerserve.rules import members, sae_steering
 from steerserve.rules.attachment import AttachedSae
+from steerserve.rules.members import Range as Range
 from steerserve.rules.profile import Profile as Profile
 from steerserve.rules.profile import site
 from steerserve.rules.sae_steering import RequestSteering
@@ -32,11 +34,19 @@ Intensity = float | str
 
 
 @dataclass(frozen=True, slots=True)
-class Range:
-    """The intensities that `min` and `max` stand for where the base declares no range."""
+class DialBase:
+    """What an intensity scales: values at intensity 1, by attachment.
 
-    lowest: float = 0.5
-    highest: float = 1.5
+    Attributes:
+        limits: the intensities that `min` and `max` stand for.
+        is_capped: whether a number above the end of `limits` is lowered to the end.
+        own: the intensity of a request that names none.
+    """
+
+    values: Mapping[str, Values]
+    limits: Range
+    is_capped: bool = False
+    own: float = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,19 +84,19 @@ def plan(
     profile: Profile | None,
     live: Live,
     attached: Sequence[AttachedSae],
-    limits: Range,
+    configured: Range,
     own: RequestSteering | None = None,
 ) -> Plan:
     """The steering of one request that names a profile, an intensity, or both, or has steering of its `own`.
 
     `profile` is the named profile. It is None where no profile has that name: such a request comes here only with the
-    intensity 0.
+    intensity 0. `configured` is the range of a base that declares none.
 
     Raises:
         Refusal: PROFILE_INCOMPATIBLE; the refusals of `rules/sae_steering.values`.
     """
     if own is not None and intensity != 0.0:
-        return _own(own, intensity, live, attached, limits)
+        return _own(own, intensity, live, attached, configured)
     if own is not None and attached:
         is_steered = any(f.value for f in own.features) or _has_base(False, None, live, attached)
         return Plan({}, 0.0 if is_steered else None)  # (2)
@@ -95,13 +105,13 @@ def plan(
     if intensity == 0.0:
         is_off = _has_base(is_profile_named, profile, live, attached)
         return Plan({}, 0.0 if is_off else None)  # (2)
-    values = base(profile, live, attached)
-    strength = _resolved(intensity, limits, 1.0 if profile is None else profile.intensity)
-    if profile is None and not any(values.values()):
+    scaled = _dial_base(profile, live, attached, configured)
+    strength = resolved(intensity, scaled)
+    if profile is None and not any(scaled.values.values()):
         return Plan()  # a dial alone does not switch steering on after an operator switched it off
     overlay = {
         key: {index: clamped(value * strength) for index, value in values.items()}
-        for key, values in values.items()
+        for key, values in scaled.values.items()
     }
     is_dialed = intensity is not None and any(overlay.values())
     return Plan(overlay, strength if is_dialed else None)
@@ -112,13 +122,15 @@ def _own(
     intensity: Intensity | None,
     live: Live,
     attached: Sequence[AttachedSae],
-    limits: Range,
+    configured: Range,
 ) -> Plan:
     """The steering of a request with values of its own, whose intensity is not 0. One intensity scales the values of
     the request and the values that they are added to."""
     values = sae_steering.values(own, attached)
-    otherwise = plan(intensity, False, None, live, attached, limits) if own.is_added else Plan()
-    strength = _resolved(intensity, limits, 1.0) if otherwise.echo is None else otherwise.echo
+    otherwise = plan(intensity, False, None, live, attached, configured) if own.is_added else Plan()
+    strength = otherwise.echo
+    if strength is None:
+        strength = resolved(intensity, DialBase(values, configured))
     overlay: Mapping[str, Values] = {
         key: {index: clamped(value * strength) for index, value in features.items()}
         for key, features in values.items()
@@ -150,6 +162,21 @@ def base(
     return {_site(profile, attached): profile.values}
 
 
+def _dial_base(
+    profile: Profile | None, live: Live, attached: Sequence[AttachedSae], configured: Range
+) -> DialBase:
+    """The named profile, else the active one, else the live values, with the range of a cluster."""
+    values = base(profile, live, attached)
+    if profile is not None:
+        declared = profile.cluster.declared_range if profile.cluster is not None else None
+        limits = members.within(declared, configured)
+        return DialBase(values, limits, profile.cluster is not None, profile.intensity)
+    active = live.active
+    if active is None or not active.is_cluster:
+        return DialBase(values, configured)
+    return DialBase(values, members.within(active.declared_range, configured), is_capped=True)
+
+
 def _has_base(
     is_profile_named: bool,
     profile: Profile | None,
@@ -170,6 +197,15 @@ def _site(profile: Profile, attached: Sequence[AttachedSae]) -> str:
         Refusal: PROFILE_INCOMPATIBLE when no attached SAE fits, or the SAE has fewer features than the profile names.
     """
     sae = site(profile, attached, param="profile")
+    if profile.cluster is not None and profile.cluster.sae.n_features not in (None, sae.d_sae):
+        raise Refusal(
+            "PROFILE_INCOMPATIBLE",
+            f"cluster {profile.name!r} is made for {profile.cluster.sae.n_features} features; "
+            f"the attached SAE has {sae.d_sae}",
+            param="profile",
+            declared_n_features=profile.cluster.sae.n_features,
+            attached_d_sae=sae.d_sae,
+        )
     for index in profile.values:
         if not 0 <= index < sae.d_sae:
             raise Refusal(
@@ -182,13 +218,15 @@ def _site(profile: Profile, attached: Sequence[AttachedSae]) -> str:
     return sae.key
 
 
-def _resolved(intensity: Intensity | None, limits: Range, own: float) -> float:
+def resolved(intensity: Intensity | None, scaled: DialBase) -> float:
+    """The number that the values of a base are multiplied by."""
     match intensity:
         case None:
-            return own
+            return scaled.own
         case "min":
-            return limits.lowest
+            return scaled.limits.lowest
         case "max":
-            return limits.highest
+            return scaled.limits.highest
         case _:
-            return float(intensity)
+            number = float(intensity)
+            return min(number, scaled.limits.highest) if scaled.is_capped else number  # (7)

@@ -34,6 +34,9 @@ STRENGTH_MAXIMUM = 300.0
 INTENSITY_MAXIMUM = 2.0
 MEMBERS_MAXIMUM = 20
 NARRATIVE_MAXIMUM = 10_000
+LABEL_MAXIMUM = 200
+"""The characters of a label that are read; an export has all of them."""
+
 ID_MAXIMUM = 255
 """The most characters in the id of a model or an SAE."""
 
@@ -151,6 +154,14 @@ NARRATIVE: Check = text(most=NARRATIVE_MAXIMUM, why=lines_fault)
 
 
 @dataclass(frozen=True, slots=True)
+class Range:
+    """The lowest and the highest intensity of a dial. `min` and `max` stand for them."""
+
+    lowest: float = 0.5
+    highest: float = 1.5
+
+
+@dataclass(frozen=True, slots=True)
 class AuthoredMember:
     """One feature of a document. `max_activation` is None where the document has no positive one."""
 
@@ -194,7 +205,7 @@ def member(raw: Mapping[str, Any]) -> AuthoredMember:
         int(raw["feature_idx"]),
         float(raw["strength"]),
         1 if sign is None else int(sign),
-        None if label is None else storable(label),
+        None if label is None else storable(label[:LABEL_MAXIMUM]),
         peak if peak is not None and peak > 0 else None,
     )
 
@@ -227,6 +238,14 @@ def declared_range(budget: Any) -> tuple[float, float] | None:
     return None if first is None or second is None else (min(first, second), max(first, second))
 
 
+def within(declared: tuple[float, float] | None, configured: Range) -> Range:
+    """A declared range within [0, 2]; the configured range where none is declared."""
+    if declared is None:
+        return configured
+    lowest, highest = (min(INTENSITY_MAXIMUM, max(0.0, end)) for end in declared)
+    return Range(lowest, highest)
+
+
 def declared_intensity(budget: Any) -> float | None:
     """The `intensity` of the budget of a stored document."""
     return as_number(budget.get("intensity")) if isinstance(budget, dict) else None
@@ -247,7 +266,7 @@ def sensing_overrides(document: Mapping[str, Any]) -> SensingOverrides:
 
 def display_word(token: str | None) -> str | None:
     """A `display_token` without the marks of tokenizers for spaces; None where nothing is left."""
-    spaced = (token or "").translate(dict.fromkeys(map(ord, _WORD_STARTS), " "))
+    spaced = (token or "")[:LABEL_MAXIMUM].translate(dict.fromkeys(map(ord, _WORD_STARTS), " "))
     return storable(spaced).strip() or None
 
 

@@ -10,8 +10,9 @@ from itertools import islice
 from typing import Any
 
 from steerserve.errors import Refusal
-from steerserve.rules import provenance
-from steerserve.rules.attachment import Sae, SaeChoice
+from steerserve.rules import cluster, provenance
+from steerserve.rules.attachment import ClusterChoice, Sae, SaeChoice
+from steerserve.rules.cluster import Cluster
 from steerserve.rules.provenance import Origin
 from steerserve.rules.steering import BATCH_MAXIMUM, Values
 from steerserve.rules.text import shown
@@ -21,7 +22,6 @@ FEATURES_MAXIMUM = BATCH_MAXIMUM
 VERSION = "1.0"
 """The version of exported documents."""
 
-CLUSTER_KINDS = ("mistudio.cluster-definition", "mistudio.cluster-bundle")
 CLUSTER_IMPORT = "/api/clusters/import"
 
 _INDEX = re.compile(r"[ \t\r\n]*\+?[0-9]{1,18}[ \t\r\n]*")
@@ -86,17 +86,21 @@ def check_intensity(intensity: float) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Profile:
-    """A saved profile that can be applied. A profile without `sae_id` fits any SAE, one without `layer` any layer."""
+    """A saved profile that can be applied. A profile without `sae_id` fits any SAE, one without `layer` any layer. For
+    a cluster, `cluster` has the facts of its document."""
 
     name: str
     values: Values
     intensity: float = 1.0
     sae_id: str | None = None
     layer: int | None = None
+    cluster: Cluster | None = None
 
     @property
-    def choice(self) -> SaeChoice:
+    def choice(self) -> SaeChoice | ClusterChoice:
         """The SAE that the values were made for."""
+        if self.cluster is not None:
+            return self.cluster.choice(self.sae_id)
         return SaeChoice(self.sae_id, self.layer)
 
 
@@ -161,7 +165,7 @@ def _check_kind(body: dict[str, Any]) -> None:
     """
     kind = body.get("kind")
     is_unnamed = kind is None and not ({"steering", "features"} & body.keys())
-    if kind in CLUSTER_KINDS or (is_unnamed and {"members", "definitions"} & body.keys()):
+    if kind in cluster.KINDS or (is_unnamed and {"members", "definitions"} & body.keys()):
         raise Refusal(
             "IS_CLUSTER_DOCUMENT",
             f"this is a cluster document; import it with POST {CLUSTER_IMPORT}",

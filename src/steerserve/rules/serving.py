@@ -9,8 +9,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from steerserve.errors import Refusal
-from steerserve.rules import steering
-from steerserve.rules.attachment import AttachedSae
+from steerserve.rules import cluster, steering
+from steerserve.rules.attachment import AttachedSae, ClusterChoice, Sae
 from steerserve.rules.profile import Profile, site
 from steerserve.rules.steering import MANUAL, Active, Live, Values
 
@@ -18,31 +18,81 @@ from steerserve.rules.steering import MANUAL, Active, Live, Values
 def activate(
     live: Live, profile_id: str, profile: Profile, attached: Sequence[AttachedSae]
 ) -> Live:
-    """Steer by a profile. (1) A profile with values needs an attached SAE. (2) The profile must have been made for that
-    SAE, and (3) the SAE must have all features of the profile. (4) Each value is multiplied by the profile's intensity
-    and clamped. (5) The values replace those of MANUAL, and steering is switched on. An empty profile clears the values
-    of MANUAL.
+    """Steer by a profile. (1) The profile must pass the gate. (2) Each value is multiplied by the profile's intensity
+    and clamped. (3) The values replace those of every owner, circuits included, and steering is switched on. An empty
+    profile clears all values.
 
     Raises:
-        Refusal: SAE_NOT_ATTACHED, PROFILE_INCOMPATIBLE, INVALID_FEATURE_INDEX.
+        Refusal: what `gate` raises.
     """
     if not profile.values:
-        after = steering.replace_all(live, MANUAL, {})
-        active = Active(profile_id, choice=profile.choice, is_applied=True)
-        return steering.mark(live, after, active)
+        after = steering.take_over(live, MANUAL, {})
+        active = _active(profile_id, profile, is_applied=True)
+        return steering.mark(live, after, replace(active, authored={}))
+    at = gate(profile_id, profile, attached)  # (1)
+    scaled = scaled_values(profile)  # (2)
+    after = steering.take_over(live, MANUAL, {at.key: scaled})  # (3)
+    active = _active(profile_id, profile, is_applied=True)
+    return steering.mark(live, after, replace(active, key=at.key, left=after.by(MANUAL)))
+
+
+def redial(live: Live, profile_id: str, profile: Profile, attached: Sequence[AttachedSae]) -> Live:
+    """Give the active profile another intensity. Its values replace those of MANUAL. Values of other owners stay, and
+    so does the switch. Nothing changes where the profile is not active or its values were not applied.
+
+    Raises:
+        Refusal: what `gate` raises.
+    """
+    active = live.active
+    if active is None or active.profile_id != profile_id or not active.is_applied:
+        return live
+    at = gate(profile_id, profile, attached)
+    after = steering.replace_all(live, MANUAL, {at.key: scaled_values(profile)})
+    after = replace(after, enabled=live.enabled)
+    again = _active(profile_id, profile, is_applied=True)
+    return steering.mark(live, after, replace(again, key=at.key, left=after.by(MANUAL)))
+
+
+def gate(profile_id: str, profile: Profile, attached: Sequence[Sae]) -> Sae:
+    """The attached SAE that a profile with values steers. (1) There must be one, and (2) the profile must have been
+    made for it. (3) It must have the number of features that a cluster declares, and (4) all features of the profile.
+
+    Raises:
+        Refusal: SAE_NOT_ATTACHED, PROFILE_INCOMPATIBLE, VALIDATION_ERROR, INVALID_FEATURE_INDEX.
+    """
     if not attached:
         raise Refusal(  # (1)
             "SAE_NOT_ATTACHED", f"profile {profile.name!r} steers, and no SAE is attached"
         )
     at = site(profile, attached)  # (2)
+    if profile.cluster is not None:
+        cluster.check_fits(profile.cluster, profile_id, at)  # (3), (4)
     for index in profile.values:
-        steering.check_index(index, at.d_sae)  # (3)
-    scaled = {i: steering.clamped(v * profile.intensity) for i, v in profile.values.items()}  # (4)
-    after = steering.replace_all(live, MANUAL, {at.key: scaled})  # (5)
-    active = Active(
-        profile_id, dict(profile.values), profile.choice, True, at.key, after.by(MANUAL)
+        steering.check_index(index, at.d_sae)  # (4)
+    return at
+
+
+def scaled_values(profile: Profile) -> dict[int, float]:
+    """The values of a profile at its own intensity, each clamped."""
+    return {i: steering.clamped(v * profile.intensity) for i, v in profile.values.items()}
+
+
+def clamped_features(profile: Profile) -> list[int]:
+    """The features whose values at the profile's own intensity are clamped."""
+    scaled = scaled_values(profile)
+    return [i for i, value in profile.values.items() if value * profile.intensity != scaled[i]]
+
+
+def _active(profile_id: str, profile: Profile, *, is_applied: bool = False) -> Active:
+    declared = profile.cluster.declared_range if profile.cluster is not None else None
+    return Active(
+        profile_id,
+        dict(profile.values),
+        profile.choice,
+        is_applied,
+        is_cluster=profile.cluster is not None,
+        declared_range=declared,
     )
-    return steering.mark(live, after, active)
 
 
 def cleared(before: Live, after: Live) -> dict[str, list[int]]:
@@ -80,7 +130,7 @@ def adopt(live: Live, profile_id: str, profile: Profile) -> Live:
     """Make a profile the active one without changing the live values. If steering is off and values are kept, an
     operator has switched steering off, and the profile is muted."""
     is_muted = not live.enabled and bool(live.values)
-    active = Active(profile_id, dict(profile.values), profile.choice, is_muted=is_muted)
+    active = replace(_active(profile_id, profile), is_muted=is_muted)
     return steering.mark(live, live, active)
 
 
@@ -106,13 +156,13 @@ def dialed(live: Live, attached: Sequence[AttachedSae]) -> Mapping[str, Values]:
     """The values that an intensity scales in a request that names no profile. (1) There are none after an operator
     switched steering off. (2) With an active profile they are the values of the profile as saved, so that the same
     intensity always means the same values; there are none where no attached SAE fits them. (3) They are the live values
-    where no profile is active, or where the values have been edited since the activation."""
+    where no profile is active, or where the values of a profile that is no cluster have been edited since."""
     active = live.active
     if active is not None and not active.is_applied:
         return {} if active.is_muted else _authored(active, attached)  # (1), (2)
     if not live.enabled:
         return {}  # (1)
-    if active is None or active.left != live.by(MANUAL):
+    if active is None or (active.left != live.by(MANUAL) and not active.is_cluster):
         return live.values  # (3)
     return _authored(active, attached)  # (2)
 
@@ -122,5 +172,7 @@ def _authored(active: Active, attached: Sequence[AttachedSae]) -> Mapping[str, V
     fitting = active.choice.among(attached)
     sae = next((one for one in fitting if one.key == active.key), next(iter(fitting), None))
     if sae is None or not all(0 <= index < sae.d_sae for index in active.authored):
+        return {}
+    if isinstance(active.choice, ClusterChoice) and not active.choice.is_wide(sae):
         return {}
     return {sae.key: active.authored}

@@ -15,7 +15,7 @@ from typing import Any
 
 from steerserve.errors import Refusal
 from steerserve.rules import served
-from steerserve.rules.attachment import FIRST_SAE, SaeChoice
+from steerserve.rules.attachment import FIRST_SAE, ClusterChoice, SaeChoice
 from steerserve.rules.served import ServedCircuit
 from steerserve.rules.text import shown
 
@@ -47,15 +47,19 @@ class Active:
         left: all values of MANUAL right after the activation.
         is_muted: for a profile that was not applied: an operator has switched steering off, so the dial does not switch
             it on.
+        is_cluster: whether the profile is a cluster.
+        declared_range: the range of the intensity that the cluster declares.
     """
 
     profile_id: str
     authored: Values = field(default_factory=dict)
-    choice: SaeChoice = FIRST_SAE
+    choice: SaeChoice | ClusterChoice = FIRST_SAE
     is_applied: bool = False
     key: str | None = None
     left: Mapping[str, Values] = field(default_factory=dict)
     is_muted: bool = False
+    is_cluster: bool = False
+    declared_range: tuple[float, float] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,6 +152,11 @@ def replace_all(live: Live, owner: str, values: Mapping[str, Values]) -> Live:
     steering is off."""
     owned = {**live.owned, owner: values}
     return _step(live, owned, enabled=live.enabled or any(values.values()))
+
+
+def take_over(live: Live, owner: str, values: Mapping[str, Values]) -> Live:
+    """Replace the values of every owner by these values of one owner. Any value switches steering on."""
+    return _step(live, {owner: values}, enabled=live.enabled or any(values.values()))
 
 
 def enable(live: Live) -> Live:

@@ -17,6 +17,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from steerserve.errors import Refusal
 from steerserve.rules import provenance
+from steerserve.rules.cluster import Cluster
 from steerserve.rules.provenance import Origin
 from steerserve.rules.text import UNSTORABLE, shown
 from steerserve.store.catalog import Clock, utc_now
@@ -31,7 +32,15 @@ other work."""
 @dataclass(frozen=True, slots=True)
 class ProfileRow:
     """One saved profile. `steering` is sorted by feature index. `origin` has the facts about the SAE and the model from
-    an imported document."""
+    an imported document. A cluster is a profile of the kind `cluster`.
+
+    Attributes:
+        cluster: the facts of a cluster's document; None for other profiles.
+        warnings: the warnings of the import or of the last activation.
+        hub_ref: the `repo_id`, `revision` and `path` of a document that came from the hub.
+        sensing_enabled: whether an operator wants the cluster to be sensed.
+        sensing_min_k: the quorum that an operator set; None for the default.
+    """
 
     id: str
     name: str
@@ -43,8 +52,17 @@ class ProfileRow:
     intensity: float
     source_kind: str
     origin: Origin | None
+    cluster: Cluster | None
+    warnings: tuple[str, ...]
+    hub_ref: dict[str, Any] | None
+    sensing_enabled: bool
+    sensing_min_k: int | None
     created_at: datetime
     updated_at: datetime
+
+
+_READ = [profiles.c[field.name] for field in fields(ProfileRow)]
+"""The columns of a record. The document of a cluster, which may be large, is read only for an export."""
 
 
 def new_profile_id() -> str:
@@ -76,7 +94,7 @@ class Documents:
 
     async def profiles(self) -> list[ProfileRow]:
         """All profiles, oldest first."""
-        every = select(profiles).order_by(profiles.c.created_at, profiles.c.id)
+        every = select(*_READ).order_by(profiles.c.created_at, profiles.c.id)
         records: list[ProfileRow] = []
         async with self._database.read() as connection:
             rows = (await connection.execute(every)).mappings()
@@ -93,6 +111,22 @@ class Documents:
         if row is None:
             raise _unknown(profile_id)
         return row
+
+    async def clusters(self) -> list[ProfileRow]:
+        """All clusters, oldest first."""
+        return [row for row in await self.profiles() if row.cluster is not None]
+
+    async def document(self, profile_id: str) -> dict[str, Any] | None:
+        """The document that a cluster was imported from, as it came; None for other profiles.
+
+        Raises:
+            Refusal: PROFILE_NOT_FOUND.
+        """
+        await self.profile(profile_id)
+        wanted = select(profiles.c.document).where(profiles.c.id == profile_id)
+        async with self._database.read() as connection:
+            document: dict[str, Any] | None = (await connection.execute(wanted)).scalar()
+        return document
 
     async def profile_named(self, name: str) -> ProfileRow:
         """The profile that a request names. While the database has a fault, a profile that was in use before.
@@ -194,7 +228,7 @@ class Documents:
 
 
 async def _first(connection: AsyncConnection, matches: ColumnElement[bool]) -> ProfileRow | None:
-    found = await connection.execute(select(profiles).where(matches))
+    found = await connection.execute(select(*_READ).where(matches))
     row = found.mappings().first()
     return _record(row) if row is not None else None
 
@@ -202,7 +236,9 @@ async def _first(connection: AsyncConnection, matches: ColumnElement[bool]) -> P
 def _record(row: RowMapping) -> ProfileRow:
     values = {field.name: row[field.name] for field in fields(ProfileRow)}
     origin = values["origin"]
-    return ProfileRow(**values | {"origin": None if origin is None else provenance.read(origin)})
+    values["origin"] = None if origin is None else provenance.read(origin)
+    values["warnings"] = tuple(values["warnings"] or ())
+    return ProfileRow(**values)
 
 
 def _columns(values: Mapping[str, Any]) -> dict[str, Any]:

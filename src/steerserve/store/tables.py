@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import Any
 
@@ -22,6 +23,8 @@ from sqlalchemy import (
 )
 from sqlalchemy.engine import Dialect
 from sqlalchemy.types import TypeDecorator
+
+from steerserve.rules.cluster import Cluster
 
 
 class UtcDateTime(TypeDecorator[datetime]):
@@ -65,6 +68,32 @@ class JsonObject(TypeDecorator[dict[str, Any]]):
 
     def process_result_value(self, value: Any, dialect: Dialect) -> dict[str, Any] | None:
         return json.loads(value) if value is not None else None
+
+
+class TextList(TypeDecorator[list[str]]):
+    """A list of texts, stored as the text of a JSON list."""
+
+    impl = Text
+    cache_ok = True
+
+    def process_bind_param(self, value: Sequence[str] | None, dialect: Dialect) -> Any:
+        return json.dumps(list(value)) if value is not None else None
+
+    def process_result_value(self, value: Any, dialect: Dialect) -> list[str] | None:
+        return json.loads(value) if value is not None else None
+
+
+class ClusterFacts(TypeDecorator[Cluster]):
+    """The facts of a cluster document, stored as the text of a JSON object."""
+
+    impl = Text
+    cache_ok = True
+
+    def process_bind_param(self, value: Cluster | None, dialect: Dialect) -> Any:
+        return msgspec.json.encode(value).decode() if value is not None else None
+
+    def process_result_value(self, value: Any, dialect: Dialect) -> Cluster | None:
+        return msgspec.json.decode(value, type=Cluster) if value is not None else None
 
 
 metadata = MetaData()
@@ -137,15 +166,21 @@ profiles = Table(
     "profiles",
     metadata,
     Column("id", String(17), primary_key=True),
-    Column("name", String(100), nullable=False),
-    Column("description", String(500)),
-    Column("model_id", String(100)),
+    Column("name", String(120), nullable=False),
+    Column("description", String(10_000)),
+    Column("model_id", String(255)),
     Column("sae_id", String(100)),
     Column("layer", Integer),
     Column("steering", FeatureValues, nullable=False),
     Column("intensity", Float, nullable=False, default=1.0),
     Column("source_kind", String(20), nullable=False, default="manual"),
     Column("origin", JsonObject),
+    Column("document", JsonObject),
+    Column("cluster", ClusterFacts),
+    Column("warnings", TextList),
+    Column("hub_ref", JsonObject),
+    Column("sensing_enabled", Boolean, nullable=False, default=False),
+    Column("sensing_min_k", Integer),
     Column("created_at", UtcDateTime, nullable=False),
     Column("updated_at", UtcDateTime, nullable=False),
     UniqueConstraint("name", name="uq_profiles_name"),

@@ -298,7 +298,7 @@ async def test_a_profile_deleted_during_its_activation_is_active_no_longer(world
     await attached(world)
     row = await saved(world)
     documents = Held(world.database)
-    serving = Serving(documents, world.steering, world.conductor, world.catalog)
+    serving = Serving(documents, world.steering, world.conductor, world.catalog, world.settings)
     profiles = Profiles(documents, serving, world.conductor, world.catalog)
     activating = world.begin(serving.activate(row.id))
     await soon(documents.gate.reached.wait())

@@ -1,4 +1,5 @@
-"""The steering of requests that name no profile themselves: the live values, and the active saved profile.
+"""The steering of requests that name no profile themselves: the live values, and the active saved profile, which may be
+a cluster.
 
 Only this module activates and ends a profile. The active profile is a field of the live values, so both change in one
 step of the epoch, and both are restored together after a crash. Which profile is active is not stored in the database.
@@ -7,22 +8,35 @@ step of the epoch, and both are restored together after a crash. Which profile i
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
+
+import structlog
 
 from steerserve.control.interventions.steering import Steering
 from steerserve.control.library.sae_records import origin_of
 from steerserve.control.residency.conductor import Conductor
 from steerserve.control.residency.resident import Attachment
 from steerserve.errors import Refusal
+from steerserve.rules import cluster
 from steerserve.rules import serving as rules
+from steerserve.rules.members import Range
 from steerserve.rules.profile import Profile
 from steerserve.rules.steering import Live
+from steerserve.settings import Settings
 from steerserve.store.catalog import Catalog
 from steerserve.store.documents import Documents, ProfileRow
 
+log = structlog.get_logger(__name__)
+
 LISTED = 20
 """How many features a warning lists."""
+
+Displaced = Callable[[], Awaitable[Sequence[str]]]
+"""Ends what the activation of a profile displaces, and answers warnings."""
+
+Followed = Callable[[ProfileRow | None], Awaitable[bool]]
+"""Takes the active profile after a change, or None; answers whether the profile is sensed now."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,11 +46,12 @@ class ActivationReport:
     applied: bool
     count: int
     warnings: tuple[str, ...]
+    is_sensed: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class ServingProfile:
-    """The active profile as health shows it. `sensing_enabled` is always False for a plain profile."""
+    """The active profile as health shows it. `sensing_enabled` says whether an operator wants it to be sensed."""
 
     id: str
     name: str
@@ -50,13 +65,32 @@ class Serving:
     so that no profile is changed or deleted between the reading of its record and its activation."""
 
     def __init__(
-        self, documents: Documents, steering: Steering, conductor: Conductor, catalog: Catalog
+        self,
+        documents: Documents,
+        steering: Steering,
+        conductor: Conductor,
+        catalog: Catalog,
+        settings: Settings,
     ) -> None:
         self._documents = documents
+        self._settings = settings
         self._catalog = catalog
         self._steering = steering
         self._conductor = conductor
         self.editing = asyncio.Lock()
+        self._displaced: list[Displaced] = []
+        self._followed: list[Followed] = []
+
+    def displaces(self, displaced: Displaced) -> None:
+        """Register an owner whose values the activation of a profile removes, such as the circuits. `displaced` is
+        awaited after the step that removed the values, while `editing` is held."""
+        self._displaced.append(displaced)
+
+    def follow(self, followed: Followed) -> None:
+        """Register an owner that follows the active profile, such as sensing. `followed` is awaited after each change
+        of the active profile or its record by an operator, while `editing` is held. Other changes, such as a detached
+        SAE, are the event `ActiveProfileChanged` only."""
+        self._followed.append(followed)
 
     # ------------------------------------------------------------- reading
 
@@ -64,6 +98,11 @@ class Serving:
     def live(self) -> Live:
         """The live values of this moment, with the active profile."""
         return self._steering.live
+
+    @property
+    def configured(self) -> Range:
+        """The range of the intensity of a cluster that declares none."""
+        return Range(self._settings.cluster_intensity_min, self._settings.cluster_intensity_max)
 
     @property
     def profile_id(self) -> str | None:
@@ -93,7 +132,7 @@ class Serving:
         row = await self.active()
         if row is None:
             return None
-        return ServingProfile(row.id, row.name, row.source_kind, row.intensity)
+        return ServingProfile(row.id, row.name, row.source_kind, row.intensity, row.sensing_enabled)
 
     async def applicable(self, row: ProfileRow) -> Profile:
         """The saved profile with the id that its SAE has on this machine, which may differ from the id where the
@@ -102,30 +141,58 @@ class Serving:
         if sae_id is not None and origin is not None:
             same = (sae.id for sae in await self._catalog.saes() if origin.is_same(origin_of(sae)))
             sae_id = next(same, sae_id)
-        return Profile(row.name, row.steering, row.intensity, sae_id, row.layer)
+        return Profile(row.name, row.steering, row.intensity, sae_id, row.layer, row.cluster)
 
     # ------------------------------------------------------------- changing
 
     async def activate(self, profile_id: str, *, applies: bool = True) -> ActivationReport:
-        """Make a profile the active one. In one step, its values times its intensity replace the live values, and
-        steering is enabled. All checks come before any change. If `applies` is False, the live values stay as they are.
+        """Make a profile the active one. In one step, its values times its intensity replace the live values of every
+        owner, and steering is enabled. All checks come before any change. If `applies` is False, the live values stay
+        as they are.
 
         Raises:
-            Refusal: PROFILE_NOT_FOUND, SAE_NOT_ATTACHED, PROFILE_INCOMPATIBLE, INVALID_FEATURE_INDEX.
+            Refusal: PROFILE_NOT_FOUND; what the gate of `rules/serving` raises.
         """
         async with self.editing:
-            row = await self._documents.profile(profile_id)
-            profile, warnings = await self.applicable(row), self._warnings(row)
-            applied = applies and bool(row.steering)
-            if applied:
-                warnings += await self._apply(profile_id, profile)
-            elif applies:
-                await self._steering.everywhere(
-                    lambda live: rules.activate(live, profile_id, profile, ())
-                )
-            else:
-                await self._steering.everywhere(lambda live: rules.adopt(live, profile_id, profile))
-        return ActivationReport(applied, len(row.steering) if applied else 0, warnings)
+            return await self.activate_row(await self._documents.profile(profile_id), applies)
+
+    async def activate_row(self, row: ProfileRow, applies: bool = True) -> ActivationReport:
+        """Activate a profile as its record is now. The caller holds `editing`.
+
+        Raises:
+            Refusal: what the gate of `rules/serving` raises.
+        """
+        profile, warnings = await self.applicable(row), self._warnings(row)
+        applied = applies and bool(row.steering)
+        if applied:
+            warnings += await self._apply(row, profile)
+        elif applies:
+            await self._steering.everywhere(lambda live: rules.activate(live, row.id, profile, ()))
+        else:
+            attached = self._conductor.attachments()
+            if profile.cluster is not None and attached:
+                rules.gate(row.id, profile, attached)
+            await self._steering.everywhere(lambda live: rules.adopt(live, row.id, profile))
+        if applies:
+            for displaced in self._displaced:
+                warnings += tuple(await displaced())
+        row = await self._recorded(row, profile) if applied else row
+        is_sensed = await self._tell(row)
+        return ActivationReport(applied, len(row.steering) if applied else 0, warnings, is_sensed)
+
+    async def redial(self, row: ProfileRow) -> bool:
+        """Give the active profile the intensity of its record, and return whether its values are live now. Nothing
+        else that steers is displaced. The caller holds `editing`.
+
+        Raises:
+            Refusal: what the gate of `rules/serving` raises.
+        """
+        profile = await self.applicable(row)
+        after = await self._steering.act(
+            lambda live, attached: rules.redial(live, row.id, profile, attached)
+        )
+        active = after.active
+        return active is not None and active.profile_id == row.id and active.is_applied
 
     async def deactivate(self, profile_id: str, *, clears: bool = True) -> bool:
         """End a profile, and return whether its values were cleared. If the profile is not active, nothing changes.
@@ -145,33 +212,67 @@ class Serving:
         Raises:
             Refusal: ENGINE_UNAVAILABLE, in which case the profile is still active.
         """
-        return await self._steering.everywhere(
+        was_active = await self._steering.everywhere(
             lambda live: rules.deactivate(live, profile_id, clears=clears)
         )
+        if was_active:
+            await self._tell(None)
+        return was_active
 
     async def amend(self, row: ProfileRow) -> None:
         """Called after a saved profile was changed. If the profile is active, the dial scales its new values from now
         on. The live values stay. The caller holds `editing`."""
         profile = await self.applicable(row)
         await self._steering.everywhere(lambda live: rules.amend(live, row.id, profile))
+        if self.profile_id == row.id:
+            await self._tell(row)
 
     # ------------------------------------------------------------- inside
 
-    async def _apply(self, profile_id: str, profile: Profile) -> tuple[str, ...]:
-        """Apply a profile. Returns warnings that name the values set by hand at other SAEs which were cleared by
-        this."""
-        lost: dict[str, list[int]] = {}
+    async def _apply(self, row: ProfileRow, profile: Profile) -> tuple[str, ...]:
+        """Apply a profile. Returns warnings: what does not agree between a cluster and its SAE, values that were
+        clamped, and values set by hand at other SAEs which were cleared by this."""
+        warnings: list[str] = []
 
         def step(live: Live, attached: Sequence[Attachment]) -> Live:
-            after = rules.activate(live, profile_id, profile, attached)
-            lost.update(rules.cleared(live, after))
+            after = rules.activate(live, row.id, profile, attached)
+            warnings[:] = _of_site(row, profile, after, attached)
+            warnings.extend(
+                f"the values that were set by hand at {key} were cleared: {_listed(features)}"
+                for key, features in rules.cleared(live, after).items()
+            )
             return after
 
         await self._steering.act(step)
-        return tuple(
-            f"the values that were set by hand at {key} were cleared: {_listed(features)}"
-            for key, features in lost.items()
+        return tuple(warnings)
+
+    async def _recorded(self, row: ProfileRow, profile: Profile) -> ProfileRow:
+        """Record an activated cluster: its warnings, and the SAE of an unbound one. The cluster serves without the
+        record too, so a fault of the database is only logged."""
+        active, attached = self.live.active, self._conductor.attachments()
+        sae = next((one for one in attached if active and one.key == active.key), None)
+        if row.cluster is None or sae is None:
+            return row
+        warnings = (
+            *cluster.site_warnings(row.cluster, profile.sae_id, sae),
+            *cluster.own_warnings(row.cluster, row.intensity, self.configured),
         )
+        changes: dict[str, object] = {} if warnings == row.warnings else {"warnings": warnings}
+        if row.sae_id is None:
+            changes |= {"sae_id": sae.sae_id, "layer": sae.layer}
+        try:
+            changed = await self._documents.change_profile(row.id, changes)
+        except Refusal as refusal:
+            log.warning("activation_not_recorded", profile_id=row.id, code=refusal.code)
+            return row
+        if row.sae_id is None:
+            bound = await self.applicable(changed)
+            await self._steering.everywhere(lambda live: rules.amend(live, row.id, bound))
+        return changed
+
+    async def _tell(self, row: ProfileRow | None) -> bool:
+        """Tell the owners that follow the active profile, and return whether it is sensed now."""
+        return any([await followed(row) for followed in self._followed])
 
     def _warnings(self, row: ProfileRow) -> tuple[str, ...]:
         resident = self._conductor.resident
@@ -181,12 +282,31 @@ class Serving:
         model = row.origin.model if row.origin else None
         if model is not None:
             made_for, is_same = model.name or model.repo_id, model.is_called(name, repo_id)
+        elif row.cluster is not None and "/" not in row.model_id:
+            return ()  # an id of the studio, which says nothing about a model of the hub
         else:
             made_for = row.model_id
             is_same = made_for in (str(resident.row.id), name, repo_id)
         if is_same:
             return ()
         return (f"the profile was made for model {made_for!r}; {name!r} is loaded",)
+
+
+def _of_site(
+    row: ProfileRow, profile: Profile, after: Live, attached: Sequence[Attachment]
+) -> list[str]:
+    """The warnings about the SAE that an activated cluster steers now, and about its clamped values."""
+    if row.cluster is None:
+        return []
+    at = next(one for one in attached if after.active is not None and one.key == after.active.key)
+    warnings = [
+        *cluster.site_warnings(row.cluster, profile.sae_id, at),
+        *cluster.strength_warnings(row.cluster),
+    ]
+    clamped = rules.clamped_features(profile)
+    if clamped:
+        warnings.append(f"the values were clamped to [-200, 200]: {_listed(clamped)}")
+    return warnings
 
 
 def _listed(features: Sequence[int]) -> str:

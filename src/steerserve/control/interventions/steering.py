@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
 
-from steerserve.control.bus import Bus, SteeringUpdate
+from steerserve.control.bus import ActiveProfileChanged, Bus, SteeringUpdate
 from steerserve.control.residency.conductor import Conductor
 from steerserve.control.residency.engine_state import EngineState, Return, unchanged
 from steerserve.control.residency.resident import Attachment, Resident, Switch
@@ -196,7 +196,7 @@ class Steering(EngineState[Live]):
 
     def _take(self, live: Live) -> None:
         """Make these the live values, and publish the state if it has changed."""
-        self._live = live
+        before, self._live = self._live, live
         first = next((attachment.key for attachment in self._conductor.attachments()), None)
         values = _plain(live.of(first) if first else {})
         others = {key: _plain(values) for key, values in self.others().items()}
@@ -204,11 +204,17 @@ class Steering(EngineState[Live]):
         if published != self._published:
             self._published = published
             self._bus.publish(published[1])
+        if _profile_of(before) != _profile_of(live):
+            self._bus.publish(ActiveProfileChanged(_profile_of(live)))
 
 
 async def _push(engine: Engine, live: Live) -> None:
     values = {key: dict(values) for key, values in live.values.items()}
     await engine.steer(live.epoch, live.enabled, values)
+
+
+def _profile_of(live: Live) -> str | None:
+    return None if live.active is None else live.active.profile_id
 
 
 def _plain(values: Values) -> dict[str, float]:

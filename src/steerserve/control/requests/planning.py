@@ -104,9 +104,7 @@ class Planner:
     def _plan(self, intent: Intent, profile: dial.Profile | None, resident: Resident) -> dial.Plan:
         if not isinstance(intent, GenerateIntent) or intent.sweep is not None:
             return dial.Plan()
-        limits = dial.Range(
-            self._settings.cluster_intensity_min, self._settings.cluster_intensity_max
-        )
+        limits = self._serving.configured
         attached = list(resident.attachments.values())
         is_named, live = intent.profile is not None, self._serving.live
         return dial.plan(
