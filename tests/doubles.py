@@ -137,6 +137,8 @@ class ScriptedEngine(Engine):
         self.loaded: dict[str, Any] | None = None
         self.attached: dict[str, tuple[str, int]] = {}
         self.asked_attach: list[tuple[str, m.SaeSource, str | None, bool]] = []
+        self.sensed_cluster: m.ArmedCluster | None = None
+        self.sensed_circuits: list[m.ArmedCircuit] = []
         self.steered: tuple[int, bool, dict[str, dict[int, float]]] | None = None
         self._streams: list[Stream] = []
         self._parting: Refusal | None = None
@@ -206,6 +208,14 @@ class ScriptedEngine(Engine):
     ) -> None:
         await self._step("monitor")
         self.monitored = None if key is None else (key, features, top_k)
+
+    async def sense_cluster(self, cluster: m.ArmedCluster | None) -> None:
+        await self._step("sense_cluster")
+        self.sensed_cluster = cluster
+
+    async def sense_circuits(self, circuits: list[m.ArmedCircuit]) -> None:
+        await self._step("sense_circuits")
+        self.sensed_circuits = circuits
 
     async def statistics(
         self, features: list[int] | None = None, metric: str | None = None, k: int = 10

@@ -29,6 +29,8 @@ from steerserve.engine.wire.messages import (
     Sampling,
     Score,
     Scored,
+    SensedEdges,
+    SensedSpans,
     Tap,
     Tokens,
 )
@@ -44,6 +46,7 @@ from steerserve.engine.worker.model.checkpoint import Checkpoint
 from steerserve.engine.worker.model.kv import SlotCache
 from steerserve.engine.worker.observing.monitor import FeatureMonitor, special_tokens
 from steerserve.engine.worker.observing.observers import Observers
+from steerserve.engine.worker.observing.sensing import Sensing
 from steerserve.engine.worker.observing.taps import Taps
 from steerserve.engine.worker.observing.target import target_of
 from steerserve.engine.worker.rows.rows import BatchRow, Ending
@@ -122,7 +125,8 @@ class Bench:
         self.kv_tokens = kv_tokens
         self.context = min(model.model_max_context, kv_tokens)
         self.monitor = FeatureMonitor(special_tokens(model.tokenizer, model.end_tokens))
-        self.observers = Observers([self.monitor, Taps(model.decode_token)])
+        self.sensing = Sensing(model.decode, lambda: self.monitor.whole)
+        self.observers = Observers([self.monitor, Taps(model.decode_token), self.sensing])
         self.steering = HookedSaes(model.dtype, on_detach=self.observers.detached)
         self.batch = Batch(model, self.steering, self.observers, kv_tokens, prefix_tokens)
         self.answers: dict[tuple[int, int], Answer] = {}
@@ -131,6 +135,8 @@ class Bench:
         self.readings: dict[int, list[Reading]] = {}
         self.streamed: set[int] = set()
         self.records: list[Recorded] = []
+        self.spans: list[SensedSpans] = []
+        self.edges: list[SensedEdges] = []
         self.refused: dict[int, Refused] = {}
 
     def ask(
@@ -222,9 +228,20 @@ class Bench:
             for outcome in new:
                 self._note(outcome)
             outcomes += new
-            self.records += [e for e in self.observers.events() if isinstance(e, Recorded)]
+            self.hear()
             self.observers.work()
         return outcomes
+
+    def hear(self) -> None:
+        """Take the events of the observers."""
+        for event in self.observers.events():
+            match event:
+                case Recorded():
+                    self.records.append(event)
+                case SensedSpans():
+                    self.spans.append(event)
+                case SensedEdges():
+                    self.edges.append(event)
 
     def run(self) -> Bench:
         while not self.batch.is_idle:

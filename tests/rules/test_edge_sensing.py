@@ -5,13 +5,8 @@ from __future__ import annotations
 import pytest
 
 from steerserve.rules import edge_sensing as rules
-from steerserve.rules.edge_sensing import (
-    AttachedLayer,
-    AuthoredEdge,
-    EdgeEnd,
-    EdgeTracker,
-    Observation,
-)
+from steerserve.rules.circuit import AuthoredEdge, EdgeEnd
+from steerserve.rules.edge_sensing import AttachedLayer, EdgeTracker, Observation
 from steerserve.rules.sensing import Thresholds
 
 THRESHOLDS = Thresholds(0.1, 0.0)

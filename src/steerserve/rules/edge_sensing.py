@@ -10,8 +10,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from steerserve.rules.circuit import AuthoredEdge as AuthoredEdge
-from steerserve.rules.circuit import EdgeEnd as EdgeEnd
+from steerserve.rules.circuit import AuthoredEdge, EdgeEnd
 from steerserve.rules.sensing import DECODE, PREFILL, SUMMARY_CHARACTERS, Thresholds
 
 NOT_A_FEATURE = "endpoint_not_a_feature"

@@ -10,7 +10,7 @@ from steerserve.engine.wire import messages as m
 from steerserve.engine.wire.engine import Report
 from steerserve.errors import Refusal
 
-_EDITS = (m.Attach, m.Detach, m.Steer, m.Monitor)
+_EDITS = (m.Attach, m.Detach, m.Steer, m.Monitor, m.SenseCluster, m.SenseCircuits)
 """The commands that change the state of the engine."""
 
 

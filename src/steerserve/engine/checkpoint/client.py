@@ -137,6 +137,12 @@ class CheckpointEngine(Engine):
     async def reset_statistics(self) -> None:
         await self._ask(m.ResetStatistics)
 
+    async def sense_cluster(self, cluster: m.ArmedCluster | None) -> None:
+        await self._ask(lambda i: m.SenseCluster(i, cluster))
+
+    async def sense_circuits(self, circuits: list[m.ArmedCircuit]) -> None:
+        await self._ask(lambda i: m.SenseCircuits(i, circuits))
+
     async def explore(
         self,
         features: list[int],
@@ -325,6 +331,10 @@ class CheckpointEngine(Engine):
                         self._streams[outcome.id].put_nowait(outcome)
             case m.Recorded():
                 self.on_record(event)
+            case m.SensedSpans():
+                self.on_spans(event)
+            case m.SensedEdges():
+                self.on_edges(event)
             case _ if event.id in self._streams:
                 self._streams[event.id].put_nowait(event)
             case _ if not self._asks.take(event):

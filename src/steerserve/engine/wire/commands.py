@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from steerserve.engine.wire.sensing import SenseCircuits, SenseCluster
 from steerserve.engine.wire.values import (
     Constraint,
     Message,
@@ -177,6 +178,8 @@ Command = (
     | Monitor
     | ReadStatistics
     | ResetStatistics
+    | SenseCluster
+    | SenseCircuits
     | Explore
     | Steer
     | Generate

@@ -30,12 +30,14 @@ def no_layers() -> Refusal:
 class Engine(ABC):
     """One engine. `ended` is done when its process is gone, with the reason as a clause. `applied` counts, for each
     attached SAE, the forward passes in which its steering was added. `on_record` is called with each record of
-    monitoring. `stalled` is the refusal of commands while the engine gives no sign of life, and `stalling` is set
-    meanwhile."""
+    monitoring, `on_spans` and `on_edges` with what was sensed in a choice. `stalled` is the refusal of commands while
+    the engine gives no sign of life, and `stalling` is set meanwhile."""
 
     def __init__(self) -> None:
         self.applied: dict[str, int] = {}
         self.on_record: Callable[[m.Recorded], None] = lambda _: None
+        self.on_spans: Callable[[m.SensedSpans], None] = lambda _: None
+        self.on_edges: Callable[[m.SensedEdges], None] = lambda _: None
         self.ended: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         self.stalled: Refusal | None = None
         self.stalling = asyncio.Event()
@@ -172,6 +174,17 @@ class Engine(ABC):
 
     async def reset_statistics(self) -> None:  # noqa: B027 -- a default
         """Clear the statistics. By default nothing is ever counted, so this does nothing."""
+
+    async def sense_cluster(self, cluster: m.ArmedCluster | None) -> None:
+        """Sense this cluster in place of the one before; None senses none. `on_spans` is called with what was sensed
+        in each choice."""
+        if cluster is not None:
+            raise no_layers()
+
+    async def sense_circuits(self, circuits: list[m.ArmedCircuit]) -> None:
+        """Sense these circuits and no others. `on_edges` is called with what was sensed in each choice."""
+        if circuits:
+            raise no_layers()
 
     async def measure(self) -> m.Measured:
         """The memory of the engine; by default without any figures."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from steerserve.engine.wire.sensing import SensedEdges, SensedSpans
 from steerserve.engine.wire.values import ChatTemplate, Message
 
 LOADING_WEIGHTS = "loading_weights"
@@ -261,6 +262,8 @@ Event = (
     | Statistics
     | Explored
     | Recorded
+    | SensedSpans
+    | SensedEdges
     | Done
     | Refused
     | Started

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager
 from typing import cast
 
@@ -159,6 +159,7 @@ class Group:
             with self._spare_memory():
                 self.cache.put(len(self.rows), entry.held, length)
                 row.filled = length
+                self._observers.resume(row, length, entry.notes)
         return row
 
     @contextmanager
@@ -180,7 +181,11 @@ class Group:
     def _kept(self, row: BatchRow) -> tuple[Entry, int] | None:
         if self._prefixes is None or not row.may_reuse:
             return None
-        return self._prefixes.find(self._saes.signature(row.plan), row.prompt)
+        return self._prefixes.find(self._signature(row), row.prompt)
+
+    def _signature(self, row: BatchRow) -> Hashable:
+        """A value that is equal for two rows exactly when they are steered and read alike."""
+        return self._saes.signature(row.plan), self._observers.mark(row)
 
     def _keep(self, index: int) -> None:
         """Keep the keys and values of a row that ended, unless the steering changed while it ran."""
@@ -195,7 +200,7 @@ class Group:
         ):
             with self._spare_memory():
                 held = self.cache.take(index, len(tokens))
-                self._prefixes.keep(self._saes.signature(row.plan), tokens, held)
+                self._prefixes.keep(self._signature(row), tokens, held, self._observers.notes(row))
 
     def _decode(self, count: int) -> list[Ending]:
         """One decode pass over the first `count` rows. Rows that were prefilled in this step wait for the next step."""

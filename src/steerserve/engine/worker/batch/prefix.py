@@ -1,13 +1,14 @@
 """Keys and values of conversations that ended, kept for their next turn.
 
-An entry is used only under exactly the steering under which it was computed. The memory of all entries is bounded in
+An entry is used only under exactly the steering under which it was computed, and only by a row of which the observers
+read the same. The memory of all entries is bounded in
 tokens; the entry that was used longest ago is dropped first.
 """
 
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Hashable
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -21,11 +22,12 @@ LEAST = 256
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """One row's cache: `held` has the keys and values of `tokens`."""
+    """One row's cache: `held` has the keys and values of `tokens`. `notes` is what the observers read of the row."""
 
     steering: Hashable
     tokens: NDArray[np.int64]
     held: Held
+    notes: Sequence[object] = ()
 
 
 class Prefixes:
@@ -55,13 +57,15 @@ class Prefixes:
         self._entries.move_to_end(best)
         return self._entries[best], length
 
-    def keep(self, steering: Hashable, tokens: list[int], held: Held) -> None:
+    def keep(
+        self, steering: Hashable, tokens: list[int], held: Held, notes: Sequence[object] = ()
+    ) -> None:
         """Add an entry, and drop each entry whose tokens are the beginning of the new entry's tokens."""
         new = np.asarray(tokens, dtype=np.int64)
         for number, entry in list(self._entries.items()):
             if entry.steering == steering and _common(entry.tokens, new) == len(entry.tokens):
                 self._drop(number)
-        self._entries[self._next] = Entry(steering, new, held)
+        self._entries[self._next] = Entry(steering, new, held, notes)
         self._next += 1
         self.tokens += len(new)
         while self.tokens > self._most:

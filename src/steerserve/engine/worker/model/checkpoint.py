@@ -91,12 +91,11 @@ class Checkpoint(Transformer):
 
     # ------------------------------------------------------------- text
 
-    def decode(self, ids: list[int]) -> str:
-        """The text of tokens, without special tokens."""
+    def decode(self, ids: Sequence[int], skip_special: bool = True) -> str:
+        """The text of tokens, without special tokens unless told otherwise."""
         backend = getattr(self.tokenizer, "backend_tokenizer", None)
-        if backend is not None:
-            return str(backend.decode(ids, skip_special_tokens=True))
-        return str(self.tokenizer.decode(ids, skip_special_tokens=True))
+        decode = self.tokenizer.decode if backend is None else backend.decode
+        return str(decode(list(ids), skip_special_tokens=skip_special))
 
     def decode_token(self, token: int) -> str:
         """The text of one token, even of a special one; empty for an id that the tokenizer does not know."""

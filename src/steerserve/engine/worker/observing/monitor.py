@@ -70,6 +70,12 @@ class FeatureMonitor(Observer):
         self._latest: dict[RowName, Seen] = {}
         self._ended: list[Seen] = []
 
+    @property
+    def whole(self) -> Target | None:
+        """The target, where all its features are monitored."""
+        target = self._target
+        return target if target is not None and target.features is None else None
+
     def watch(self, target: Target | None) -> None:
         """Monitor this target from the next pass on; None monitors nothing. The statistics stay, unless the target is
         another SAE."""

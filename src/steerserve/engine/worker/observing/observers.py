@@ -5,7 +5,7 @@ The batch knows this list and none of its members, so a new member changes nothi
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Hashable, Iterable, Sequence
 
 from steerserve.engine.wire.messages import Embed, Event, Generate, Outcome, Score
 from steerserve.engine.worker.attached.hooks import Catch, HookedSaes
@@ -62,6 +62,18 @@ class Observer:
 
     def detached(self, number: int) -> None:
         """The SAE with this number was taken away."""
+
+    def mark(self, row: BatchRow) -> Hashable:
+        """A value that stands for what this observer reads of the row. The row uses a kept prefix only where the row
+        that computed it had an equal value."""
+        return None
+
+    def notes(self, row: BatchRow) -> object:
+        """What this observer has read of a row that has ended, to be kept with its prefix."""
+        return None
+
+    def resume(self, row: BatchRow, length: int, notes: object) -> None:
+        """The row begins after `length` tokens of a kept prefix. `notes` were kept with the prefix."""
 
     def events(self) -> Sequence[Event]:
         """Events about the rows that ended since the last call; they are sent before the ends of these rows."""
@@ -126,6 +138,16 @@ class Observers:
     def detached(self, number: int) -> None:
         for member in self._members:
             member.detached(number)
+
+    def mark(self, row: BatchRow) -> Hashable:
+        return tuple(member.mark(row) for member in self._members)
+
+    def notes(self, row: BatchRow) -> tuple[object, ...]:
+        return tuple(member.notes(row) for member in self._members)
+
+    def resume(self, row: BatchRow, length: int, notes: Sequence[object]) -> None:
+        for member, note in zip(self._members, notes, strict=True):
+            member.resume(row, length, note)
 
     def events(self) -> list[Event]:
         return [event for member in self._members for event in member.events()]

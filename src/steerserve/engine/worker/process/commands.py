@@ -147,6 +147,18 @@ class Commands:
         self._language_model().monitor.reset()
         return m.Done(command.id)
 
+    def sense_cluster(self, command: m.SenseCluster) -> m.Done:
+        if command.cluster is not None or isinstance(self.loaded, LoadedModel):
+            loaded = self._language_model()
+            loaded.sensing.sense_cluster(command.cluster, loaded.saes)
+        return m.Done(command.id)
+
+    def sense_circuits(self, command: m.SenseCircuits) -> m.Done:
+        if command.circuits or isinstance(self.loaded, LoadedModel):
+            loaded = self._language_model()
+            loaded.sensing.sense_circuits(command.circuits, loaded.saes)
+        return m.Done(command.id)
+
     # ------------------------------------------------------------- requests
 
     def generate(self, command: m.Generate) -> m.Started | None:
@@ -233,6 +245,8 @@ METHODS: Mapping[type[m.Command], Callable[[Commands, Any], m.Event | None]] = M
         m.Monitor: Commands.monitor,
         m.ReadStatistics: Commands.read_statistics,
         m.ResetStatistics: Commands.reset_statistics,
+        m.SenseCluster: Commands.sense_cluster,
+        m.SenseCircuits: Commands.sense_circuits,
         m.Explore: Commands.explore,
         m.Steer: Commands.steer,
         m.Generate: Commands.generate,

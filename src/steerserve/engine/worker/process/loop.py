@@ -93,6 +93,8 @@ class Worker:
         for command, work in commands.compiled():
             self._pulse.doing(Activity.COMMAND)
             self.answer(command, work)
+        if taken_back:
+            self._tell_observed()
         batch = commands.batch
         if batch is not None and not batch.is_idle:
             self._step(batch)
@@ -104,12 +106,8 @@ class Worker:
     def _step(self, batch: Batch | Passes) -> None:
         self._pulse.doing(Activity.DECODE)
         outcomes = batch.step()
-        loaded = self.commands.loaded
-        model = loaded if isinstance(loaded, LoadedModel) else None
-        if model is not None:
-            # events are sent before the end of the choice, so that a client with the whole answer finds its record
-            for event in model.observers.events():
-                self._wire.send(event)
+        # events are sent before the end of the choice, so that a client with the whole answer finds its record
+        model = self._tell_observed()
         sent = [o for o in outcomes if isinstance(o, m.Outcome) and _says_something(o)]
         if sent:
             self._wire.send(m.Stepped(sent, model.saes.applied if model is not None else {}))
@@ -118,6 +116,15 @@ class Worker:
                 self._wire.send(refused)
         if model is not None:
             model.observers.work()
+
+    def _tell_observed(self) -> LoadedModel | None:
+        """Send the events of the observers of the loaded model, and return the model."""
+        loaded = self.commands.loaded
+        if not isinstance(loaded, LoadedModel):
+            return None
+        for event in loaded.observers.events():
+            self._wire.send(event)
+        return loaded
 
     def answer(self, command: m.Command, work: Work) -> None:
         """Do the work of a command and send its answer, or the reason for which it is refused."""
