@@ -106,6 +106,7 @@ def test_the_page_of_errors_is_what_the_table_says() -> None:
     assert stored == generate.errors_page(), "run `make docs`"
 
 
+@pytest.mark.shows("versioning.3")
 @pytest.mark.parametrize("code", SPECIFIED)
 def test_a_specified_code_has_its_statuses(code: str) -> None:
     api, v1 = SPECIFIED[code]
@@ -114,6 +115,7 @@ def test_a_specified_code_has_its_statuses(code: str) -> None:
     assert v1 in (None, row.v1)
 
 
+@pytest.mark.shows("versioning.3")
 def test_every_specified_code_of_the_compatible_surface_can_be_answered() -> None:
     assert {row.v1_code for row in TABLE.values()} >= V1_CODES
 

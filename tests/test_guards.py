@@ -92,6 +92,7 @@ def test_a_page_that_all_origins_may_use_gets_no_credentials(
             assert "access-control-allow-credentials" not in answer.headers
 
 
+@pytest.mark.shows("authentication.4")
 def test_a_page_of_another_origin_joins_no_live_events(keyed: Running) -> None:
     path = "/socket.io/?EIO=4&transport=polling"
     other = keyed.http.get(path, headers=BEARER | {"Origin": "https://other.example"})
@@ -167,6 +168,7 @@ def test_a_key_is_in_no_line_of_the_log(
     assert not any(secret in lines for secret in (*KEYS, "sentinel-of-a-stranger"))
 
 
+@pytest.mark.shows("authentication.4")
 def test_the_question_whether_a_page_may_ask_needs_no_key(keyed: Running) -> None:
     asked = {"Origin": PAGE, "Access-Control-Request-Method": "POST"}
     answer = keyed.http.options("/v1/models", headers=asked)

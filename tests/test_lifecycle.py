@@ -145,6 +145,7 @@ def test_a_signal_lets_the_stream_finish_and_leaves_no_child(tmp_path: Path, sen
         assert psutil.wait_procs(children, timeout=10)[1] == []
 
 
+@pytest.mark.shows("chat-parameters.23", "events.8", "formats.3")
 def test_a_stop_that_waits_too_long_ends_the_stream_with_an_error_event(tmp_path: Path) -> None:
     with serving(tmp_path, graceful_shutdown_timeout=0.1) as served:
         served.load_demo()
@@ -334,6 +335,7 @@ def test_a_client_that_leaves_frees_its_slot_also_while_it_waits(
         assert live.complete("One day", max_tokens=2)["choices"]
 
 
+@pytest.mark.shows("retry-after.2", "general-errors.3")
 def test_a_full_room_refuses_with_the_estimate(start: Start) -> None:
     with start(max_concurrent_requests=1, max_pending_requests=0) as live:
         load_demo(live)

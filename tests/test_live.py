@@ -116,6 +116,7 @@ async def test_leaving_without_having_joined_is_nothing(server: Server) -> None:
     asked.close()
 
 
+@pytest.mark.shows("events.1", "events.5", "overview.5")
 async def test_a_client_joins_over_the_socket_and_others_are_not_told(shared: Running) -> None:
     shared.service.live.system.seconds = 0.01
     joined, other = socketio.AsyncSimpleClient(), socketio.AsyncSimpleClient()
@@ -186,6 +187,7 @@ def seen(number: int) -> bus.MonitoringActivation:
     )
 
 
+@pytest.mark.shows("events.4")
 def test_what_monitoring_saw_passes_at_most_ten_times_a_second_and_hinders_nothing_else() -> None:
     now = [0.0]
     throttle = Throttle(lambda: now[0])

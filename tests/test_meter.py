@@ -136,6 +136,7 @@ async def test_what_is_no_request_passes_uncounted() -> None:
     assert (seen, metrics.total("requests_total")) == (["websocket"], 0)
 
 
+@pytest.mark.shows("retry-after.1", "retry-after.8")
 @pytest.mark.parametrize("path", ["/api/broken", "/v1/broken"])
 def test_a_503_that_no_code_timed_says_when_to_come_back(
     live: Running, path: str, caplog: pytest.LogCaptureFixture
@@ -152,6 +153,7 @@ def test_a_503_that_no_code_timed_says_when_to_come_back(
     assert path in warned
 
 
+@pytest.mark.shows("retry-after.1")
 @pytest.mark.parametrize("said", ["0", "-3", "1.5", "Wed, 21 Oct 2026 07:28:00 GMT", ""])
 def test_a_503_whose_time_is_no_whole_second_gets_one(live: Running, said: str) -> None:
     async def bare(_: Request) -> Response:

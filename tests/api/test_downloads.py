@@ -74,6 +74,7 @@ def add(live: Running, **fields: Any) -> dict[str, Any]:
     return live.data("POST", "/api/models", body(**fields), 202)
 
 
+@pytest.mark.shows("events.2", "events.5")
 def test_a_model_is_previewed_downloaded_loaded_and_deleted(live: Running, events: Events) -> None:
     shown = live.data("POST", "/api/models/preview", {"repo_id": REPO})
     assert (shown["name"], shown["is_gated"]) == ("tiny-stories", False)
@@ -310,6 +311,7 @@ def test_deleting_a_model_that_is_downloaded_cancels_it(
     assert live.error("GET", f"/api/models/{row['id']}")[1] == "MODEL_NOT_FOUND"
 
 
+@pytest.mark.shows("authentication.6")
 @pytest.mark.parametrize(
     ("facts", "token", "status", "code"),
     [
@@ -352,6 +354,7 @@ def test_a_model_too_large_for_the_disk_is_refused_before_anything_is_fetched(
     assert live.data("GET", "/api/models")["total"] == 0
 
 
+@pytest.mark.shows("retry-after.6")
 def test_a_hub_that_does_not_answer_opens_the_breaker_and_a_reset_closes_it(
     live: Running, hub: LoopbackHub
 ) -> None:
@@ -372,6 +375,7 @@ def test_a_hub_that_does_not_answer_opens_the_breaker_and_a_reset_closes_it(
     live.data("POST", "/api/models/preview", {"repo_id": REPO})
 
 
+@pytest.mark.shows("authentication.5")
 def test_the_token_goes_to_the_hub_and_nowhere_else(
     live: Running,
     hub: LoopbackHub,

@@ -19,6 +19,7 @@ from tests.conftest import Start
 from tests.service import Running, add_demo, load_demo
 
 
+@pytest.mark.shows("versioning.1")
 def test_liveness_and_version(shared: Running) -> None:
     body = shared.data("GET", "/api/health")
     assert set(body) == {"status", "version", "timestamp", "uptime_seconds"}
@@ -42,6 +43,7 @@ def test_ready_with_a_model_and_degraded_but_ready_without(shared: Running, star
         )
 
 
+@pytest.mark.shows("limits.25")
 def test_the_queue_block_has_every_specified_field(shared: Running) -> None:
     block = shared.data("GET", "/api/health/detailed")["inference"]
     assert set(block) == set(
@@ -53,6 +55,7 @@ def test_the_queue_block_has_every_specified_field(shared: Running) -> None:
     assert block["batch_backlog_rows"] is None
 
 
+@pytest.mark.shows("limits.23")
 def test_the_estimate_is_null_before_three_requests(start: Start) -> None:
     with start() as live:
         add_demo(live)
@@ -80,6 +83,7 @@ def forget_the_version(file: Path) -> None:
         connection.commit()
 
 
+@pytest.mark.shows("retry-after.7")
 @pytest.mark.parametrize("destroy", [Path.unlink, overwrite, refuse_writes, forget_the_version])
 def test_a_database_that_cannot_be_used_is_not_ready_and_liveness_stays(
     start: Start, destroy: Callable[[Path], None]

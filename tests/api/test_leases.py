@@ -339,6 +339,7 @@ def test_a_restart_ends_every_lease(start: Start) -> None:
         )
 
 
+@pytest.mark.shows("authentication.7")
 def test_the_id_is_told_once_and_written_nowhere(
     start: Start, other: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:

@@ -76,6 +76,7 @@ def test_a_model_lives_from_registration_to_deletion(start: Start) -> None:
         assert live.error("GET", f"/api/models/{model_id}")[:2] == (404, "MODEL_NOT_FOUND")
 
 
+@pytest.mark.shows("chat-parameters.1")
 def test_naming_an_unloaded_model_loads_it_and_naming_another_swaps(
     start: Start, tmp_path: Path
 ) -> None:
@@ -185,6 +186,7 @@ def test_an_unknown_model_is_not_found(shared: Running, path: str) -> None:
         assert shared.error(method, path + tail)[:2] == (404, "MODEL_NOT_FOUND")
 
 
+@pytest.mark.shows("formats.1")
 def test_broken_json_and_a_wrong_method_answer_in_the_envelope(shared: Running) -> None:
     answer = shared.http.post(
         "/api/models", content=b"{", headers={"content-type": "application/json"}

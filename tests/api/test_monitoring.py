@@ -238,6 +238,7 @@ def test_the_ring_keeps_the_newest_and_clearing_tells_how_many(monitored: Runnin
     assert history(monitored) == []
 
 
+@pytest.mark.shows("scoring-mode.19")
 def test_scoring_and_embeddings_are_never_recorded(monitored: Running) -> None:
     monitored.complete("One day", max_tokens=1, logprobs=2)
     monitored.post("/v1/embeddings", {"model": demo.MODEL_NAME, "input": "One day"})
@@ -363,6 +364,7 @@ def test_it_goes_on_after_a_crash_of_the_engine(start: Start) -> None:
         assert history(live)[0]["request_id"] == answer["id"]
 
 
+@pytest.mark.shows("events.1", "events.4", "events.5")
 async def test_records_and_states_are_told_over_the_socket(monitored: Running) -> None:
     client = socketio.AsyncSimpleClient()
     await client.connect(monitored.url, transports=["websocket"])

@@ -415,6 +415,7 @@ def test_an_active_profile_steers_the_text_as_its_values_do(both: Running) -> No
     assert text() == plain
 
 
+@pytest.mark.shows("steering-dial.1")
 def test_the_dial_scales_the_active_profile_as_it_was_authored(both: Running) -> None:
     def ask(**fields: Any) -> tuple[str, str | None]:
         body = {

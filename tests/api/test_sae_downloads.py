@@ -142,6 +142,7 @@ def cached_files(live: Running, repo: str) -> list[str]:
 # ------------------------------------------------------------------ one SAE
 
 
+@pytest.mark.shows("events.3")
 def test_an_sae_is_previewed_downloaded_attached_and_deleted(
     live: Running, hub: LoopbackHub, events: Told
 ) -> None:
@@ -525,6 +526,7 @@ def test_a_preview_is_filtered_and_paged(live: Running, hub: LoopbackHub) -> Non
     assert only["path"] == "layer_7/width_16k/average_l0_9"
 
 
+@pytest.mark.shows("authentication.6")
 @pytest.mark.parametrize(
     ("facts", "token", "status", "code"),
     [
@@ -584,6 +586,7 @@ def test_a_download_that_fails_is_told_and_begins_again_under_its_id(
     assert fetch(live, events, "acme/broken")["id"] == made["sae_id"]
 
 
+@pytest.mark.shows("authentication.5")
 def test_the_token_goes_to_the_hub_and_nowhere_else(
     live: Running,
     hub: LoopbackHub,

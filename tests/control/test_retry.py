@@ -13,6 +13,15 @@ from steerserve.settings import Settings
 SETTINGS = Settings(_env_file=None)  # type: ignore[call-arg]
 
 
+@pytest.mark.shows(
+    "retry-after.2",
+    "retry-after.3",
+    "retry-after.4",
+    "retry-after.5",
+    "retry-after.6",
+    "retry-after.7",
+    "limits.24",
+)
 @pytest.mark.parametrize(
     ("code", "details", "expected"),
     [
@@ -38,6 +47,7 @@ def test_a_503_tells_when_to_come_back(code: str, details: dict[str, Any], expec
     assert retry.seconds(SETTINGS, Refusal(code, "later", **details), 503) == expected
 
 
+@pytest.mark.shows("retry-after.1")
 @pytest.mark.parametrize("code", sorted(TABLE))
 def test_every_503_and_only_a_503_has_a_time_of_at_least_one_second(code: str) -> None:
     refusal = Refusal(code, "later")
@@ -57,6 +67,7 @@ class Log:
         self.warnings.append((event, code))
 
 
+@pytest.mark.shows("retry-after.8")
 @pytest.mark.parametrize("code", sorted(code for code, row in TABLE.items() if row.v1 == 503))
 def test_the_fallback_is_logged_for_every_code_that_uses_it(
     code: str, monkeypatch: pytest.MonkeyPatch

@@ -150,6 +150,7 @@ def test_the_sae_meant_is_the_one_named_or_the_only_one(
     assert activations.site(asked, attached) is meant
 
 
+@pytest.mark.shows("request-activations.10")
 @pytest.mark.parametrize(
     ("asked", "attached", "part", "words"),
     [

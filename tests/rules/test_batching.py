@@ -60,6 +60,7 @@ def test_a_request_of_the_fixed_sampling_parameters_runs_without_a_slot(
     assert batching.backend(intent, FIXED, is_monitored=True) == SERIAL
 
 
+@pytest.mark.shows("request-activations.11", "continuous-batching.1")
 @pytest.mark.parametrize(
     "intent",
     [

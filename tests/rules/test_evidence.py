@@ -16,6 +16,7 @@ PHRASES = {
 }
 
 
+@pytest.mark.shows("steering-dial.13", "steering-dial.14", "steering-dial.15", "steering-dial.16")
 @pytest.mark.parametrize("rung", PHRASES)
 def test_each_rung_has_the_exact_phrase_of_the_specification(rung: int) -> None:
     assert evidence.language(rung) == PHRASES[rung]
@@ -32,6 +33,7 @@ def test_nothing_said_below_rung_2_has_the_word_causal(rung: int) -> None:
     assert not any("causal" in text.lower() for text in said)
 
 
+@pytest.mark.shows("limits.22")
 @pytest.mark.parametrize(("rung", "is_validated"), [(0, False), (1, False), (2, True), (3, True)])
 def test_a_circuit_needs_an_acknowledgement_below_rung_2(rung: int, is_validated: bool) -> None:
     assert evidence.is_validated(rung) is is_validated

@@ -155,6 +155,18 @@ EXPECTED += [
 ]
 
 
+@pytest.mark.shows(
+    "request-validation.8",
+    "request-validation.9",
+    "request-validation.10",
+    "request-validation.11",
+    "request-validation.12",
+    "request-validation.13",
+    "request-validation.14",
+    "request-validation.15",
+    "request-validation.16",
+    "request-validation.17",
+)
 @pytest.mark.parametrize(("name", "route", "engine", "is_honoured"), EXPECTED)
 def test_a_field_is_honoured_or_refused_by_name_as_the_table_says(
     name: str, route: str, engine: str, is_honoured: bool
@@ -484,6 +496,7 @@ def test_every_asking_field_is_read_refused_or_reported_and_never_both_of_the_la
 # ------------------------------------------------------------------ the strict header
 
 
+@pytest.mark.shows("request-validation.4")
 @pytest.mark.parametrize(
     ("header", "is_strict"),
     [
@@ -509,6 +522,7 @@ def test_any_other_strict_header_is_refused_by_name(header: str) -> None:
     assert "X-Service-Strict" in refused.value.message
 
 
+@pytest.mark.shows("request-validation.4")
 def test_strict_names_every_unused_location_and_accepts_none() -> None:
     fields.check_strict([])
     with pytest.raises(Refusal) as refused:
@@ -541,6 +555,7 @@ def best(locations: list[str], limit: int) -> str:
     raise AssertionError(limit)
 
 
+@pytest.mark.shows("request-validation.2", "limits.19")
 def test_the_header_may_be_1024_bytes_and_not_one_more() -> None:
     locations = ["a" * 500, "b" * 500, "c" * 20]
     assert fields.header_value(locations, 1024) == ", ".join(locations)

@@ -70,6 +70,7 @@ GOOD: list[Any] = [
 ]
 
 
+@pytest.mark.shows("structured-output.8")
 @pytest.mark.parametrize("schema", GOOD, ids=[str(i) for i in range(len(GOOD))])
 def test_what_is_in_the_subset_is_accepted_and_left_as_it_is(schema: Any) -> None:
     before = json.dumps(schema)
@@ -86,6 +87,7 @@ UNSUPPORTED = (
 ).split()
 
 
+@pytest.mark.shows("structured-output.9")
 @pytest.mark.parametrize("keyword", UNSUPPORTED)
 @pytest.mark.parametrize("value", [True, {}, "x"])
 def test_any_other_keyword_is_refused_with_its_pointer(keyword: str, value: Any) -> None:

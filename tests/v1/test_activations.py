@@ -114,6 +114,7 @@ def check(position: dict[str, Any], expected: Tensor, count: int) -> None:
 # ---------------------------------------------------------------- where
 
 
+@pytest.mark.shows("request-activations.1", "request-activations.2", "request-activations.3")
 @pytest.mark.parametrize("path", [TEXT, CHAT])
 @pytest.mark.parametrize(
     ("positions", "expected"),
@@ -152,6 +153,7 @@ def test_a_single_token_is_read_at_the_end_of_the_prompt(steered: Running, truth
     assert read(steered, TEXT, text({"positions": "completion"}, max_tokens=1))["positions"] == []
 
 
+@pytest.mark.shows("request-activations.2", "request-activations.7")
 def test_the_tokens_are_those_of_the_prompt_then_of_the_completion(
     steered: Running, truth: Truth
 ) -> None:
@@ -168,6 +170,13 @@ def test_the_tokens_are_those_of_the_prompt_then_of_the_completion(
 # ---------------------------------------------------------------- what
 
 
+@pytest.mark.shows(
+    "chat-parameters.16",
+    "request-activations.1",
+    "request-activations.4",
+    "request-activations.5",
+    "request-activations.7",
+)
 def test_values_are_the_saes_own_encoding_of_the_hidden_states(
     steered: Running, truth: Truth
 ) -> None:
@@ -182,6 +191,7 @@ def test_values_are_the_saes_own_encoding_of_the_hidden_states(
     assert found["read_point"] == "post_steering"
 
 
+@pytest.mark.shows("request-activations.4")
 def test_named_features_are_the_only_candidates_zeros_among_them(
     steered: Running, truth: Truth
 ) -> None:
@@ -216,6 +226,7 @@ def test_activations_do_not_change_the_text(steered: Running) -> None:
 # ---------------------------------------------------------------- before and after steering
 
 
+@pytest.mark.shows("request-activations.5")
 def test_reading_after_steering_sees_what_was_added_and_reading_before_does_not(
     steered: Running, truth: Truth
 ) -> None:
@@ -251,6 +262,7 @@ def test_a_profiles_steering_is_what_its_own_request_reads(steered: Running) -> 
         steered.data("DELETE", f"/api/profiles/{made['id']}")
 
 
+@pytest.mark.shows("request-activations.6")
 def test_a_scored_prompt_is_read_unsteered(steered: Running) -> None:
     asked = {"positions": "all", "features": [FEATURE, 3]}
     plain = read(steered, TEXT, text(asked, max_tokens=1))
@@ -269,6 +281,7 @@ def test_a_scored_prompt_is_read_unsteered(steered: Running) -> None:
 # ---------------------------------------------------------------- streamed, or not asked for
 
 
+@pytest.mark.shows("request-activations.9")
 @pytest.mark.parametrize("path", [TEXT, CHAT])
 def test_a_stream_carries_them_in_one_last_chunk_without_choices(
     steered: Running, path: str
@@ -293,6 +306,7 @@ def test_a_streamed_score_carries_them_too(steered: Running) -> None:
     assert events[-1] == "[DONE]"
 
 
+@pytest.mark.shows("request-activations.8")
 def test_an_answer_that_was_not_asked_has_no_service_key(steered: Running) -> None:
     bare = {name: value for name, value in text().items() if name != FIELD}
     for body in (bare, bare | {FIELD: None}, bare | {"max_tokens": 1, "logprobs": 1}):
@@ -329,6 +343,7 @@ BAD: list[tuple[Any, str]] = [
 ]
 
 
+@pytest.mark.shows("request-activations.10", "limits.17")
 @pytest.mark.parametrize(("asked", "param"), BAD)
 def test_what_cannot_be_read_is_refused_by_its_part(
     steered: Running, asked: Any, param: str
@@ -346,6 +361,7 @@ def test_what_is_no_object_is_refused(steered: Running, asked: Any) -> None:
     assert (status, error["code"], error["param"]) == (*REFUSED, FIELD)
 
 
+@pytest.mark.shows("request-activations.10")
 @pytest.mark.parametrize(
     ("path", "body"),
     [
@@ -363,6 +379,7 @@ def test_several_choices_are_refused_before_a_model_is_sought(
     assert (status, error["code"], error["param"]) == (*REFUSED, FIELD)
 
 
+@pytest.mark.shows("request-activations.10")
 @pytest.mark.parametrize("is_stream", [False, True])
 def test_without_an_attached_sae_they_are_refused(shared: Running, is_stream: bool) -> None:
     sae_id = add_sae(shared, SAE)
@@ -399,6 +416,7 @@ def test_another_sae_than_the_attached_one_is_refused_and_the_attached_is_named(
     assert read(steered, TEXT, text({"sae_id": own}))["sae_id"] == own
 
 
+@pytest.mark.shows("request-activations.10")
 def test_more_entries_than_allowed_are_refused_counting_max_tokens_in_full(
     steered: Running, truth: Truth, monkeypatch: pytest.MonkeyPatch
 ) -> None:

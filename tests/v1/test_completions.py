@@ -23,6 +23,7 @@ def text_of(answer: dict) -> str:
     return answer["choices"][0]["text"]
 
 
+@pytest.mark.shows("inference.2", "overview.3")
 def test_a_text_stream_joins_to_the_blocking_answer(shared: Running) -> None:
     body = {"model": MODEL, "prompt": "One day", "max_tokens": 40, "seed": 11}
     events = shared.stream("/v1/completions", body)
@@ -36,6 +37,7 @@ def test_a_text_stream_joins_to_the_blocking_answer(shared: Running) -> None:
     assert all(e["object"] == "text_completion" for e in events[:-1])
 
 
+@pytest.mark.shows("inference.1", "chat-parameters.3", "chat-parameters.22", "overview.3")
 def test_a_chat_stream_begins_with_the_role_and_joins_to_the_blocking_answer(
     shared: Running,
 ) -> None:
@@ -65,6 +67,7 @@ def test_include_usage_adds_no_second_usage(shared: Running) -> None:
     assert sum("usage" in e for e in events[:-1]) == 1
 
 
+@pytest.mark.shows("chat-parameters.19")
 def test_length_is_reported_exactly_at_max_tokens(shared: Running) -> None:
     for limit in (1, 2, 7):
         answer = shared.complete("One day", max_tokens=limit, seed=1)
@@ -74,12 +77,14 @@ def test_length_is_reported_exactly_at_max_tokens(shared: Running) -> None:
         assert usage["total_tokens"] == usage["prompt_tokens"] + limit
 
 
+@pytest.mark.shows("chat-parameters.19")
 def test_a_story_ends_by_itself_with_stop(shared: Running) -> None:
     answer = shared.chat("Tell me a story.", max_tokens=400, seed=2)
     assert answer["choices"][0]["finish_reason"] == "stop"
     assert answer["usage"]["completion_tokens"] < 400
 
 
+@pytest.mark.shows("chat-parameters.8")
 def test_max_completion_tokens_is_max_tokens(shared: Running) -> None:
     answer = shared.complete("One day", max_completion_tokens=3)
     assert answer["usage"]["completion_tokens"] == 3
@@ -87,6 +92,7 @@ def test_max_completion_tokens_is_max_tokens(shared: Running) -> None:
     assert both["usage"]["completion_tokens"] == 3
 
 
+@pytest.mark.shows("text-completions.1")
 def test_each_prompt_of_a_list_yields_its_choice(shared: Running) -> None:
     prompts = ["One day", "The sea", "In the kitchen"]
     answer = shared.complete(prompts, max_tokens=8, temperature=0)
@@ -117,6 +123,7 @@ def test_a_list_of_prompts_streams_every_choice_with_its_finish(shared: Running)
     assert "usage" in events[-2]
 
 
+@pytest.mark.shows("chat-parameters.6")
 def test_several_choices_of_a_seeded_chat_differ_and_the_first_is_the_single_one(
     shared: Running,
 ) -> None:
@@ -127,6 +134,7 @@ def test_several_choices_of_a_seeded_chat_differ_and_the_first_is_the_single_one
     assert [c["message"]["content"] for c in again["choices"]] == texts
 
 
+@pytest.mark.shows("seeds.2", "seeds.3")
 def test_a_seed_gives_the_same_text_while_others_run(shared: Running) -> None:
     alone = shared.complete("One day", max_tokens=40, seed=77)
     with ThreadPoolExecutor(12) as pool:
@@ -138,6 +146,7 @@ def test_a_seed_gives_the_same_text_while_others_run(shared: Running) -> None:
             other.result()
 
 
+@pytest.mark.shows("chat-parameters.11", "seeds.2", "seeds.6", "seeds.7", "limits.14")
 def test_a_seed_is_echoed_with_its_scope_and_none_without(shared: Running) -> None:
     body = {"model": MODEL, "prompt": "One day", "max_tokens": 2}
     seeded = shared.http.post("/v1/completions", json={**body, "seed": 4294967295})
@@ -152,12 +161,14 @@ def test_two_seeds_give_two_texts(shared: Running) -> None:
     assert len(texts) == 2
 
 
+@pytest.mark.shows("chat-parameters.5")
 def test_greedy_and_top_p_zero_agree(shared: Running) -> None:
     greedy = shared.complete("One day", max_tokens=20, temperature=0)
     narrow = shared.complete("One day", max_tokens=20, top_p=0)
     assert text_of(greedy) == text_of(narrow)
 
 
+@pytest.mark.shows("chat-parameters.9", "chat-parameters.19")
 def test_a_stop_string_ends_the_text_before_it_and_never_leaks(shared: Running) -> None:
     whole = text_of(shared.complete("One day", max_tokens=60, temperature=0))
     stop = whole[20:24]
@@ -176,6 +187,7 @@ def test_a_stop_string_ends_the_text_before_it_and_never_leaks(shared: Running) 
     assert "".join(c["text"] for e in events[:-1] for c in e["choices"]) == before
 
 
+@pytest.mark.shows("chat-parameters.10")
 def test_penalties_change_a_greedy_text(shared: Running) -> None:
     plain = text_of(shared.complete("One day", max_tokens=60, temperature=0))
     penalised = text_of(
@@ -190,6 +202,7 @@ def test_penalties_change_a_greedy_text(shared: Running) -> None:
     assert zero == plain
 
 
+@pytest.mark.shows("text-completions.2")
 def test_the_prompt_of_a_chat_has_one_beginning_of_sequence(
     shared: Running, tokenizer: Tokenizer
 ) -> None:
@@ -207,6 +220,7 @@ def test_the_prompt_of_a_chat_has_one_beginning_of_sequence(
     assert other["usage"]["prompt_tokens"] - len(longer) == marks
 
 
+@pytest.mark.shows("model-naming.3")
 def test_a_trailing_assistant_message_is_continued(shared: Running) -> None:
     user = {"role": "user", "content": "Tell me a story."}
     ask = {"model": MODEL, "messages": [user], "max_tokens": 24, "temperature": 0}
@@ -224,6 +238,7 @@ def test_a_trailing_assistant_message_is_continued(shared: Running) -> None:
     assert rest["usage"]["prompt_tokens"] > whole["usage"]["prompt_tokens"]
 
 
+@pytest.mark.shows("text-completions.2", "model-naming.3")
 def test_an_assistant_message_alone_is_continued(shared: Running) -> None:
     partial = [{"role": "assistant", "content": "Once upon a time"}]
     ask = {"model": MODEL, "messages": partial, "max_tokens": 8, "temperature": 0}
@@ -262,6 +277,7 @@ def test_content_parts_are_read_as_one_text(shared: Running) -> None:
     assert split["choices"] == whole["choices"]
 
 
+@pytest.mark.shows("chat-parameters.20")
 def test_the_fingerprint_names_model_dtype_and_engine(shared: Running) -> None:
     answer = shared.complete("One day", max_tokens=1)
     fingerprint = answer["system_fingerprint"]
@@ -277,6 +293,7 @@ def test_emoji_and_other_scripts_survive_a_stream(shared: Running) -> None:
     assert events[-1] == "[DONE]"
 
 
+@pytest.mark.shows("inference.4", "inference.5", "overview.3")
 def test_models_are_listed_by_name(shared: Running) -> None:
     listed = shared.http.get("/v1/models").json()
     assert listed["object"] == "list"

@@ -35,6 +35,7 @@ def ask(live: Running, **fields: Any) -> httpx.Response:
     return live.http.post(CHAT, json=body)
 
 
+@pytest.mark.shows("seeds.8", "continuous-batching.1")
 @pytest.mark.parametrize(
     ("fields", "backend"),
     [
@@ -88,10 +89,12 @@ def test_a_slot_is_still_one_for_all_others(batched: Running) -> None:
         assert [holding.result().status_code, beside.result().status_code] == [200, 200]
 
 
+@pytest.mark.shows("seeds.5")
 def test_a_seed_promises_what_it_can(batched: Running) -> None:
     assert ask(batched, seed=5).headers["x-service-seed"] == "5;scope=best-effort"
 
 
+@pytest.mark.shows("continuous-batching.2")
 def test_a_response_format_is_refused(batched: Running) -> None:
     answer = ask(batched, response_format={"type": "json_object"})
     error = answer.json()["error"]
@@ -99,6 +102,7 @@ def test_a_response_format_is_refused(batched: Running) -> None:
     assert error["param"] == "response_format"
 
 
+@pytest.mark.shows("continuous-batching.3")
 def test_the_health_block_says_so(batched: Running) -> None:
     block = batched.data("GET", "/api/health/detailed")["inference"]
     assert (block["backend"], block["cbm_enabled"], block["cbm_running"]) == ("cbm", True, True)
@@ -109,6 +113,7 @@ def test_the_health_block_says_so(batched: Running) -> None:
     assert told["cbm_config"]["default_temperature"] == 0
 
 
+@pytest.mark.shows("continuous-batching.3")
 def test_a_server_without_it_says_so_too(shared: Running) -> None:
     told = shared.data("GET", "/api/health/inference")
     assert told["backend"] == "serial"

@@ -28,6 +28,7 @@ def texts(live: Running, **fields: Any) -> list[str]:
     return [choice["message"]["content"] for choice in choices]
 
 
+@pytest.mark.shows("chat-parameters.17")
 def test_each_conversation_is_answered_in_its_place(shared: Running) -> None:
     answer = shared.post(CHAT, chat(extra_messages=[SEA, KIND])).json()
     alone = [shared.post(CHAT, chat(messages=one)).json() for one in (STORY, SEA, KIND)]
@@ -49,6 +50,7 @@ def test_no_further_conversations_is_a_plain_chat(shared: Running) -> None:
     assert texts(shared, extra_messages=None) == plain
 
 
+@pytest.mark.shows("chat-parameters.22")
 def test_conversations_stream_side_by_side(shared: Running) -> None:
     body = chat(extra_messages=[SEA, KIND])
     whole = shared.post(CHAT, body).json()
@@ -65,6 +67,7 @@ def test_conversations_stream_side_by_side(shared: Running) -> None:
     assert "usage" in chunks[-1]
 
 
+@pytest.mark.shows("seeds.4")
 def test_seeded_conversations_repeat_for_the_same_set(shared: Running) -> None:
     body = chat(extra_messages=[SEA], seed=6, temperature=1.2)
     first, second = (shared.post(CHAT, body) for _ in range(2))
@@ -83,12 +86,14 @@ def test_a_conversation_that_does_not_fit_is_named(shared: Running) -> None:
         assert error["param"] == "extra_messages[1]"
 
 
+@pytest.mark.shows("request-validation.1")
 def test_every_message_field_that_is_not_read_is_reported_by_its_place(shared: Running) -> None:
     odd = [{"role": "user", "content": "Hi", "mood": "glad"}]
     answer = shared.post(CHAT, chat(extra_messages=[STORY, [*STORY, *odd]]))
     assert answer.headers["x-service-ignored-fields"] == "extra_messages[1][1].mood"
 
 
+@pytest.mark.shows("request-validation.2", "limits.19")
 def test_the_header_of_ignored_fields_is_capped_and_counts_the_rest(shared: Running) -> None:
     many = {f"unknown field {i}, é": i for i in range(200)}
     header = shared.post(CHAT, chat(**many)).headers["x-service-ignored-fields"]
@@ -99,6 +104,7 @@ def test_the_header_of_ignored_fields_is_capped_and_counts_the_rest(shared: Runn
     assert rest == f"+{200 - len(listed)} more"
 
 
+@pytest.mark.shows("chat-parameters.2")
 @pytest.mark.parametrize("role", ["user", "tool", "function", "system", "developer", "assistant"])
 def test_every_role_of_the_protocol_is_read(shared: Running, role: str) -> None:
     # the text of an assistant is continued, so it has to stop in the middle

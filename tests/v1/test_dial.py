@@ -75,6 +75,7 @@ def profile(shared: Running) -> Iterator[Profile]:
 # ---------------------------------------------------------------- a profile
 
 
+@pytest.mark.shows("chat-parameters.14")
 def test_a_profiles_text_is_that_of_the_same_values_set_live(
     steered: Running, profile: Profile
 ) -> None:
@@ -100,6 +101,7 @@ def test_a_seeded_profiles_choices_are_those_of_the_same_values_set_live(
     assert found == expected
 
 
+@pytest.mark.shows("chat-parameters.24", "steering-dial.1")
 def test_a_profile_replaces_the_live_values_of_its_request_only(
     steered: Running, profile: Profile
 ) -> None:
@@ -142,6 +144,7 @@ def test_a_profile_streams_the_same_text(steered: Running, profile: Profile) -> 
 # ---------------------------------------------------------------- the dial
 
 
+@pytest.mark.shows("chat-parameters.15", "steering-dial.10")
 @pytest.mark.parametrize(
     ("intensity", "value", "echo"),
     [("min", 20, "0.5"), (1, 40, "1"), ("max", 60, "1.5"), (2.0, 80, "2"), (0.25, 10, "0.25")],
@@ -154,6 +157,7 @@ def test_an_intensity_scales_the_profile_and_is_echoed(
     assert answer.headers[DIAL] == echo
 
 
+@pytest.mark.shows("steering-dial.1")
 def test_an_intensity_alone_scales_the_live_values(steered: Running) -> None:
     expected = {value: with_live(steered, value) for value in (20, 40, 60)}
     assert len(set(expected.values())) == 3
@@ -172,6 +176,7 @@ def test_the_echo_has_three_decimals_at_most(steered: Running, profile: Profile)
         assert answer.headers[DIAL] == echo
 
 
+@pytest.mark.shows("chat-parameters.15", "steering-dial.3", "limits.15")
 @pytest.mark.parametrize("off", ["off", 0, 0.0])
 def test_off_is_the_unsteered_text_byte_for_byte_while_steering_is_live(
     steered: Running, profile: Profile, off: Any
@@ -187,6 +192,7 @@ def test_off_is_the_unsteered_text_byte_for_byte_while_steering_is_live(
     assert named.headers[DIAL] == "0"
 
 
+@pytest.mark.shows("steering-dial.3")
 def test_off_checks_no_base(steered: Running, profile: Profile) -> None:
     plain = text(steered)
     for name in (
@@ -197,6 +203,7 @@ def test_off_checks_no_base(steered: Running, profile: Profile) -> None:
         assert text(steered, profile=name, steering_intensity="off") == plain
 
 
+@pytest.mark.shows("steering-dial.8", "limits.1")
 def test_a_dialed_value_is_clamped_where_a_live_one_would_be_refused(
     steered: Running, profile: Profile
 ) -> None:
@@ -210,6 +217,7 @@ def test_a_dialed_value_is_clamped_where_a_live_one_would_be_refused(
 # ---------------------------------------------------------------- no echo where nothing is dialed
 
 
+@pytest.mark.shows("chat-parameters.25", "steering-dial.10")
 def test_without_an_sae_a_dialed_request_runs_unsteered(shared: Running, profile: Profile) -> None:
     plain = text(shared)
     fits, does_not = profile({str(FEATURE): 80}), profile({"4000": 1}, sae_id="sae_of_another")
@@ -225,6 +233,7 @@ def test_without_an_sae_a_dialed_request_runs_unsteered(shared: Running, profile
         assert DIAL not in answer.headers
 
 
+@pytest.mark.shows("steering-dial.10")
 def test_a_dial_alone_never_turns_on_what_an_operator_turned_off(steered: Running) -> None:
     plain = text(steered)
     steer(steered, 60)
@@ -246,6 +255,7 @@ def test_a_profile_steers_though_live_steering_is_off(steered: Running, profile:
     assert steered.data("GET", STEERING)["enabled"] is False
 
 
+@pytest.mark.shows("steering-dial.10")
 def test_a_dial_over_nothing_is_not_echoed(steered: Running) -> None:
     for intensity in ("min", 1, "max", "off", 0):
         assert DIAL not in ask(steered, steering_intensity=intensity, max_tokens=1).headers
@@ -260,6 +270,7 @@ def refused(live: Running, **fields: Any) -> tuple[int, dict[str, Any]]:
     return live.v1_error(CHAT, body | fields)
 
 
+@pytest.mark.shows("chat-parameters.25")
 @pytest.mark.parametrize("is_stream", [False, True])
 def test_a_profile_that_does_not_fit_the_attached_sae_is_refused(
     steered: Running, profile: Profile, is_stream: bool
@@ -278,6 +289,7 @@ def test_a_profile_that_does_not_fit_the_attached_sae_is_refused(
     assert ask(steered, profile=fits, max_tokens=1).status_code == 200
 
 
+@pytest.mark.shows("chat-parameters.25")
 @pytest.mark.parametrize("is_stream", [False, True])
 def test_an_unknown_profile_is_refused_before_the_model_is_loaded(
     zoo: Zoo, is_stream: bool
@@ -291,6 +303,7 @@ def test_an_unknown_profile_is_refused_before_the_model_is_loaded(
     assert zoo.status("tiny") == "ready"
 
 
+@pytest.mark.shows("chat-parameters.15", "steering-dial.4", "limits.15", "general-errors.11")
 @pytest.mark.parametrize(
     "intensity",
     [2.0001, -0.0001, 3, -1, 1e308, True, False, "high", "OFF", "", "1", " min", [], {}, [1]],
@@ -362,6 +375,7 @@ def test_greedy_requests_of_different_profiles_share_a_batch_and_are_each_as_alo
         check_same_chat(steered, STORY, plain.result(), alone[2])
 
 
+@pytest.mark.shows("steering-dial.9")
 def test_an_operators_change_during_a_dialed_stream_wins(
     steered: Running, profile: Profile
 ) -> None:

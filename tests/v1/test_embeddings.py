@@ -65,6 +65,7 @@ def off(found: list[float], truth: Tensor) -> float:
 # ---------------------------------------------------------------- a language model
 
 
+@pytest.mark.shows("embeddings.1")
 def test_a_language_models_vector_is_the_mean_of_its_last_hidden_layer(shared: Running) -> None:
     truth = Truth(demo.MODEL_DIR)
     for text, found in zip(TEXTS, vectors(shared, TEXTS), strict=True):
@@ -77,6 +78,7 @@ def test_a_language_models_vector_is_the_mean_of_its_last_hidden_layer(shared: R
     assert set(answer) == {"object", "data", "model", "usage"}
 
 
+@pytest.mark.shows("embeddings.1")
 def test_base64_holds_the_very_numbers_of_the_plain_form(shared: Running) -> None:
     plain = vectors(shared, TEXTS, encoding_format="float")
     assert plain == vectors(shared, TEXTS)
@@ -86,6 +88,7 @@ def test_base64_holds_the_very_numbers_of_the_plain_form(shared: Running) -> Non
         assert list(struct.unpack(f"<{HIDDEN}f", raw)) == numbers
 
 
+@pytest.mark.shows("embeddings.1")
 def test_a_list_gives_the_vectors_of_its_texts_in_its_order(shared: Running) -> None:
     longest_first = sorted(TEXTS, key=len, reverse=True)
     for text, found in zip(longest_first, vectors(shared, longest_first), strict=True):
@@ -102,6 +105,7 @@ def test_as_many_texts_as_allowed_have_a_vector_each(shared: Running) -> None:
     assert off(found[126], torch.tensor(found[0])) < 0.02
 
 
+@pytest.mark.shows("inference.3", "embeddings.2", "overview.9")
 def test_a_vector_ends_with_what_it_was_asked_of_and_is_never_steered(steered: Running) -> None:
     before = steered.post(EMBED, embedding(input=TEXTS))
     words = steered.complete("One day", max_tokens=12, temperature=0)["choices"]
@@ -114,6 +118,7 @@ def test_a_vector_ends_with_what_it_was_asked_of_and_is_never_steered(steered: R
     assert steered.data("GET", "/api/saes/attachment")["steering_apply_count"] == applied
 
 
+@pytest.mark.shows("request-validation.4", "request-validation.5")
 def test_unused_fields_are_reported_and_refused_in_strict_mode(shared: Running) -> None:
     body = embedding(user="u", temperature=1, stream=False)
     answer = shared.post(EMBED, body)

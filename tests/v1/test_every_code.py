@@ -261,6 +261,31 @@ def test_the_table_of_codes_is_the_one_in_the_specification_and_each_has_a_case(
     assert set(CASES) == set(CODES)
 
 
+@pytest.mark.shows(
+    "chat-scoring.4",
+    "scoring-mode.17",
+    "chat-parameters.23",
+    "formats.2",
+    "general-errors.1",
+    "general-errors.2",
+    "general-errors.3",
+    "general-errors.4",
+    "general-errors.5",
+    "general-errors.6",
+    "general-errors.7",
+    "general-errors.8",
+    "general-errors.9",
+    "general-errors.10",
+    "general-errors.11",
+    "general-errors.12",
+    "general-errors.13",
+    "general-errors.14",
+    "general-errors.15",
+    "general-errors.16",
+    "retry-after.5",
+    "limits.27",
+    "versioning.3",
+)
 @pytest.mark.parametrize("code", CODES)
 def test_a_real_request_is_answered_with_the_code_its_status_and_its_type(
     shared: Running, zoo: Zoo, monkeypatch: pytest.MonkeyPatch, code: str
@@ -377,6 +402,15 @@ def asking(name: str, path: str) -> dict[str, Any]:
     return BODIES[path] | fields
 
 
+@pytest.mark.shows(
+    "request-validation.8",
+    "request-validation.9",
+    "request-validation.10",
+    "request-validation.11",
+    "request-validation.12",
+    "request-validation.13",
+    "request-validation.14",
+)
 @pytest.mark.parametrize(
     ("name", "path"), [(name, path) for name, path in EVERYWHERE if path in HONOURED[name]]
 )
@@ -396,6 +430,19 @@ def test_a_field_that_a_route_honours_is_served_and_not_reported(
         assert answer.headers["x-service-seed"] == "0;scope=request"
 
 
+@pytest.mark.shows(
+    "request-validation.7",
+    "request-validation.8",
+    "request-validation.9",
+    "request-validation.10",
+    "request-validation.11",
+    "request-validation.12",
+    "request-validation.13",
+    "request-validation.14",
+    "request-validation.15",
+    "request-validation.16",
+    "request-validation.17",
+)
 @pytest.mark.parametrize(
     ("name", "path"), [(name, path) for name, path in EVERYWHERE if path not in HONOURED[name]]
 )
@@ -416,6 +463,7 @@ def test_a_field_that_a_route_cannot_honour_is_refused_before_a_model_is_sought(
     assert zoo.resident() is None
 
 
+@pytest.mark.shows("request-validation.18")
 @pytest.mark.parametrize("path", BODIES)
 @pytest.mark.parametrize("fields", NO_CHANGE, ids=str)
 def test_a_value_that_means_no_change_is_accepted_everywhere(
@@ -428,12 +476,14 @@ def test_a_value_that_means_no_change_is_accepted_everywhere(
     assert set(answer.json()) == set(shared.post(path, plain).json())
 
 
+@pytest.mark.shows("chat-parameters.6")
 def test_several_choices_are_not_streamed(shared: Running) -> None:
     body = {"model": demo.MODEL_NAME, "n": 2, "stream": True} | BODIES[CHAT]
     status, error = shared.v1_error(CHAT, body)
     assert (status, error["code"], error["param"]) == (400, "invalid_parameter", "n")
 
 
+@pytest.mark.shows("request-validation.14")
 @pytest.mark.parametrize("field", ["profile", "steering_intensity"])
 def test_what_steers_is_refused_on_a_scored_chat_before_a_model_is_sought(
     shared: Running, field: str

@@ -48,6 +48,7 @@ def test_each_quantization_is_a_model_of_its_own(live: Running) -> None:
     assert row["params"]
 
 
+@pytest.mark.shows("model-naming.1")
 def test_a_bare_name_of_several_is_ambiguous(live: Running) -> None:
     status, error = live.v1_error("/v1/chat/completions", {"model": BASE, "messages": COUNT})
     assert (status, error["code"]) == (400, "AMBIGUOUS_MODEL_NAME")
@@ -78,6 +79,7 @@ def test_streamed_text_is_the_same(live: Running) -> None:
     assert events[-2]["usage"] == whole["usage"]
 
 
+@pytest.mark.shows("model-naming.3")
 def test_a_trailing_assistant_message_is_continued(live: Running) -> None:
     messages = [*COUNT, {"role": "assistant", "content": "one two three"}]
     answer = chat(live, Q8, messages=messages)
@@ -92,6 +94,17 @@ def test_several_prompts_and_stops_are_honoured(live: Running) -> None:
     assert [choice["finish_reason"] for choice in answer["choices"]] == ["stop", "stop"]
 
 
+@pytest.mark.shows(
+    "scoring-mode.15",
+    "chat-scoring.5",
+    "seeds.10",
+    "request-validation.8",
+    "request-validation.10",
+    "request-validation.11",
+    "request-validation.12",
+    "request-validation.14",
+    "structured-output.6",
+)
 @pytest.mark.parametrize(
     ("path", "fields", "param"),
     [
@@ -119,6 +132,7 @@ def test_what_it_cannot_honour_is_refused_before_it_is_loaded(
     assert live.data("GET", f"/api/models/{ids(live)[Q4]}")["status"] == "ready"
 
 
+@pytest.mark.shows("request-activations.10")
 def test_activations_are_refused(live: Running) -> None:
     asked = {"return_sae_activations": {"top_k": 3}, "prompt": "x"}
     status, error = live.v1_error("/v1/completions", {"model": Q4, **asked})
@@ -126,6 +140,7 @@ def test_activations_are_refused(live: Running) -> None:
     assert error["param"] == "return_sae_activations"
 
 
+@pytest.mark.shows("request-validation.6")
 def test_template_variables_are_reported_and_never_refused(live: Running) -> None:
     body = {"model": Q8, "messages": COUNT, "max_tokens": 1, "chat_template_kwargs": {"a": 1}}
     answer = live.http.post("/v1/chat/completions", json=body, headers={"X-Service-Strict": "true"})
@@ -133,6 +148,7 @@ def test_template_variables_are_reported_and_never_refused(live: Running) -> Non
     assert answer.headers["x-service-ignored-fields"] == "chat_template_kwargs"
 
 
+@pytest.mark.shows("model-naming.2")
 def test_what_does_not_fit_the_context_is_refused_with_the_counts(live: Running) -> None:
     body = {"model": Q8, "prompt": "one " * 50, "max_tokens": 250}
     status, error = live.v1_error("/v1/completions", body)
@@ -180,6 +196,7 @@ def test_proportions_for_cards_that_are_not_there_are_refused_before_anything_is
         assert live.data("GET", "/api/health/detailed")["model_name"] == demo.MODEL_NAME
 
 
+@pytest.mark.shows("model-naming.1")
 def test_a_label_is_fetched_from_the_hub_and_the_other_stays(tmp_path: Path) -> None:
     files = {
         f"tiny-{label}.gguf": gguf.write(tmp_path / f"{label}.gguf", label).read_bytes()

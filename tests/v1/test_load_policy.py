@@ -85,12 +85,14 @@ def leased(zoo: Zoo, name: str) -> Iterator[str]:
 # ---------------------------------------------------------------- refuse
 
 
+@pytest.mark.shows("load-policy.1", "load-policy.2")
 @pytest.mark.parametrize("path", ROUTES)
 @pytest.mark.parametrize("value", ["refuse", "REFUSE", "Refuse"])
 def test_refuse_serves_the_resident_model_as_usual(tiny: Zoo, path: str, value: str) -> None:
     assert ask(tiny.live, path, "tiny", **{POLICY: value}).status_code == 200
 
 
+@pytest.mark.shows("load-policy.1", "load-policy.3")
 @pytest.mark.parametrize("path", ROUTES)
 @pytest.mark.parametrize("value", ["refuse", "ReFuSe"])
 def test_refuse_names_the_model_asked_for_and_the_resident_one_and_loads_nothing(
@@ -112,6 +114,7 @@ def test_refuse_names_the_model_asked_for_and_the_resident_one_and_loads_nothing
     assert tiny.status("plain") == "ready"
 
 
+@pytest.mark.shows("load-policy.3")
 @pytest.mark.parametrize("path", ROUTES)
 def test_refuse_says_none_where_no_model_is_resident(zoo: Zoo, path: str) -> None:
     zoo.empty()
@@ -122,6 +125,7 @@ def test_refuse_says_none_where_no_model_is_resident(zoo: Zoo, path: str) -> Non
     assert zoo.resident() is None
 
 
+@pytest.mark.shows("load-policy.3")
 @pytest.mark.parametrize("path", ROUTES)
 def test_refuse_tells_who_leases_the_resident_model_but_not_the_lease(tiny: Zoo, path: str) -> None:
     with leased(tiny, "tiny") as lease:
@@ -137,6 +141,7 @@ def test_refuse_tells_who_leases_the_resident_model_but_not_the_lease(tiny: Zoo,
     assert tiny.resident() == "tiny"
 
 
+@pytest.mark.shows("formats.3")
 def test_refuse_streams_are_refused_before_they_begin(tiny: Zoo) -> None:
     for path in ROUTES[:2]:
         body = {"model": "plain", "stream": True} | ASKS[path]
@@ -144,6 +149,7 @@ def test_refuse_streams_are_refused_before_they_begin(tiny: Zoo) -> None:
         assert (status, error["code"]) == (409, "model_not_resident")
 
 
+@pytest.mark.shows("load-policy.4", "retry-after.3")
 def test_refuse_while_the_model_is_being_loaded_asks_to_come_back(zoo: Zoo) -> None:
     with loading(zoo, "tiny"):
         for path in ROUTES:
@@ -172,6 +178,7 @@ def test_refuse_while_the_model_waits_for_another_to_leave_asks_to_come_back(tin
 # ---------------------------------------------------------------- auto
 
 
+@pytest.mark.shows("load-policy.5")
 @pytest.mark.parametrize("headers", [{}, {POLICY: "auto"}, {POLICY: "AUTO"}])
 def test_auto_loads_the_model(zoo: Zoo, headers: dict[str, str]) -> None:
     zoo.empty()
@@ -179,6 +186,7 @@ def test_auto_loads_the_model(zoo: Zoo, headers: dict[str, str]) -> None:
     assert zoo.resident() == "bert"
 
 
+@pytest.mark.shows("retry-after.3", "general-errors.16")
 def test_auto_waits_for_a_model_that_is_being_loaded_and_is_busy_for_another(zoo: Zoo) -> None:
     with ThreadPoolExecutor(1) as pool, loading(zoo, "tiny"):
         waiting = pool.submit(ask, zoo.live, ROUTES[0], "tiny")
@@ -196,6 +204,7 @@ def test_auto_waits_for_a_model_that_is_being_loaded_and_is_busy_for_another(zoo
 # ---------------------------------------------------------------- any other value
 
 
+@pytest.mark.shows("load-policy.6", "general-errors.11")
 @pytest.mark.parametrize("path", ROUTES)
 @pytest.mark.parametrize("value", ["", "never", "refuse, auto", "refuse;q=1", "0", "true"])
 def test_any_other_value_is_refused_by_the_header(tiny: Zoo, path: str, value: str) -> None:
@@ -208,6 +217,7 @@ def test_any_other_value_is_refused_by_the_header(tiny: Zoo, path: str, value: s
 # ---------------------------------------------------------------- what comes first
 
 
+@pytest.mark.shows("load-policy.7")
 def test_other_refusals_come_before_that_of_the_policy(tiny: Zoo) -> None:
     live = tiny.live
     for path in ROUTES:
@@ -282,6 +292,7 @@ def test_a_full_queue_hides_no_refusal_that_waiting_does_not_change(tiny: Zoo) -
 # ---------------------------------------------------------------- an unload, a lock, a lease
 
 
+@pytest.mark.shows("general-errors.16", "retry-after.3")
 def test_every_request_during_an_unload_is_told_to_come_back_soon(zoo: Zoo) -> None:
     with unloading(zoo, "tiny"):
         for path in ROUTES:
@@ -300,6 +311,7 @@ def test_every_request_during_an_unload_is_told_to_come_back_soon(zoo: Zoo) -> N
     assert ask(zoo.live, "/v1/embeddings", "tiny").status_code == 200
 
 
+@pytest.mark.shows("inference.6")
 def test_a_locked_model_is_not_replaced_and_serves(tiny: Zoo) -> None:
     path = f"/api/models/{tiny.ids['tiny']}"
     tiny.live.data("POST", f"{path}/lock")
@@ -316,6 +328,7 @@ def test_a_locked_model_is_not_replaced_and_serves(tiny: Zoo) -> None:
         tiny.live.data("POST", f"{path}/unlock")
 
 
+@pytest.mark.shows("load-policy.8")
 def test_a_leased_model_is_replaced_by_its_holder_only(tiny: Zoo) -> None:
     with leased(tiny, "tiny") as lease:
         for path in ROUTES:

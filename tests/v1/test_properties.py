@@ -189,6 +189,7 @@ def test_a_text_stream_is_the_blocking_answer_in_pieces(
     check(stream, body)
 
 
+@pytest.mark.shows("chat-parameters.9", "chat-parameters.21")
 @BOUNDED
 @given(fields=requests(), text=texts, partial=partials, places=slices, rarity=rarities)
 def test_a_chat_stream_is_the_blocking_answer_in_pieces(

@@ -129,6 +129,20 @@ CASES: list[tuple[str, Any, tuple[int, str], str | None]] = [
 ]
 
 
+@pytest.mark.shows(
+    "chat-parameters.1",
+    "chat-parameters.2",
+    "chat-parameters.4",
+    "chat-parameters.5",
+    "chat-parameters.6",
+    "chat-parameters.10",
+    "chat-parameters.11",
+    "seeds.1",
+    "limits.10",
+    "limits.11",
+    "limits.12",
+    "limits.14",
+)
 @pytest.mark.parametrize(("path", "body", "expected", "param"), CASES)
 def test_a_bad_request_is_refused(
     shared: Running, path: str, body: Any, expected: tuple[int, str], param: str | None
@@ -139,6 +153,7 @@ def test_a_bad_request_is_refused(
     assert error["type"] == "invalid_request_error"
 
 
+@pytest.mark.shows("chat-parameters.7", "model-naming.2", "general-errors.1")
 def test_the_context_refusal_counts_the_tokens(shared: Running) -> None:
     _, error = shared.v1_error(TEXT, text(max_tokens=2000))
     details = error["details"]
@@ -174,6 +189,7 @@ def test_values_that_mean_no_change_are_accepted(shared: Running, fields: dict[s
     assert "x-service-ignored-fields" not in answer.headers
 
 
+@pytest.mark.shows("request-validation.1", "request-validation.2", "request-validation.5")
 def test_unused_fields_are_reported_with_their_places(shared: Running) -> None:
     messages = [{"role": "user", "content": "Hi", "mood": "glad"}]
     body = {"model": MODEL, "messages": messages, "max_tokens": 1, "user": "u", "café\n": 1}
@@ -189,6 +205,7 @@ def test_what_the_protocol_lets_a_server_leave_out_is_reported(shared: Running) 
     assert answer.headers["x-service-ignored-fields"] == "echo, best_of, top_k"
 
 
+@pytest.mark.shows("request-validation.4", "request-validation.5")
 def test_strict_mode_refuses_unused_fields_and_only_those(shared: Running) -> None:
     strict = {"X-Service-Strict": "true"}
     status, error = shared.v1_error(CHAT, chat(user="u", seed=1), **strict)

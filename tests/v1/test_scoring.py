@@ -109,6 +109,7 @@ def most(truth: Logprobs, count: int) -> Logprobs:
 # ---------------------------------------------------------------- the model's own distribution
 
 
+@pytest.mark.shows("scoring-mode.4", "scoring-mode.9", "scoring-mode.10", "limits.10")
 @pytest.mark.parametrize("prompt", PROMPTS)
 @pytest.mark.parametrize("temperature", [None, 0, 0.001, 0.5, 2.0])
 def test_a_texts_score_is_a_plain_forward_pass_divided_by_the_temperature(
@@ -141,6 +142,7 @@ def test_the_demo_models_score_is_its_forward_pass_within_half_precision(
     assert all(expected[token] > tenth - 0.1 for token in found)
 
 
+@pytest.mark.shows("chat-scoring.1", "chat-scoring.3")
 def test_a_chats_score_is_its_rendered_template_with_exactly_one_beginning(
     tiny: Running, truth: Truth
 ) -> None:
@@ -169,6 +171,7 @@ def test_a_chat_that_ends_with_the_assistant_scores_the_continuation(
     assert entry["logprob"] == pytest.approx(max(expected.values()), abs=1e-4)
 
 
+@pytest.mark.shows("scoring-mode.4")
 def test_without_special_tokens_the_prompt_is_tokenized_exactly_as_written(
     tiny: Running, truth: Truth
 ) -> None:
@@ -187,6 +190,7 @@ def test_without_special_tokens_the_prompt_is_tokenized_exactly_as_written(
 # ---------------------------------------------------------------- the shape of a text's score
 
 
+@pytest.mark.shows("scoring-mode.1", "scoring-mode.12")
 def test_a_choice_of_a_text_has_the_four_lists_of_one_token(tiny: Running) -> None:
     answer = tiny.post(TEXT, text(logprobs=3)).json()
     (choice,) = answer["choices"]
@@ -202,6 +206,7 @@ def test_a_choice_of_a_text_has_the_four_lists_of_one_token(tiny: Running) -> No
     assert answer["system_fingerprint"].startswith("service:tiny@")
 
 
+@pytest.mark.shows("scoring-mode.12")
 @pytest.mark.parametrize("prompt", PROMPTS)
 def test_the_text_offset_counts_the_characters_of_the_prompt(tiny: Running, prompt: str) -> None:
     assert score(tiny, prompt=prompt)["logprobs"]["text_offset"] == [len(prompt)]
@@ -209,6 +214,7 @@ def test_the_text_offset_counts_the_characters_of_the_prompt(tiny: Running, prom
     assert without_bos["logprobs"]["text_offset"] == [len(prompt)]
 
 
+@pytest.mark.shows("scoring-mode.2", "limits.13")
 @pytest.mark.parametrize("count", [0, 1, 20])
 def test_as_many_alternatives_are_listed_as_were_asked_for(tiny: Running, count: int) -> None:
     choice = score(tiny, logprobs=count)
@@ -217,6 +223,7 @@ def test_as_many_alternatives_are_listed_as_were_asked_for(tiny: Running, count:
     assert len(choice["logprobs"]["token_logprobs"]) == 1
 
 
+@pytest.mark.shows("scoring-mode.5", "scoring-mode.14")
 def test_tokens_of_one_text_share_the_entry_of_the_most_probable_one(
     tiny: Running, truth: Truth
 ) -> None:
@@ -241,6 +248,7 @@ def test_tokens_of_one_text_share_the_entry_of_the_most_probable_one(
 ALLOWED = [300, 7, 41, 198]
 
 
+@pytest.mark.shows("scoring-mode.3", "scoring-mode.9")
 def test_every_allowed_token_is_listed_and_normalised_over_the_allowed_only(
     tiny: Running, truth: Truth
 ) -> None:
@@ -261,6 +269,7 @@ def test_a_single_allowed_token_is_certain(tiny: Running, truth: Truth) -> None:
     assert choice["text"] == truth.text(41)
 
 
+@pytest.mark.shows("scoring-mode.13", "chat-scoring.1")
 def test_allowed_tokens_without_logprobs_constrain_and_give_null(
     tiny: Running, truth: Truth
 ) -> None:
@@ -276,6 +285,7 @@ def test_allowed_tokens_without_logprobs_constrain_and_give_null(
     assert choice["logprobs"] is None
 
 
+@pytest.mark.shows("scoring-mode.2")
 def test_a_choice_that_was_not_scored_has_no_logprobs(tiny: Running) -> None:
     plain = tiny.post(TEXT, without(text(), "logprobs")).json()
     assert "logprobs" not in plain["choices"][0]
@@ -285,6 +295,7 @@ def test_a_choice_that_was_not_scored_has_no_logprobs(tiny: Running) -> None:
 # ---------------------------------------------------------------- the shape of a chat's score
 
 
+@pytest.mark.shows("chat-scoring.6")
 def test_a_choice_of_a_chat_has_one_entry_with_the_bytes_of_its_text(tiny: Running) -> None:
     answer = tiny.post(CHAT, chat(top_logprobs=4)).json()
     (choice,) = answer["choices"]
@@ -300,6 +311,7 @@ def test_a_choice_of_a_chat_has_one_entry_with_the_bytes_of_its_text(tiny: Runni
     assert entry["top_logprobs"][0]["logprob"] == entry["logprob"]
 
 
+@pytest.mark.shows("chat-scoring.1", "chat-scoring.6", "limits.13")
 @pytest.mark.parametrize(
     ("fields", "expected"),
     [
@@ -319,6 +331,7 @@ def test_a_chat_lists_as_many_alternatives_as_asked_for_or_as_there_are(
     assert len(entry["top_logprobs"]) == expected
 
 
+@pytest.mark.shows("chat-parameters.13", "chat-scoring.6")
 def test_a_chats_tokens_can_be_named_by_their_ids(tiny: Running, truth: Truth) -> None:
     fields = {"top_logprobs": 4, "allowed_token_ids": ALLOWED, "return_tokens_as_token_ids": True}
     (choice,) = tiny.post(CHAT, chat(**fields)).json()["choices"]
@@ -344,6 +357,7 @@ def test_each_prompt_of_a_list_is_scored_by_itself_in_its_place(tiny: Running) -
     assert answer["usage"]["completion_tokens"] == 3
 
 
+@pytest.mark.shows("chat-scoring.7")
 def test_each_conversation_is_scored_by_itself_in_its_place(tiny: Running) -> None:
     others = [STORY, [{"role": "user", "content": "fish"}]]
     answer = tiny.post(CHAT, chat(extra_messages=others, top_logprobs=5)).json()
@@ -360,6 +374,7 @@ def test_each_conversation_is_scored_by_itself_in_its_place(tiny: Running) -> No
     assert answer["usage"]["completion_tokens"] == 3
 
 
+@pytest.mark.shows("chat-scoring.7")
 def test_a_conversation_that_fails_fails_the_request_and_is_named(tiny: Running) -> None:
     long = [{"role": "user", "content": "fish " * CONTEXT}]
     status, error = tiny.v1_error(CHAT, chat(extra_messages=[STORY, long]))
@@ -392,6 +407,7 @@ def test_a_prompt_that_leaves_room_for_one_token_is_scored(tiny: Running, truth:
 # ---------------------------------------------------------------- what does not apply
 
 
+@pytest.mark.shows("scoring-mode.11")
 def test_sampling_fields_change_no_score_and_are_reported(tiny: Running) -> None:
     plain = score(tiny)
     idle = {"top_p": 0.1, "stop": ["the"], "frequency_penalty": 2.0, "presence_penalty": -1.0}
@@ -404,12 +420,14 @@ def test_sampling_fields_change_no_score_and_are_reported(tiny: Running) -> None
     assert error["param"] == "stop"
 
 
+@pytest.mark.shows("scoring-mode.11")
 def test_a_stop_string_does_not_cut_the_scored_token(tiny: Running) -> None:
     best = tiny.post(TEXT, text()).json()["choices"][0]["text"]
     again = tiny.post(TEXT, text(stop=[best])).json()["choices"][0]
     assert again["text"] == best
 
 
+@pytest.mark.shows("seeds.7")
 def test_a_seed_is_echoed_and_changes_nothing(tiny: Running) -> None:
     plain = tiny.post(TEXT, text())
     seeded = tiny.post(TEXT, text(seed=7))
@@ -422,6 +440,7 @@ def test_a_seed_is_echoed_and_changes_nothing(tiny: Running) -> None:
     assert prompts.headers["x-service-seed"] == "7;scope=request"
 
 
+@pytest.mark.shows("scoring-mode.7", "limits.16")
 def test_max_completion_tokens_of_one_is_as_good(tiny: Running) -> None:
     for path, body in ((TEXT, text()), (CHAT, chat())):
         named = without(body, "max_tokens") | {"max_completion_tokens": 1}
@@ -433,6 +452,7 @@ def test_max_completion_tokens_of_one_is_as_good(tiny: Running) -> None:
 LIVE = {"steering": {"90": 60.0, "3": -40.0}}
 
 
+@pytest.mark.shows("scoring-mode.19", "overview.9")
 def test_scores_under_live_steering_are_those_without_and_count_no_application(
     steered: Running,
 ) -> None:
@@ -529,6 +549,18 @@ REFUSALS: list[tuple[str, dict[str, Any], tuple[int, str], str]] = [
 ]
 
 
+@pytest.mark.shows(
+    "scoring-mode.2",
+    "scoring-mode.6",
+    "scoring-mode.7",
+    "scoring-mode.15",
+    "scoring-mode.18",
+    "chat-scoring.2",
+    "limits.10",
+    "limits.13",
+    "limits.16",
+    "general-errors.9",
+)
 @pytest.mark.parametrize(("path", "body", "expected", "param"), REFUSALS)
 def test_a_score_that_cannot_be_given_is_refused_by_the_field(
     tiny: Running, path: str, body: dict[str, Any], expected: tuple[int, str], param: str
@@ -539,6 +571,7 @@ def test_a_score_that_cannot_be_given_is_refused_by_the_field(
     assert error["type"] == "invalid_request_error"
 
 
+@pytest.mark.shows("scoring-mode.15")
 @pytest.mark.parametrize("token", [-1, VOCABULARY, 2**31 - 1, 2**31, 10**12])
 def test_every_token_id_outside_the_vocabulary_has_the_same_code(tiny: Running, token: int) -> None:
     status, error = tiny.v1_error(TEXT, text(allowed_token_ids=[5, token]))
@@ -558,6 +591,7 @@ def test_an_empty_prompt_is_scored_after_the_beginning_and_refused_without_one(
     assert error["param"] == "prompt"
 
 
+@pytest.mark.shows("scoring-mode.15", "general-errors.9")
 def test_a_prompt_that_becomes_no_tokens_is_refused(zoo: Zoo) -> None:
     zoo.load("plain")
     status, error = zoo.live.v1_error(TEXT, text(model="plain", prompt="   "))

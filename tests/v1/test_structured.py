@@ -68,6 +68,14 @@ def check_pets(found: list[Any]) -> None:
 # ---------------------------------------------------------------- what is enforced
 
 
+@pytest.mark.shows(
+    "chat-parameters.12",
+    "structured-output.1",
+    "structured-output.2",
+    "structured-output.3",
+    "structured-output.4",
+    "structured-output.8",
+)
 @pytest.mark.parametrize("strict", [True, False])
 def test_a_finished_document_satisfies_its_schema_whatever_strict_says(
     shared: Running, strict: bool
@@ -79,6 +87,7 @@ def test_a_finished_document_satisfies_its_schema_whatever_strict_says(
     assert answer.json()["object"] == "chat.completion"
 
 
+@pytest.mark.shows("structured-output.7")
 def test_each_of_several_choices_is_constrained(shared: Running) -> None:
     answer = shared.post(CHAT, chat(schema_format(PET), n=3, temperature=1.5))
     found = documents(answer)
@@ -87,6 +96,7 @@ def test_each_of_several_choices_is_constrained(shared: Running) -> None:
     assert len({json.dumps(document) for document in found}) > 1
 
 
+@pytest.mark.shows("structured-output.7")
 def test_each_of_several_conversations_is_constrained(shared: Running) -> None:
     answer = shared.post(CHAT, chat(schema_format(PET), extra_messages=OTHERS))
     found = documents(answer)
@@ -94,6 +104,7 @@ def test_each_of_several_conversations_is_constrained(shared: Running) -> None:
     check_pets(found)
 
 
+@pytest.mark.shows("chat-parameters.12", "structured-output.1", "structured-output.3")
 def test_an_object_without_a_schema_is_one_json_object(shared: Running) -> None:
     answer = shared.post(CHAT, chat(OBJECT, n=8, seed=1, max_tokens=60))
     assert answer.headers["x-service-constrained"] == "json_object"
@@ -129,6 +140,7 @@ def test_a_property_may_be_named_like_a_keyword(shared: Running) -> None:
     assert documents(shared.post(CHAT, chat(schema_format(schema)))) == [expected]
 
 
+@pytest.mark.shows("structured-output.4")
 @pytest.mark.parametrize("wanted", [schema_format(PET), OBJECT])
 def test_a_document_cut_by_its_length_says_so(shared: Running, wanted: dict[str, Any]) -> None:
     answer = shared.post(CHAT, chat(wanted, max_tokens=3))
@@ -170,6 +182,7 @@ def test_the_name_of_a_schema_is_echoed_in_printable_characters(shared: Running)
     assert found == "json_schema;name=a%20b%0D%0A%C3%BC%3Bx%3D1"
 
 
+@pytest.mark.shows("chat-parameters.12")
 def test_plain_text_is_no_constraint(shared: Running) -> None:
     for wanted in ({"type": "text"}, None):
         answer = shared.post(CHAT, chat(wanted, max_tokens=4, stream=False))
@@ -187,6 +200,7 @@ def test_steering_and_structure_go_together(steered: Running) -> None:
 # ---------------------------------------------------------------- an invalid document
 
 
+@pytest.mark.shows("structured-output.5", "general-errors.8")
 def test_a_document_that_does_not_validate_is_an_error_and_never_an_answer(
     shared: Running, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -258,6 +272,7 @@ REFUSALS: list[tuple[str, dict[str, Any], tuple[int, str]]] = [
 ]
 
 
+@pytest.mark.shows("structured-output.6")
 @pytest.mark.parametrize(("path", "body", "expected"), REFUSALS)
 def test_what_cannot_be_constrained_is_refused_by_its_field_before_a_model_is_sought(
     shared: Running, path: str, body: dict[str, Any], expected: tuple[int, str]
@@ -289,6 +304,7 @@ KEYWORDS: dict[str, Any] = {
 }
 
 
+@pytest.mark.shows("structured-output.9")
 def test_every_unsupported_keyword_is_named_with_its_pointer(shared: Running) -> None:
     schema = {
         **KEYWORDS,
@@ -328,6 +344,7 @@ def wide(count: int) -> dict[str, Any]:
     return {"type": "object", "properties": names, "required": ["p0"]}
 
 
+@pytest.mark.shows("limits.20")
 @pytest.mark.parametrize(
     ("fits", "too_large", "words"),
     [
@@ -373,6 +390,7 @@ def test_a_schema_without_any_document_is_refused(shared: Running, schema: Any) 
     assert (status, error["code"], error["param"]) == (*UNSUPPORTED, "response_format")
 
 
+@pytest.mark.shows("structured-output.6", "continuous-batching.2")
 def test_a_server_that_batches_continuously_refuses_every_constraint(start: Start) -> None:
     with start(enable_continuous_batching=True) as live:
         for wanted in (OBJECT, schema_format(PET)):

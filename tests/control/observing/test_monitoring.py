@@ -391,6 +391,7 @@ async def test_the_numbers_tell_what_is_monitored(world: World) -> None:
     assert await told() == (False, 0)
 
 
+@pytest.mark.shows("continuous-batching.1")
 @pytest.mark.parametrize("forced", [False, True])
 async def test_monitored_requests_take_a_slot_where_that_is_set(make: Make, forced: bool) -> None:
     async with make(

@@ -41,6 +41,7 @@ async def test_a_request_begins_with_started_and_ends_with_its_pieces(world: Wor
     assert is_idle(world)
 
 
+@pytest.mark.shows("chat-parameters.20")
 async def test_the_fingerprint_says_unrecorded_where_nothing_is_known(world: World) -> None:
     await world.loaded()
     async with world.opened(intent()) as run:

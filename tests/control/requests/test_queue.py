@@ -99,6 +99,7 @@ async def test_without_a_waiting_room_only_the_slots_admit() -> None:
         assert queue.counts().pending == 1
 
 
+@pytest.mark.shows("retry-after.2")
 async def test_a_full_queue_tells_the_estimate_in_whole_seconds_rounded_up() -> None:
     clock = Clock()
     queue = Queue(1, 0, 50, clock)
@@ -109,6 +110,7 @@ async def test_a_full_queue_tells_the_estimate_in_whole_seconds_rounded_up() -> 
     assert refused.value.details["estimated_wait_seconds"] == 3
 
 
+@pytest.mark.shows("limits.23")
 @pytest.mark.parametrize(
     ("durations", "pending", "slots", "estimate"),
     [

@@ -63,12 +63,14 @@ def test_choices_of_a_seed_differ_and_the_first_is_the_single_one(llama: Checkpo
     assert again.run().texts(1) == texts
 
 
+@pytest.mark.shows("seeds.9")
 def test_a_prompt_among_several_draws_as_it_does_alone(llama: Checkpoint) -> None:
     bench = Bench(llama)
     bench.ask(1, [PROMPT, words(12)], seed=11, temperature=1.0, max_tokens=40)
     assert bench.run().texts(1)[0] == drawn(llama, 11).text
 
 
+@pytest.mark.shows("seeds.7")
 def test_temperature_zero_ignores_the_seed(llama: Checkpoint) -> None:
     texts = {drawn(llama, seed, temperature=0.0).text for seed in (None, 1, 2)}
     assert len(texts) == 1

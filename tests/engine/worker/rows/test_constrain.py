@@ -124,6 +124,7 @@ def allowed(row: RowConstraint) -> set[int]:
     return set(torch.isfinite(masked[0]).nonzero().flatten().tolist())
 
 
+@pytest.mark.shows("structured-output.8")
 @pytest.mark.parametrize("schema", SCHEMAS.values(), ids=SCHEMAS)
 def test_what_is_sampled_under_the_mask_validates(tiny: Grammars, schema: Any) -> None:
     rows = [constraint(tiny, schema) for _ in range(ROWS)]

@@ -125,6 +125,7 @@ def test_a_token_of_no_weight_is_never_drawn() -> None:
 # ---------------------------------------------------------------- repetition penalty
 
 
+@pytest.mark.shows("chat-parameters.10")
 def test_the_penalty_divides_positive_and_multiplies_negative_logits_of_seen_tokens() -> None:
     logits = torch.tensor([[2.0, -2.0, 3.0, -1.0, 0.0]])
     seen = torch.tensor([True, True, False, False, True])

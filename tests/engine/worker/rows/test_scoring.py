@@ -395,6 +395,7 @@ def test_a_prompt_that_cannot_be_scored_is_named_among_several(
 # ---------------------------------------------------------------- logits that are no numbers
 
 
+@pytest.mark.shows("scoring-mode.17", "general-errors.10")
 @pytest.mark.parametrize(
     ("values", "allowed", "top"),
     [
@@ -421,6 +422,7 @@ def test_logits_that_are_no_numbers_are_refused_where_they_reach_the_answer(
     assert not bench.scores
 
 
+@pytest.mark.shows("scoring-mode.17")
 @pytest.mark.parametrize(
     ("values", "allowed"),
     [
@@ -494,6 +496,7 @@ def test_the_conversation_whose_logits_are_no_numbers_is_named_among_several(
     assert "extra_messages[1]" in (bench.refused[1].param or bench.refused[1].message)
 
 
+@pytest.mark.shows("scoring-mode.16")
 def test_memory_that_runs_out_is_refused_as_for_a_text(
     llama: Checkpoint, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -525,6 +528,7 @@ def composition(model: Checkpoint, live: Live) -> Bench:
     return bench
 
 
+@pytest.mark.shows("scoring-mode.19")
 @pytest.mark.parametrize("variant", ["llama", "gpt2", "gemma3", "falcon"])
 @pytest.mark.parametrize("part", [16, 1024])
 def test_scores_beside_steered_texts_are_bitwise_those_without_steering(
