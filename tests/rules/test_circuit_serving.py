@@ -135,6 +135,13 @@ def test_a_circuit_that_serves_whole_replaces_its_own_slice() -> None:
     assert (after.circuits, after.active, after.by(MANUAL)) == ((whole,), None, {})
 
 
+def test_activating_a_profile_ends_every_circuit_in_the_same_step() -> None:
+    before = activate(FRESH, RAIN, SNOW)
+    after = serving.activate(before, "prof_1", CLUSTER, ALL)
+    assert (after.circuits, after.epoch) == ((), before.epoch + 1)
+    assert after.values == {A: {7: 3.0}}
+
+
 def test_activating_a_profile_without_applying_it_leaves_circuits_as_they_are() -> None:
     before = activate(FRESH, RAIN)
     assert serving.adopt(before, "prof_1", CLUSTER).circuits == (RAIN,)

@@ -29,6 +29,7 @@ from steerserve.rules.documents import (
 )
 from steerserve.rules.evidence import HIGHEST, rung_of
 from steerserve.rules.members import AuthoredMember, SaeReference, SensingOverrides
+from steerserve.rules.text import storable
 
 KIND = "mistudio.circuit-definition"
 IMPORT = "/api/circuits/import"
@@ -290,11 +291,12 @@ def _members(entries: Sequence[Mapping[str, Any]], layer: int) -> tuple[Authored
 
 
 def _edge(raw: Mapping[str, Any]) -> AuthoredEdge:
+    kind = raw.get("type")
     return AuthoredEdge(
         up=_edge_end(raw["up"]),
         down=_edge_end(raw["down"]),
         rung=rung_of(raw.get("rung")),
-        kind=raw.get("type"),
+        kind=None if kind is None else storable(kind[: members.LABEL_MAXIMUM]),
         effect_size=as_number(raw.get("effect_size")),
         weight_prior=as_number(raw.get("weight_prior")),
     )

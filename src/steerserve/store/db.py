@@ -15,7 +15,7 @@ from contextlib import asynccontextmanager
 from datetime import UTC, datetime
 from pathlib import Path
 
-from sqlalchemy import Connection, make_url, text, update
+from sqlalchemy import Connection, delete, make_url, text, update
 from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.ext.asyncio import AsyncConnection
 
@@ -25,7 +25,7 @@ from steerserve.store import engines, faults, schema, sqlite_file
 from steerserve.store.faults import DatabaseFault, text_of
 from steerserve.store.holding import AdvisoryHold, FileHold, Hold
 from steerserve.store.sqlite_file import SqliteFile
-from steerserve.store.tables import models, saes
+from steerserve.store.tables import circuit_claims, models, saes
 from steerserve.store.watch import Watch
 
 _INTERRUPTED = "interrupted by a restart of the service"
@@ -184,6 +184,8 @@ class Database:
                     await connection.execute(
                         update(table).where(table.c.status == before).values(status=after, **reason)
                     )
+            # no circuit serves after a restart
+            await connection.execute(delete(circuit_claims))
         if file is not None:
             await asyncio.to_thread(file.settle)
 

@@ -14,16 +14,20 @@ from sqlalchemy import (
     Column,
     DateTime,
     Float,
+    ForeignKey,
+    Index,
     Integer,
     MetaData,
     String,
     Table,
     Text,
     UniqueConstraint,
+    text,
 )
 from sqlalchemy.engine import Dialect
 from sqlalchemy.types import TypeDecorator
 
+from steerserve.rules.circuit import Circuit
 from steerserve.rules.cluster import Cluster
 
 
@@ -83,17 +87,21 @@ class TextList(TypeDecorator[list[str]]):
         return json.loads(value) if value is not None else None
 
 
-class ClusterFacts(TypeDecorator[Cluster]):
-    """The facts of a cluster document, stored as the text of a JSON object."""
+class Encoded(TypeDecorator[Any]):
+    """A value of one Python type, stored as its JSON text. The facts of clusters and circuits are such values."""
 
     impl = Text
     cache_ok = True
 
-    def process_bind_param(self, value: Cluster | None, dialect: Dialect) -> Any:
+    def __init__(self, kind: Any) -> None:
+        super().__init__()
+        self.kind = kind
+
+    def process_bind_param(self, value: Any, dialect: Dialect) -> Any:
         return msgspec.json.encode(value).decode() if value is not None else None
 
-    def process_result_value(self, value: Any, dialect: Dialect) -> Cluster | None:
-        return msgspec.json.decode(value, type=Cluster) if value is not None else None
+    def process_result_value(self, value: Any, dialect: Dialect) -> Any:
+        return msgspec.json.decode(value, type=self.kind) if value is not None else None
 
 
 metadata = MetaData()
@@ -176,7 +184,7 @@ profiles = Table(
     Column("source_kind", String(20), nullable=False, default="manual"),
     Column("origin", JsonObject),
     Column("document", JsonObject),
-    Column("cluster", ClusterFacts),
+    Column("cluster", Encoded(Cluster)),
     Column("warnings", TextList),
     Column("hub_ref", JsonObject),
     Column("sensing_enabled", Boolean, nullable=False, default=False),
@@ -185,3 +193,40 @@ profiles = Table(
     Column("updated_at", UtcDateTime, nullable=False),
     UniqueConstraint("name", name="uq_profiles_name"),
 )
+
+circuits = Table(
+    "circuits",
+    metadata,
+    Column("id", String(17), primary_key=True),
+    Column("name", String(200), nullable=False),
+    Column("rung", Integer, nullable=False),
+    Column("circuit", Encoded(Circuit), nullable=False),
+    Column("intensity", Float, nullable=False),
+    Column("sensing_enabled", Boolean, nullable=False, default=False),
+    Column("document", JsonObject, nullable=False),
+    Column("created_at", UtcDateTime, nullable=False),
+    Column("updated_at", UtcDateTime, nullable=False),
+    UniqueConstraint("name", name="uq_circuits_name"),
+)
+
+circuit_claims = Table(
+    "circuit_claims",
+    metadata,
+    Column("id", Integer, primary_key=True, autoincrement=True),
+    Column("circuit_id", ForeignKey("circuits.id", ondelete="CASCADE"), nullable=False),
+    Column("layer", Integer, nullable=False),
+    Column("features", Encoded(tuple[int, ...]), nullable=False),
+    Column("is_composed", Boolean, nullable=False),
+    Column("claimed_at", UtcDateTime, nullable=False),
+    UniqueConstraint("circuit_id", "layer", name="uq_circuit_claims_layer"),
+    sqlite_autoincrement=True,
+)
+Index(
+    "uq_circuit_claims_leading",
+    circuit_claims.c.layer,
+    unique=True,
+    sqlite_where=text("NOT is_composed"),
+    postgresql_where=text("NOT is_composed"),
+)
+"""The rule that decides races: of the claims of a layer, at most one is not composed. A claim is deleted when it is
+released."""

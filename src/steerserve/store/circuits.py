@@ -1,0 +1,240 @@
+"""Imported circuits and the layers that the serving circuits claim: the rows, as frozen records."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, fields
+from datetime import datetime
+from typing import Any
+
+from sqlalchemy import ColumnElement, delete, insert, select, update
+from sqlalchemy.engine import RowMapping
+from sqlalchemy.exc import IntegrityError
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from steerserve.errors import Refusal
+from steerserve.rules import claims as claim_rules
+from steerserve.rules.circuit import Circuit
+from steerserve.rules.claims import LayerClaim
+from steerserve.rules.text import UNSTORABLE, shown
+from steerserve.store.catalog import Clock, utc_now
+from steerserve.store.db import Database
+from steerserve.store.tables import circuit_claims, circuits
+
+_AT_ONCE = 20
+"""Circuits that are read at once."""
+
+
+@dataclass(frozen=True, slots=True)
+class CircuitRow:
+    """One imported circuit. `circuit` has the facts of its document, which may be large and is read for itself.
+    `intensity` is the intensity at which the circuit serves. `sensing_enabled` says whether an operator wants its edges
+    to be sensed."""
+
+    id: str
+    name: str
+    rung: int
+    circuit: Circuit
+    intensity: float
+    sensing_enabled: bool
+    created_at: datetime
+    updated_at: datetime
+
+
+class NameTaken(Exception):
+    """Another circuit has the name."""
+
+
+class LayerTaken(Exception):
+    """Another claim leads one of the layers since the claims were read."""
+
+
+_READ = [circuits.c[field.name] for field in fields(CircuitRow)]
+
+
+def new_circuit_id() -> str:
+    return "circ_" + secrets.token_hex(6)
+
+
+class CircuitStore:
+    """Reads and writes circuits and claims."""
+
+    def __init__(
+        self,
+        database: Database,
+        now: Clock = utc_now,
+        new_id: Callable[[], str] = new_circuit_id,
+    ) -> None:
+        self._database = database
+        self._now = now
+        self._new_id = new_id
+
+    # ------------------------------------------------------------- circuits
+
+    async def circuits(self, min_rung: int = 0) -> list[CircuitRow]:
+        """All circuits from a rung on, newest first."""
+        wanted = (
+            select(*_READ)
+            .where(circuits.c.rung >= min_rung)
+            .order_by(circuits.c.created_at.desc(), circuits.c.id)
+        )
+        records: list[CircuitRow] = []
+        async with self._database.read() as connection:
+            rows = (await connection.execute(wanted)).mappings()
+            while chunk := rows.fetchmany(_AT_ONCE):
+                records += [_record(row) for row in chunk]
+        return records
+
+    async def circuit(self, circuit_id: str) -> CircuitRow:
+        """Raises:
+        Refusal: CIRCUIT_NOT_FOUND.
+        """
+        async with self._database.read() as connection:
+            return await _known(connection, circuit_id)
+
+    async def document(self, circuit_id: str) -> dict[str, Any]:
+        """The document of a circuit, as it came.
+
+        Raises:
+            Refusal: CIRCUIT_NOT_FOUND.
+        """
+        async with self._database.read() as connection:
+            row = await _known(connection, circuit_id)
+            wanted = select(circuits.c.document).where(circuits.c.id == row.id)
+            document: dict[str, Any] = (await connection.execute(wanted)).scalar_one()
+        return document
+
+    async def add(
+        self, name: str, circuit: Circuit, intensity: float, document: Mapping[str, Any]
+    ) -> CircuitRow:
+        """Raises:
+        NameTaken: another circuit has exactly this name.
+        """
+        circuit_id, now = self._new_id(), self._now()
+        new = {
+            "id": circuit_id,
+            "name": name,
+            "rung": circuit.rung,
+            "circuit": circuit,
+            "intensity": intensity,
+            "document": dict(document),
+            "created_at": now,
+            "updated_at": now,
+        }
+        try:
+            async with self._database.write() as connection:
+                await connection.execute(insert(circuits).values(**new))
+                return await _known(connection, circuit_id)
+        except IntegrityError as error:
+            raise NameTaken(name) from error
+
+    async def change(self, circuit_id: str, **changes: Any) -> CircuitRow:
+        """Replace columns of one circuit.
+
+        Raises:
+            Refusal: CIRCUIT_NOT_FOUND.
+        """
+        async with self._database.write() as connection:
+            await _known(connection, circuit_id)
+            new = {**changes, "updated_at": self._now()}
+            await connection.execute(update(circuits).where(_is(circuit_id)).values(**new))
+            return await _known(connection, circuit_id)
+
+    async def remove(self, circuit_id: str) -> None:
+        """Delete a circuit, and with it its claims.
+
+        Raises:
+            Refusal: CIRCUIT_NOT_FOUND.
+        """
+        async with self._database.write() as connection:
+            await _known(connection, circuit_id)
+            await connection.execute(delete(circuits).where(_is(circuit_id)))
+            await _appoint(connection)
+
+    # ------------------------------------------------------------- claims
+
+    async def claims(self) -> list[LayerClaim]:
+        """All claims, in the order in which they were made."""
+        async with self._database.read() as connection:
+            return await _claims(connection)
+
+    async def claim(self, circuit_id: str, claims: Sequence[LayerClaim]) -> list[LayerClaim]:
+        """Put these claims in the place of all claims of a circuit, and return the claims of all circuits.
+
+        Raises:
+            LayerTaken: the database has another claim that leads one of the layers.
+        """
+        try:
+            async with self._database.write() as connection:
+                is_its = circuit_claims.c.circuit_id == circuit_id
+                await connection.execute(delete(circuit_claims).where(is_its))
+                for claim in claims:
+                    new = {
+                        "circuit_id": circuit_id,
+                        "layer": claim.layer,
+                        "features": claim.features,
+                        "is_composed": claim.is_composed,
+                        "claimed_at": self._now(),
+                    }
+                    await connection.execute(insert(circuit_claims).values(**new))
+                return await _appoint(connection)
+        except IntegrityError as error:
+            raise LayerTaken from error
+
+    async def release(self, circuit_ids: Collection[str]) -> list[LayerClaim]:
+        """Delete all claims of these circuits, and return the claims that are left."""
+        async with self._database.write() as connection:
+            are_theirs = circuit_claims.c.circuit_id.in_(circuit_ids)
+            await connection.execute(delete(circuit_claims).where(are_theirs))
+            return await _appoint(connection)
+
+
+async def _appoint(connection: AsyncConnection) -> list[LayerClaim]:
+    """Let a claim lead each layer whose leading claim is gone. Returns all claims."""
+    claims = await _claims(connection)
+    leaders = claim_rules.leaders(claims)
+    for leader in leaders:
+        is_it = (circuit_claims.c.circuit_id == leader.circuit_id) & (
+            circuit_claims.c.layer == leader.layer
+        )
+        await connection.execute(update(circuit_claims).where(is_it).values(is_composed=False))
+    return await _claims(connection) if leaders else claims
+
+
+async def _claims(connection: AsyncConnection) -> list[LayerClaim]:
+    claimed = (
+        select(
+            circuit_claims.c.circuit_id,
+            circuits.c.name.label("circuit_name"),
+            circuit_claims.c.layer,
+            circuit_claims.c.features,
+            circuit_claims.c.is_composed,
+        )
+        .join_from(circuit_claims, circuits)
+        .order_by(circuit_claims.c.id)
+    )
+    rows = (await connection.execute(claimed)).mappings()
+    return [LayerClaim(**row) for row in rows]
+
+
+async def _known(connection: AsyncConnection, circuit_id: str) -> CircuitRow:
+    """Raises:
+    Refusal: CIRCUIT_NOT_FOUND.
+    """
+    row = None
+    if not UNSTORABLE.search(circuit_id):
+        matching = await connection.execute(select(*_READ).where(_is(circuit_id)))
+        row = matching.mappings().first()
+    if row is None:
+        unknown = shown(circuit_id)
+        raise Refusal("CIRCUIT_NOT_FOUND", f"no circuit has the id {unknown!r}", circuit_id=unknown)
+    return _record(row)
+
+
+def _is(circuit_id: str) -> ColumnElement[bool]:
+    return circuits.c.id == circuit_id
+
+
+def _record(row: RowMapping) -> CircuitRow:
+    return CircuitRow(**{field.name: row[field.name] for field in fields(CircuitRow)})
