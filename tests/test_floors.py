@@ -53,9 +53,10 @@ FLOORS: dict[str, set[str]] = {
     # the engine process configures its own log, so it may import `log` too
     "engine.worker": {"errors", "log", "rules", "engine.worker", "engine.wire"},
     "control": ZERO | {"rules", "files", "store", "hub", "engine", "control"},
-    "v1": ZERO | {"rules", "control", "v1", "disconnect"},
-    "api": ZERO | {"rules", "control", "api", "disconnect"},
+    "v1": ZERO | {"rules", "control", "v1", "disconnect", "event_stream"},
+    "api": ZERO | {"rules", "control", "api", "disconnect", "event_stream"},
     "disconnect": set(),
+    "event_stream": set(),
     "live": ZERO | {"rules", "control"},
     "live_door": {"errors"},
     "webui": ZERO | {"rules", "control"},

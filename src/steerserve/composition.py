@@ -148,7 +148,12 @@ class Owners:
             self.monitoring,
         )
         self.compare = Compare(
-            self.generation, self.served, self.conductor, self.serving, self.features
+            self.generation,
+            self.served,
+            self.conductor,
+            self.serving,
+            self.features,
+            self.metrics,
         )
 
     def _make_vitals(self) -> None:

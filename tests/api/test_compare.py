@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
@@ -147,3 +148,82 @@ def test_a_comparison_that_cannot_be(
 
 def test_without_an_attached_sae_nothing_is_compared(shared: Running) -> None:
     assert refused(shared, steering={"1": 1.0}) == (400, "SAE_NOT_ATTACHED")
+
+
+# ---------------------------------------------------------------- as a stream
+
+Event = tuple[str, Any]
+
+
+def streamed(live: Running, **body: Any) -> list[Event]:
+    asked = {"prompt": PROMPT, "max_tokens": 12, "stream": True, **body}
+    answer = live.post("/api/compare", asked)
+    assert answer.headers["content-type"].startswith("text/event-stream")
+    blocks = [block.split("\n") for block in answer.text.split("\n\n") if block]
+    return [
+        (name.removeprefix("event: "), json.loads(data.removeprefix("data: ")))
+        for name, data in blocks
+    ]
+
+
+def test_a_stream_has_the_texts_of_the_whole_comparison_each_named_by_its_side(
+    steered: Running,
+) -> None:
+    asked = {"steering": {INDEX: STRENGTH}, "intensities": [1, 0, 0.5]}
+    whole = compare(steered, **asked)
+    (first, started), *written, done = streamed(steered, **asked)
+    assert (first, done) == ("started", ("done", {}))
+    for name in ("model", "system_fingerprint", "prompt_tokens"):
+        assert started[name] == whole[name]
+    assert started["sae"] is None
+    assert {name for name, _ in written} == {"text"}
+    for number, side in enumerate(whole["sides"]):
+        told = started["sides"][number]
+        assert told["side"] == number
+        assert all(told[name] == side[name] for name in ("intensity", "steering", "steering_state"))
+        pieces = [data for _, data in written if data["side"] == number]
+        assert "".join(piece["text"] for piece in pieces) == side["text"]
+        assert {piece["intensity"] for piece in pieces} == {side["intensity"]}
+        assert pieces[-1]["finish_reason"] == side["finish_reason"]
+        assert pieces[-1]["completion_tokens"] == side["completion_tokens"]
+        assert all("token" not in piece for piece in pieces)
+
+
+def test_the_activations_of_each_token_come_with_it(steered: Running) -> None:
+    asked = {
+        "steering": {INDEX: STRENGTH},
+        "activations": {"features": [int(INDEX)], "positions": "all"},
+    }
+    whole = compare(steered, **asked)
+    (_, started), *written, _ = streamed(steered, **asked)
+    assert started["sae"]["sae_id"] == whole["sides"][0]["sae_activations"]["sae_id"]
+    for number, side in enumerate(whole["sides"]):
+        mine = [(name, data) for name, data in written if data["side"] == number]
+        (_, prompt), *texts = mine
+        assert [name for name, _ in mine] == ["prompt"] + ["text"] * 12
+        tokens = prompt["tokens"] + [data["token"] for _, data in texts[:-1]]
+        assert texts[-1][1]["token"] is None  # no pass reads the last token
+        expected = side["sae_activations"]["positions"]
+        assert [(t["position"], t["token_id"]) for t in tokens] == [
+            (row["position"], row["token_id"]) for row in expected
+        ]
+        for token, row in zip(tokens, expected, strict=True):
+            (one,), (other,) = token["features"], row["features"]
+            assert one["index"] == other["index"]
+            assert one["value"] == pytest.approx(other["value"], rel=0.05, abs=0.5)
+        assert "".join(token["text"] for token in prompt["tokens"]).endswith(PROMPT)
+        assert all(data["token"]["text"] == data["text"] for _, data in texts[:-1])
+
+
+@pytest.mark.parametrize(
+    ("body", "status", "code"),
+    [
+        ({"steering": {"99999": 1.0}}, 400, "INVALID_FEATURE_INDEX"),
+        ({"steering": {"1": 1.0}, "max_tokens": 100_000}, 400, "CONTEXT_LENGTH_EXCEEDED"),
+        ({"steering": {"1": 1.0}, "stream": "yes"}, 422, "VALIDATION_ERROR"),
+    ],
+)
+def test_a_stream_that_cannot_be_is_refused_with_a_status(
+    steered: Running, body: dict[str, Any], status: int, code: str
+) -> None:
+    assert refused(steered, **{"stream": True, **body}) == (status, code)

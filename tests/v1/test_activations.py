@@ -299,6 +299,77 @@ def test_a_stream_carries_them_in_one_last_chunk_without_choices(
     assert {(chunk["id"], chunk["object"]) for chunk in chunks} == {(last["id"], last["object"])}
 
 
+def by_chunk(event: dict[str, Any]) -> list[dict[str, Any]]:
+    """The positions in one chunk of a stream."""
+    told = event.get("service", {}).get("sae_activations")
+    if told is None:
+        return []
+    assert set(told) == {"sae_id", "layer", "read_point", "positions"}
+    return list(told["positions"])
+
+
+def piece_of(event: dict[str, Any]) -> str:
+    """The text in one chunk of a stream."""
+    choices = event["choices"]
+    if not choices:
+        return ""
+    return str(choices[0].get("text") or choices[0].get("delta", {}).get("content", ""))
+
+
+@pytest.mark.parametrize("path", [TEXT, CHAT])
+@pytest.mark.parametrize("positions", ["all", "prompt", "completion", "last"])
+def test_stream_positions_sends_each_position_with_the_chunk_of_its_token(
+    steered: Running, path: str, positions: str
+) -> None:
+    build = text if path == TEXT else chat
+    whole = read(steered, path, build({"positions": positions, "top_k": 3}))
+    asked = {"positions": positions, "top_k": 3, "stream_positions": True}
+    plain = steered.post(path, build({})).json()["choices"][0]
+    *chunks, done = steered.stream(path, build(asked))
+    assert done == "[DONE]"
+    assert "".join(map(piece_of, chunks)) == (plain.get("text") or plain["message"]["content"])
+    told = [position for event in chunks for position in by_chunk(event)]
+    assert [p["position"] for p in told] == places(whole)
+    assert [p["token_id"] for p in told] == [p["token_id"] for p in whole["positions"]]
+    for event in chunks:
+        if event["choices"] and by_chunk(event):
+            (position,) = by_chunk(event)
+            assert position["text"] == piece_of(event)
+    # what is read of the prompt comes before the first text
+    first = next(at for at, event in enumerate(chunks) if piece_of(event))
+    prompt = [at for at, event in enumerate(chunks) if by_chunk(event) and not event["choices"]]
+    assert all(at < first for at in prompt)
+    assert bool(prompt) == (positions in ("all", "prompt"))
+    assert chunks[-1]["choices"][0]["finish_reason"] == "length"
+    assert chunks[-1]["usage"]["completion_tokens"] == COUNT
+
+
+def test_stream_positions_with_usage_has_its_times_in_the_last_chunk(steered: Running) -> None:
+    asked = {"positions": "completion", "stream_positions": True}
+    events = steered.stream(CHAT, chat(asked, stream_options={"include_usage": True}))
+    assert set(events[-2]["service"]) == {"timing"}
+
+
+def test_a_streamed_score_with_stream_positions_has_them_before_the_score(
+    steered: Running,
+) -> None:
+    asked = {"positions": "prompt", "stream_positions": True}
+    first, score, _ = steered.stream(TEXT, text(asked, max_tokens=1, logprobs=1))
+    assert first["choices"] == []
+    assert first["service"]["sae_activations"]["read_point"] == "unsteered"
+    assert by_chunk(first)[0]["position"] == 0
+    assert score["choices"][0]["logprobs"]["tokens"]
+
+
+def test_stream_positions_is_reported_where_the_answer_is_not_streamed(steered: Running) -> None:
+    asked = {"stream_positions": True}
+    answer = steered.post(TEXT, text(asked))
+    assert answer.headers["x-service-ignored-fields"] == f"{FIELD}.stream_positions"
+    assert set(answer.json()["service"]["sae_activations"]) >= {"note"}
+    streamed = steered.post(TEXT, text(asked, stream=True))
+    assert "x-service-ignored-fields" not in streamed.headers
+
+
 def test_a_streamed_score_carries_them_too(steered: Running) -> None:
     events = steered.stream(TEXT, text({}, max_tokens=1, logprobs=1))
     assert events[-2]["choices"] == []

@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator, Iterator
+from contextlib import AsyncExitStack
+from dataclasses import replace
 from typing import Annotated, Any
 
+import msgspec
+import structlog
 from fastapi import APIRouter, Depends
 from pydantic import Field
 from starlette.requests import Request
@@ -11,14 +16,22 @@ from starlette.responses import Response
 
 from steerserve.api.envelope import Envelope, RequestBody, success, unambiguous
 from steerserve.api.steering import Value
-from steerserve.control.requests.compare import Compare, Compared, Side
+from steerserve.control import retry
+from steerserve.control.requests.compare import Compare, Compared, Comparing, Side
+from steerserve.control.requests.generate import Piece, Reading
+from steerserve.control.requests.positions import TextWithReadings
+from steerserve.control.requests.served import ServedModel
 from steerserve.disconnect import Disconnected, unless_disconnected
 from steerserve.errors import Refusal
+from steerserve.event_stream import EventStream, event
 from steerserve.rules import activations, clients
 from steerserve.rules import compare as rules
 from steerserve.rules.intent import GenerateIntent, Prompt, SamplingParameters
 from steerserve.rules.steering import BATCH_MAXIMUM, plain_indices
 from steerserve.settings import Settings
+
+log = structlog.get_logger(__name__)
+_json = msgspec.json.Encoder().encode
 
 SEED_MAXIMUM = 2**32 - 1
 MESSAGES_MAXIMUM = 2000
@@ -34,7 +47,7 @@ class CompareMessage(RequestBody):
 class CompareBody(RequestBody):
     """A comparison of completions of `prompt` or of `messages`. The intensities multiply the values of `steering`, else
     those of `profile`, else the live values. Without `temperature` the completions are greedy, so that they differ by
-    the steering alone."""
+    the steering alone. With `stream` the answer is server-sent events."""
 
     prompt: Annotated[str, Field(min_length=1)] | None = None
     messages: (
@@ -50,6 +63,15 @@ class CompareBody(RequestBody):
     top_p: Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)] = 1.0
     seed: Annotated[int, Field(ge=0, le=SEED_MAXIMUM)] | None = None
     activations: dict[str, Any] | None = None
+    stream: bool = False
+
+
+STREAMED: dict[int | str, dict[str, Any]] = {
+    200: {
+        "description": "the comparison; with `stream: true` as server-sent events",
+        "content": {"text/event-stream": {}},
+    }
+}
 
 
 def router(compare: Compare, settings: Settings) -> APIRouter:
@@ -57,11 +79,13 @@ def router(compare: Compare, settings: Settings) -> APIRouter:
         prefix="/api/compare", tags=["steering"], dependencies=[Depends(unambiguous)]
     )
 
-    @routes.post("", response_model=Envelope)
+    @routes.post("", response_model=Envelope, responses=STREAMED)
     async def run(body: CompareBody, request: Request) -> Response:
         """Run the comparison. It ends early when the client goes away."""
         model = await compare.model()
         intent = _intent(body, settings, request)
+        if body.stream:
+            return await _streamed(compare, settings, intent, model, request)
         try:
             compared = await unless_disconnected(request, compare.run(intent, model))
         except Disconnected:
@@ -78,7 +102,99 @@ def router(compare: Compare, settings: Settings) -> APIRouter:
     return routes
 
 
-def _side(side: Side, compared: Compared) -> dict[str, Any]:
+async def _streamed(
+    compare: Compare,
+    settings: Settings,
+    intent: GenerateIntent,
+    model: ServedModel,
+    request: Request,
+) -> Response:
+    """The answer as events. Its status is sent once every check has passed."""
+    stack = AsyncExitStack()
+    opening = stack.enter_async_context(compare.open(intent, model))
+    try:
+        comparing = await unless_disconnected(request, opening)
+    except Disconnected:
+        await stack.aclose()
+        return Response(status_code=499)
+    except BaseException:
+        await stack.aclose()
+        raise
+    return EventStream(_events(comparing, compare, settings), stack.aclose)
+
+
+async def _events(
+    comparing: Comparing, compare: Compare, settings: Settings
+) -> AsyncIterator[bytes]:
+    """`started`, then the texts of all sides as they are written, then `done` or `error`."""
+    compared = comparing.compared
+    yield event(_json(_started(compared)), "started")
+    try:
+        async for written in comparing.events:
+            for name, data in _written(written, compared):
+                yield event(_json(data), name)
+    except Refusal as refusal:
+        yield _failure(refusal, compare, settings)
+    except Exception:
+        log.exception("comparison_failed")
+        unknown = Refusal("INTERNAL_ERROR", "an error inside the service")
+        yield _failure(unknown, compare, settings)
+    else:
+        yield event(b"{}", "done")
+
+
+def _failure(refusal: Refusal, compare: Compare, settings: Settings) -> bytes:
+    compare.failed(refusal)
+    error = {"code": refusal.code, "message": refusal.message, "details": refusal.details}
+    after = retry.seconds(settings, refusal, refusal.row.api)
+    return event(_json(error | ({} if after is None else {"retry_after": after})), "error")
+
+
+def _started(compared: Compared) -> dict[str, Any]:
+    tapped = compared.tapped
+    sides = [{"side": i, **_steered(side)} for i, side in enumerate(compared.sides)]
+    return {
+        "model": compared.model,
+        "system_fingerprint": compared.fingerprint,
+        "prompt_tokens": compared.prompt_tokens,
+        "sae": {"sae_id": tapped.sae_id, "layer": tapped.layer} if tapped else None,
+        "sides": sides,
+    }
+
+
+def _written(written: TextWithReadings, compared: Compared) -> Iterator[tuple[str, dict[str, Any]]]:
+    """The events of one piece of text. With activations every token has its event, also where its text is held back."""
+    side, piece = compared.sides[written.choice], written.piece
+    named = {"side": written.choice, "intensity": side.intensity}
+    tokens = [_token(reading, compared) for reading in written.readings]
+    if piece is None:
+        yield "prompt", {**named, "tokens": tokens}
+    elif isinstance(piece, Piece) and (piece.text or piece.finish or tokens):
+        text: dict[str, Any] = {
+            **named,
+            "text": piece.text,
+            "finish_reason": piece.finish,
+            "completion_tokens": piece.tokens,
+        }
+        if compared.tapped is not None:
+            text["token"] = tokens[0] if tokens else None
+        yield "text", text
+
+
+def _token(reading: Reading, compared: Compared) -> dict[str, Any]:
+    return {
+        "position": reading.position,
+        "token_id": reading.token,
+        "text": reading.text,
+        "features": _features(reading, compared),
+    }
+
+
+def _features(reading: Reading, compared: Compared) -> list[dict[str, Any]]:
+    return [activations.labelled(i, v, compared.labels) for i, v in reading.features]
+
+
+def _steered(side: Side) -> dict[str, Any]:
     return {
         "intensity": side.intensity,
         "steering": {
@@ -86,6 +202,12 @@ def _side(side: Side, compared: Compared) -> dict[str, Any]:
             for key, values in side.steering.items()
         },
         "steering_state": side.state,
+    }
+
+
+def _side(side: Side, compared: Compared) -> dict[str, Any]:
+    return {
+        **_steered(side),
         "text": side.text,
         "finish_reason": side.finish,
         "completion_tokens": side.tokens,
@@ -103,9 +225,7 @@ def _readings(side: Side, compared: Compared) -> dict[str, Any] | None:
             {
                 "position": reading.position,
                 "token_id": reading.token,
-                "features": [
-                    activations.labelled(i, v, compared.labels) for i, v in reading.features
-                ],
+                "features": _features(reading, compared),
             }
             for reading in side.readings
         ],
@@ -130,7 +250,10 @@ def _intent(body: CompareBody, settings: Settings, request: Request) -> Generate
     else:
         prompt = body.prompt or ""
     intensities = rules.check(body.intensities)
-    asked = body.activations
+    asked = None
+    if body.activations is not None:
+        asked = activations.parse(body.activations, settings.sae_activations_max_top_k)
+        asked = replace(asked, is_streamed=body.stream)
     return GenerateIntent(
         prompts=(prompt,) * len(intensities),
         sampling=SamplingParameters(
@@ -140,9 +263,7 @@ def _intent(body: CompareBody, settings: Settings, request: Request) -> Generate
             seed=body.seed,
         ),
         profile=body.profile,
-        activations=(
-            None if asked is None else activations.parse(asked, settings.sae_activations_max_top_k)
-        ),
+        activations=asked,
         sweep=rules.Sweep(
             intensities,
             None if body.steering is None else plain_indices(body.steering),

@@ -10,7 +10,9 @@ from steerserve.errors import Refusal
 from steerserve.rules.attachment import Sae, SaeChoice
 
 FIELD = "return_sae_activations"
-FIELDS = frozenset({"sae_id", "layer", "features", "top_k", "positions", "read_point"})
+FIELDS = frozenset(
+    {"sae_id", "layer", "features", "top_k", "positions", "read_point", "stream_positions"}
+)
 NAMED_POSITIONS = ("last", "prompt", "completion", "all")
 READ_POINTS = ("post_steering", "pre_steering")
 DEFAULT_TOP_K = 10
@@ -30,6 +32,7 @@ class Activations:
         top_k: how many features are reported for each position, the largest activations first.
         positions: a named set, or [start, end) counted from the beginning of the prompt, `end` not included.
         read_point: whether the activations are read after the SAE's own steering was added, or before.
+        is_streamed: whether a stream sends the activations of each position with the chunk of its token.
     """
 
     sae_id: str | None = None
@@ -38,6 +41,7 @@ class Activations:
     positions: Positions = "last"
     read_point: str = "post_steering"
     layer: int | None = None
+    is_streamed: bool = False
 
 
 def parse(raw: Any, max_top_k: int) -> Activations:
@@ -65,8 +69,18 @@ def parse(raw: Any, max_top_k: int) -> Activations:
     read_point = raw.get("read_point")
     if read_point is not None and read_point not in READ_POINTS:
         raise _refused("read_point", f"one of {', '.join(READ_POINTS)}")
-    positions = _positions(raw.get("positions"))
-    return Activations(sae_id, features, top_k, positions, read_point or READ_POINTS[0], layer)
+    is_streamed = raw.get("stream_positions")
+    if is_streamed is not None and type(is_streamed) is not bool:
+        raise _refused("stream_positions", "true or false")
+    return Activations(
+        sae_id,
+        features,
+        top_k,
+        _positions(raw.get("positions")),
+        read_point or READ_POINTS[0],
+        layer,
+        bool(is_streamed),
+    )
 
 
 def labelled(index: int, value: float, labels: Mapping[int, str]) -> dict[str, int | float | str]:

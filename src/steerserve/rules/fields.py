@@ -143,6 +143,11 @@ _AS_IDS = "return_tokens_as_token_ids"
 """This field says how log-probabilities are written, so it is unused in a request without log-probabilities."""
 
 
+_AS_STREAM = "stream_positions"
+"""This part of `return_sae_activations` says how a stream sends activations, so an answer that is not streamed does not
+use it."""
+
+
 def is_scoring(body: Mapping[str, Any]) -> bool:
     """Whether a body asks for the distribution of the next token instead of text."""
     return any(name in ("logprobs", "allowed_token_ids") for name in changing(body))
@@ -178,6 +183,9 @@ def unused(route: str, body: Mapping[str, Any]) -> list[str]:
         locations += [
             name for name, idle in _IDLE_IN_SCORING if body.get(name) not in (None, *idle)
         ]
+    asked = body.get(activations.FIELD)
+    if activations.FIELD in used and isinstance(asked, Mapping) and not body.get("stream"):
+        locations += [f"{activations.FIELD}.{_AS_STREAM}"] if asked.get(_AS_STREAM) else []
     if "logprobs" not in changing(body) and _AS_IDS in used and body.get(_AS_IDS):
         locations.append(_AS_IDS)
     return locations

@@ -77,6 +77,7 @@ class ReturnActivations(Body):
     top_k: int | None = None
     positions: Literal["last", "prompt", "completion", "all"] | Positions | None = None
     read_point: Literal["post_steering", "pre_steering"] | None = None
+    stream_positions: bool | None = None
 
 
 class SteeredFeatureBody(Body):

@@ -7,7 +7,7 @@ import asyncio
 import base64
 import struct
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from typing import Any
@@ -15,8 +15,7 @@ from typing import Any
 import msgspec
 import structlog
 from starlette.requests import Request
-from starlette.responses import Response, StreamingResponse
-from starlette.types import Receive, Scope, Send
+from starlette.responses import Response
 
 from steerserve.control import retry
 from steerserve.control.metrics import Metrics
@@ -26,12 +25,15 @@ from steerserve.control.requests.generate import (
     Generation,
     Outcome,
     Piece,
+    Reading,
     Run,
     Scored,
     Started,
 )
+from steerserve.control.requests.positions import paired, unpaired
 from steerserve.disconnect import Disconnected, unless_disconnected
 from steerserve.errors import Refusal
+from steerserve.event_stream import EventStream, event
 from steerserve.rules.intent import EmbedIntent, GenerateIntent, ScoreIntent
 from steerserve.settings import Settings
 from steerserve.v1 import headers as service_headers
@@ -77,7 +79,7 @@ async def answer(
         }
         if intent.is_stream:
             frames = _stream(stack, base, shape, intent, opened, door)
-            return _Stream(stack, frames, opened.headers | _LIVE)
+            return EventStream(frames, stack.aclose, opened.headers)
         body = await unless_disconnected(request, _fold(base, shape, intent, opened))
         return await _closed(stack, body, opened)
 
@@ -129,25 +131,6 @@ async def _closed(stack: AsyncExitStack, body: dict[str, Any], opened: _Opened) 
     return Response(_json(body), media_type="application/json", headers=opened.headers)
 
 
-class _Stream(StreamingResponse):
-    """A streamed response. Its end also ends the request, even when the client never reads a byte."""
-
-    def __init__(
-        self, stack: AsyncExitStack, frames: AsyncIterator[bytes], headers: dict[str, str]
-    ) -> None:
-        super().__init__(frames, media_type="text/event-stream", headers=headers)
-        self._stack = stack
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        try:
-            await super().__call__(scope, receive, send)
-        finally:
-            await self._stack.aclose()
-
-
-_LIVE = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
-
-
 async def _start(stack: AsyncExitStack, accepted: Accepted[Kind], door: Door) -> _Opened:
     intent = accepted.intent
     run = await stack.enter_async_context(door.generation.open(intent, accepted.model))
@@ -170,14 +153,14 @@ async def _fold(
 ) -> dict[str, Any]:
     choices = [AnswerChoice() for _ in range(intent.choices)]
     service: dict[str, Any] = {}
-    async for event in opened.events:
-        match event:
+    async for outcome in opened.events:
+        match outcome:
             case Piece():
-                choices[event.choice].take(event)
+                choices[outcome.choice].take(outcome)
             case Scored():
-                choices[event.choice].score(event)
+                choices[outcome.choice].score(outcome)
             case Activated():
-                service = _service(intent, opened, event)
+                service = _service(intent, opened, outcome.readings)
     return {
         "id": base["id"],
         "object": shape.whole,
@@ -199,13 +182,14 @@ async def _stream(
     door: Door,
 ) -> AsyncIterator[bytes]:
     """The server-sent events of an answer: the role, the pieces of text, the finish reason with the usage, `[DONE]`. A
-    failure is sent as an error event before `[DONE]`."""
+    failure is sent as an error event before `[DONE]`. Activations have a chunk at the end, or with `stream_positions`
+    each position's are in the chunk of its token."""
 
     def chunk(choices: list[dict[str, Any]], **more: Any) -> bytes:
-        return (
-            b"data: " + _json({**base, "object": shape.chunk, "choices": choices, **more}) + b"\n\n"
-        )
+        return event(_json({**base, "object": shape.chunk, "choices": choices, **more}))
 
+    is_streamed = intent.activations is not None and intent.activations.is_streamed
+    texts = paired(opened.events) if is_streamed else unpaired(opened.events)
     async with stack:
         choices = [AnswerChoice() for _ in range(intent.choices)]
         service: dict[str, Any] = {}
@@ -213,29 +197,31 @@ async def _stream(
             for index in range(len(choices)):
                 yield chunk([shape.opening(index)])
         try:
-            async for event in opened.events:
-                match event:
-                    case Piece():
-                        choices[event.choice].take(event)
-                        if event.text:
-                            yield chunk([shape.delta(event.choice, event.text, None)])
-                        end = shape.delta(event.choice, "", event.finish)
-                    case Scored():
-                        choices[event.choice].score(event)
-                        end = shape.choice(event.choice, choices[event.choice], intent)
-                    case _:
-                        if isinstance(event, Activated):
-                            service = _service(intent, opened, event)
+            async for written in texts:
+                piece, index = written.piece, written.choice
+                if piece is None and not is_streamed:
+                    service = _service(intent, opened, written.readings)
+                    continue
+                read = _read(intent, opened, written.readings)
+                match piece:
+                    case None:
+                        yield chunk([], **read)
                         continue
+                    case Piece():
+                        choices[index].take(piece)
+                        if piece.text or read:
+                            yield chunk([shape.delta(index, piece.text, None)], **read)
+                        end = shape.delta(index, "", piece.finish)
+                    case Scored():
+                        choices[index].score(piece)
+                        end = shape.choice(index, choices[index], intent)
                 if end["finish_reason"] is not None:
                     is_last = all(choice.finish for choice in choices)
-                    more: dict[str, Any] = {}
-                    if is_last:
-                        more["usage"] = _usage(opened.started, choices)
-                    if is_last and intent.is_timed and intent.activations is None:
+                    more = {"usage": _usage(opened.started, choices)} if is_last else {}
+                    if is_last and intent.is_timed and (intent.activations is None or is_streamed):
                         more["service"] = _timed(opened)
                     yield chunk([end], **more)
-            if intent.activations is not None:
+            if intent.activations is not None and not is_streamed:
                 times = _timed(opened) if intent.is_timed else {}
                 yield chunk([], service=service | times)
         except Refusal as refusal:
@@ -250,14 +236,14 @@ def _failure(refusal: Refusal, door: Door) -> bytes:
     """The event that ends a stream which failed after its 200 was sent."""
     door.metrics.failed(refusal.code)
     after = retry.seconds(door.settings, refusal, refusal.row.v1)
-    return b"data: " + _json(in_stream(refusal, after)) + b"\n\n"
+    return event(_json(in_stream(refusal, after)))
 
 
 async def _vectors(intent: EmbedIntent, opened: _Opened) -> dict[str, Any]:
     vectors: dict[int, msgspec.Raw] = {}
-    async for event in opened.events:
-        assert isinstance(event, Embedded)
-        vectors[event.choice] = _embedding(event.vector, intent.is_base64)
+    async for outcome in opened.events:
+        assert isinstance(outcome, Embedded)
+        vectors[outcome.choice] = _embedding(outcome.vector, intent.is_base64)
         # other requests are served between two vectors, which are long
         await asyncio.sleep(0)
     tokens = sum(opened.started.prompt_tokens)
@@ -280,12 +266,22 @@ def _embedding(vector: bytes, is_base64: bool) -> msgspec.Raw:
 
 
 def _service(
-    intent: GenerateIntent | ScoreIntent, opened: _Opened, activated: Activated
+    intent: GenerateIntent | ScoreIntent, opened: _Opened, readings: Sequence[Reading]
 ) -> dict[str, Any]:
     asked = intent.activations
     assert asked is not None
     read_point = UNSTEERED if isinstance(intent, ScoreIntent) else asked.read_point
-    return {"sae_activations": activations(opened.run, activated, read_point, opened.labels)}
+    told = activations(
+        opened.run, readings, read_point, opened.labels, is_streamed=asked.is_streamed
+    )
+    return {"sae_activations": told}
+
+
+def _read(
+    intent: GenerateIntent | ScoreIntent, opened: _Opened, readings: Sequence[Reading]
+) -> dict[str, Any]:
+    """What a chunk has beside its choices: the readings of its token, where there are any."""
+    return {"service": _service(intent, opened, readings)} if readings else {}
 
 
 def _timed(opened: _Opened) -> dict[str, Any]:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from steerserve.control.requests.generate import Activated, Piece, Run, Scored, TokenScore
+from steerserve.control.requests.generate import Piece, Reading, Run, Scored, TokenScore
 from steerserve.rules.activations import labelled
 from steerserve.rules.intent import GenerateIntent, ScoreIntent
 
@@ -96,9 +96,15 @@ COMPLETION = AnswerShape("cmpl", "text_completion", "text_completion", is_chat=F
 
 
 def activations(
-    run: Run, activated: Activated, read_point: str, labels: Mapping[int, str]
+    run: Run,
+    readings: Sequence[Reading],
+    read_point: str,
+    labels: Mapping[int, str],
+    *,
+    is_streamed: bool,
 ) -> dict[str, Any]:
-    """The `sae_activations` object of an answer. A feature without a label has no field `label`."""
+    """The `sae_activations` object of an answer, or of a chunk whose readings are streamed. A feature without a label
+    has no field `label`."""
     tapped = run.admitted.tapped
     assert tapped is not None
     return {
@@ -109,11 +115,12 @@ def activations(
             {
                 "position": reading.position,
                 "token_id": reading.token,
+                **({"text": reading.text} if is_streamed else {}),
                 "features": [labelled(i, value, labels) for i, value in reading.features],
             }
-            for reading in activated.readings
+            for reading in readings
         ],
-        "note": NOTE_SCORED if read_point == UNSTEERED else NOTE,
+        **({} if is_streamed else {"note": NOTE_SCORED if read_point == UNSTEERED else NOTE}),
     }
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import msgspec
@@ -73,7 +74,7 @@ def generate(
         is_timed=_is_timed(body),
         has_special=special,
         steering=_steering(body),
-        activations=_activations(raw, len(prompts), n, settings),
+        activations=_activations(body, raw, len(prompts), n, settings),
         **more,
         **base,
     )
@@ -115,7 +116,7 @@ def score(
         is_stream=bool(body.stream),
         is_timed=_is_timed(body),
         template=template,
-        activations=_activations(raw, len(prompts), 1, settings),
+        activations=_activations(body, raw, len(prompts), 1, settings),
         **base,
     )
 
@@ -145,7 +146,7 @@ def _is_timed(body: bodies.Sampled) -> bool:
 
 
 def _activations(
-    raw: dict[str, Any], prompts: int, n: int, settings: Settings
+    body: bodies.Sampled, raw: dict[str, Any], prompts: int, n: int, settings: Settings
 ) -> activations.Activations | None:
     asked = raw.get(activations.FIELD)
     if asked is None:
@@ -161,7 +162,7 @@ def _activations(
             f"{activations.FIELD} needs one prompt, and no extra_messages",
             param=activations.FIELD,
         )
-    return parsed
+    return replace(parsed, is_streamed=parsed.is_streamed and bool(body.stream))
 
 
 def _steering(body: bodies.Sampled) -> sae_steering.RequestSteering | None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
@@ -26,14 +25,16 @@ class Client:
         app.include_router(routes.router(world.compare, world.settings))
         self._app = app
         self._body = json.dumps(body).encode()
-        self._messages = self._sent()
+        self._is_sent = False
         self.gone = asyncio.Event()
         self.answered: list[Any] = []
 
-    async def _sent(self) -> AsyncIterator[dict[str, Any]]:
-        yield {"type": "http.request", "body": self._body, "more_body": False}
+    async def _receive(self) -> dict[str, Any]:
+        if not self._is_sent:
+            self._is_sent = True
+            return {"type": "http.request", "body": self._body, "more_body": False}
         await self.gone.wait()
-        yield {"type": "http.disconnect"}
+        return {"type": "http.disconnect"}
 
     async def ask(self) -> tuple[int, Any]:
         """Status and body of the answer."""
@@ -45,15 +46,19 @@ class Client:
             "headers": [(b"content-type", b"application/json")],
         }
 
-        async def receive() -> Any:
-            return await anext(self._messages)
-
         async def send(message: Any) -> None:
             self.answered.append(message)
 
-        await self._app(scope, receive, send)
-        body = b"".join(one.get("body", b"") for one in self.answered)
-        return self.answered[0]["status"], json.loads(body) if body else None
+        await self._app(scope, self._receive, send)
+        status, body = self.answered[0]["status"], self.body
+        if body.startswith(b"event: "):
+            return status, None
+        return status, json.loads(body) if body else None
+
+    @property
+    def body(self) -> bytes:
+        """The body of the answer so far."""
+        return b"".join(one.get("body", b"") for one in self.answered)
 
 
 async def ready(world: World, quantization: str = "FP16") -> None:
@@ -141,3 +146,84 @@ async def test_steering_that_is_ambiguous_or_too_much_is_refused(
         status = refused.row.api
     assert status == 422
     assert world.launcher.log.count("generate") == 0
+
+
+def events_of(client: Client) -> list[tuple[str, Any]]:
+    """The events that a client has got so far, each with its name and its data."""
+    blocks = client.body.decode().split("\n\n")
+    lines = (block.split("\n") for block in blocks if block)
+    return [
+        (name.removeprefix("event: "), json.loads(data.removeprefix("data: ")))
+        for name, data in lines
+    ]
+
+
+STREAMED = {**BODY, "stream": True}
+
+
+async def test_a_streamed_comparison_sends_each_text_as_it_is_written(world: World) -> None:
+    await ready(world)
+    client = Client(world, STREAMED)
+    asking = world.begin(client.ask())
+    stream = await world.launcher.stream()
+    assert len(stream.prompts) == 2
+    stream.start()
+    stream.say("one", choice=1)
+    await until(lambda: b"one" in client.body)
+    stream.say("", choice=0)
+    stream.say(" more", choice=0, finish="length")
+    stream.say("", choice=1, finish="stop")
+    assert await soon(asking) == (200, None)
+    names = [(name, data.get("side"), data.get("text")) for name, data in events_of(client)]
+    assert names == [
+        ("started", None, None),
+        ("text", 1, "one"),
+        ("text", 0, " more"),
+        ("text", 1, ""),
+        ("done", None, None),
+    ]
+    assert is_idle(world)
+
+
+async def test_a_client_that_leaves_a_streamed_comparison_ends_it(world: World) -> None:
+    await ready(world)
+    client = Client(world, STREAMED)
+    asking = world.begin(client.ask())
+    stream = await world.launcher.stream()
+    stream.start()
+    stream.say("one")
+    await until(lambda: len(client.answered) > 1)
+    client.gone.set()
+    await soon(stream.over.wait())
+    assert stream.was_cancelled
+    assert await soon(asking) == (200, None)
+    assert is_idle(world)
+
+
+async def test_an_operators_change_ends_a_streamed_comparison_with_an_error(world: World) -> None:
+    await ready(world)
+    client = Client(world, STREAMED)
+    asking = world.begin(client.ask())
+    stream = await world.launcher.stream()
+    stream.start()
+    stream.say("one")
+    await until(lambda: b"one" in client.body)
+    await world.steering.set_values({1: 1.0})
+    stream.say("two")
+    assert await soon(asking) == (200, None)
+    name, data = events_of(client)[-1]
+    assert (name, data["code"]) == ("error", "STEERING_CHANGED")
+    assert is_idle(world)
+
+
+async def test_a_streamed_comparison_that_is_refused_has_the_status_of_its_refusal(
+    world: World,
+) -> None:
+    await ready(world)
+    client = Client(world, STREAMED)
+    asking = world.begin(client.ask())
+    (await world.launcher.stream()).refuse(Refusal("CONTEXT_LENGTH_EXCEEDED", "too long"))
+    with pytest.raises(Refusal) as refused:
+        await soon(asking)
+    assert refused.value.code == "CONTEXT_LENGTH_EXCEEDED"
+    assert is_idle(world)

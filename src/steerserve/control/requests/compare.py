@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
 from steerserve.control.interventions.serving import Serving
+from steerserve.control.metrics import Metrics
 from steerserve.control.observing.features import Features
-from steerserve.control.requests.generate import Activated, Generation, Piece, Started
+from steerserve.control.requests.generate import Generation, Piece, Reading, Started
+from steerserve.control.requests.positions import TextWithReadings, paired, unpaired
 from steerserve.control.requests.served import ServedModel, ServedModels
 from steerserve.control.residency.conductor import Conductor
 from steerserve.control.residency.resident import Attachment
-from steerserve.engine.wire.messages import Reading
 from steerserve.errors import Refusal
 from steerserve.rules import architecture
 from steerserve.rules.compare import Overlay
@@ -35,8 +37,8 @@ class Side:
 
 @dataclass(frozen=True, slots=True)
 class Compared:
-    """The result of a comparison, with its sides in the order of the request's intensities. `tapped` is the SAE whose
-    activations the readings have, and `labels` are the labels of its features."""
+    """A comparison, with its sides in the order of the request's intensities. `tapped` is the SAE whose activations the
+    readings have, and `labels` are the labels of its features."""
 
     model: str
     fingerprint: str
@@ -44,6 +46,15 @@ class Compared:
     tapped: Attachment | None
     sides: list[Side] = field(default_factory=list)
     labels: Mapping[int, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Comparing:
+    """A comparison that runs. `events` has the texts of all sides as they are written, each with the number of its side
+    as its choice; the sides of `compared` hold the texts so far."""
+
+    compared: Compared
+    events: AsyncIterator[TextWithReadings]
 
 
 class Compare:
@@ -56,12 +67,14 @@ class Compare:
         conductor: Conductor,
         serving: Serving,
         features: Features,
+        metrics: Metrics,
     ) -> None:
         self._generation = generation
         self._models = models
         self._conductor = conductor
         self._serving = serving
         self._features = features
+        self._metrics = metrics
 
     async def model(self) -> ServedModel:
         """The model that comparisons run on.
@@ -74,39 +87,73 @@ class Compare:
         architecture.check_generates(row.name, row.architecture, row.engine)
         return await self._models.of(row)
 
-    async def run(self, intent: GenerateIntent, model: ServedModel) -> Compared:
-        """Complete the prompt once at each intensity of the intent's sweep.
+    @asynccontextmanager
+    async def open(self, intent: GenerateIntent, model: ServedModel) -> AsyncIterator[Comparing]:
+        """Begin to complete the prompt once at each intensity of the intent's sweep. Leaving the block early ends the
+        comparison.
 
         Raises:
             Refusal: every refusal of an inference request; SAE_NOT_ATTACHED, INVALID_FEATURE_INDEX, PROFILE_NOT_FOUND,
-                PROFILE_INCOMPATIBLE, VALIDATION_ERROR; STEERING_CHANGED when an operator changed the steering while the
-                comparison ran. The operator's change stays, and the comparison has no result.
+                PROFILE_INCOMPATIBLE, VALIDATION_ERROR. The events raise STEERING_CHANGED when an operator changed the
+                steering while the comparison ran. The operator's change stays, and the comparison has no result.
         """
         assert intent.sweep is not None
         async with self._generation.open(intent, model) as run:
+            events = aiter(run.events)
+            started = await anext(events)
+            assert isinstance(started, Started)
             admitted = run.admitted
             tapped = admitted.tapped
-            labels = await self._features.labels(tapped.sae_id) if tapped else {}
-            sides = [
-                Side(*values)
-                for values in zip(
-                    intent.sweep.intensities, admitted.overlays, admitted.states, strict=True
-                )
-            ]
-            prompt_tokens = 0
-            async for event in run.events:
-                match event:
-                    case Started():
-                        prompt_tokens = event.prompt_tokens[0]
-                    case Piece():
-                        side = sides[event.choice]
-                        side.text += event.text
-                        side.tokens, side.finish = event.tokens, event.finish
-                    case Activated():
-                        sides[event.choice].readings = event.readings
-            if self._serving.live.epoch != admitted.epoch:
-                raise Refusal(
-                    "STEERING_CHANGED",
-                    "the steering was changed while the comparison ran; ask again",
-                )
-        return Compared(run.model_name, run.fingerprint, prompt_tokens, tapped, sides, labels)
+            compared = Compared(
+                run.model_name,
+                run.fingerprint,
+                started.prompt_tokens[0],
+                tapped,
+                [
+                    Side(*values)
+                    for values in zip(
+                        intent.sweep.intensities, admitted.overlays, admitted.states, strict=True
+                    )
+                ],
+                await self._features.labels(tapped.sae_id) if tapped else {},
+            )
+            is_streamed = intent.activations is not None and intent.activations.is_streamed
+            texts = paired(events) if is_streamed else unpaired(events)
+            yield Comparing(compared, self._written(compared, texts, admitted.epoch))
+
+    async def run(self, intent: GenerateIntent, model: ServedModel) -> Compared:
+        """The comparison once all sides are complete.
+
+        Raises:
+            Refusal: as `open`, and as its events.
+        """
+        async with self.open(intent, model) as comparing:
+            async for _ in comparing.events:
+                pass
+        return comparing.compared
+
+    def failed(self, refusal: Refusal) -> None:
+        """Count a comparison that failed after the beginning of its answer was sent."""
+        self._metrics.failed(refusal.code)
+
+    async def _written(
+        self, compared: Compared, events: AsyncIterator[TextWithReadings], epoch: int
+    ) -> AsyncIterator[TextWithReadings]:
+        """The events, each noted at its side."""
+        async for event in events:
+            self._check_epoch(epoch)
+            side = compared.sides[event.choice]
+            if isinstance(event.piece, Piece):
+                side.text += event.piece.text
+                side.tokens, side.finish = event.piece.tokens, event.piece.finish
+            if compared.tapped is not None:
+                side.readings = side.readings or []
+                side.readings.extend(event.readings)
+            yield event
+        self._check_epoch(epoch)
+
+    def _check_epoch(self, epoch: int) -> None:
+        if self._serving.live.epoch != epoch:
+            raise Refusal(
+                "STEERING_CHANGED", "the steering was changed while the comparison ran; ask again"
+            )

@@ -29,6 +29,7 @@ Activated = m.Activated
 Embedded = m.Embedded
 Outcome = m.Outcome
 Piece = m.Piece
+Reading = m.Reading
 Scored = m.Scored
 Started = m.Started
 TokenScore = m.TokenScore

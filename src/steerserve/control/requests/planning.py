@@ -145,6 +145,7 @@ class Planner:
             positions=asked.positions,
             is_before=asked.read_point == "pre_steering",
             max_entries=self._settings.sae_activations_max_entries,
+            is_streamed=asked.is_streamed,
         )
 
     def _sampling(self, intent: GenerateIntent) -> m.Sampling:
