@@ -10,6 +10,7 @@ import pytest
 import websockets.exceptions
 from websockets.sync.client import connect
 
+from steerserve import demo
 from tests.service import Running, running
 
 KEYS = ("first-key-of-two", "second-key-of-two")
@@ -107,6 +108,23 @@ def test_a_rebound_page_reaches_neither_door_nor_the_socket(opened: Running) -> 
     assert (refused.status_code, refused.json()["error"]["code"]) == (403, "forbidden_origin")
     joined = opened.http.get("/socket.io/?EIO=4&transport=polling", headers=headers)
     assert joined.status_code == 403
+
+
+@pytest.mark.shows("authentication.1", "authentication.2", "authentication.3")
+@pytest.mark.parametrize(
+    "headers", [{}, {"Authorization": "Bearer anything"}, {"Authorization": "Basic cHJveHk6eA=="}]
+)
+def test_without_keys_every_route_is_open_whatever_credentials_are_sent(
+    shared: Running, headers: dict[str, str]
+) -> None:
+    """A proxy that checks its own credentials may leave them in the request."""
+    paths = "/v1/models /api/models /api/health/detailed /socket.io/?EIO=4&transport=polling"
+    for path in paths.split():
+        assert shared.http.get(path, headers=headers).status_code == 200
+    body = {"model": demo.MODEL_NAME, "prompt": "One day", "max_tokens": 1}
+    assert shared.http.post("/v1/completions", json=body, headers=headers).status_code == 200
+    edited = shared.http.post("/api/health/circuits/huggingface/reset", headers=headers)
+    assert edited.status_code == 200
 
 
 @pytest.mark.parametrize(

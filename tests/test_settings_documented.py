@@ -17,6 +17,7 @@ def made(**changes: Any) -> Settings:
     return Settings(_env_file=None, **changes)  # type: ignore[call-arg]
 
 
+@pytest.mark.shows("limits.26")
 def test_the_page_of_settings_is_what_the_fields_say() -> None:
     stored = (generate.FOLDER / "settings.md").read_text(encoding="utf-8")
     assert stored == generate.settings_page(), "run `make docs`"
@@ -104,6 +105,32 @@ def test_the_service_is_closed_by_default(monkeypatch: pytest.MonkeyPatch) -> No
     settings = made()
     assert settings.is_loopback
     assert settings.cors_origins == []
+
+
+@pytest.mark.shows(
+    "document.2", "limits.5", "limits.17", "limits.18", "limits.19", "limits.24", "retry-after.8"
+)
+@pytest.mark.parametrize(
+    ("name", "default"),
+    [
+        ("port", 8000),
+        ("lease_default_ttl_seconds", 7200),
+        ("lease_max_ttl_seconds", 7200),
+        ("sae_activations_max_top_k", 64),
+        ("sae_activations_max_entries", 65_536),
+        ("ignored_fields_header_max_bytes", 1024),
+        ("retry_after_max_s", 60),
+        ("retry_after_queue_default_s", 5),
+        ("retry_after_load_s", 15),
+        ("retry_after_unload_s", 5),
+        ("retry_after_not_loaded_s", 30),
+        ("retry_after_memory_s", 30),
+        ("retry_after_readiness_s", 5),
+        ("retry_after_fallback_s", 10),
+    ],
+)
+def test_a_setting_has_the_default_that_is_promised(name: str, default: Any) -> None:
+    assert Settings.model_fields[name].default == default
 
 
 @pytest.mark.parametrize("name", Settings.model_fields)

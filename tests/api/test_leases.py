@@ -245,6 +245,7 @@ def ask_other(live: Running, lease: str | None = None, **headers: str) -> httpx.
     return live.http.post("/v1/completions", json=body, headers=headers)
 
 
+@pytest.mark.shows("load-policy.8")
 def test_a_lease_stands_against_every_swap_but_the_holders(start: Start, other: Path) -> None:
     with start() as live:
         first, second = load_demo(live), add_other(live, other)

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from html.parser import HTMLParser
 
+import pytest
+
+from steerserve import demo
 from tests.service import Running
 
 VOID = {"meta"}
@@ -45,6 +49,32 @@ def page(live: Running, path: str) -> Page:
     assert answer.headers["content-type"] == "text/html; charset=utf-8"
     assert "default-src 'none'" in answer.headers["content-security-policy"]
     return Page(answer.text)
+
+
+@pytest.mark.shows("versioning.2", "overview.3", "overview.4")
+def test_inference_is_under_v1_and_management_under_api_without_a_version(shared: Running) -> None:
+    for path in shared.http.get("/openapi.json").json()["paths"]:
+        begin, *rest = path.strip("/").split("/")
+        assert begin in ("v1", "api")
+        assert not [part for part in rest if re.fullmatch(r"v\d+", part)]
+
+
+@pytest.mark.shows("document.4", "authentication.7")
+def test_no_field_header_or_path_has_the_name_of_the_product_or_a_secret(shared: Running) -> None:
+    described = shared.http.get("/openapi.json").json()
+    schemas = described["components"]["schemas"].values()
+    names = {field for schema in schemas for field in schema.get("properties", {})}
+    for path, operations in described["paths"].items():
+        names.add(path)
+        for operation in operations.values():
+            names |= {one["name"] for one in operation.get("parameters", ())}
+    assert len(names) > 100
+    body = {"model": demo.MODEL_NAME, "prompt": "One day", "max_tokens": 1, "user": "u", "seed": 1}
+    answer = shared.post("/v1/completions", body)
+    names |= set(answer.headers)
+    assert {"x-service-seed", "x-service-ignored-fields", "x-service-backend"} <= names
+    assert [name for name in names if "steerserve" in name.lower()] == []
+    assert [name for name in names if "{lease" in name] == []
 
 
 def test_the_page_of_the_api_has_every_route_and_field(shared: Running) -> None:

@@ -142,7 +142,6 @@ def cached_files(live: Running, repo: str) -> list[str]:
 # ------------------------------------------------------------------ one SAE
 
 
-@pytest.mark.shows("events.3")
 def test_an_sae_is_previewed_downloaded_attached_and_deleted(
     live: Running, hub: LoopbackHub, events: Told
 ) -> None:
@@ -584,6 +583,18 @@ def test_a_download_that_fails_is_told_and_begins_again_under_its_id(
     assert (row["is_loadable"], row["reason"]) == (False, failed)
     hub.heal()
     assert fetch(live, events, "acme/broken")["id"] == made["sae_id"]
+
+
+@pytest.mark.shows("events.3")
+def test_the_progress_of_a_download_is_told_over_the_socket(
+    live: Running, hub: LoopbackHub, events: Told
+) -> None:
+    hub.add("acme/told", ONE)
+    made = ask(live, "acme/told")
+    told = events.until("sae:download:complete")
+    progress = [body for name, body in told if name == "sae:download:progress"]
+    assert {body["saeId"] for body in progress} == {made["sae_id"]}
+    assert progress[-1]["percent"] == 100
 
 
 @pytest.mark.shows("authentication.5")

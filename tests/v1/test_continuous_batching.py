@@ -12,7 +12,7 @@ import pytest
 
 from steerserve import demo
 from tests.near import check_same_chat
-from tests.service import Running, load_demo, running
+from tests.service import Running, add_sae, load_demo, running
 
 CHAT = "/v1/chat/completions"
 HELLO = [{"role": "user", "content": "Hello"}]
@@ -59,6 +59,25 @@ def test_only_requests_of_the_fixed_parameters_run_without_a_slot(
     answer = ask(batched, **fields)
     assert answer.status_code == 200, answer.text
     assert answer.headers["x-service-backend"] == backend
+
+
+@pytest.mark.shows("chat-parameters.26", "continuous-batching.1")
+def test_a_request_with_a_profile_takes_a_slot(batched: Running) -> None:
+    made = batched.data("POST", "/api/profiles", {"name": "calm", "steering": {"1": 2.0}}, 201)
+    answer = ask(batched, **GREEDY, profile="calm")
+    batched.data("DELETE", f"/api/profiles/{made['id']}")
+    assert (answer.status_code, answer.headers["x-service-backend"]) == (200, "serial")
+
+
+@pytest.mark.shows("request-activations.11")
+def test_a_request_for_activations_takes_a_slot(batched: Running) -> None:
+    sae = demo.saes()[0]
+    sae_id = add_sae(batched, sae)
+    batched.data("POST", f"/api/saes/{sae_id}/attach", {"layer": sae.layer})
+    answers = [ask(batched, **GREEDY, **fields) for fields in ({}, {"return_sae_activations": {}})]
+    batched.data("POST", f"/api/saes/{sae_id}/detach")
+    assert [answer.status_code for answer in answers] == [200, 200]
+    assert [answer.headers["x-service-backend"] for answer in answers] == ["cbm", "serial"]
 
 
 def test_they_need_no_slot_and_give_the_text_that_a_slot_gives(

@@ -262,6 +262,13 @@ def test_a_dial_over_nothing_is_not_echoed(steered: Running) -> None:
     assert DIAL not in ask(steered, max_tokens=1).headers
 
 
+@pytest.mark.shows("steering-dial.10")
+def test_an_unknown_profile_is_not_echoed(steered: Running) -> None:
+    steer(steered, 40)
+    answer = ask(steered, profile="nobody's", steering_intensity="off", max_tokens=1)
+    assert DIAL not in answer.headers
+
+
 # ---------------------------------------------------------------- refusals
 
 

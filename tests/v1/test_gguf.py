@@ -132,6 +132,16 @@ def test_what_it_cannot_honour_is_refused_before_it_is_loaded(
     assert live.data("GET", f"/api/models/{ids(live)[Q4]}")["status"] == "ready"
 
 
+@pytest.mark.shows("load-policy.7")
+def test_what_it_cannot_honour_comes_before_the_load_policy(live: Running) -> None:
+    live.post("/v1/completions", {"model": demo.MODEL_NAME, "prompt": "x", "max_tokens": 1})
+    refuse = {"X-Service-Load-Policy": "refuse"}
+    body = {"model": Q4, "prompt": "x"}
+    for fields, code in (({}, "model_not_resident"), ({"seed": 7}, "field_not_honoured")):
+        _, error = live.v1_error("/v1/completions", body | fields, **refuse)
+        assert error["code"] == code
+
+
 @pytest.mark.shows("request-activations.10")
 def test_activations_are_refused(live: Running) -> None:
     asked = {"return_sae_activations": {"top_k": 3}, "prompt": "x"}
@@ -154,6 +164,9 @@ def test_what_does_not_fit_the_context_is_refused_with_the_counts(live: Running)
     status, error = live.v1_error("/v1/completions", body)
     assert (status, error["code"]) == (400, "context_length_exceeded")
     assert "256" in error["message"]
+    details = error["details"]
+    assert (details["max_context_tokens"], details["max_tokens"]) == (256, 250)
+    assert details["requested_tokens"] == details["prompt_tokens"] + 250
     status, error = live.v1_error("/v1/completions", {**body, "prompt": "one " * 5000})
     assert (status, error["code"]) == (400, "context_length_exceeded")
 

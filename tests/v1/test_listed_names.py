@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import pytest
+
 from tests.conftest import Start
 from tests.service import add_model
-from tests.v1.conftest import Zoo
+from tests.v1.conftest import Zoo, holding
 
 CHAT = "/v1/completions"
 
 
+@pytest.mark.shows("model-naming.1")
 def test_a_folder_at_two_precisions_is_listed_by_two_names_that_requests_may_use(
     start: Start, zoo: Zoo
 ) -> None:
@@ -25,6 +28,27 @@ def test_a_folder_at_two_precisions_is_listed_by_two_names_that_requests_may_use
         status, error = live.v1_error(CHAT, {"model": "plain", "prompt": "a", "max_tokens": 1})
         assert (status, error["code"]) == (400, "AMBIGUOUS_MODEL_NAME")
         assert error["details"]["candidates"] == ["plain:FP16", "plain:Q8"]
+
+
+@pytest.mark.shows("inference.6")
+def test_models_that_are_ready_loading_or_loaded_are_listed(zoo: Zoo) -> None:
+    def listed() -> set[str]:
+        return {model["id"] for model in zoo.live.http.get("/v1/models").json()["data"]}
+
+    zoo.renew("damaged")
+    zoo.empty()
+    with holding(zoo.live.service.owners.launcher, "launch") as hold:
+        zoo.live.data("POST", f"/api/models/{zoo.ids['tiny']}/load", status=202)
+        hold.wait()
+        assert zoo.status("tiny") == "loading"
+        assert {"tiny", "plain", "damaged"} <= listed()
+    zoo.live.post(CHAT, {"model": "tiny", "prompt": "fish", "max_tokens": 1})
+    assert zoo.status("tiny") == "loaded"
+    assert {"tiny", "plain", "damaged"} <= listed()
+    assert zoo.live.v1_error(CHAT, {"model": "damaged", "prompt": "fish"})[0] == 500
+    assert zoo.status("damaged") == "error"
+    assert {"tiny", "plain"} <= listed()
+    assert "damaged" not in listed()
 
 
 def test_a_locked_model_keeps_the_name_that_tells_it_from_the_other(start: Start, zoo: Zoo) -> None:

@@ -200,6 +200,14 @@ def test_steering_and_structure_go_together(steered: Running) -> None:
 # ---------------------------------------------------------------- an invalid document
 
 
+@pytest.mark.shows("structured-output.4")
+def test_a_document_that_parses_by_chance_when_it_is_cut_says_so_too(shared: Running) -> None:
+    schema = {"type": "integer", "minimum": 10, "maximum": 10**15}
+    (choice,) = shared.post(CHAT, chat(schema_format(schema), max_tokens=1)).json()["choices"]
+    assert isinstance(json.loads(choice["message"]["content"]), int)
+    assert choice["finish_reason"] == "length"
+
+
 @pytest.mark.shows("structured-output.5", "general-errors.8")
 def test_a_document_that_does_not_validate_is_an_error_and_never_an_answer(
     shared: Running, monkeypatch: pytest.MonkeyPatch

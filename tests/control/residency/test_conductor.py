@@ -248,6 +248,7 @@ async def test_a_request_that_waits_for_a_slot_when_the_unload_begins_is_served(
         await soon(unloading)
 
 
+@pytest.mark.shows("limits.25")
 async def test_requests_that_outlast_the_grace_of_an_unload_are_ended_as_busy(make: Make) -> None:
     async with make(graceful_unload_timeout=0) as world:
         row = await world.loaded("a")

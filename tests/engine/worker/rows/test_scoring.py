@@ -123,6 +123,17 @@ def test_prompts_of_different_lengths_are_scored_as_by_a_plain_pass(
     check_all(bench, 1, PROMPTS)
 
 
+@pytest.mark.shows("scoring-mode.8")
+def test_each_prompt_is_scored_by_one_pass_and_nothing_is_generated(llama: Checkpoint) -> None:
+    bench, rows = Bench(llama), []
+    bench.score(1, list(PROMPTS))
+    head = llama.model.get_output_embeddings()
+    handle = head.register_forward_hook(lambda *of_pass: rows.append(of_pass[-1].shape[0]))
+    bench.run()
+    handle.remove()
+    assert len(bench.scores) == sum(rows) == len(PROMPTS)
+
+
 @pytest.mark.parametrize("variant", IN_PARTS)
 def test_a_prompt_scored_in_parts_equals_the_whole(
     loaded: Loaded, variant: str, monkeypatch: pytest.MonkeyPatch
