@@ -156,7 +156,7 @@ async def test_an_engine_that_just_starts_to_read_is_ended_too(desk: Desk) -> No
     row = await desk.begin()
     await soon(gate.reached.wait())
     cancelling = desk.world.begin(desk.downloads.cancel(row.id))
-    await asyncio.sleep(0)
+    await until(lambda: desk.downloads._runs[row.id].interruption)
     gate.open.set()
     assert await soon(cancelling)
     assert desk.world.launcher.alive == []

@@ -14,7 +14,7 @@ from steerserve.control.vitals import cards as card_reading
 from steerserve.control.vitals.cards import CardReadings
 from steerserve.rules.cards import Card, CardProcess
 from steerserve.rules.units import MIB
-from tests.doubles import World, plain, soon
+from tests.doubles import World, plain, soon, until
 from tests.rules.test_cards import card
 
 SPECIFIED = set(
@@ -40,8 +40,7 @@ async def test_those_who_ask_at_once_share_one_reading_and_the_loop_goes_on() ->
     driver = Held()
     cards = CardReadings(driver.read)
     asking = [asyncio.ensure_future(cards.reading()) for _ in range(5)]
-    await asyncio.sleep(0)
-    assert driver.readings <= 1
+    await until(lambda: driver.readings)
     driver.open.set()
     readings = await soon(asyncio.gather(*asking))
     assert driver.readings == 1
@@ -156,7 +155,7 @@ async def test_reading_the_cards_takes_no_place_in_the_queue(world: World) -> No
     gate = Held()
     world.cards._read = gate.read
     asking = asyncio.ensure_future(world.vitals.gpus())
-    await asyncio.sleep(0)
+    await until(lambda: gate.readings)
     assert world.queue.counts().pending == 0
     gate.open.set()
     await soon(asking)

@@ -9,6 +9,7 @@ import pytest
 from steerserve.engine.checkpoint.asks import Asks
 from steerserve.engine.wire import messages as m
 from steerserve.errors import Refusal
+from tests.doubles import until
 
 STALLED = Refusal("ENGINE_UNAVAILABLE", "it stands still")
 STEER = m.Steer(1, 1, True, {})
@@ -22,8 +23,9 @@ class Sent(Asks):
         super().__init__(self.sent.append)
 
     async def begun(self, command: m.Command) -> asyncio.Task[m.Event]:
+        before = len(self.sent)
         task = asyncio.create_task(self.ask(command))
-        await asyncio.sleep(0)
+        await until(lambda: len(self.sent) > before or task.done())
         return task
 
 

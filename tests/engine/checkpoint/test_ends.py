@@ -8,6 +8,7 @@ import os
 import signal
 from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -94,11 +95,19 @@ async def tokenizer_crashed(launcher: Launcher, folder: Path) -> None:
 
 async def launch_ended(launcher: Launcher, _: Path) -> None:
     """Nobody waits any more for an engine that is being started."""
-    launching = asyncio.create_task(launcher.launch())
-    await asyncio.sleep(0)
-    launching.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await launching
+    begun, start = asyncio.Event(), launcher._server.start
+
+    async def starting(*args: Any) -> Any:
+        begun.set()
+        return await start(*args)
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(launcher._server, "start", starting)
+        launching = asyncio.create_task(launcher.launch())
+        await begun.wait()
+        launching.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await launching
 
 
 WAYS: list[Way] = [

@@ -208,7 +208,7 @@ async def test_a_command_that_was_taken_back_before_it_was_read_is_not_carried_o
     assert engine.pid
     os.kill(engine.pid, signal.SIGSTOP)
     detaching = asyncio.ensure_future(engine.detach(KEY))
-    await asyncio.sleep(0)
+    await until(lambda: engine._asks._answers)
     engine.stall(Refusal("ENGINE_UNAVAILABLE", "it stands still"))
     with pytest.raises(Refusal):
         await detaching
@@ -456,7 +456,7 @@ def test_a_command_to_an_engine_that_is_ending_is_refused(
         await stream.aclose()
         asked = asyncio.create_task(engine.measure())
         stopping = asyncio.create_task(engine.stop())
-        await asyncio.sleep(0)
+        await until(lambda: engine._asks._answers)
         assert not asked.done()
         ends.set()
         with pytest.raises(Refusal) as refused:

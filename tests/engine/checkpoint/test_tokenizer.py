@@ -19,6 +19,7 @@ from steerserve.engine.checkpoint import process, tokenizer
 from steerserve.engine.checkpoint.tokenizer import TokenizerProcess
 from steerserve.engine.wire import messages as m
 from steerserve.errors import Refusal
+from tests.doubles import until
 from tests.engine import models
 from tests.engine.running import with_bos, words
 
@@ -128,7 +129,7 @@ async def test_the_shortest_prompt_is_next_and_a_client_that_leaves_ends_nothing
             asyncio.create_task(ask(name, "a " * size))
             for name, size in (("long", 3000), ("short", 3), ("middle", 300))
         ]
-        await asyncio.sleep(0)
+        await until(lambda: len(made._waiting) == len(tasks))
         leaving.cancel()
         await asyncio.gather(*tasks)
         assert order == ["short", "middle", "long"]
