@@ -108,7 +108,14 @@ def test_the_service_is_closed_by_default(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 @pytest.mark.shows(
-    "document.2", "limits.5", "limits.17", "limits.18", "limits.19", "limits.24", "retry-after.8"
+    "document.2",
+    "limits.5",
+    "limits.17",
+    "limits.18",
+    "limits.19",
+    "limits.23",
+    "limits.24",
+    "retry-after.8",
 )
 @pytest.mark.parametrize(
     ("name", "default"),
@@ -119,6 +126,7 @@ def test_the_service_is_closed_by_default(monkeypatch: pytest.MonkeyPatch) -> No
         ("sae_activations_max_top_k", 64),
         ("sae_activations_max_entries", 65_536),
         ("ignored_fields_header_max_bytes", 1024),
+        ("queue_duration_window", 50),
         ("retry_after_max_s", 60),
         ("retry_after_queue_default_s", 5),
         ("retry_after_load_s", 15),

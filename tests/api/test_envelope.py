@@ -14,6 +14,32 @@ JSON = {"content-type": "application/json"}
 TWICE = b'{"name": "n", "steering": {"1": 1.0, "1": 2.0}, "description": "%s"}'
 
 
+@pytest.mark.shows("formats.1", "envelope.3")
+@pytest.mark.parametrize(
+    ("method", "path", "status"),
+    [
+        ("GET", "/api/models/99999", 404),
+        ("POST", "/api/models", 422),
+        ("GET", "/api/nothing", 404),
+        ("PATCH", "/api/models", 405),
+        ("GET", "/api/models/seven", 422),
+        ("POST", "/api/models/99999/lease", 400),
+    ],
+)
+def test_every_refusal_has_a_code_a_message_and_details(
+    shared: Running, method: str, path: str, status: int
+) -> None:
+    answer = shared.http.request(method, path, json={})
+    assert answer.status_code == status
+    whole = answer.json()
+    error = whole.pop("error")
+    assert whole == {"success": False, "data": None}
+    assert set(error) == {"code", "message", "details"}
+    assert error["code"].isupper()
+    assert error["message"]
+    assert isinstance(error["details"], dict)
+
+
 @pytest.mark.parametrize("length", [0, 100_000])
 @pytest.mark.parametrize(
     "path",

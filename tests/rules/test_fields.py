@@ -207,6 +207,7 @@ def test_the_refusal_of_steering_names_the_field_that_steers_where_there_is_one(
     assert ("send sae_steering" in refused.message) == is_there
 
 
+@pytest.mark.shows("request-validation.18")
 @pytest.mark.parametrize(("route", "engine"), EVERYWHERE)
 @pytest.mark.parametrize(("name", "value"), NO_CHANGE)
 def test_a_value_that_means_no_change_is_accepted_everywhere(

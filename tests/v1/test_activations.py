@@ -476,6 +476,7 @@ def test_one_sae_at_two_layers_is_read_at_the_layer_that_is_named(steered: Runni
     assert (error["code"], error["param"]) == (REFUSED[1], f"{FIELD}.layer")
 
 
+@pytest.mark.shows("request-activations.10")
 def test_another_sae_than_the_attached_one_is_refused_and_the_attached_is_named(
     steered: Running,
 ) -> None:

@@ -118,7 +118,7 @@ def test_a_vector_ends_with_what_it_was_asked_of_and_is_never_steered(steered: R
     assert steered.data("GET", "/api/saes/attachment")["steering_apply_count"] == applied
 
 
-@pytest.mark.shows("request-validation.4", "request-validation.5")
+@pytest.mark.shows("request-validation.4", "request-validation.5", "request-validation.2")
 def test_unused_fields_are_reported_and_refused_in_strict_mode(shared: Running) -> None:
     body = embedding(user="u", temperature=1, stream=False)
     answer = shared.post(EMBED, body)

@@ -56,6 +56,7 @@ def test_a_bare_name_of_several_is_ambiguous(live: Running) -> None:
     assert Q4 in error["message"]
 
 
+@pytest.mark.shows("chat-parameters.20")
 @pytest.mark.parametrize("model", [Q8, Q4])
 def test_it_is_loaded_by_its_name_and_answers(live: Running, model: str) -> None:
     answer = chat(live, model)

@@ -216,6 +216,7 @@ def test_an_activation_that_chooses_among_all_features_is_encoded_whole(
     check(llama, bench.spans[0], answer, TOPK)
 
 
+@pytest.mark.shows("scoring-mode.19")
 def test_what_has_no_label_and_what_is_scored_is_not_sensed(llama: Checkpoint) -> None:
     bench = Bench(llama)
     with bench.attached(KEY, SAE):
