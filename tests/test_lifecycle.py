@@ -315,6 +315,7 @@ def raw_request(live: Running, body: dict[str, Any]) -> socket.socket:
     return link
 
 
+@pytest.mark.shows("overview.12")
 @pytest.mark.parametrize("is_stream", [True, False])
 def test_a_client_that_leaves_frees_its_slot_also_while_it_waits(
     start: Start, is_stream: bool
@@ -335,7 +336,7 @@ def test_a_client_that_leaves_frees_its_slot_also_while_it_waits(
         assert live.complete("One day", max_tokens=2)["choices"]
 
 
-@pytest.mark.shows("retry-after.2", "general-errors.3")
+@pytest.mark.shows("retry-after.2", "general-errors.3", "overview.12")
 def test_a_full_room_refuses_with_the_estimate(start: Start) -> None:
     with start(max_concurrent_requests=1, max_pending_requests=0) as live:
         load_demo(live)

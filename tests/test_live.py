@@ -116,7 +116,7 @@ async def test_leaving_without_having_joined_is_nothing(server: Server) -> None:
     asked.close()
 
 
-@pytest.mark.shows("events.1", "events.5", "overview.5")
+@pytest.mark.shows("events.1", "events.5", "overview.5", "overview.15")
 async def test_a_client_joins_over_the_socket_and_others_are_not_told(shared: Running) -> None:
     shared.service.live.system.seconds = 0.01
     joined, other = socketio.AsyncSimpleClient(), socketio.AsyncSimpleClient()

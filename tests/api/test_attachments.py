@@ -132,6 +132,7 @@ def test_a_word_is_not_read_as_an_id(shared: Running, method: str, word: str, al
     assert answer.json()["error"]["code"] == "METHOD_NOT_ALLOWED"
 
 
+@pytest.mark.shows("queue-block.6")
 def test_a_detach_waits_for_requests_in_flight_and_not_for_the_queue(start: Start) -> None:
     with start(max_concurrent_requests=1) as live:
         load_demo(live)
@@ -192,6 +193,7 @@ def test_two_attaches_at_once_leave_one(free: Running) -> None:
 # ---------------------------------------------------------------- several
 
 
+@pytest.mark.shows("attachment-status.8")
 def test_a_set_is_attached_and_listed(free: Running) -> None:
     made = attach_set(free, FIRST, LAST)
     assert (made["status"], made["attached_count"]) == ("attached", 2)
@@ -294,6 +296,7 @@ def test_a_set_is_additive_and_asking_again_changes_nothing(free: Running) -> No
     assert [e["status"] for e in again["entries"]] == ["already_attached"] * 2
 
 
+@pytest.mark.shows("attach-response.5")
 def test_one_sae_on_several_layers_leaves_with_all_of_them(free: Running) -> None:
     sae_id = add_sae(free, FIRST)
     body = {"saes": [{"sae_id": sae_id, "layer": layer} for layer in (0, 1, 2)]}
@@ -392,6 +395,7 @@ def test_two_sets_at_once_are_both_attached(free: Running) -> None:
     assert {e["layer"] for e in attachments(free)["entries"]} == {FIRST.layer, LAST.layer}
 
 
+@pytest.mark.shows("attachment-status.8")
 def test_a_set_needs_a_model_and_the_envelope_only_warns(start: Start) -> None:
     with start(multisae_vram_envelope_mb=1, multisae_attach_dtype="stored") as live:
         body = {"saes": members(live, FIRST, LAST)}

@@ -74,7 +74,14 @@ def add(live: Running, **fields: Any) -> dict[str, Any]:
     return live.data("POST", "/api/models", body(**fields), 202)
 
 
-@pytest.mark.shows("events.2", "events.5", "chat-parameters.20")
+@pytest.mark.shows(
+    "events.2",
+    "events.5",
+    "chat-parameters.20",
+    "model-record.3",
+    "model-record.4",
+    "model-record.10",
+)
 def test_a_model_is_previewed_downloaded_loaded_and_deleted(live: Running, events: Events) -> None:
     shown = live.data("POST", "/api/models/preview", {"repo_id": REPO})
     assert (shown["name"], shown["is_gated"]) == ("tiny-stories", False)

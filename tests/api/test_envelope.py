@@ -105,6 +105,7 @@ def test_a_field_that_resembles_none_is_refused_with_all_that_are_known(shared: 
     assert "'steering'" in details["errors"][0]["msg"]
 
 
+@pytest.mark.shows("envelope.8")
 @pytest.mark.parametrize("path", ["/api/profiles", "/api/profiles/import"])
 @pytest.mark.parametrize("kind", ["text/plain", "application/octet-stream", "", None])
 def test_json_under_another_name_is_refused(shared: Running, path: str, kind: str | None) -> None:
@@ -114,6 +115,7 @@ def test_json_under_another_name_is_refused(shared: Running, path: str, kind: st
     assert (refused.status_code, refused.json()["error"]["code"]) == (422, "VALIDATION_ERROR")
 
 
+@pytest.mark.shows("envelope.8")
 @pytest.mark.parametrize("kind", ["application/json; charset=utf-8", "application/vnd.x+json"])
 def test_json_by_each_of_its_names_is_imported(shared: Running, kind: str) -> None:
     body = json.dumps({"name": f"under {kind}", "version": "1.0", "steering": {}}).encode()

@@ -43,7 +43,7 @@ def test_ready_with_a_model_and_degraded_but_ready_without(shared: Running, star
         )
 
 
-@pytest.mark.shows("limits.25")
+@pytest.mark.shows("limits.25", "queue-block.10")
 def test_the_queue_block_has_every_specified_field(shared: Running) -> None:
     block = shared.data("GET", "/api/health/detailed")["inference"]
     assert set(block) == set(
@@ -55,7 +55,7 @@ def test_the_queue_block_has_every_specified_field(shared: Running) -> None:
     assert block["batch_backlog_rows"] is None
 
 
-@pytest.mark.shows("limits.23")
+@pytest.mark.shows("limits.23", "queue-block.3", "queue-block.14")
 def test_the_estimate_is_null_before_three_requests(start: Start) -> None:
     with start() as live:
         add_demo(live)
@@ -137,6 +137,7 @@ def test_a_wrong_method_is_told_every_right_one(shared: Running) -> None:
     assert shared.http.put("/v1/models").headers["allow"] == "GET"
 
 
+@pytest.mark.shows("gpus.1", "gpus.13")
 def test_the_cards_are_listed_or_the_reason_is_given(shared: Running) -> None:
     body = shared.data("GET", "/api/health/gpus")
     assert set(body) == {"read_at", "reason", "cards"}

@@ -67,6 +67,14 @@ def lease_id(shared: Running, path: str) -> Iterator[str]:
 # ---------------------------------------------------------------------- the routes
 
 
+@pytest.mark.shows(
+    "lease-record.2",
+    "lease-record.3",
+    "lease-record.6",
+    "lease-record.8",
+    "lease-record.9",
+    "overview.11",
+)
 def test_a_lease_lives_from_its_grant_to_its_release(
     shared: Running, model: int, path: str
 ) -> None:
@@ -125,6 +133,7 @@ def test_the_time_is_7200_seconds_unless_named_also_for_a_renewal(
     call(shared, "DELETE", path, lease=granted["lease_id"])
 
 
+@pytest.mark.shows("lease-record.4", "lease-record.5", "lease-record.7")
 @pytest.mark.parametrize(
     ("body", "param"),
     [
@@ -203,6 +212,7 @@ def test_a_model_is_leased_once(shared: Running, model: int, path: str, lease_id
         assert (details["holder"], details["leased_model_id"]) == ("nightly", model)
 
 
+@pytest.mark.shows("queue-block.16")
 def test_a_lease_is_seen_in_the_records_and_in_the_health(
     shared: Running, model: int, path: str, lease_id: str
 ) -> None:
@@ -245,7 +255,7 @@ def ask_other(live: Running, lease: str | None = None, **headers: str) -> httpx.
     return live.http.post("/v1/completions", json=body, headers=headers)
 
 
-@pytest.mark.shows("load-policy.8")
+@pytest.mark.shows("load-policy.8", "lease-record.9", "overview.11")
 def test_a_lease_stands_against_every_swap_but_the_holders(start: Start, other: Path) -> None:
     with start() as live:
         first, second = load_demo(live), add_other(live, other)
@@ -340,7 +350,7 @@ def test_a_restart_ends_every_lease(start: Start) -> None:
         )
 
 
-@pytest.mark.shows("authentication.7")
+@pytest.mark.shows("authentication.7", "lease-record.1", "lease-record.10")
 def test_the_id_is_told_once_and_written_nowhere(
     start: Start, other: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:

@@ -136,6 +136,7 @@ def test_a_host_without_cards_is_where_everything_goes(start: Start, gpu: Any) -
         assert live.data("GET", f"/api/models/{model_id}")["placement"] is None
 
 
+@pytest.mark.shows("model-record.5")
 @pytest.mark.parametrize("quantization", ["Q8", "Q4"])
 def test_a_model_is_quantized_as_it_loads(start: Start, quantization: str) -> None:
     with start() as live:

@@ -46,6 +46,7 @@ def test_a_record_carries_the_specified_fields(shared: Running) -> None:
     assert shared.data("GET", f"/api/models/{record['id']}") == record
 
 
+@pytest.mark.shows("model-record.10", "model-record.16", "overview.1")
 def test_a_model_lives_from_registration_to_deletion(start: Start) -> None:
     with start() as live:
         model_id = add_demo(live)
@@ -76,7 +77,7 @@ def test_a_model_lives_from_registration_to_deletion(start: Start) -> None:
         assert live.error("GET", f"/api/models/{model_id}")[:2] == (404, "MODEL_NOT_FOUND")
 
 
-@pytest.mark.shows("chat-parameters.1")
+@pytest.mark.shows("chat-parameters.1", "overview.6", "overview.7")
 def test_naming_an_unloaded_model_loads_it_and_naming_another_swaps(
     start: Start, tmp_path: Path
 ) -> None:
@@ -95,6 +96,7 @@ def test_naming_an_unloaded_model_loads_it_and_naming_another_swaps(
         assert statuses == {first: "ready", second["id"]: "loaded"}
 
 
+@pytest.mark.shows("model-record.11", "overview.10")
 def test_a_locked_model_is_not_swapped_out_but_can_be_unloaded(
     start: Start, tmp_path: Path
 ) -> None:
@@ -117,6 +119,7 @@ def test_a_locked_model_is_not_swapped_out_but_can_be_unloaded(
         assert len(live.http.get("/v1/models").json()["data"]) == 2
 
 
+@pytest.mark.shows("model-record.10")
 def test_a_failed_load_leaves_the_reason_and_the_next_load_works(
     start: Start, broken: Path
 ) -> None:
@@ -149,6 +152,7 @@ def test_a_quantization_the_engine_cannot_apply_is_refused_before_anything(start
         assert live.data("GET", f"/api/models/{resident}")["status"] == "loaded"
 
 
+@pytest.mark.shows("model-record.5")
 @pytest.mark.parametrize(
     ("body", "status", "code"),
     [
@@ -186,7 +190,7 @@ def test_an_unknown_model_is_not_found(shared: Running, path: str) -> None:
         assert shared.error(method, path + tail)[:2] == (404, "MODEL_NOT_FOUND")
 
 
-@pytest.mark.shows("formats.1")
+@pytest.mark.shows("formats.1", "envelope.1", "envelope.3", "overview.14")
 def test_broken_json_and_a_wrong_method_answer_in_the_envelope(shared: Running) -> None:
     answer = shared.http.post(
         "/api/models", content=b"{", headers={"content-type": "application/json"}

@@ -59,6 +59,7 @@ def at_position(live: Running, position: int, **fields: Any) -> dict[int, float]
 # ---------------------------------------------------------------- configuration
 
 
+@pytest.mark.shows("monitoring-resources.1")
 def test_without_an_sae_only_the_state_is_answered(shared: Running) -> None:
     state = shared.data("GET", BASE)
     # what other tests left stays until it is cleared or configured anew
@@ -84,6 +85,7 @@ def test_without_an_sae_only_the_state_is_answered(shared: Running) -> None:
         assert shared.error(method, path, body)[:2] == (400, "SAE_NOT_ATTACHED"), path
 
 
+@pytest.mark.shows("attachment-status.6", "monitoring-resources.1")
 @pytest.mark.parametrize("path", [f"{BASE}/configure", "/api/saes/monitoring"])
 def test_configuring_answers_the_state_and_is_told_where_the_sae_is_shown(
     steered: Running, path: str
@@ -172,6 +174,7 @@ def test_a_bad_query_is_a_validation_error(monitored: Running, query: str) -> No
 # ---------------------------------------------------------------- records
 
 
+@pytest.mark.shows("monitoring-resources.2", "overview.2")
 def test_a_record_is_what_the_last_token_activated(monitored: Running) -> None:
     answer = monitored.complete("One day", max_tokens=6, temperature=0)
     (record,) = history(monitored)
@@ -200,6 +203,15 @@ def test_history_is_newest_first_and_filtered_by_the_id_of_the_answer(monitored:
     assert history(monitored, "?limit=2") == records[:2]
     assert history(monitored, f"?request_id={ids[0]}") == records[4:]
     assert history(monitored, "?request_id=nobody") == []
+
+
+def test_50_records_are_answered_unless_the_request_names_up_to_1000(monitored: Running) -> None:
+    state = monitored.data("POST", f"{BASE}/configure", {"history_size": 1000, "top_k": 1000})
+    assert (state["history_size"], state["top_k"]) == (1000, 1000)
+    monitored.complete(["One day"] * 51, max_tokens=1)
+    assert len(history(monitored)) == 50
+    assert len(history(monitored, "?limit=1000")) == 51
+    assert len(history(monitored, "?limit=1")) == 1
 
 
 def test_streams_and_several_prompts_are_recorded_under_their_one_id(monitored: Running) -> None:
@@ -269,6 +281,7 @@ def test_monitoring_does_not_change_a_greedy_or_seeded_text(steered: Running) ->
 # ---------------------------------------------------------------- statistics
 
 
+@pytest.mark.shows("monitoring-resources.4")
 def test_statistics_count_what_the_tokens_activated(monitored: Running) -> None:
     answer = monitored.complete("One day", max_tokens=5, temperature=0)
     found = statistics(monitored)

@@ -44,6 +44,18 @@ def offenders(live: Running, content: bytes) -> list[list[str]]:
     return [problem["loc"] for problem in error["details"]["errors"]]
 
 
+@pytest.mark.shows(
+    "envelope.8",
+    "profile.1",
+    "profile.2",
+    "profile.3",
+    "profile.4",
+    "profile.5",
+    "profile.6",
+    "profile.7",
+    "profile.8",
+    "profile.9",
+)
 def test_a_profile_is_created_listed_read_and_deleted(empty: Running) -> None:
     context = {"description": "calm\nwater", "sae_id": "sae_demo", "model_id": "7", "layer": 9}
     made = create(empty, "calm", steering={"903": -1, "14": 2.5}, intensity=0.5, **context)
@@ -70,6 +82,7 @@ def test_a_profile_is_created_listed_read_and_deleted(empty: Running) -> None:
     assert empty.error("DELETE", path)[:2] == (404, "PROFILE_NOT_FOUND")
 
 
+@pytest.mark.shows("profile.4", "profile.5", "profile.6", "profile.7")
 def test_only_the_name_is_needed(empty: Running) -> None:
     made = create(empty, "empty")
     assert (made["steering"], made["intensity"]) == ({}, 1.0)
@@ -90,6 +103,7 @@ def test_an_unknown_profile_is_not_found(empty: Running, unknown: str) -> None:
         assert refused[:2] == (404, "PROFILE_NOT_FOUND")
 
 
+@pytest.mark.shows("profile.2")
 def test_a_name_is_taken_once(empty: Running) -> None:
     create(empty, "calm", steering={"1": 1})
     refused = empty.error("POST", PROFILES, {"name": "calm", "steering": {}})
@@ -275,6 +289,7 @@ def change(live: Running, made: dict[str, Any], **fields: Any) -> dict[str, Any]
     return found
 
 
+@pytest.mark.shows("profile.9")
 def test_a_change_replaces_what_is_sent(empty: Running) -> None:
     made = create(empty, "calm", steering={"1": 1, "2": 2}, sae_id="sae_x", layer=3)
     assert change(empty, made) == made
@@ -372,6 +387,7 @@ def steer(live: Running, values: dict[str, float]) -> None:
     live.data("POST", f"{STEERING}/batch", {"steering": values})
 
 
+@pytest.mark.shows("profile.8", "profile.10")
 def test_an_activation_replaces_what_steers_by_the_scaled_values(both: Running) -> None:
     steer(both, {"7": 3})
     both.data("POST", f"{STEERING}/disable")
@@ -737,6 +753,7 @@ def test_the_older_form_is_imported(empty: Running) -> None:
     assert "acme/saes" in found["warnings"][0]
 
 
+@pytest.mark.shows("envelope.6", "envelope.7")
 @pytest.mark.parametrize(
     ("content", "code", "details"),
     [

@@ -142,12 +142,15 @@ def cached_files(live: Running, repo: str) -> list[str]:
 # ------------------------------------------------------------------ one SAE
 
 
+@pytest.mark.shows("sae-records.1", "sae-records.4")
 def test_an_sae_is_previewed_downloaded_attached_and_deleted(
     live: Running, hub: LoopbackHub, events: Told
 ) -> None:
     other = {f"blocks.0.hook_resid_pre/{name}": content for name, content in SAE.items()}
     sha = hub.add("acme/pair", ONE | other | {"README.md": b"hello", "pytorch_model.bin": b"x"}).sha
+    before = len(hub.asked("/resolve/"))
     shown = live.data("POST", "/api/saes/preview", {"repository_id": "acme/pair"})
+    assert len(hub.asked("/resolve/")) == before
     assert (shown["repository_id"], shown["revision"], shown["model_id"]) == (
         "acme/pair",
         sha,
@@ -164,7 +167,6 @@ def test_an_sae_is_previewed_downloaded_attached_and_deleted(
     assert {f["path"] for f in shown["other_files"]} == {"README.md", "pytorch_model.bin"}
 
     asked = {"repository_id": "acme/pair", "file_path": f"{PATH}/{WEIGHTS}"}
-    before = len(hub.asked("/resolve/"))
     (inside,) = live.data("POST", "/api/saes/preview", asked)["files"]
     assert (inside["path"], inside["d_in"], inside["d_sae"]) == (PATH, D_IN, D_SAE)
     assert inside["dtype"] == "float32"
@@ -194,6 +196,7 @@ def test_an_sae_is_previewed_downloaded_attached_and_deleted(
     assert live.error("GET", f"/api/saes/{row['id']}")[:2] == (404, "SAE_NOT_FOUND")
 
 
+@pytest.mark.shows("sae-records.4")
 def test_a_cancelled_download_leaves_nothing_and_begins_again_under_its_id(
     live: Running, hub: LoopbackHub, events: Told
 ) -> None:
@@ -222,6 +225,19 @@ def test_a_cancelled_download_leaves_nothing_and_begins_again_under_its_id(
     assert fetch(live, events, "acme/slow")["id"] == made["sae_id"]
     told = live.data("POST", f"/api/saes/{made['sae_id']}/cancel")
     assert told["status"] == "cached"
+
+
+def test_the_progress_of_a_download_is_told_up_to_its_end(
+    live: Running, hub: LoopbackHub, events: Told
+) -> None:
+    hub.add("acme/watched", ONE)
+    made = ask(live, "acme/watched")
+    told = events.until("sae:download:complete")
+    progress = [event for name, event in told if name == "sae:download:progress"]
+    assert {event["saeId"] for event in progress} == {made["sae_id"]}
+    percents = [event["percent"] for event in progress]
+    assert percents == sorted(percents)
+    assert percents[-1] == 100
 
 
 def ask_held(live: Running, fault: Any) -> dict[str, Any]:
@@ -508,6 +524,7 @@ def test_a_page_out_of_bounds_is_refused(live: Running, field: dict[str, int]) -
     assert answer[:2] == (422, "VALIDATION_ERROR")
 
 
+@pytest.mark.shows("sae-records.1")
 def test_a_preview_is_filtered_and_paged(live: Running, hub: LoopbackHub) -> None:
     scope = [
         f"layer_{n}/width_{w}/average_l0_9/params.npz" for n in range(300) for w in ("16k", "65k")

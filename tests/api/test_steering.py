@@ -59,6 +59,7 @@ def test_a_bad_registration_is_refused(shared: Running, body: dict, status: int,
     assert shared.error("POST", "/api/saes/download", body)[:2] == (status, code)
 
 
+@pytest.mark.shows("attach-response.6", "overview.2")
 def test_attach_reports_where_it_hooked_and_locks_the_model(shared: Running) -> None:
     sae_id = add_sae(shared, FIRST)
     attached = shared.data("POST", f"/api/saes/{sae_id}/attach", {"layer": FIRST.layer})
@@ -181,6 +182,7 @@ def test_every_route_needs_an_attached_sae(shared: Running) -> None:
         assert shared.error(method, path, body)[:2] == (400, "SAE_NOT_ATTACHED"), path
 
 
+@pytest.mark.shows("steering-state.1", "steering-state.2")
 def test_setting_enables_disabling_keeps_removing_the_last_disables(steered: Running) -> None:
     assert steered.data("GET", STEERING) == {"enabled": False, "values": {}}
     assert set_one(steered, 5, 12.5) == {"enabled": True, "values": {"5": 12.5}}
@@ -195,6 +197,7 @@ def test_setting_enables_disabling_keeps_removing_the_last_disables(steered: Run
     assert steered.data("DELETE", STEERING) == {"enabled": False, "values": {}}
 
 
+@pytest.mark.shows("envelope.5")
 def test_a_bad_index_in_a_batch_changes_nothing(steered: Running) -> None:
     before = set_one(steered, 5, 3)
     status, code, details = steered.error(
@@ -205,6 +208,7 @@ def test_a_bad_index_in_a_batch_changes_nothing(steered: Running) -> None:
     assert steered.data("GET", STEERING) == before
 
 
+@pytest.mark.shows("steering-state.3")
 @pytest.mark.parametrize("index", [-1, D_SAE, 2**40, 10**25])
 def test_an_index_outside_the_sae_is_refused(steered: Running, index: int) -> None:
     body = {"feature_idx": index, "value": 1}
@@ -213,6 +217,7 @@ def test_an_index_outside_the_sae_is_refused(steered: Running, index: int) -> No
         assert steered.error("DELETE", f"{STEERING}/{index}")[1] == "INVALID_FEATURE_INDEX"
 
 
+@pytest.mark.shows("steering-state.3")
 @pytest.mark.parametrize(
     "content",
     [
@@ -296,6 +301,7 @@ def test_an_empty_batch_changes_nothing(steered: Running) -> None:
     assert steered.error("POST", f"{STEERING}/batch", {})[:2] == (422, "VALIDATION_ERROR")
 
 
+@pytest.mark.shows("steering-state.3")
 def test_both_bounds_and_both_zeros_are_taken(steered: Running) -> None:
     values = {"0": -200, "1": 200, "2": 0, "3": -0.0, str(D_SAE - 1): 199.99999999999997}
     assert steered.data("POST", f"{STEERING}/batch", {"steering": values})["values"] == values
@@ -309,6 +315,7 @@ def test_enabling_without_values_steers_nothing_and_says_so(steered: Running) ->
     assert steered.data("POST", f"{STEERING}/disable") == {"enabled": False, "values": {}}
 
 
+@pytest.mark.shows("attachment-status.5")
 @pytest.mark.parametrize("values", [{}, {"5": 0, "6": -0.0}])
 def test_one_switch_is_told_by_the_state_and_by_the_attachment(
     steered: Running, values: dict
@@ -440,6 +447,7 @@ def test_a_thousand_features_are_set_at_once(steered: Running) -> None:
     assert len(steered.data("POST", f"{STEERING}/batch", {"steering": values})["values"]) == 1000
 
 
+@pytest.mark.shows("overview.2")
 def test_steering_changes_the_text_and_zero_and_disabled_do_not(steered: Running) -> None:
     plain = greedy(steered)
     set_one(steered, 5, 60)
@@ -453,6 +461,36 @@ def test_steering_changes_the_text_and_zero_and_disabled_do_not(steered: Running
     assert greedy(steered) == plain
 
 
+@pytest.mark.shows("overview.8")
+def test_steering_applies_to_every_completion_while_it_is_active(steered: Running) -> None:
+    chat = {"messages": [{"role": "user", "content": "Tell me a story."}]}
+    asked = {
+        "/v1/chat/completions": chat,
+        "/v1/completions": {"prompt": "One day"},
+    }
+
+    def texts() -> dict[tuple[str, bool], str]:
+        seen = {}
+        for path, fields in asked.items():
+            body = {"model": demo.MODEL_NAME, "max_tokens": 16, "temperature": 0, **fields}
+            (choice,) = steered.post(path, body).json()["choices"]
+            seen[path, False] = choice.get("text") or choice["message"]["content"]
+            *chunks, _ = steered.stream(path, body)
+            parts = [choice for chunk in chunks for choice in chunk["choices"]]
+            seen[path, True] = "".join(
+                part.get("text") or part.get("delta", {}).get("content") or "" for part in parts
+            )
+        return seen
+
+    plain = texts()
+    set_one(steered, 5, 60)
+    pushed = texts()
+    assert all(pushed[form] != plain[form] for form in plain)
+    steered.data("POST", f"{STEERING}/disable")
+    assert texts() == plain
+
+
+@pytest.mark.shows("attachment-status.7")
 def test_the_apply_count_counts_the_steered_passes_only(steered: Running) -> None:
     def count() -> int:
         return int(steered.data("GET", "/api/saes/attachment")["steering_apply_count"])

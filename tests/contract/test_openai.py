@@ -53,6 +53,7 @@ def attached(shared: Running) -> Iterator[str]:
     shared.data("POST", f"/api/saes/{sae_id}/detach")
 
 
+@pytest.mark.shows("overview.3")
 def test_it_chats(client: openai.OpenAI) -> None:
     answer = client.chat.completions.create(model=MODEL, messages=STORY, max_tokens=8, seed=1)
     assert answer.choices[0].message.role == "assistant"
@@ -84,6 +85,7 @@ def test_its_stream_helper_builds_the_whole_message(client: openai.OpenAI) -> No
     assert final.choices[0].message.content == "".join(texts) != ""
 
 
+@pytest.mark.shows("overview.3")
 def test_it_completes_a_list_of_prompts(client: openai.OpenAI) -> None:
     answer = client.completions.create(model=MODEL, prompt=["One day", "The sea"], max_tokens=5)
     assert [c.index for c in answer.choices] == [0, 1]
@@ -138,6 +140,7 @@ def test_it_reads_log_probabilities(client: openai.OpenAI) -> None:
     assert token.top_logprobs[0].logprob == token.logprob > token.top_logprobs[1].logprob
 
 
+@pytest.mark.shows("overview.3")
 def test_its_embeddings_are_the_same_in_both_encodings(
     client: openai.OpenAI, sent: list[httpx.Request]
 ) -> None:
@@ -154,6 +157,7 @@ def test_its_embeddings_are_the_same_in_both_encodings(
     assert default.usage.total_tokens == plain.usage.total_tokens > 0
 
 
+@pytest.mark.shows("overview.3")
 def test_it_lists_models(client: openai.OpenAI) -> None:
     assert MODEL in [model.id for model in client.models.list()]
     assert client.models.retrieve(MODEL).id == MODEL

@@ -66,6 +66,7 @@ class Driver:
         raise AssertionError(name)
 
 
+@pytest.mark.shows("gpus.3", "gpus.4", "gpus.5", "gpus.6")
 def test_every_fact_of_a_card_is_read_and_the_library_closed_again() -> None:
     driver = Driver()
     found, reason = cards.read({"CUDA_VISIBLE_DEVICES": "1"}, driver)

@@ -35,6 +35,7 @@ TABLE = """
 """
 
 
+@pytest.mark.shows("model-record.10", "states.1")
 def test_these_and_no_other_moves_exist() -> None:
     rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in TABLE.splitlines()[2:]]
     moves = {(None if a == "-" else a, Event(event)): b for a, event, b in rows}

@@ -108,6 +108,7 @@ def test_what_is_no_serveable_model_is_not_found(name: str) -> None:
     assert refused.value.param == "model"
 
 
+@pytest.mark.shows("model-record.6")
 @pytest.mark.parametrize(
     ("count", "label"),
     [

@@ -121,7 +121,14 @@ def test_a_response_format_is_refused(batched: Running) -> None:
     assert error["param"] == "response_format"
 
 
-@pytest.mark.shows("continuous-batching.3")
+@pytest.mark.shows(
+    "continuous-batching.3",
+    "queue-block.4",
+    "queue-block.5",
+    "queue-block.8",
+    "queue-block.9",
+    "queue-block.14",
+)
 def test_the_health_block_says_so(batched: Running) -> None:
     block = batched.data("GET", "/api/health/detailed")["inference"]
     assert (block["backend"], block["cbm_enabled"], block["cbm_running"]) == ("cbm", True, True)

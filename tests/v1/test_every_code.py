@@ -285,6 +285,7 @@ def test_the_table_of_codes_is_the_one_in_the_specification_and_each_has_a_case(
     "retry-after.5",
     "limits.27",
     "versioning.3",
+    "overview.13",
 )
 @pytest.mark.parametrize("code", CODES)
 def test_a_real_request_is_answered_with_the_code_its_status_and_its_type(

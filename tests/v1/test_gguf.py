@@ -40,6 +40,7 @@ def chat(live: Running, model: str, **fields: Any) -> dict[str, Any]:
     return live.post("/v1/chat/completions", body).json()
 
 
+@pytest.mark.shows("model-record.17")
 def test_each_quantization_is_a_model_of_its_own(live: Running) -> None:
     listed = [entry["id"] for entry in live.http.get("/v1/models").json()["data"]]
     assert {Q8, Q4} <= set(listed)
@@ -210,7 +211,7 @@ def test_proportions_for_cards_that_are_not_there_are_refused_before_anything_is
         assert live.data("GET", "/api/health/detailed")["model_name"] == demo.MODEL_NAME
 
 
-@pytest.mark.shows("model-naming.1")
+@pytest.mark.shows("model-naming.1", "model-record.17")
 def test_a_label_is_fetched_from_the_hub_and_the_other_stays(tmp_path: Path) -> None:
     files = {
         f"tiny-{label}.gguf": gguf.write(tmp_path / f"{label}.gguf", label).read_bytes()

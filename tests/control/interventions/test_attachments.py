@@ -10,8 +10,9 @@ import pytest
 from msgspec.structs import replace
 
 from steerserve.control.bus import SaeAttached, SaeDetached
-from steerserve.engine.wire.messages import Overrides
+from steerserve.engine.wire.messages import Overrides, Piece
 from steerserve.errors import Refusal
+from steerserve.rules.intent import GenerateIntent, SamplingParameters
 from steerserve.rules.residency import Phase
 from tests.control.conftest import Make
 from tests.doubles import FACTS, HIDDEN, LAYERS, WIDTH, World, soon, until
@@ -546,6 +547,27 @@ async def test_a_detach_waits_for_requests_in_flight_while_newcomers_wait_for_th
     log = world.launcher.log
     first, second = [i for i, step in enumerate(log) if step == "generate"]
     assert first < log.index("generated") < log.index("detach") < second
+
+
+async def test_a_detach_waits_for_requests_that_run_without_a_slot(make: Make) -> None:
+    async with make(enable_continuous_batching=True) as world:
+        await world.loaded()
+        await world.attachments.attach(await world.sae(), 1)
+        asked = world.begin(read(world, GenerateIntent(("hello",), SamplingParameters(0.0))))
+        stream = await world.launcher.stream()
+        assert world.queue.counts().holding == 0
+        detaching = world.begin(world.attachments.detach("sae_a"))
+        await until(world.conductor.editing.locked)
+        stream.complete("still steered")
+        assert await soon(asked) == "still steered"
+        await soon(detaching)
+        assert world.launcher.log.index("generated") < world.launcher.log.index("detach")
+
+
+async def read(world: World, intent: GenerateIntent) -> str:
+    """The text of a request."""
+    async with world.opened(intent) as run:
+        return "".join([e.text async for e in run.events if isinstance(e, Piece)])
 
 
 async def test_a_detach_does_not_wait_for_requests_that_only_wait_for_a_slot(make: Make) -> None:

@@ -51,6 +51,7 @@ async def measured(queue: Queue, clock: Clock, durations: list[float]) -> None:
             clock.now += duration
 
 
+@pytest.mark.shows("queue-block.8", "queue-block.9")
 async def test_no_more_requests_hold_a_slot_than_there_are_slots() -> None:
     queue = Queue(2, 5, 50)
     requests = [Held(queue) for _ in range(4)]
@@ -63,6 +64,7 @@ async def test_no_more_requests_hold_a_slot_than_there_are_slots() -> None:
     assert (queue.counts().pending, queue.counts().holding) == (0, 0)
 
 
+@pytest.mark.shows("overview.12")
 async def test_first_come_first_served() -> None:
     queue = Queue(1, 5, 50)
     requests = [Held(queue) for _ in range(4)]
@@ -110,7 +112,9 @@ async def test_a_full_queue_tells_the_estimate_in_whole_seconds_rounded_up() -> 
     assert refused.value.details["estimated_wait_seconds"] == 3
 
 
-@pytest.mark.shows("limits.23")
+@pytest.mark.shows(
+    "limits.23", "queue-block.11", "queue-block.13", "queue-block.14", "queue-block.15"
+)
 @pytest.mark.parametrize(
     ("durations", "pending", "slots", "estimate"),
     [
@@ -136,6 +140,7 @@ async def test_the_estimate_is_the_median_of_the_last_durations_times_those_befo
         assert queue.counts().estimated_wait_seconds == estimate
 
 
+@pytest.mark.shows("queue-block.11", "queue-block.13")
 async def test_those_who_hold_a_slot_count_for_the_estimate_as_those_who_wait() -> None:
     clock = Clock()
     queue = Queue(2, 10, 50, clock)

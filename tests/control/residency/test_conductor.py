@@ -6,12 +6,14 @@ import asyncio
 import threading
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from steerserve.control.bus import LoadComplete, LoadError, LoadProgress, UnloadComplete
 from steerserve.errors import Refusal
 from steerserve.files import local
 from steerserve.rules.residency import Phase
+from tests import doubles
 from tests.control.conftest import Make
 from tests.doubles import PATIENCE, World, soon, until
 
@@ -47,6 +49,16 @@ async def test_a_load_makes_the_model_resident_and_records_what_the_engine_found
     assert world.launcher.engine.loaded["path"] == row.local_path
     assert world.published(LoadComplete) == [LoadComplete(row.id, 7)]
     assert [p.progress for p in world.published(LoadProgress)] == [50.0, 100.0]
+
+
+@pytest.mark.shows("model-record.15")
+async def test_the_record_says_that_a_model_was_loaded_without_embeddings(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    facts = msgspec.structs.replace(doubles.FACTS, supports_embeddings=False)
+    monkeypatch.setattr(doubles, "FACTS", facts)
+    row = await world.loaded()
+    assert (await world.catalog.model(row.id)).supports_embeddings is False
 
 
 def replaced_by_link(folder: Path) -> Path:
@@ -214,6 +226,7 @@ async def test_a_quantization_that_cannot_be_applied_is_refused_before_anything_
 # ---------------------------------------------------------------------- swapping
 
 
+@pytest.mark.shows("overview.6")
 async def test_a_swap_waits_for_requests_in_flight_and_refuses_newcomers(world: World) -> None:
     await world.loaded("a")
     await world.model("b")

@@ -112,6 +112,7 @@ def granting(world: World, row: ModelRow) -> Refusal:
 # ---------------------------------------------------------------------- granting
 
 
+@pytest.mark.shows("queue-block.16")
 async def test_a_granted_lease_is_told_without_its_id(world: World) -> None:
     row, lease_id = await leased(world)
     status = world.conductor.leases.status()
@@ -290,6 +291,7 @@ async def test_a_lease_taken_while_a_load_is_being_checked_stands_against_it(
 # ---------------------------------------------------------------------- how it ends
 
 
+@pytest.mark.shows("lease-record.9")
 async def test_a_lease_expires_when_somebody_looks_after_its_time(
     world: World, clock: Clock, said: Said
 ) -> None:
@@ -400,6 +402,7 @@ async def test_a_holders_swap_that_is_refused_beforehand_keeps_the_lease(world: 
     assert world.conductor.leases.status(row.id) is not None
 
 
+@pytest.mark.shows("lease-record.9")
 async def test_a_stop_of_the_service_ends_the_lease(world: World) -> None:
     row, lease_id = await leased(world)
     await soon(world.conductor.close())
@@ -437,6 +440,7 @@ async def test_ended_leases_are_remembered_up_to_the_setting(make: Make) -> None
 # ---------------------------------------------------------------------- the log
 
 
+@pytest.mark.shows("lease-record.10")
 async def test_a_wrong_id_that_was_not_needed_is_ignored_and_logged_by_its_reference(
     world: World, said: Said
 ) -> None:
@@ -467,6 +471,7 @@ async def test_a_wrong_id_that_was_needed_is_refused_and_not_called_ignored(
     assert said.told("lease_id_ignored") == []
 
 
+@pytest.mark.shows("lease-record.10")
 async def test_the_log_names_a_lease_by_its_reference_only(world: World, said: Said) -> None:
     row, lease_id = await leased(world)
     world.conductor.leases.renew(row.id, lease_id, 30)

@@ -93,12 +93,14 @@ async def on(world: World, device: str, *cards: Card) -> None:
     world.resident.facts = msgspec.structs.replace(facts, device=device)
 
 
+@pytest.mark.shows("gpus.13")
 async def test_without_a_driver_there_are_no_cards_and_a_reason(world: World) -> None:
     body = plain(await world.vitals.gpus())
     assert (body["cards"], body["reason"]) == ([], "no driver")
     assert body["read_at"].endswith("Z")
 
 
+@pytest.mark.shows("gpus.7", "gpus.8", "gpus.9")
 async def test_only_a_card_with_the_model_is_measured_and_the_others_are_listed(
     world: World,
 ) -> None:
@@ -112,6 +114,40 @@ async def test_only_a_card_with_the_model_is_measured_and_the_others_are_listed(
     assert second["torch_measured"] is True
     assert (second["millm_allocated_mb"], second["millm_reserved_mb"]) == (5, 7)
     assert (hidden["torch_index"], hidden["torch_measured"]) == (None, False)
+
+
+@pytest.mark.shows(
+    "gpus.3",
+    "gpus.4",
+    "gpus.5",
+    "gpus.6",
+    "gpus.7",
+    "gpus.8",
+    "gpus.9",
+    "gpus.10",
+    "gpus.11",
+    "gpus.12",
+)
+async def test_a_card_is_told_with_every_fact_that_the_driver_knows(world: World) -> None:
+    world.driver.cards = [card("GPU-a", 0, processes=(CardProcess(7, 300),)), card("GPU-b", None)]
+    world.driver.reason = None
+    first, second = plain(await world.vitals.gpus())["cards"]
+    assert first == {
+        "smi_index": 0,
+        "uuid": "GPU-a",
+        "name": "Card",
+        "total_mb": 81920,
+        "used_mb": 20480,
+        "free_mb": 61440,
+        "torch_index": 0,
+        "torch_measured": False,
+        "millm_allocated_mb": None,
+        "millm_reserved_mb": None,
+        "engine_memory": None,
+        "processes": [{"pid": 7, "used_mb": 300}],
+        "processes_reason": None,
+    }
+    assert (second["uuid"], second["torch_index"]) == ("GPU-b", None)
 
 
 async def test_a_tensor_library_built_for_processors_sees_no_card(world: World) -> None:
@@ -137,6 +173,7 @@ async def test_an_engine_that_does_not_answer_leaves_its_figures_null(
     assert (told["torch_measured"], told["millm_allocated_mb"]) == (True, None)
 
 
+@pytest.mark.shows("gpus.8", "gpus.10", "gpus.11", "gpus.12")
 async def test_a_gguf_model_is_measured_by_its_processes_only(world: World) -> None:
     used = (CardProcess(7, 300), CardProcess(8, None))
     await on(
@@ -150,6 +187,7 @@ async def test_a_gguf_model_is_measured_by_its_processes_only(world: World) -> N
     assert told["processes_reason"] == "the driver hides some"
 
 
+@pytest.mark.shows("gpus.14")
 async def test_reading_the_cards_takes_no_place_in_the_queue(world: World) -> None:
     await world.loaded()
     gate = Held()
@@ -186,6 +224,7 @@ async def test_the_numbers_are_sums_and_the_highest_temperature() -> None:
     assert body["gpus"][2]["temperature"] is None
 
 
+@pytest.mark.shows("gpus.13")
 async def test_without_cards_the_numbers_are_null_and_never_zero() -> None:
     body = plain(card_reading.totals(await CardReadings(lambda: ([], "none")).reading()))
     assert (body.pop("gpu_count"), body.pop("gpus")) == (0, [])

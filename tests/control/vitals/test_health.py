@@ -38,6 +38,16 @@ def component(state: dict[str, Any], name: str) -> dict[str, Any]:
     return dict(found)
 
 
+@pytest.mark.shows(
+    "queue-block.4",
+    "queue-block.5",
+    "queue-block.6",
+    "queue-block.7",
+    "queue-block.8",
+    "queue-block.9",
+    "queue-block.10",
+    "queue-block.12",
+)
 async def test_the_queue_block_counts_what_waits_and_what_runs(make: Make) -> None:
     async with make(max_concurrent_requests=3, max_pending_requests=5) as world:
         await world.loaded()
@@ -61,6 +71,7 @@ async def test_the_queue_block_counts_what_waits_and_what_runs(make: Make) -> No
         await soon(asked)
 
 
+@pytest.mark.shows("queue-block.1", "queue-block.2", "queue-block.3", "queue-block.12")
 async def test_a_queue_that_cannot_be_read_leaves_the_block_with_its_error_and_nulls(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -81,6 +92,7 @@ async def test_without_a_model_the_service_is_degraded_and_ready(world: World) -
     assert (state["model_loaded"], state["sae_attached"]) == (False, False)
 
 
+@pytest.mark.shows("queue-block.16")
 async def test_with_a_model_the_service_is_healthy(world: World) -> None:
     await world.loaded()
     await world.attachments.attach(await world.sae(), 1)
@@ -113,6 +125,7 @@ async def test_a_closing_service_is_not_ready(world: World) -> None:
     assert plain(world.vitals.liveness())["status"] == "healthy"
 
 
+@pytest.mark.shows("queue-block.1")
 async def test_an_unusable_database_is_not_ready_and_the_queue_block_is_still_there(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -209,6 +222,7 @@ async def test_the_cards_are_a_component(
     assert said in component(state, "gpu")["message"]
 
 
+@pytest.mark.shows("queue-block.17")
 async def test_the_detailed_body_never_asks_the_driver(world: World) -> None:
     state = plain(await world.vitals.detailed())
     assert world.driver.readings == 0

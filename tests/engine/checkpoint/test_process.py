@@ -404,6 +404,7 @@ async def test_an_sae_of_another_width_is_refused_and_leaves_no_hook(
 # ---------------------------------------------------------------- the border between the processes
 
 
+@pytest.mark.shows("gpus.9")
 def test_the_control_process_never_imports_the_tensor_library() -> None:
     code = (
         "import sys, steerserve.app, steerserve.cli, steerserve.engine.checkpoint.client; "

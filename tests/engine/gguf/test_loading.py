@@ -230,6 +230,7 @@ async def test_a_program_does_not_outlive_its_engine(write: Write, program: Path
         assert await asyncio.to_thread(child.wait, 10) in (None, -9)
 
 
+@pytest.mark.shows("model-record.15")
 @pytest.mark.parametrize("mode", ["refuses", "dies"])
 async def test_an_architecture_that_does_not_embed_is_loaded_without(
     write: Write, tmp_path: Path, mode: str

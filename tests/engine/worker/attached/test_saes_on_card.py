@@ -44,6 +44,7 @@ def dense(found: list[tuple[int, float]], d_sae: int) -> Tensor:
     return values
 
 
+@pytest.mark.shows("overview.1")
 @pytest.mark.parametrize("features", [None, NAMED], ids=["all", "named"])
 @pytest.mark.parametrize("kind", ["standard", "topk", "jumprelu", "gated"])
 def test_steering_readings_records_and_statistics_are_those_of_the_host(
