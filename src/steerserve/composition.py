@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from steerserve.control.breakers import Breakers
 from steerserve.control.bus import Bus
 from steerserve.control.interventions.attachments import Attachments
+from steerserve.control.interventions.clusters import Clusters
 from steerserve.control.interventions.profiles import Profiles
 from steerserve.control.interventions.serving import Serving
 from steerserve.control.interventions.steering import Steering
@@ -122,6 +123,7 @@ class Owners:
         documents = Documents(around.database)
         self.serving = Serving(documents, self.steering, conductor, self.catalog, self.settings)
         self.profiles = Profiles(documents, self.serving, conductor, self.catalog)
+        self.clusters = Clusters(documents, self.serving, conductor, self.profiles)
 
     def _make_observing(self) -> None:
         self.monitoring = Monitoring(self.conductor, self.bus, self.around.now)

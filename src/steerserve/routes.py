@@ -5,6 +5,7 @@ from __future__ import annotations
 from fastapi import APIRouter
 
 from steerserve.api import attachments as attachment_routes
+from steerserve.api import clusters as cluster_routes
 from steerserve.api import compare as compare_routes
 from steerserve.api import features as feature_routes
 from steerserve.api import health as health_routes
@@ -49,5 +50,6 @@ def management(owners: Owners) -> list[APIRouter]:
         sae_routes.router(owners.saes, owners.sae_downloads, attached),
         compare_routes.router(owners.compare, owners.settings),
         profile_routes.router(owners.profiles, owners.serving),
+        cluster_routes.router(owners.clusters, owners.serving),
         health_routes.router(owners.vitals, owners.gauges),
     ]

@@ -65,6 +65,7 @@ def test_a_profile_is_created_listed_read_and_deleted(empty: Running) -> None:
         "name": "calm",
         "steering": {"14": 2.5, "903": -1.0},
         "intensity": 0.5,
+        "source_kind": "manual",
         "is_active": False,
         "created_at": made["created_at"],
         "updated_at": made["created_at"],

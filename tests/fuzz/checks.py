@@ -13,8 +13,8 @@ from tests.fuzz.client import Answer, Bytes, Request
 
 UNPARSED = frozenset({400, 408, 411, 413, 414, 417, 421, 426, 431, 501, 505})
 """Statuses of refusals of bytes that are no request: such bytes name no path, so no surface gives the form."""
-TOLD = frozenset({"/api/profiles/import"})
-"""Routes that refuse some documents with status 200."""
+TOLD = frozenset({"/api/profiles/import", "/api/clusters/import", "/api/clusters/active/intensity"})
+"""Routes that refuse some documents, or a state without an active cluster, with status 200."""
 _INSIDE = re.compile(rb"Traceback \(most recent|site-packages| object at 0x[0-9a-f]+")
 _V1 = {(row.v1_code, row.v1) for row in TABLE.values() if row.code != "INTERNAL_ERROR"}
 

@@ -22,6 +22,13 @@ CHAT_FULL = CHAT | {
     "steering_intensity": "max",
 }
 MEMBER = {"sae_id": "{sae}", "layer": 2}
+CLUSTER = {
+    "kind": "mistudio.cluster-definition",
+    "schema_version": "1",
+    "name": "c{unique}",
+    "members": [{"feature_idx": 1, "strength": 2.0, "sign": -1, "max_activation": 3.0}],
+    "budget": {"intensity": 1.0, "intensity_range": [0.5, 1.5]},
+}
 PROFILE = {
     "name": "p{unique}",
     "description": "fuzzed",
@@ -164,6 +171,14 @@ ROUTES: tuple[tuple[float, str, str, Any], ...] = (
     (1, "GET", "/api/profiles/{profile}/export", None),
     (2, "POST", "/api/profiles/import", PROFILE | {"version": "1.0", "extra": [1]}),
     (1, "POST", "/api/profiles/import", {"kind": "cluster", "members": []}),
+    (1, "GET", "/api/clusters", None),
+    (2, "POST", "/api/clusters/import?activate=true", CLUSTER),
+    (1, "PUT", "/api/clusters/active/intensity", {"intensity": 0.5, "reapply": True}),
+    (1, "PUT", "/api/clusters/{profile}/intensity", {"intensity": 1.0}),
+    (1, "POST", "/api/clusters/{profile}/activate", None),
+    (1, "POST", "/api/clusters/{profile}/deactivate", None),
+    (1, "GET", "/api/clusters/{profile}/export", None),
+    (0.3, "DELETE", "/api/clusters/{profile}", None),
     (
         0.5,
         "POST",

@@ -140,7 +140,7 @@ def test_a_deactivation_and_another_intensity_leave_the_values_of_other_owners()
     circuits = {B: {3: 7.0}}
     active = serving.activate(FRESH, ID, CALM, BOTH)
     live = replace(active, owned={**active.owned, "circuit:1": circuits})
-    redialed = serving.redial(live, ID, replace(CALM, intensity=2.0), BOTH)
+    redialed = serving.redial(live, ID, replace(CALM, intensity=2.0))
     assert redialed.owned == {MANUAL: {A: {4: 4.0, 9: -2.0}}, "circuit:1": circuits}
     assert redialed.epoch == live.epoch + 1
     after = serving.deactivate(redialed, ID, clears=True)
@@ -149,7 +149,7 @@ def test_a_deactivation_and_another_intensity_leave_the_values_of_other_owners()
 
 def test_another_intensity_does_not_switch_steering_on() -> None:
     off = steering.disable(serving.activate(FRESH, ID, CALM, BOTH))
-    redialed = serving.redial(off, ID, replace(CALM, intensity=2.0), BOTH)
+    redialed = serving.redial(off, ID, replace(CALM, intensity=2.0))
     assert (redialed.enabled, redialed.by(MANUAL)) == (False, {A: {4: 4.0, 9: -2.0}})
 
 
@@ -157,7 +157,7 @@ def test_another_intensity_of_a_profile_that_does_not_serve_changes_nothing() ->
     adopted = serving.adopt(STEERED, ID, CALM)
     other = serving.activate(FRESH, "prof_2", CALM, BOTH)
     for live in (FRESH, adopted, other):
-        assert serving.redial(live, ID, CALM, BOTH) is live
+        assert serving.redial(live, ID, CALM) is live
 
 
 def test_adopting_a_profile_changes_no_steering() -> None:

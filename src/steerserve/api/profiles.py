@@ -112,7 +112,7 @@ class NewProfile(ProfileFields):
 class ProfileChanges(RequestBody):
     """The fields to replace; `steering` is replaced as a whole. null empties a field that may be empty."""
 
-    answered = frozenset({"id", "is_active", "created_at", "updated_at"})
+    answered = frozenset({"id", "source_kind", "is_active", "created_at", "updated_at"})
 
     name: Name | None = None
     description: Description | None = None
@@ -151,6 +151,9 @@ _DOCUMENT = {
         "content": {"application/json": {"schema": ProfileDocument.model_json_schema()}},
     }
 }
+_LOCAL = ("id", "source_kind", "is_active")
+"""Fields of a record that its exported document does not have."""
+
 _NO_DOCUMENT: dict[int | str, dict[str, Any]] = {
     200: {"model": Envelope, "description": "a document that is no profile; `error.code` says why"}
 }
@@ -167,6 +170,7 @@ def record(row: Any, active_id: str | None) -> dict[str, Any]:
         "layer": row.layer,
         "steering": {str(index): value for index, value in sorted(row.steering.items())},
         "intensity": row.intensity,
+        "source_kind": row.source_kind,
         "is_active": row.id == active_id,
         "created_at": iso(row.created_at),
         "updated_at": iso(row.updated_at),
@@ -180,7 +184,7 @@ def document(row: Any, origin: Origin) -> dict[str, Any]:
     known = {"sae": origin.sae, "model": origin.model}
     return (
         {"version": rules.VERSION}
-        | {name: value for name, value in saved.items() if name not in ("id", "is_active")}
+        | {name: value for name, value in saved.items() if name not in _LOCAL}
         | {name: asdict(part) for name, part in known.items() if part is not None}
     )
 

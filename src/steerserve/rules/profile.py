@@ -13,6 +13,7 @@ from steerserve.errors import Refusal
 from steerserve.rules import cluster, provenance
 from steerserve.rules.attachment import ClusterChoice, Sae, SaeChoice
 from steerserve.rules.cluster import Cluster
+from steerserve.rules.members import Range
 from steerserve.rules.provenance import Origin
 from steerserve.rules.steering import BATCH_MAXIMUM, Values
 from steerserve.rules.text import shown
@@ -79,6 +80,22 @@ def check_intensity(intensity: float) -> None:
     """
     if not 0.0 <= intensity <= INTENSITY_MAXIMUM:
         raise invalid("intensity", f"outside [0, {INTENSITY_MAXIMUM:g}]")
+
+
+def check_cluster_changes(
+    facts: Cluster, profile_id: str, changes: Mapping[str, Any], configured: Range
+) -> None:
+    """Check the changes of a profile that is a cluster. Its values, its layer and its model come from its document, so
+    that they always agree with the export. Its intensity stays within its range.
+
+    Raises:
+        Refusal: VALIDATION_ERROR.
+    """
+    for field in ("steering", "layer", "model_id"):
+        if field in changes:
+            raise invalid(field, "the profile is a cluster, whose document says this")
+    if "intensity" in changes:
+        cluster.check_intensity(facts, profile_id, changes["intensity"], configured)
 
 
 # ------------------------------------------------------------- applying

@@ -36,21 +36,15 @@ def activate(
     return steering.mark(live, after, replace(active, key=at.key, left=after.by(MANUAL)))
 
 
-def redial(live: Live, profile_id: str, profile: Profile, attached: Sequence[AttachedSae]) -> Live:
+def redial(live: Live, profile_id: str, profile: Profile) -> Live:
     """Give the active profile another intensity. Its values replace those of MANUAL. Values of other owners stay, and
-    so does the switch. Nothing changes where the profile is not active or its values were not applied.
-
-    Raises:
-        Refusal: what `gate` raises.
-    """
+    so does the switch. Nothing changes where the profile is not active or its values were not applied."""
     active = live.active
-    if active is None or active.profile_id != profile_id or not active.is_applied:
+    if active is None or active.profile_id != profile_id or active.key is None:
         return live
-    at = gate(profile_id, profile, attached)
-    after = steering.replace_all(live, MANUAL, {at.key: scaled_values(profile)})
+    after = steering.replace_all(live, MANUAL, {active.key: scaled_values(profile)})
     after = replace(after, enabled=live.enabled)
-    again = _active(profile_id, profile, is_applied=True)
-    return steering.mark(live, after, replace(again, key=at.key, left=after.by(MANUAL)))
+    return steering.mark(live, after, replace(active, left=after.by(MANUAL)))
 
 
 def gate(profile_id: str, profile: Profile, attached: Sequence[Sae]) -> Sae:

@@ -17,7 +17,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from steerserve.errors import Refusal
 from steerserve.rules import provenance
-from steerserve.rules.cluster import Cluster
+from steerserve.rules.cluster import Cluster, ImportedCluster
 from steerserve.rules.provenance import Origin
 from steerserve.rules.text import UNSTORABLE, shown
 from steerserve.store.catalog import Clock, utc_now
@@ -164,6 +164,34 @@ class Documents:
         assert row is not None
         self._keep(row)
         return row
+
+    async def add_cluster(
+        self,
+        imported: ImportedCluster,
+        name: str,
+        sae_id: str | None,
+        warnings: tuple[str, ...],
+        hub_ref: Mapping[str, Any] | None,
+    ) -> ProfileRow:
+        """Save an imported cluster under a name, bound to an SAE or, with None, to none.
+
+        Raises:
+            Refusal: PROFILE_ALREADY_EXISTS.
+        """
+        return await self.add_profile(
+            name=name,
+            description=imported.description,
+            model_id=imported.model_id,
+            sae_id=sae_id,
+            layer=imported.cluster.sae.layer,
+            steering=imported.cluster.values,
+            intensity=imported.intensity,
+            source_kind="cluster",
+            document=imported.document,
+            cluster=imported.cluster,
+            warnings=warnings,
+            hub_ref=hub_ref,
+        )
 
     async def change_profile(self, profile_id: str, changes: Mapping[str, Any]) -> ProfileRow:
         """Replace the columns of one profile that `changes` names. Without changes, nothing is written.

@@ -185,13 +185,11 @@ class Serving:
         else that steers is displaced. The caller holds `editing`.
 
         Raises:
-            Refusal: what the gate of `rules/serving` raises.
+            Refusal: ENGINE_UNAVAILABLE, in which case the old values are still live.
         """
         profile = await self.applicable(row)
-        after = await self._steering.act(
-            lambda live, attached: rules.redial(live, row.id, profile, attached)
-        )
-        active = after.active
+        await self._steering.everywhere(lambda live: rules.redial(live, row.id, profile))
+        active = self.live.active
         return active is not None and active.profile_id == row.id and active.is_applied
 
     async def deactivate(self, profile_id: str, *, clears: bool = True) -> bool:

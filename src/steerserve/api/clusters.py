@@ -1,0 +1,190 @@
+"""/api/clusters: steering documents of a studio. One of them serves at a time, behind one dial for its intensity."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Query
+from pydantic import Field
+from starlette.requests import Request
+from starlette.responses import Response
+
+from steerserve.api.envelope import (
+    Envelope,
+    RequestBody,
+    lossless,
+    read_document,
+    success,
+)
+from steerserve.control.interventions.clusters import (
+    Clusters,
+    ImportedItem,
+    ImportOptions,
+    IntensityReport,
+    OnConflict,
+)
+from steerserve.control.interventions.serving import Serving
+from steerserve.rules import cluster as rules
+from steerserve.rules.instant import iso
+from steerserve.rules.members import INTENSITY_MAXIMUM
+
+MEMBERS_SHOWN = 20
+
+
+class ClusterIntensity(RequestBody):
+    """The intensity of a cluster. With `reapply: false` it is saved, and the live values stay as they are."""
+
+    intensity: Annotated[float, Field(ge=0.0, le=INTENSITY_MAXIMUM)]
+    reapply: bool = True
+
+
+_MEMBER = {
+    "type": "object",
+    "required": ["feature_idx", "strength"],
+    "properties": {
+        "feature_idx": {"type": "integer", "minimum": 0},
+        "strength": {"type": "number", "minimum": -300, "maximum": 300},
+        "sign": {"enum": [1, -1, None]},
+        "label": {"type": ["string", "null"]},
+        "max_activation": {"type": ["number", "null"]},
+    },
+}
+_DEFINITION = {
+    "type": "object",
+    "description": "A cluster definition. Unknown keys are kept.",
+    "required": ["name", "members"],
+    "properties": {
+        "kind": {"const": rules.DEFINITION},
+        "schema_version": {"const": "1"},
+        "name": {"type": "string", "minLength": 1, "maxLength": rules.NAME_MAXIMUM},
+        "members": {"type": "array", "minItems": 1, "maxItems": 20, "items": _MEMBER},
+    },
+}
+_BUNDLE = {
+    "type": "object",
+    "required": ["kind", "definitions"],
+    "properties": {
+        "kind": {"const": rules.BUNDLE},
+        "definitions": {
+            "type": "array",
+            "minItems": 1,
+            "maxItems": rules.BUNDLE_MAXIMUM,
+            "items": _DEFINITION,
+        },
+    },
+}
+_DOCUMENT = {
+    "requestBody": {
+        "required": True,
+        "content": {"application/json": {"schema": {"anyOf": [_DEFINITION, _BUNDLE]}}},
+    }
+}
+
+
+def summary(row: Any, active_id: str | None) -> dict[str, Any]:
+    """A cluster in the form in which the list answers it. `strength` of a member is its value at intensity 1."""
+    facts = row.cluster
+    return {
+        "id": row.id,
+        "name": row.name,
+        "description": row.description,
+        "model_id": row.model_id,
+        "sae_id": row.sae_id,
+        "layer": row.layer,
+        "is_active": row.id == active_id,
+        "intensity": row.intensity,
+        "sensing_enabled": row.sensing_enabled,
+        "member_count": len(facts.members),
+        "members": [[m.feature_idx, m.label, m.value] for m in facts.members[:MEMBERS_SHOWN]],
+        "display_token": facts.display_token,
+        "bound": row.sae_id is not None,
+        "warnings": row.warnings,
+        "hub_ref": row.hub_ref,
+        "intensity_range": facts.declared_range,
+        "budget_b": facts.budget_b,
+        "formula_id": facts.formula_id,
+        "created_at": iso(row.created_at),
+        "updated_at": iso(row.updated_at),
+    }
+
+
+def _result(items: Sequence[ImportedItem]) -> dict[str, Any]:
+    errors = sum(item.status == "error" for item in items)
+    return {
+        "results": items,
+        "imported": len(items) - errors,
+        "blocked": 0,
+        "errors": errors,
+    }
+
+
+def router(clusters: Clusters, serving: Serving) -> APIRouter:
+    routes = APIRouter(prefix="/api/clusters", tags=["clusters"])
+
+    @routes.get("", response_model=Envelope)
+    async def list_clusters() -> Response:
+        rows, active_id = await clusters.list(), serving.profile_id
+        listed = [summary(row, active_id) for row in rows]
+        active = next((one["id"] for one in listed if one["is_active"]), None)
+        return success({"clusters": listed, "active_cluster_id": active})
+
+    @routes.post("/import", response_model=Envelope, openapi_extra=_DOCUMENT)
+    async def import_clusters(
+        request: Request,
+        on_conflict: OnConflict = "rename",
+        activate: Annotated[bool, Query(description="for a single definition")] = False,
+    ) -> Response:
+        """Import a cluster definition or a bundle. A document that does not fit its contract is refused with status 200
+        and `success: false`."""
+        document = await read_document(request)
+        definitions = await asyncio.to_thread(rules.definitions, document)
+        items = await clusters.add_all(definitions, ImportOptions(on_conflict, activate))
+        return success(_result(items))
+
+    @routes.put("/active/intensity", response_model=Envelope)
+    async def set_active_intensity(body: ClusterIntensity) -> Response:
+        """Set the intensity of the cluster that serves. Without one, the answer has status 200 and `success: false`."""
+        return _intensity(await clusters.set_active_intensity(body.intensity, reapply=body.reapply))
+
+    @routes.put("/{cluster_id}/intensity", response_model=Envelope)
+    async def set_intensity(cluster_id: str, body: ClusterIntensity) -> Response:
+        return _intensity(
+            await clusters.set_intensity(cluster_id, body.intensity, reapply=body.reapply)
+        )
+
+    @routes.post("/{cluster_id}/activate", response_model=Envelope)
+    async def activate_cluster(cluster_id: str) -> Response:
+        """Steer by a cluster. Every check comes before the live values change."""
+        done = await clusters.activate(cluster_id)
+        return success(
+            {
+                "profile_id": cluster_id,
+                "applied_steering": done.applied,
+                "feature_count": done.count,
+                "sensing_armed": done.is_sensed,
+                "warnings": done.warnings,
+            }
+        )
+
+    @routes.post("/{cluster_id}/deactivate", response_model=Envelope)
+    async def deactivate_cluster(cluster_id: str) -> Response:
+        cleared = await clusters.deactivate(cluster_id)
+        return success({"profile_id": cluster_id, "cleared_steering": cleared})
+
+    @routes.delete("/{cluster_id}", response_model=Envelope)
+    async def delete_cluster(cluster_id: str) -> Response:
+        was_active = await clusters.remove(cluster_id)
+        return success({"profile_id": cluster_id, "was_active": was_active})
+
+    @routes.get("/{cluster_id}/export", response_model=Envelope)
+    async def export_cluster(cluster_id: str) -> Response:
+        """The document as it was imported, with all of its keys."""
+        return lossless(await clusters.document(cluster_id))
+
+    return routes
+
+
+def _intensity(report: IntensityReport) -> Response:
+    return success(report)

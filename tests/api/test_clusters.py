@@ -1,0 +1,601 @@
+"""/api/clusters against a running service."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from steerserve import demo
+from tests.service import JSON, Running, add_sae
+
+CLUSTERS = "/api/clusters"
+PROFILES = "/api/profiles"
+STEERING = "/api/saes/steering"
+DIAL = "x-service-steering-intensity"
+WIDTH = 1024
+"""The number of features of the demo SAEs."""
+
+WEATHER: dict[str, Any] = {
+    "kind": "mistudio.cluster-definition",
+    "schema_version": "1",
+    "name": "weather words",
+    "narrative": "words for rain\nand wind",
+    "display_token": "\u0120rain",
+    "model": {"hf_id": "acme/tiny-1b", "mistudio_model_id": None},
+    "sae": {
+        "mistudio_sae_id": "sae_ab12",
+        "layer": demo.saes()[0].layer,
+        "hook_type": "residual",
+        "n_features": WIDTH,
+        "d_model": 2048,
+        "source_hint": "hf:acme/tiny-saes/l9",
+    },
+    "members": [
+        {"feature_idx": 70, "strength": 12.5, "sign": 1, "label": "rain", "max_activation": 8.0},
+        {"feature_idx": 912, "strength": -6.0, "sign": -1, "max_activation": 3.5, "meta": None},
+        {"feature_idx": 3, "strength": 2, "sign": -1, "meta": {"top_tokens": ["a"], "mine": 1e300}},
+    ],
+    "budget": {
+        "B": 7.5,
+        "formula_id": "freq-budget@1",
+        "intensity": 1.0,
+        "intensity_range": [0.4, 1.6],
+    },
+    "provenance": {"created_at": "2026-01-05T10:00:00.123456", "source_note": "hand made"},
+    "of another studio": {"kept": [None, True, {"deep": 2**70}, 0.1, "\ud800\u0000\u00e9"]},
+}
+MINIMAL: dict[str, Any] = {
+    "kind": "mistudio.cluster-definition",
+    "schema_version": "1",
+    "name": "small",
+    "members": [{"feature_idx": 1, "strength": 3}],
+}
+AT_ONE = {"3": -2.0, "70": 12.5, "912": -6.0}
+"""The values of WEATHER at intensity 1."""
+
+
+@pytest.fixture(scope="module")
+def attached(shared: Running) -> Iterator[Running]:
+    """The shared service with one SAE attached for all tests of this file."""
+    attach(shared)
+    yield shared
+    shared.data("POST", f"/api/saes/{add_sae(shared, demo.saes()[0])}/detach")
+
+
+def attach(live: Running) -> None:
+    sae = demo.saes()[0]
+    if live.data("GET", "/api/saes/attachment")["sae_id"] is None:
+        live.data("POST", f"/api/saes/{add_sae(live, sae)}/attach", {"layer": sae.layer})
+
+
+@pytest.fixture
+def empty(attached: Running) -> Iterator[Running]:
+    """The service with an SAE attached, nothing saved and nothing steered, before and after the test."""
+    yield attached
+    for profile in attached.data("GET", PROFILES)["profiles"]:
+        attached.data("DELETE", f"{PROFILES}/{profile['id']}")
+    attach(attached)
+    attached.data("DELETE", STEERING)
+
+
+def imported(live: Running, document: Any, query: str = "") -> dict[str, Any]:
+    """The one item of an import."""
+    answer = live.http.post(
+        f"{CLUSTERS}/import{query}", content=json.dumps(document).encode(), headers=JSON
+    )
+    assert answer.status_code == 200, answer.text
+    data = answer.json()["data"]
+    (item,) = data["results"]
+    assert data["imported"] + data["blocked"] + data["errors"] == 1
+    assert isinstance(item, dict)
+    return item
+
+
+def refused(live: Running, content: bytes) -> tuple[int, str, dict[str, Any]]:
+    answer = live.http.post(f"{CLUSTERS}/import", content=content, headers=JSON)
+    body = answer.json()
+    assert (body["success"], body["data"]) == (False, None), answer.text
+    assert live.data("GET", CLUSTERS)["clusters"] == []
+    return answer.status_code, body["error"]["code"], body["error"]["details"]
+
+
+def values(live: Running) -> dict[str, float]:
+    found = live.data("GET", STEERING)["values"]
+    assert isinstance(found, dict)
+    return found
+
+
+def one(live: Running) -> dict[str, Any]:
+    (cluster,) = live.data("GET", CLUSTERS)["clusters"]
+    assert isinstance(cluster, dict)
+    return cluster
+
+
+# ------------------------------------------------------------------ importing
+
+
+def test_a_cluster_is_imported_listed_and_exported_without_loss(empty: Running) -> None:
+    item = imported(empty, WEATHER)
+    assert item == {
+        "name": "weather words",
+        "status": "imported",
+        "profile_id": item["profile_id"],
+        "warnings": [],
+        "error": None,
+    }
+    attached = empty.data("GET", "/api/saes/attachment")
+    summary = one(empty)
+    assert summary == {
+        "id": item["profile_id"],
+        "name": "weather words",
+        "description": "words for rain\nand wind",
+        "model_id": "acme/tiny-1b",
+        "sae_id": attached["sae_id"],
+        "layer": attached["layer"],
+        "is_active": False,
+        "intensity": 1.0,
+        "sensing_enabled": False,
+        "member_count": 3,
+        "members": [[70, "rain", 12.5], [912, None, -6.0], [3, None, -2.0]],
+        "display_token": "rain",
+        "bound": True,
+        "warnings": [],
+        "hub_ref": None,
+        "intensity_range": [0.4, 1.6],
+        "budget_b": 7.5,
+        "formula_id": "freq-budget@1",
+        "created_at": summary["created_at"],
+        "updated_at": summary["created_at"],
+    }
+    export = empty.http.get(f"{CLUSTERS}/{item['profile_id']}/export")
+    assert export.json() == {"success": True, "data": WEATHER, "error": None}
+    again = empty.http.post(
+        f"{CLUSTERS}/import?on_conflict=rename", content=export.content, headers=JSON
+    )
+    (second,) = again.json()["data"]["results"]
+    assert (second["name"], second["status"]) == ("weather words (2)", "imported")
+    assert empty.http.get(f"{CLUSTERS}/{second['profile_id']}/export").json()["data"] == WEATHER
+
+
+JSON_VALUES = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.floats(allow_nan=False, allow_infinity=False)
+    # a surrogate pair in two escapes and the character itself are one text in JSON
+    | st.text(st.characters(exclude_categories=["Cs"]), max_size=5),
+    lambda part: (
+        st.lists(part, max_size=3) | st.dictionaries(st.text(max_size=5), part, max_size=3)
+    ),
+    max_leaves=8,
+)
+EXTRAS = st.dictionaries(st.text(min_size=1, max_size=8).map("x-".__add__), JSON_VALUES, max_size=3)
+MEMBERS = st.builds(
+    lambda required, extra: extra | required,
+    st.fixed_dictionaries(
+        {
+            "feature_idx": st.integers(0, 2**31 - 1),
+            "strength": st.floats(-300, 300) | st.integers(-300, 300),
+        },
+        optional={
+            "sign": st.sampled_from([1, -1, None]),
+            "label": st.text(max_size=10) | st.none(),
+            "max_activation": st.floats(0, 1e6) | st.none(),
+            "pinned": st.booleans() | st.none(),
+        },
+    ),
+    EXTRAS,
+)
+DOCUMENTS = st.builds(
+    lambda required, extra: extra | required,
+    st.fixed_dictionaries(
+        {
+            "kind": st.just("mistudio.cluster-definition"),
+            "schema_version": st.just("1"),
+            "name": st.text(st.sampled_from("abc é"), min_size=1, max_size=120).filter(str.strip),
+            "members": st.lists(MEMBERS, min_size=1, max_size=4),
+        },
+        optional={
+            "budget": st.none()
+            | st.fixed_dictionaries({}, optional={"intensity_range": JSON_VALUES}),
+            "sae": st.none() | EXTRAS,
+            "sensing": JSON_VALUES,
+        },
+    ),
+    EXTRAS,
+)
+
+
+@given(DOCUMENTS)
+@settings(
+    max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+def test_any_document_that_imports_is_exported_as_it_came(
+    empty: Running, document: dict[str, Any]
+) -> None:
+    profile_id = imported(empty, document)["profile_id"]
+    answer = empty.http.get(f"{CLUSTERS}/{profile_id}/export")
+    assert answer.json()["data"] == document
+    assert json.dumps(answer.json()["data"]) == json.dumps(document)  # 1 is not 1.0
+    empty.data("DELETE", f"{CLUSTERS}/{profile_id}")
+
+
+def test_a_document_with_explicit_nulls_is_imported(empty: Running) -> None:
+    nulls = dict.fromkeys(("narrative", "display_token", "model", "sae", "budget", "provenance"))
+    item = imported(empty, MINIMAL | nulls)
+    assert (item["status"], item["warnings"]) == ("imported", [])
+    summary = one(empty)
+    assert (summary["intensity_range"], summary["layer"], summary["intensity"]) == (None, None, 1.0)
+
+
+@pytest.mark.parametrize("declared", [[], [1.0], ["a", 2], [0.5, 1, 2], "wide", [None, 1], None])
+def test_a_range_of_another_form_counts_as_not_declared(empty: Running, declared: Any) -> None:
+    imported(empty, MINIMAL | {"budget": {"intensity_range": declared}})
+    assert one(empty)["intensity_range"] is None
+
+
+def test_a_swapped_range_is_put_in_order(empty: Running) -> None:
+    imported(empty, MINIMAL | {"budget": {"intensity_range": [1.6, 0.4]}})
+    assert one(empty)["intensity_range"] == [0.4, 1.6]
+
+
+def test_each_definition_of_a_bundle_is_imported_on_its_own(empty: Running) -> None:
+    imported(empty, MINIMAL)
+    bundle = {
+        "kind": "mistudio.cluster-bundle",
+        "schema_version": "1",
+        "definitions": [MINIMAL | {"name": "a"}, MINIMAL, MINIMAL | {"name": "b"}],
+    }
+    path = f"{CLUSTERS}/import?on_conflict=fail&activate=true"
+    data = empty.data("POST", path, bundle)
+    assert [(item["name"], item["status"]) for item in data["results"]] == [
+        ("a", "imported"),
+        ("small", "error"),
+        ("b", "imported"),
+    ]
+    assert (data["imported"], data["blocked"], data["errors"]) == (2, 0, 1)
+    failed = data["results"][1]
+    assert failed["profile_id"] is None
+    assert "small" in failed["error"]
+    assert empty.data("GET", CLUSTERS)["active_cluster_id"] is None
+
+
+def test_a_document_that_leaves_out_its_kind_is_recognised_by_its_parts(empty: Running) -> None:
+    bare = {key: value for key, value in MINIMAL.items() if key != "kind"}
+    assert imported(empty, bare)["status"] == "imported"
+    assert empty.data("POST", f"{CLUSTERS}/import", {"definitions": [bare]})["imported"] == 1
+
+
+def test_a_long_name_is_shortened_for_its_number(empty: Running) -> None:
+    name = "n" * 120
+    names = [imported(empty, MINIMAL | {"name": name})["name"] for _ in range(2)]
+    assert names == [name, "n" * 116 + " (2)"]
+
+
+@pytest.mark.parametrize(
+    ("change", "place"),
+    [
+        ({"schema_version": 1}, ["schema_version"]),
+        ({"schema_version": "2"}, ["schema_version"]),
+        ({"name": ""}, ["name"]),
+        ({"name": "n" * 500}, ["name"]),
+        ({"name": None}, ["name"]),
+        ({"narrative": "x" * 10_001}, ["narrative"]),
+        ({"members": []}, ["members"]),
+        ({"members": [{"feature_idx": i, "strength": 1} for i in range(21)]}, ["members"]),
+        ({"members": [{"feature_idx": -1, "strength": 1}]}, ["members", 0, "feature_idx"]),
+        ({"members": [{"feature_idx": 1, "strength": 300.5}]}, ["members", 0, "strength"]),
+        ({"members": [{"feature_idx": 1}]}, ["members", 0, "strength"]),
+        ({"members": {"1": 3}}, ["members"]),
+        ({"sae": {"layer": -1}}, ["sae", "layer"]),
+        ({"sae": {"source_hint": "/etc/sae"}}, ["sae", "source_hint"]),
+        ({"sae": {"source_hint": "C:\\sae"}}, ["sae", "source_hint"]),
+        ({"budget": {"intensity": 2.5}}, ["budget", "intensity"]),
+        ({"budget": []}, ["budget"]),
+        ({"provenance": {"source_note": "x" * 501}}, ["provenance", "source_note"]),
+        ({"model": {"hf_id": 3}}, ["model", "hf_id"]),
+    ],
+)
+def test_a_document_that_breaks_its_contract_is_refused_with_200(
+    empty: Running, change: dict[str, Any], place: list[Any]
+) -> None:
+    status, code, details = refused(empty, json.dumps(MINIMAL | change).encode())
+    assert (status, code) == (200, "VALIDATION_ERROR")
+    assert details["errors"][0]["loc"] == ["body", *place]
+
+
+def test_a_bundle_with_one_bad_definition_is_refused_as_a_whole(empty: Running) -> None:
+    bundle = {
+        "kind": "mistudio.cluster-bundle",
+        "definitions": [MINIMAL, *[MINIMAL | {"members": []}] * 30],
+    }
+    status, code, details = refused(empty, json.dumps(bundle).encode())
+    assert (status, code) == (200, "VALIDATION_ERROR")
+    assert [error["loc"][2] for error in details["errors"]] == list(range(1, 11))
+
+
+@pytest.mark.parametrize(
+    "kind", ["mistudio.circuit-definition", "mistudio.cluster-definition/v1", 3, None]
+)
+def test_a_document_of_another_kind_is_refused(empty: Running, kind: Any) -> None:
+    document = MINIMAL | {"kind": kind, "saes": [], "edges": []}
+    status, code, details = refused(empty, json.dumps(document).encode())
+    assert (status, code) == (200, "UNKNOWN_KIND")
+    assert details["known_kinds"] == ["mistudio.cluster-definition", "mistudio.cluster-bundle"]
+
+
+def test_the_size_and_the_depth_of_a_body_are_checked_before_it_is_parsed(empty: Running) -> None:
+    large = json.dumps(MINIMAL | {"pad": "x" * 2**20}).encode()
+    assert refused(empty, large)[:2] == (200, "PAYLOAD_TOO_LARGE")
+    for levels in (33, 5_000):
+        deep = b'{"kind":"mistudio.cluster-definition","x":' + b"[" * levels + b"]" * levels + b"}"
+        assert refused(empty, deep)[:2] == (200, "VALIDATION_ERROR")
+
+
+@pytest.mark.parametrize("number", [b"NaN", b"Infinity", b"-Infinity", b"1e999"])
+def test_a_number_that_json_does_not_have_never_reaches_the_database(
+    empty: Running, number: bytes
+) -> None:
+    for place in (b'"budget":{"intensity":%s}', b'"unknown":[%s]', b'"sae":{"layer":%s}'):
+        document = json.dumps(MINIMAL).encode()[:-1] + b"," + place % number + b"}"
+        assert refused(empty, document)[:2] == (200, "VALIDATION_ERROR")
+
+
+@pytest.mark.parametrize("content", [b"", b"{", b"[]", b'"text"', b"\xff"])
+def test_a_body_that_is_no_object_is_refused(empty: Running, content: bytes) -> None:
+    status, code, _ = refused(empty, content)
+    assert (status, code) in {(422, "VALIDATION_ERROR"), (200, "VALIDATION_ERROR")}
+
+
+# ------------------------------------------------------------------ binding
+
+
+def test_an_import_without_an_sae_is_unbound_and_binds_when_it_is_activated(
+    empty: Running,
+) -> None:
+    attached = empty.data("GET", "/api/saes/attachment")
+    empty.data("POST", f"/api/saes/{attached['sae_id']}/detach")
+    item = imported(empty, WEATHER, "?activate=true")
+    assert item["status"] == "imported_unbound"
+    assert [("not bound" in warning) for warning in item["warnings"]] == [True, True]
+    assert (one(empty)["bound"], one(empty)["sae_id"]) == (False, None)
+    path = f"{CLUSTERS}/{item['profile_id']}/activate"
+    assert empty.error("POST", path)[:2] == (400, "SAE_NOT_ATTACHED")
+    empty.data("POST", f"/api/saes/{attached['sae_id']}/attach", {"layer": attached["layer"]})
+    assert empty.data("POST", path)["applied_steering"] is True
+    summary = one(empty)
+    assert (summary["sae_id"], summary["layer"]) == (attached["sae_id"], attached["layer"])
+    assert (summary["bound"], summary["warnings"]) == (True, [])
+
+
+def test_another_layer_is_a_warning(empty: Running) -> None:
+    item = imported(empty, WEATHER | {"sae": {"layer": 31, "n_features": WIDTH}}, "?activate=true")
+    assert item["status"] == "imported"
+    assert any("layer 31" in warning for warning in item["warnings"])
+    assert values(empty) == AT_ONE
+
+
+def test_values_that_the_end_of_the_range_would_clamp_are_a_warning(empty: Running) -> None:
+    members = [{"feature_idx": 5, "strength": 150}, {"feature_idx": 6, "strength": 100}]
+    document = MINIMAL | {"members": members, "budget": {"intensity": 2, "intensity_range": [0, 2]}}
+    item = imported(empty, document, "?activate=true")
+    (expected, *rest) = item["warnings"]
+    assert "features 5 are" in expected
+    assert any("clamped" in warning for warning in rest)
+    assert values(empty) == {"5": 200.0, "6": 200.0}
+
+
+def test_a_cluster_that_steers_nothing_is_a_warning(empty: Running) -> None:
+    item = imported(empty, MINIMAL | {"members": [{"feature_idx": 1, "strength": 0.0}]})
+    assert item["warnings"] == ["all strengths are 0, so the cluster steers nothing"]
+
+
+# ------------------------------------------------------------------ activating
+
+
+def test_a_cluster_steers_with_the_sign_of_each_member_applied_once(empty: Running) -> None:
+    item = imported(empty, WEATHER)
+    done = empty.data("POST", f"{CLUSTERS}/{item['profile_id']}/activate")
+    assert done == {
+        "profile_id": item["profile_id"],
+        "applied_steering": True,
+        "feature_count": 3,
+        "sensing_armed": False,
+        "warnings": done["warnings"],
+    }
+    assert done["warnings"] == [
+        f"the profile was made for model 'acme/tiny-1b'; '{demo.MODEL_NAME}' is loaded"
+    ]
+    assert empty.data("GET", STEERING)["enabled"] is True
+    assert values(empty) == AT_ONE
+    assert empty.data("GET", CLUSTERS)["active_cluster_id"] == item["profile_id"]
+    health = empty.data("GET", "/api/health/detailed")["active_profile"]
+    assert (health["source_kind"], health["id"]) == ("cluster", item["profile_id"])
+    path = f"{CLUSTERS}/{item['profile_id']}/deactivate"
+    assert empty.data("POST", path) == {"profile_id": item["profile_id"], "cleared_steering": True}
+    assert values(empty) == {}
+
+
+def test_deactivating_an_inactive_cluster_leaves_the_active_one(empty: Running) -> None:
+    first = imported(empty, WEATHER, "?activate=true")["profile_id"]
+    second = imported(empty, MINIMAL)["profile_id"]
+    done = empty.data("POST", f"{CLUSTERS}/{second}/deactivate")
+    assert done == {"profile_id": second, "cleared_steering": False}
+    assert values(empty) == AT_ONE
+    assert empty.data("DELETE", f"{CLUSTERS}/{second}") == {
+        "profile_id": second,
+        "was_active": False,
+    }
+    assert empty.data("DELETE", f"{CLUSTERS}/{first}") == {"profile_id": first, "was_active": True}
+    assert values(empty) == {}
+
+
+GATES = [
+    ({"sae": {"n_features": WIDTH + 1}}, 422, "VALIDATION_ERROR"),
+    ({"members": [{"feature_idx": WIDTH, "strength": 1}]}, 400, "INVALID_FEATURE_INDEX"),
+]
+
+
+@pytest.mark.parametrize("routes", [CLUSTERS, PROFILES])
+@pytest.mark.parametrize(("change", "status", "code"), GATES)
+def test_the_gate_holds_on_the_routes_of_profiles_too_and_leaves_what_steers(
+    empty: Running, routes: str, change: dict[str, Any], status: int, code: str
+) -> None:
+    serving = imported(empty, WEATHER, "?activate=true")["profile_id"]
+    bad = imported(empty, MINIMAL | change)["profile_id"]
+    refusal = empty.error("POST", f"{routes}/{bad}/activate")
+    assert refusal[:2] == (status, code)
+    details = refusal[2]
+    assert details["attached_d_sae"] == WIDTH
+    if status == 422:
+        assert (details["profile_id"], details["declared_n_features"]) == (bad, WIDTH + 1)
+    else:
+        assert (details["feature_idx"], details["bad_indices"]) == (WIDTH, [WIDTH])
+    assert values(empty) == AT_ONE
+    assert empty.data("GET", CLUSTERS)["active_cluster_id"] == serving
+    assert empty.error("POST", f"{PROFILES}/{bad}/activate", {"apply_steering": False})[1] == code
+
+
+def test_the_values_of_a_cluster_cannot_be_changed_as_those_of_a_profile(empty: Running) -> None:
+    profile_id = imported(empty, WEATHER, "?activate=true")["profile_id"]
+    path = f"{PROFILES}/{profile_id}"
+    for change in ({"steering": {"1": 1}}, {"layer": 3}, {"model_id": "x"}, {"intensity": 1.7}):
+        assert empty.error("PATCH", path, change)[:2] == (422, "VALIDATION_ERROR")
+    renamed = empty.data("PATCH", path, {"name": "rain", "intensity": 0.1})
+    assert (renamed["name"], renamed["source_kind"], renamed["intensity"]) == (
+        "rain",
+        "cluster",
+        0.1,
+    )
+    assert values(empty) == AT_ONE
+    assert empty.http.get(f"{CLUSTERS}/{profile_id}/export").json()["data"] == WEATHER
+
+
+def test_a_profile_that_is_no_cluster_is_refused(empty: Running) -> None:
+    made = empty.data("POST", PROFILES, {"name": "calm"}, 201)["id"]
+    for method, path, body in (
+        ("POST", "/activate", None),
+        ("POST", "/deactivate", None),
+        ("DELETE", "", None),
+        ("GET", "/export", None),
+        ("PUT", "/intensity", {"intensity": 1}),
+    ):
+        status, code, details = empty.error(method, f"{CLUSTERS}/{made}{path}", body)
+        assert (status, code) == (422, "VALIDATION_ERROR")
+        assert (details["profile_id"], details["source_kind"]) == (made, "manual")
+        unknown = empty.error(method, f"{CLUSTERS}/prof_000000000000{path}", body)
+        assert unknown[:2] == (404, "PROFILE_NOT_FOUND")
+    assert empty.data("GET", CLUSTERS) == {"clusters": [], "active_cluster_id": None}
+
+
+# ------------------------------------------------------------------ intensity
+
+
+def test_an_intensity_is_saved_and_steers_at_once(empty: Running) -> None:
+    profile_id = imported(empty, WEATHER, "?activate=true")["profile_id"]
+    path = f"{CLUSTERS}/active/intensity"
+    assert empty.data("PUT", path, {"intensity": 0.5}) == {
+        "profile_id": profile_id,
+        "intensity": 0.5,
+        "reapplied": True,
+    }
+    assert values(empty) == {"3": -1.0, "70": 6.25, "912": -3.0}
+    own = f"{CLUSTERS}/{profile_id}/intensity"
+    assert empty.data("PUT", own, {"intensity": 1.6, "reapply": False})["reapplied"] is False
+    assert values(empty)["70"] == 6.25
+    # an intensity always counts from the authored strengths, also after 0
+    empty.data("PUT", own, {"intensity": 0})
+    assert values(empty) == {"3": 0.0, "70": 0.0, "912": 0.0}
+    empty.data("PUT", own, {"intensity": 1})
+    assert values(empty) == AT_ONE
+    assert one(empty)["intensity"] == 1.0
+
+
+def test_an_intensity_below_the_floor_of_the_range_is_allowed_and_one_above_it_is_not(
+    empty: Running,
+) -> None:
+    profile_id = imported(empty, WEATHER, "?activate=true")["profile_id"]
+    own = f"{CLUSTERS}/{profile_id}/intensity"
+    assert empty.data("PUT", own, {"intensity": 0.01})["reapplied"] is True
+    status, code, details = empty.error("PUT", own, {"intensity": 1.61})
+    assert (status, code) == (422, "VALIDATION_ERROR")
+    assert (details["profile_id"], details["intensity"]) == (profile_id, 1.61)
+    assert details["range"] == [0.4, 1.6]
+    undeclared = imported(empty, MINIMAL)["profile_id"]
+    assert empty.data("PUT", f"{CLUSTERS}/{undeclared}/intensity", {"intensity": 1.5})
+    refusal = empty.error("PUT", f"{CLUSTERS}/{undeclared}/intensity", {"intensity": 1.51})
+    assert (refusal[1], refusal[2]["range"]) == ("VALIDATION_ERROR", [0.5, 1.5])
+
+
+@pytest.mark.parametrize("bad", [b"NaN", b"Infinity", b"-0.1", b"2.1", b'"1"', b"true", b"null"])
+def test_an_intensity_is_a_number_from_0_to_2(empty: Running, bad: bytes) -> None:
+    profile_id = imported(empty, WEATHER)["profile_id"]
+    for path in (f"{CLUSTERS}/active/intensity", f"{CLUSTERS}/{profile_id}/intensity"):
+        answer = empty.http.put(path, content=b'{"intensity": %s}' % bad, headers=JSON)
+        assert (answer.status_code, answer.json()["error"]["code"]) == (422, "VALIDATION_ERROR")
+    assert one(empty)["intensity"] == 1.0
+
+
+def test_without_an_active_cluster_there_is_no_intensity_to_set(empty: Running) -> None:
+    path = f"{CLUSTERS}/active/intensity"
+    assert empty.error("PUT", path, {"intensity": 1})[:2] == (200, "NO_ACTIVE_CLUSTER")
+    made = empty.data("POST", PROFILES, {"name": "calm", "steering": {"1": 1}}, 201)
+    empty.data("POST", f"{PROFILES}/{made['id']}/activate")
+    assert empty.error("PUT", path, {"intensity": 1})[:2] == (200, "NO_ACTIVE_CLUSTER")
+
+
+def test_another_intensity_does_not_switch_steering_on_that_an_operator_switched_off(
+    empty: Running,
+) -> None:
+    imported(empty, WEATHER, "?activate=true")
+    empty.data("POST", f"{STEERING}/disable")
+    assert empty.data("PUT", f"{CLUSTERS}/active/intensity", {"intensity": 0.5})["reapplied"]
+    assert empty.data("GET", STEERING)["enabled"] is False
+    assert values(empty)["70"] == 6.25
+
+
+# ------------------------------------------------------------------ the dial of a request
+
+
+def dialed(live: Running, **fields: Any) -> str | None:
+    body = {"model": demo.MODEL_NAME, "messages": [{"role": "user", "content": "Hi"}]}
+    answer = live.post("/v1/chat/completions", body | {"max_tokens": 1} | fields)
+    return answer.headers.get(DIAL)
+
+
+@pytest.mark.parametrize(
+    ("asked", "echoed"),
+    [("min", "0.4"), ("max", "1.6"), (2, "1.6"), (0.1, "0.1"), (1, "1"), ("off", "0"), (0, "0")],
+)
+def test_the_dial_of_a_cluster_has_its_range(empty: Running, asked: Any, echoed: str) -> None:
+    imported(empty, WEATHER)
+    assert dialed(empty, profile="weather words", steering_intensity=asked) == echoed
+    empty.data("POST", f"{CLUSTERS}/{one(empty)['id']}/activate")
+    assert dialed(empty, steering_intensity=asked) == echoed
+    assert values(empty) == AT_ONE
+
+
+def test_a_cluster_without_a_range_has_the_configured_one(empty: Running) -> None:
+    imported(empty, MINIMAL, "?activate=true")
+    for asked, echoed in (("min", "0.5"), ("max", "1.5"), (2, "1.5"), (0.2, "0.2")):
+        assert dialed(empty, steering_intensity=asked) == echoed
+
+
+def test_a_request_that_names_an_incompatible_cluster_is_refused(empty: Running) -> None:
+    imported(empty, MINIMAL | {"sae": {"n_features": WIDTH + 1}})
+    body = {"model": demo.MODEL_NAME, "messages": [{"role": "user", "content": "Hi"}]}
+    status, error = empty.v1_error("/v1/chat/completions", body | {"profile": "small"})
+    assert (status, error["code"], error["param"]) == (400, "profile_incompatible", "profile")
+
+
+def test_a_dial_alone_does_not_steer_after_an_operator_switched_steering_off(
+    empty: Running,
+) -> None:
+    imported(empty, WEATHER, "?activate=true")
+    empty.data("POST", f"{STEERING}/disable")
+    assert dialed(empty, steering_intensity=1) is None
