@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from steerserve import demo
@@ -55,8 +56,12 @@ def port(tmp_path_factory: pytest.TempPathFactory) -> Iterator[int]:
     assert announced.wait(90), said
     assert f"http://127.0.0.1:{chosen}" in "".join(said)
     yield chosen
+    # an idle stop is clean, and leaves no child
+    children = psutil.Process(process.pid).children(recursive=True)
+    assert children
     process.terminate()
     assert process.wait(30) == 0
+    assert psutil.wait_procs(children, timeout=10)[1] == []
     reader.join(10)
     assert process.stdout is not None
     process.stdout.close()
