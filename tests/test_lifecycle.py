@@ -10,7 +10,7 @@ import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -22,6 +22,7 @@ import pytest
 
 from steerserve import demo
 from steerserve.engine.checkpoint.process import ENGINE, NAMES
+from steerserve.errors import Refusal
 from tests.conftest import Start
 from tests.service import Running, add_sae, load_demo
 
@@ -291,6 +292,20 @@ def test_a_killed_engine_costs_only_the_requests_in_flight(start: Start) -> None
         # the SAE was attached and its values were set again before the request was served
         assert live.data("GET", f"/api/saes/{sae_id}")["status"] == "attached"
         assert live.data("GET", "/api/saes/steering") == {"enabled": True, "values": {"1": 1.0}}
+
+
+def test_a_request_whose_engine_ended_before_it_began_finds_no_loaded_model(
+    shared: Running, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def ended(*_: Any, **__: Any) -> AsyncIterator[Any]:
+        raise Refusal("MODEL_NOT_LOADED", "the engine has ended")
+        yield
+
+    resident = shared.service.owners.conductor.loaded()
+    monkeypatch.setattr(resident.held(), "generate", ended)
+    answer = shared.http.post("/v1/completions", json=LONG | {"max_tokens": 1})
+    assert (answer.status_code, answer.json()["error"]["code"]) == (503, "model_not_loaded")
+    assert int(answer.headers["retry-after"]) == 30
 
 
 # ---------------------------------------------------------------- clients that go away

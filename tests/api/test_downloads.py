@@ -85,10 +85,15 @@ def add(live: Running, **fields: Any) -> dict[str, Any]:
 def test_a_model_is_previewed_downloaded_loaded_and_deleted(live: Running, events: Events) -> None:
     shown = live.data("POST", "/api/models/preview", {"repo_id": REPO})
     assert (shown["name"], shown["is_gated"]) == ("tiny-stories", False)
+    assert shown["architecture"] == "LlamaForCausalLM"
     sizes = shown["estimated_sizes"]
     assert set(sizes) == {"FP16", "Q8", "Q4", "Q2"}
+    assert all(set(size) == {"disk_mb", "memory_mb"} for size in sizes.values())
+    memory = [sizes[precision]["memory_mb"] for precision in ("FP16", "Q8", "Q4", "Q2")]
+    assert memory == sorted(memory, reverse=True)
+    assert memory[0] > memory[2] > 0
 
-    row = add(live)
+    row = add(live, custom_name=None)
     assert (row["status"], row["name"], row["source"]) == (
         "downloading",
         "tiny-stories",
@@ -103,6 +108,7 @@ def test_a_model_is_previewed_downloaded_loaded_and_deleted(live: Running, event
 
     ready = live.data("GET", f"/api/models/{row['id']}")
     assert (ready["status"], ready["download_progress"]) == ("ready", None)
+    assert ready["repo_id"] == REPO
     folder = Path(ready["local_path"])
     assert "pytorch_model.bin" not in os.listdir(folder)
     assert "run.py" not in os.listdir(folder)

@@ -362,7 +362,10 @@ def test_the_id_is_told_once_and_written_nowhere(
         path = f"/api/models/{first}/lease"
         secret = live.data("POST", path, TERMS, 201)["lease_id"]
         assert len(secret) > 32
-        for read in (path, "/api/models", f"/api/models/{first}", "/api/health/detailed"):
+        for read in (
+            *(path, "/api/models", f"/api/models/{first}"),
+            *("/api/health/detailed", "/", "/docs"),
+        ):
             told.append(live.http.get(read).text)
         told += [
             call(live, "POST", path + "/renew", lease=secret).text,

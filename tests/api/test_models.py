@@ -15,6 +15,7 @@ import socketio
 from safetensors.torch import load_file, save_file
 
 from steerserve import demo
+from steerserve.control.bus import LoadComplete, UnloadComplete
 from tests.conftest import Start
 from tests.files.test_gguf import entry_of, text
 from tests.files.test_gguf_hostile import number, tensor, write
@@ -117,6 +118,33 @@ def test_a_locked_model_is_not_swapped_out_but_can_be_unloaded(
         assert [m["id"] for m in live.http.get("/v1/models").json()["data"]] == [demo.MODEL_NAME]
         assert live.data("POST", f"/api/models/{model_id}/unload")["status"] == "ready"
         assert len(live.http.get("/v1/models").json()["data"]) == 2
+
+
+@pytest.mark.shows("overview.7")
+def test_a_load_of_another_model_unloads_the_locked_one_first_whatever_the_policy(
+    start: Start, tmp_path: Path
+) -> None:
+    other = shutil.copytree(demo.MODEL_DIR, tmp_path / "other")
+    refuse = {"X-Service-Load-Policy": "refuse"}
+    with start() as live:
+        first, second = load_demo(live), add_model(live, other, "other")
+        told: list[object] = []
+        live.service.owners.bus.subscribe(told.append)
+        assert live.data("POST", f"/api/models/{first}/lock")["locked"] is True
+        answer = live.http.post(f"/api/models/{second}/load?wait=true", headers=refuse)
+        assert (answer.status_code, answer.json()["data"]["status"]) == (200, "loaded")
+        steps = [event for event in told if isinstance(event, UnloadComplete | LoadComplete)]
+        assert [(type(step), step.model_id) for step in steps] == [
+            (UnloadComplete, first),
+            (LoadComplete, second),
+        ]
+        models = {model["id"]: model for model in live.data("GET", "/api/models")["models"]}
+        assert (models[first]["status"], models[first]["locked"]) == ("ready", False)
+        assert live.data("POST", f"/api/models/{second}/lock")["locked"] is True
+        assert live.data("POST", f"/api/models/{second}/unlock")["locked"] is False
+        assert live.complete("One day", max_tokens=1)["model"] == demo.MODEL_NAME
+        answer = live.http.post(f"/api/models/{first}/unload", headers=refuse)
+        assert (answer.status_code, answer.json()["data"]["status"]) == (200, "ready")
 
 
 @pytest.mark.shows("model-record.10")
