@@ -40,10 +40,11 @@ beside the rooms may import no room."""
 FLOORS: dict[str, set[str]] = {
     "": set(),
     "errors": set(),
-    "settings": {"setting_values", "setting_limits", "setting_secrets"},
+    "settings": {"setting_values", "setting_limits", "setting_secrets", "setting_sensing"},
     "setting_values": set(),
     "setting_limits": set(),
     "setting_secrets": {"setting_values"},
+    "setting_sensing": {"setting_limits"},
     "log": set(),
     "rules": {"errors", "rules"},
     "files": {"errors", "rules", "files"},

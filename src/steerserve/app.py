@@ -132,5 +132,6 @@ class Service:
             owners.conductor.is_closing = True
             await owners.downloads.close()
             await owners.conductor.close()
+            await owners.sensing.recorder.settled()
             await around.checker.close()
             await around.database.close()

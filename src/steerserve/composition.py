@@ -24,6 +24,8 @@ from steerserve.control.library.saes import Saes
 from steerserve.control.metrics import Metrics
 from steerserve.control.observing.features import Features
 from steerserve.control.observing.monitoring import Monitoring
+from steerserve.control.observing.recorder import Recorder
+from steerserve.control.observing.sensing import ClusterSensing
 from steerserve.control.requests.compare import Compare
 from steerserve.control.requests.generate import Generation
 from steerserve.control.requests.queue import Queue
@@ -44,6 +46,8 @@ from steerserve.store.catalog import Catalog, Clock, utc_now
 from steerserve.store.db import Database
 from steerserve.store.documents import Documents
 from steerserve.store.labels import Labels
+from steerserve.store.sensing import FiringStore
+from steerserve.store.tables import sensing_events
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,13 +124,29 @@ class Owners:
             conductor, bus, self.catalog, self.settings, around.read_free
         )
         self.steering = Steering(conductor, bus)
-        documents = Documents(around.database)
+        self.documents = documents = Documents(around.database)
         self.serving = Serving(documents, self.steering, conductor, self.catalog, self.settings)
         self.profiles = Profiles(documents, self.serving, conductor, self.catalog)
         self.clusters = Clusters(documents, self.serving, conductor, self.profiles)
 
     def _make_observing(self) -> None:
         self.monitoring = Monitoring(self.conductor, self.bus, self.around.now)
+        settings, database, now = self.settings, self.around.database, self.around.now
+        clusters = FiringStore(
+            database,
+            sensing_events,
+            settings.sensing_max_events_per_cluster,
+            settings.sensing_max_age_days,
+            now,
+        )
+        self.sensing = ClusterSensing(
+            settings,
+            self.documents,
+            self.serving,
+            self.conductor,
+            self.bus,
+            Recorder(clusters, self.metrics.cluster_sensing, self.around.seconds),
+        )
         self.features = Features(
             self.labels, self.saes, self.conductor, self.launcher, self.monitoring.counted
         )
@@ -148,6 +168,7 @@ class Owners:
             self.serving,
             self.metrics,
             self.monitoring,
+            self.sensing,
         )
         self.compare = Compare(
             self.generation,
@@ -180,4 +201,5 @@ class Owners:
             self.serving,
             self.monitoring,
             around.checker,
+            self.sensing,
         )

@@ -20,6 +20,7 @@ from steerserve.control import bus as events
 from steerserve.control.bus import Bus
 from steerserve.control.vitals.cards import CardReadings, totals
 from steerserve.rules import throttle
+from steerserve.rules.firings import cluster_body, edge_body, without_context
 from steerserve.rules.instant import iso
 from steerserve.settings import Settings
 
@@ -97,6 +98,10 @@ def payload(event: events.Sent) -> tuple[str, dict[str, Any]]:
                 "enabled": event.enabled,
                 "monitoredFeatures": event.features,
             }
+        case events.ClusterFired():
+            return "sensing:event", without_context(cluster_body(event.row))
+        case events.CircuitFired():
+            return "circuit:sensing:event", without_context(edge_body(event.row))
         case events.MonitoringActivation():
             return "monitoring:activation", {
                 "timestamp": iso(event.timestamp),

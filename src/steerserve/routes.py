@@ -14,6 +14,7 @@ from steerserve.api import models as model_routes
 from steerserve.api import monitoring as monitoring_routes
 from steerserve.api import profiles as profile_routes
 from steerserve.api import saes as sae_routes
+from steerserve.api import sensing as sensing_routes
 from steerserve.api import steering as steering_routes
 from steerserve.composition import Owners
 from steerserve.v1 import chat as chat_routes
@@ -51,5 +52,6 @@ def management(owners: Owners) -> list[APIRouter]:
         compare_routes.router(owners.compare, owners.settings),
         profile_routes.router(owners.profiles, owners.serving),
         cluster_routes.router(owners.clusters, owners.serving),
+        sensing_routes.router(owners.sensing),
         health_routes.router(owners.vitals, owners.gauges),
     ]

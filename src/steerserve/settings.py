@@ -27,6 +27,7 @@ from steerserve.setting_limits import (
     TimeLimit,
 )
 from steerserve.setting_secrets import Secrets
+from steerserve.setting_sensing import SensingSettings
 
 Texts = Annotated[
     list[str],
@@ -35,7 +36,7 @@ Texts = Annotated[
 ]
 
 
-class Settings(Secrets, RequestLimits):
+class Settings(Secrets, RequestLimits, SensingSettings):
     """The settings of the service. The environment variable of a setting is its name in capitals."""
 
     model_config = SettingsConfigDict(

@@ -12,6 +12,8 @@ from typing import Any
 
 import structlog
 
+from steerserve.rules.firings import FiringRow
+
 log = structlog.get_logger(__name__)
 
 
@@ -131,6 +133,20 @@ class MonitoringActivation:
     activations: tuple[tuple[int, float], ...]
 
 
+@dataclass(frozen=True, slots=True)
+class ClusterFired:
+    """Members of a cluster fired together; `row` is the recorded event."""
+
+    row: FiringRow
+
+
+@dataclass(frozen=True, slots=True)
+class CircuitFired:
+    """An edge of a circuit fired; `row` is the recorded event."""
+
+    row: FiringRow
+
+
 Sent = (
     DownloadProgress
     | DownloadComplete
@@ -147,6 +163,8 @@ Sent = (
     | SteeringUpdate
     | MonitoringState
     | MonitoringActivation
+    | ClusterFired
+    | CircuitFired
 )
 """The events that clients get too."""
 

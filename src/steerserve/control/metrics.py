@@ -22,6 +22,7 @@ NAMESPACE = "steerserve"
 RECENT = 1000
 """The number of latest requests from which the percentiles are computed."""
 PERCENTILES = (50, 95, 99)
+SENSING_KINDS = ("cluster", "circuit")
 
 _LONG = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0)
 _SHORT = (0.001, 0.002, 0.005, 0.01, 0.015, 0.02, 0.03, 0.05, 0.075, 0.1, 0.2, 0.5, 1.0)
@@ -36,6 +37,15 @@ class RequestRecord:
     model: str | None = None
     code: str | None = None
     timing: Timing | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class SensingCounts:
+    """The events that sensing wrote, those that could not be written, and the seconds of sensing for each choice."""
+
+    events: Counter
+    lost: Counter
+    overhead: Histogram
 
 
 CURRENT: ContextVar[RequestRecord | None] = ContextVar("CURRENT", default=None)
@@ -86,6 +96,18 @@ class Metrics:
         self._unloads = self._counter("model_unloads", "Models that left the slot.")
         for outcome in ("loaded", "failed"):
             self._loads.labels(outcome)
+        self._make_sensing()
+
+    def _make_sensing(self) -> None:
+        events = self._counter("sensing_events", "Firings recorded by sensing.", "kind")
+        lost = self._counter("sensing_events_lost", "Firings that were not recorded.", "kind")
+        overhead = self._histogram(
+            "sensing_overhead_seconds", "Time of sensing for one choice.", _SHORT, "kind"
+        )
+        self.cluster_sensing, self.circuit_sensing = (
+            SensingCounts(events.labels(kind), lost.labels(kind), overhead.labels(kind))
+            for kind in SENSING_KINDS
+        )
 
     # ------------------------------------------------------------- reports
 

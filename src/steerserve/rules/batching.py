@@ -18,11 +18,11 @@ class Fixed:
     top_p: float
 
 
-def backend(intent: Intent, fixed: Fixed | None, *, is_monitored: bool = False) -> str:
+def backend(intent: Intent, fixed: Fixed | None, *, is_observed: bool = False) -> str:
     """Where a request runs: `cbm`, without a slot, if it has the fixed sampling parameters and uses no other feature;
-    otherwise `serial`. `fixed` is None where continuous batching is off. With `is_monitored` every request is
+    otherwise `serial`. `fixed` is None where continuous batching is off. With `is_observed` every request is
     `serial`."""
-    if fixed is None or is_monitored or not isinstance(intent, GenerateIntent):
+    if fixed is None or is_observed or not isinstance(intent, GenerateIntent):
         return SERIAL
     sampling = intent.sampling
     is_plain = (

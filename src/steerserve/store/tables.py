@@ -29,6 +29,7 @@ from sqlalchemy.types import TypeDecorator
 
 from steerserve.rules.circuit import Circuit
 from steerserve.rules.cluster import Cluster
+from steerserve.rules.firings import ClusterFiring, EdgeFiring
 
 
 class UtcDateTime(TypeDecorator[datetime]):
@@ -230,3 +231,28 @@ Index(
 )
 """The rule that decides races: of the claims of a layer, at most one is not composed. A claim is deleted when it is
 released."""
+
+
+def _events(name: str, subjects: str, kind: type) -> Table:
+    """A table of events; `subjects` is the table of the clusters or circuits that they belong to."""
+    return Table(
+        name,
+        metadata,
+        Column("id", Integer, primary_key=True, autoincrement=True),
+        Column(
+            "subject",
+            String(17),
+            ForeignKey(f"{subjects}.id", ondelete="CASCADE"),
+            nullable=False,
+        ),
+        Column("edge_key", String(100)),
+        Column("created_at", UtcDateTime, nullable=False),
+        Column("firing", Encoded(kind), nullable=False),
+        Index(f"ix_{name}_subject", "subject", "id"),
+        Index(f"ix_{name}_created_at", "created_at"),
+        sqlite_autoincrement=True,
+    )
+
+
+sensing_events = _events("sensing_events", "profiles", ClusterFiring)
+circuit_sensing_events = _events("circuit_sensing_events", "circuits", EdgeFiring)

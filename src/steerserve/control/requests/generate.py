@@ -11,6 +11,7 @@ from steerserve.control.interventions.profiles import Profiles
 from steerserve.control.interventions.serving import Serving
 from steerserve.control.metrics import Metrics, Timing
 from steerserve.control.observing.monitoring import Monitoring
+from steerserve.control.observing.sensing import ClusterSensing
 from steerserve.control.requests.planning import Admitted, Planner
 from steerserve.control.requests.queue import Queue
 from steerserve.control.requests.served import ServedModel
@@ -90,6 +91,7 @@ class Generation:
         serving: Serving,
         metrics: Metrics,
         monitoring: Monitoring,
+        sensing: ClusterSensing,
     ) -> None:
         self._settings = settings
         self._conductor = conductor
@@ -100,6 +102,7 @@ class Generation:
         self._planner = Planner(settings, serving)
         self._metrics = metrics
         self._monitoring = monitoring
+        self._sensing = sensing
         self._batched = Queue(settings.cbm_max_queue_size, 0, settings.queue_duration_window)
         self.is_closing = False
         self.active = 0
@@ -147,7 +150,8 @@ class Generation:
         fixed = batching.Fixed(settings.cbm_default_temperature, settings.cbm_default_top_p)
         is_batching = self.is_batching and row.engine == fields.CHECKPOINT
         is_monitored = settings.cbm_force_serial_monitoring and self._monitoring.key() is not None
-        return batching.backend(intent, fixed if is_batching else None, is_monitored=is_monitored)
+        is_observed = is_monitored or (settings.sensing_force_serial and self._sensing.is_armed)
+        return batching.backend(intent, fixed if is_batching else None, is_observed=is_observed)
 
     async def _named(self, intent: GenerateIntent) -> dial.Profile | None:
         """The profile that a request names. None where it names none, and where the profile is unknown and the

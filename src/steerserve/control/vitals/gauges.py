@@ -20,6 +20,7 @@ from steerserve.control.breakers import Breakers
 from steerserve.control.interventions.serving import Serving
 from steerserve.control.metrics import NAMESPACE, Metrics, percentiles
 from steerserve.control.observing.monitoring import Monitoring
+from steerserve.control.observing.sensing import ClusterSensing
 from steerserve.control.requests.queue import Queue
 from steerserve.control.residency.conductor import Conductor
 from steerserve.control.vitals.cards import CardReading, CardReadings, totals
@@ -48,6 +49,7 @@ class Gauges:
         serving: Serving,
         monitoring: Monitoring,
         checker: Checker,
+        sensing: ClusterSensing,
     ) -> None:
         self._metrics = metrics
         self._conductor = conductor
@@ -57,6 +59,7 @@ class Gauges:
         self._serving = serving
         self._monitoring = monitoring
         self._checker = checker
+        self._sensing = sensing
         self._since = metrics.clock()
         self._seen: dict[tuple[Any, ...], float] = {}
         self._made = _Made(metrics)
@@ -115,6 +118,7 @@ class Gauges:
         made.sae_attached.set(len(self._conductor.attachments()))
         made.steering_enabled.set(live.enabled)
         made.active_features.set(self._serving.feature_count)
+        made.sensing_armed.labels("cluster").set(self._sensing.is_armed)
         self._count_applied()
         self._read_breakers()
         self._read_memory()
@@ -180,6 +184,7 @@ class _Made:
         self.sae_attached = gauge("sae_attached", "Attached SAEs.")
         self.steering_enabled = gauge("steering_enabled", "1 while steering is enabled.")
         self.active_features = gauge("steering_active_features", "Features being steered.")
+        self.sensing_armed = gauge("sensing_armed", "Clusters or circuits that are sensed.", "kind")
         self.applied = counter(
             "steering_applied", "Forward passes in which an SAE added to the model's activations."
         )

@@ -1,0 +1,126 @@
+"""Writes the events of sensing into their record, and publishes the newest of them.
+
+The engine tells the events of a choice before the choice ends. The writing goes on beside the requests.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from datetime import datetime
+
+import structlog
+
+from steerserve.control.metrics import SensingCounts
+from steerserve.errors import Refusal
+from steerserve.rules import firings as rules
+from steerserve.rules import throttle
+from steerserve.rules.firings import Firing, FiringRow
+from steerserve.store.sensing import FiringStore
+
+log = structlog.get_logger(__name__)
+WAITING_MAXIMUM = 1000
+"""The most choices whose events wait to be written; the events of further choices are lost."""
+
+
+class Recorder:
+    """Owner of the events that wait to be written.
+
+    Attributes:
+        written: the events that were written since the start.
+        throttled: the events that were written and not published.
+
+    Args:
+        counts: the metrics of this kind of sensing.
+        seconds: a clock that never goes back.
+    """
+
+    def __init__(
+        self,
+        store: FiringStore,
+        counts: SensingCounts,
+        seconds: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._store = store
+        self._counts = counts
+        self._seconds = seconds
+        self._publish: Callable[[FiringRow], None] = lambda _: None
+        self._waiting: deque[tuple[str, Sequence[Firing]]] = deque()
+        self._writing: asyncio.Task[None] | None = None
+        self._flushed: float | None = None
+        self.written = 0
+        self.throttled = 0
+
+    def publish(self, publish: Callable[[FiringRow], None]) -> None:
+        """Call `publish` with the newest of the events that were written."""
+        self._publish = publish
+
+    def take(self, subject: str, firings: Sequence[Firing], overhead_ms: float) -> None:
+        """Write the events of one choice soon. Sensing took `overhead_ms` for the choice."""
+        self._counts.overhead.observe(overhead_ms / 1000)
+        if not firings:
+            return
+        if len(self._waiting) >= WAITING_MAXIMUM:
+            self._counts.lost.inc(len(firings))
+            return
+        self._waiting.append((subject, firings))
+        if self._writing is None or self._writing.done():
+            self._writing = asyncio.create_task(self._write(), name="sensing-recorder")
+
+    async def settled(self) -> None:
+        """All events that the engine has told are written."""
+        if self._writing is not None:
+            await asyncio.wait([self._writing])
+
+    async def newest(
+        self,
+        limit: int,
+        *,
+        subject: str | None = None,
+        edge_key: str | None = None,
+        since: datetime | None = None,
+    ) -> tuple[list[FiringRow], int]:
+        """The newest events first, and how many events there are."""
+        await self.settled()
+        return await self._store.newest(limit, subject=subject, edge_key=edge_key, since=since)
+
+    async def get(self, event_id: int) -> FiringRow | None:
+        """One event; None where there is none."""
+        await self.settled()
+        return await self._store.get(event_id)
+
+    async def clear(self, subject: str | None) -> int:
+        """Delete all events, or those of one cluster or circuit, and return how many there were."""
+        await self.settled()
+        return await self._store.clear(subject)
+
+    async def _write(self) -> None:
+        while self._waiting:
+            subject, firings = self._waiting.popleft()
+            try:
+                rows = await self._store.add(subject, firings)
+            except Refusal as refusal:
+                self._counts.lost.inc(len(firings))
+                log.warning("firings_not_recorded", subject=subject, reason=refusal.message)
+                continue
+            except Exception:
+                # the events of other choices are still written
+                self._counts.lost.inc(len(firings))
+                log.exception("firings_not_recorded", subject=subject)
+                continue
+            self.written += len(rows)
+            self._counts.events.inc(len(rows))
+            self._flush(rows)
+
+    def _flush(self, rows: Sequence[FiringRow]) -> None:
+        """Publish the newest events of one choice, unless other events were published a moment ago."""
+        now = self._seconds()
+        passes = throttle.may_pass(self._flushed, now, is_final=False, least=rules.FLUSH_SECONDS)
+        sent = rows[-rules.FLUSH_EVENTS :] if passes else []
+        self.throttled += len(rows) - len(sent)
+        if sent:
+            self._flushed = now
+        for row in sent:
+            self._publish(row)

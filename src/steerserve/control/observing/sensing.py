@@ -1,0 +1,278 @@
+"""Cluster sensing: which cluster the engine senses, and the record of its firings.
+
+The active profile is sensed while it is a cluster whose sensing an operator has enabled, and its SAE is attached. The
+record of a profile has the wish of the operator; this module follows it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from datetime import datetime
+
+import structlog
+
+from steerserve.control.bus import (
+    ActiveProfileChanged,
+    Bus,
+    ClusterFired,
+    LoadComplete,
+    SaeAttached,
+    SaeDetached,
+    UnloadComplete,
+)
+from steerserve.control.interventions.serving import Serving
+from steerserve.control.observing.cluster_arming import ClusterArming, SensedClusterAt
+from steerserve.control.observing.recorder import Recorder
+from steerserve.control.observing.sensing_views import (
+    QuorumReport,
+    SensingIntent,
+    SensingStatus,
+    cluster_firing,
+)
+from steerserve.control.residency.conductor import Conductor
+from steerserve.control.residency.resident import Attachment
+from steerserve.engine.wire import messages as m
+from steerserve.errors import Refusal
+from steerserve.rules import sensing as rules
+from steerserve.rules.cluster import Cluster
+from steerserve.rules.firings import FiringRow
+from steerserve.rules.sensing import ClusterPlan, Thresholds
+from steerserve.settings import Settings
+from steerserve.store.documents import Documents, ProfileRow
+
+log = structlog.get_logger(__name__)
+
+
+class ClusterSensing:
+    """Decides which cluster is armed. `Serving.editing` is held while that is decided."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        documents: Documents,
+        serving: Serving,
+        conductor: Conductor,
+        bus: Bus,
+        recorder: Recorder,
+    ) -> None:
+        self._settings = settings
+        self._documents = documents
+        self._serving = serving
+        self._conductor = conductor
+        self.recorder = recorder
+        recorder.publish(lambda row: bus.publish(ClusterFired(row)))
+        self._thresholds = Thresholds(settings.sensing_epsilon, settings.sensing_theta_floor)
+        self._arming = ClusterArming(conductor, self._take)
+        self._overhead: float | None = None
+        self._tasks: set[asyncio.Task[None]] = set()
+        serving.follow(self._follow)
+        bus.subscribe(self._notice)
+
+    # ------------------------------------------------------------- reading
+
+    @property
+    def is_armed(self) -> bool:
+        """Whether an engine senses a cluster now."""
+        return self._arming.now is not None
+
+    async def status(self) -> SensingStatus:
+        await self.recorder.settled()
+        armed, settings = self._arming.now, self._settings
+        enabled = [row for row in await self._documents.clusters() if row.sensing_enabled]
+        return SensingStatus(
+            armed=armed is not None,
+            profile_id=armed.cluster.subject if armed else None,
+            profile_name=armed.name if armed else None,
+            member_count=len(armed.plan.members) if armed else 0,
+            sensable_count=armed.plan.sensable_count if armed else 0,
+            min_k=armed.plan.min_k if armed else None,
+            threshold_mode=armed.plan.mode if armed else None,
+            context_tokens=armed.cluster.context_tokens if armed else None,
+            last_request_overhead_ms=self._overhead,
+            overhead_warn_threshold_ms=settings.sensing_max_overhead_ms,
+            events_recorded_since_start=self.recorder.written,
+            ws_events_dropped=self.recorder.throttled,
+            max_events_per_cluster=settings.sensing_max_events_per_cluster,
+            max_age_days=settings.sensing_max_age_days,
+            enabled_clusters=tuple(
+                SensingIntent(row.id, row.name, row.id == self._serving.profile_id)
+                for row in enabled
+            ),
+        )
+
+    async def events(
+        self, limit: int, profile_id: str | None = None, since: datetime | None = None
+    ) -> tuple[list[FiringRow], int]:
+        """The newest events first, and how many there are."""
+        return await self.recorder.newest(limit, subject=profile_id, since=since)
+
+    async def event(self, event_id: int) -> FiringRow:
+        """Raises:
+        Refusal: SENSING_EVENT_NOT_FOUND.
+        """
+        row = await self.recorder.get(event_id)
+        if row is None:
+            raise Refusal(
+                "SENSING_EVENT_NOT_FOUND",
+                f"no sensing event has the id {event_id}; old events are deleted",
+                event_id=event_id,
+            )
+        return row
+
+    # ------------------------------------------------------------- editing
+
+    async def enable(self, profile_id: str, *, enabled: bool = True) -> bool:
+        """Enable or disable the sensing of a cluster, and return whether it is armed now.
+
+        Raises:
+            Refusal: PROFILE_NOT_FOUND; VALIDATION_ERROR for a plain profile, and for an active cluster that cannot be
+                armed. In the last case its sensing stays enabled.
+        """
+        async with self._serving.editing:
+            row, _ = await self._cluster(profile_id)
+            if row.sensing_enabled != enabled:
+                row = await self._documents.change_profile(profile_id, {"sensing_enabled": enabled})
+            return await self._rearm(row)
+
+    async def configure(self, profile_id: str, min_k: int | None) -> QuorumReport:
+        """Set the quorum of a cluster; None restores the default.
+
+        Raises:
+            Refusal: PROFILE_NOT_FOUND; VALIDATION_ERROR for a plain profile, for a quorum above the number of sensable
+                members, and where an active cluster cannot be armed.
+        """
+        async with self._serving.editing:
+            row, cluster = await self._cluster(profile_id)
+            plan = self._plan_or_none(cluster, min_k)
+            if min_k is not None:
+                sensable = plan.sensable_count if plan else 0
+                rules.check_quorum(min_k, len(cluster.members), sensable)
+            if row.sensing_min_k != min_k:
+                row = await self._documents.change_profile(profile_id, {"sensing_min_k": min_k})
+            armed = await self._rearm(row)
+        return QuorumReport(min_k, plan.min_k if plan else None, armed)
+
+    # ------------------------------------------------------------- arming
+
+    async def _follow(self, row: ProfileRow | None) -> bool:
+        """Called after each change of the active profile. Sensing that fails never fails the change."""
+        why = await self._arming.arm(lambda: self._wanted(row))
+        if why is not None:
+            log.warning("cluster_not_armed", profile_id=row.id if row else None, reason=why.message)
+        return self.is_armed
+
+    async def _rearm(self, row: ProfileRow) -> bool:
+        """Arm the cluster as its record is now, if it is active. The caller holds `Serving.editing`.
+
+        Raises:
+            Refusal: VALIDATION_ERROR where it cannot be armed; ENGINE_UNAVAILABLE where it cannot be disarmed.
+        """
+        if self._serving.profile_id != row.id:
+            return False
+        why = await self._arming.arm(lambda: self._wanted(row))
+        if why is not None and not row.sensing_enabled:
+            raise why
+        if why is not None:
+            raise Refusal(
+                "VALIDATION_ERROR",
+                f"sensing stays enabled, but the cluster cannot be armed: {why.message}",
+                profile_id=row.id,
+                reason=why.code,
+            )
+        return self.is_armed
+
+    def _wanted(self, row: ProfileRow | None) -> SensedClusterAt | None:
+        """What is to be armed for the active profile.
+
+        Raises:
+            Refusal: why the cluster cannot be armed.
+        """
+        if row is None or row.cluster is None or not row.sensing_enabled:
+            return None
+        cluster, attachment = row.cluster, self._site(row)
+        if cluster.sae.n_features not in (None, attachment.d_sae):
+            raise Refusal(
+                "VALIDATION_ERROR",
+                f"the cluster is made for {cluster.sae.n_features} features; the SAE has {attachment.d_sae}",
+            )
+        plan = rules.plan(cluster.members, cluster.sensing, self._thresholds, row.sensing_min_k)
+        engine, _ = self._conductor.loaded().running()
+        settings, around = self._settings, cluster.sensing.context_tokens
+        armed = m.ArmedCluster(
+            subject=row.id,
+            title=cluster.display_token or row.name,
+            key=attachment.key,
+            members=[
+                m.ClusterMember(one.feature_idx, one.theta, one.label) for one in plan.members
+            ],
+            min_k=plan.min_k,
+            max_events=settings.sensing_max_events_per_request,
+            context_tokens=settings.sensing_context_tokens if around is None else around,
+            skips_history=settings.sensing_dedup_history,
+        )
+        return SensedClusterAt(engine, attachment, row.name, armed, plan)
+
+    def _site(self, row: ProfileRow) -> Attachment:
+        """The SAE that the cluster steers, or the first that fits it.
+
+        Raises:
+            Refusal: SAE_NOT_ATTACHED.
+        """
+        attached = self._conductor.attachments()
+        active = self._serving.live.active
+        key = active.key if active is not None and active.profile_id == row.id else None
+        steered = next((one for one in attached if one.key == key), None)
+        if steered is not None:
+            return steered
+        assert row.cluster is not None
+        fitting = row.cluster.choice(row.sae_id).among(attached)
+        if not fitting:
+            raise Refusal("SAE_NOT_ATTACHED", "no attached SAE fits the cluster")
+        return fitting[0]
+
+    # ------------------------------------------------------------- events
+
+    def _notice(self, event: object) -> None:
+        """Called by the bus. Another SAE, another model or another active profile may change what is armed."""
+        if not isinstance(
+            event,
+            ActiveProfileChanged | SaeAttached | SaeDetached | LoadComplete | UnloadComplete,
+        ):
+            return
+        task = asyncio.create_task(self._sync(), name="sensing-arm")
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _sync(self) -> None:
+        try:
+            async with self._serving.editing:
+                await self._follow(await self._serving.active())
+        except Refusal as refusal:
+            log.warning("cluster_not_armed", reason=refusal.message)
+
+    def _take(self, told: m.SensedSpans) -> None:
+        """Record what was sensed in one choice."""
+        self._overhead = told.overhead_ms
+        if told.overhead_ms > self._settings.sensing_max_overhead_ms:
+            log.warning("sensing_is_slow", request=told.label, overhead_ms=told.overhead_ms)
+        fired = [cluster_firing(told, span) for span in told.spans]
+        self.recorder.take(told.subject, fired, told.overhead_ms)
+
+    # ------------------------------------------------------------- inside
+
+    async def _cluster(self, profile_id: str) -> tuple[ProfileRow, Cluster]:
+        row = await self._documents.profile(profile_id)
+        if row.cluster is None:
+            raise Refusal(
+                "VALIDATION_ERROR",
+                "the profile is not a cluster, and only clusters are sensed",
+                profile_id=row.id,
+                source_kind=row.source_kind,
+            )
+        return row, row.cluster
+
+    def _plan_or_none(self, cluster: Cluster, min_k: int | None) -> ClusterPlan | None:
+        try:
+            return rules.plan(cluster.members, cluster.sensing, self._thresholds, min_k)
+        except Refusal:
+            return None
