@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
 
 from steerserve import demo
+from steerserve.errors import Refusal
 from tests.service import JSON, Running
 
 MODEL = demo.MODEL_NAME
@@ -217,6 +219,24 @@ def test_strict_mode_refuses_unused_fields_and_only_those(shared: Running) -> No
     assert shared.http.post(CHAT, json=chat(max_tokens=1, user="u"), headers=relaxed).is_success
     status, error = shared.v1_error(CHAT, chat(), **{"X-Service-Strict": "maybe"})
     assert (status, error["param"]) == (400, "X-Service-Strict")
+
+
+@pytest.mark.shows("retry-after.4", "retry-after.1", "formats.2")
+@pytest.mark.parametrize("is_stream", [False, True])
+def test_an_engine_that_ended_before_the_request_is_told_with_the_time_to_come_back(
+    shared: Running, monkeypatch: pytest.MonkeyPatch, is_stream: bool
+) -> None:
+    async def ended(*_: Any, **__: Any) -> AsyncIterator[Any]:
+        raise Refusal("MODEL_NOT_LOADED", "the engine ended while the request waited")
+        yield
+
+    resident = shared.service.owners.conductor.resident
+    assert resident is not None
+    monkeypatch.setattr(resident.held(), "generate", ended)
+    answer = shared.http.post(TEXT, json=text(stream=is_stream))
+    assert (answer.status_code, answer.headers["retry-after"]) == (503, "30")
+    error = answer.json()["error"]
+    assert (error["code"], error["type"]) == ("model_not_loaded", "invalid_request_error")
 
 
 def test_other_media_types_are_not_read_as_json(shared: Running) -> None:

@@ -515,11 +515,15 @@ def test_memory_that_runs_out_is_refused_as_for_a_text(
         raise torch.OutOfMemoryError("no memory")
 
     bench = Bench(llama)
-    bench.score(1, list(PROMPTS))
     with monkeypatch.context() as patched, capture_logs():
         patched.setattr(llama, "_forward", fail)
+        bench.score(1, list(PROMPTS))
         bench.run()
-    assert bench.refused[1].code == "INSUFFICIENT_MEMORY"
+        bench.ask(2, PROMPTS[0], max_tokens=2)
+        bench.run()
+    assert bench.refused[1].code == bench.refused[2].code == "INSUFFICIENT_MEMORY"
+    assert set(bench.refused[1].details) == set(bench.refused[2].details)
+    assert {"device", "prompt_tokens", "batch_rows"} <= set(bench.refused[1].details)
     assert not bench.scores
 
 
