@@ -134,4 +134,5 @@ class Service:
             await owners.conductor.close()
             await owners.sensing.recorder.settled()
             await around.checker.close()
+            await owners.claims.close()
             await around.database.close()

@@ -12,6 +12,9 @@ from dataclasses import dataclass
 from steerserve.control.breakers import Breakers
 from steerserve.control.bus import Bus
 from steerserve.control.interventions.attachments import Attachments
+from steerserve.control.interventions.circuit_serving import CircuitServing
+from steerserve.control.interventions.circuits import Circuits
+from steerserve.control.interventions.claims import LayerClaims
 from steerserve.control.interventions.clusters import Clusters
 from steerserve.control.interventions.profiles import Profiles
 from steerserve.control.interventions.serving import Serving
@@ -43,6 +46,7 @@ from steerserve.hub.client import Hub
 from steerserve.hub.downloads import Downloads
 from steerserve.settings import Settings
 from steerserve.store.catalog import Catalog, Clock, utc_now
+from steerserve.store.circuits import CircuitStore
 from steerserve.store.db import Database
 from steerserve.store.documents import Documents
 from steerserve.store.labels import Labels
@@ -128,6 +132,12 @@ class Owners:
         self.serving = Serving(documents, self.steering, conductor, self.catalog, self.settings)
         self.profiles = Profiles(documents, self.serving, conductor, self.catalog)
         self.clusters = Clusters(documents, self.serving, conductor, self.profiles)
+        store = CircuitStore(around.database)
+        self.claims = LayerClaims(store, self.steering, bus)
+        self.circuits = Circuits(store, self.steering, conductor, self.settings)
+        self.circuit_serving = CircuitServing(
+            store, self.circuits, self.claims, self.serving, self.steering, conductor
+        )
 
     def _make_observing(self) -> None:
         self.monitoring = Monitoring(self.conductor, self.bus, self.around.now)

@@ -230,7 +230,7 @@ class LiveEvents:
         await self.server.shutdown()
 
     def _emit(self, event: events.Event) -> None:
-        if isinstance(event, events.ActiveProfileChanged) or not self._throttle.passes(event):
+        if isinstance(event, events.Unsent) or not self._throttle.passes(event):
             return
         self._end_those_behind()
         name, body = payload(event)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from fastapi import APIRouter
 
 from steerserve.api import attachments as attachment_routes
+from steerserve.api import circuits as circuit_routes
 from steerserve.api import clusters as cluster_routes
 from steerserve.api import compare as compare_routes
 from steerserve.api import features as feature_routes
@@ -53,5 +54,6 @@ def management(owners: Owners) -> list[APIRouter]:
         profile_routes.router(owners.profiles, owners.serving),
         cluster_routes.router(owners.clusters, owners.serving),
         sensing_routes.router(owners.sensing),
+        circuit_routes.router(owners.circuits, owners.circuit_serving, owners.claims),
         health_routes.router(owners.vitals, owners.gauges),
     ]

@@ -223,6 +223,20 @@ class Settings(Secrets, RequestLimits, SensingSettings):
         le=2,
         description="Intensity that `steering_intensity: max` means where no range is declared.",
     )
+    circuit_intensity_min: float = Field(
+        default=0.0,
+        ge=0,
+        le=2,
+        description="Lowest intensity of a circuit other than 0, and what `steering_intensity: min` means where no "
+        "range is declared.",
+    )
+    circuit_intensity_max: float = Field(
+        default=2.0,
+        ge=0,
+        le=2,
+        description="Highest intensity of a circuit, and what `steering_intensity: max` means where no range is "
+        "declared.",
+    )
     sae_activations_max_top_k: Count = Field(
         default=64, description="Largest `top_k` of `return_sae_activations`."
     )
@@ -286,6 +300,8 @@ class Settings(Secrets, RequestLimits, SensingSettings):
     def _check_range(self) -> Settings:
         if self.cluster_intensity_min > self.cluster_intensity_max:
             raise ValueError("CLUSTER_INTENSITY_MIN is above CLUSTER_INTENSITY_MAX")
+        if self.circuit_intensity_min > self.circuit_intensity_max:
+            raise ValueError("CIRCUIT_INTENSITY_MIN is above CIRCUIT_INTENSITY_MAX")
         return self
 
     @model_validator(mode="after")

@@ -116,6 +116,14 @@ class ActiveProfileChanged:
 
 
 @dataclass(frozen=True, slots=True)
+class ServedCircuitsChanged:
+    """Other circuits serve now, or the same ones otherwise. The cause may be an operator, a detached SAE, or the end of
+    an engine."""
+
+    circuit_ids: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class MonitoringState:
     """An empty list of features means that all features are monitored."""
 
@@ -168,7 +176,10 @@ Sent = (
 )
 """The events that clients get too."""
 
-Event = Sent | ActiveProfileChanged
+Unsent = ActiveProfileChanged | ServedCircuitsChanged
+"""The events that only owners get."""
+
+Event = Sent | Unsent
 Subscriber = Callable[[Any], None]
 
 

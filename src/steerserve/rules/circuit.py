@@ -1,4 +1,4 @@
-"""The circuit document: its shape, its members by layer, its edges, and the rung that follows from the edges.
+"""The circuit document: its members by layer, its edges, and the rung that follows from the edges.
 
 A circuit steers features of several layers at once. A member of the kind `cluster_ref` has the features of a cluster
 in `expanded_members`. Its own `feature` counts too. If a document has a feature of a layer twice, the first one counts.
@@ -11,32 +11,18 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from steerserve.rules import documents, members
-from steerserve.rules.documents import (
-    Check,
-    DocumentFault,
-    Place,
-    anything,
-    as_number,
-    fields,
-    flag,
-    items,
-    mapping,
-    number,
-    one_of,
-    part_of,
-    text,
-    whole,
-)
-from steerserve.rules.evidence import HIGHEST, rung_of
+from steerserve.rules.circuit_shape import KIND, LAYERS_MAXIMUM, NAME_MAXIMUM, SHAPE
+from steerserve.rules.documents import DocumentFault, Place, as_number, part_of
+from steerserve.rules.evidence import rung_of
 from steerserve.rules.members import AuthoredMember, SaeReference, SensingOverrides
+from steerserve.rules.steering import MAXIMUM as VALUE_MAXIMUM
 from steerserve.rules.text import storable
 
-KIND = "mistudio.circuit-definition"
-IMPORT = "/api/circuits/import"
-NAME_MAXIMUM = 200
-LAYERS_MAXIMUM = 16
-EDGES_MAXIMUM = 200
-_TEXT_MAXIMUM = 2000
+NAME_TRIES = 50
+"""The numbers that are tried for a name that is taken: the last one is `name (50)`."""
+
+_LISTED = 20
+"""The most members that a warning lists."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,116 +108,6 @@ class Circuit:
         return next(declared, SaeReference(layer=layer))
 
 
-# ------------------------------------------------------------- the shape
-
-_LAYER = whole()
-_END = fields(
-    {"layer": _LAYER},
-    {"feature_idx": whole(), "cluster_profile_id": text(), "kind": one_of("feature", "cluster")},
-)
-_EDGE = fields(
-    {"up": _END, "down": _END},
-    {
-        "type": text(),
-        "rung": whole(0, HIGHEST),
-        "tested_and_failed": items(whole(0, HIGHEST)),
-        "effect_size": number(),
-        "weight_prior": number(),
-        "coactivation": fields(
-            {},
-            {
-                "pmi": number(),
-                "lift": number(),
-                "spearman": number(),
-                "support": number(0),
-                "null_percentile": number(),
-                "replicated_heldout": anything,
-                "corpus_ref": text(),
-            },
-        ),
-        "attribution": fields(
-            {}, {"method": text(), "score": number(), "sign_consistency": number(0, 1)}
-        ),
-        "position": fields(
-            {},
-            {"mediating_heads": items(whole()), "source_role": text(), "target_role": text()},
-        ),
-        "type_signals": mapping(anything),
-        "validation_manifest_ref": text(),
-    },
-)
-_MEMBER = fields(
-    {"layer": _LAYER},
-    {
-        "member_kind": one_of("feature_ref", "cluster_ref"),
-        "feature": members.MEMBER,
-        "cluster_profile_id": text(),
-        "cluster_name": text(),
-        "expanded_members": items(members.MEMBER, most=members.MEMBERS_MAXIMUM),
-    },
-)
-_PROBE = fields({"prompt": text(1, _TEXT_MAXIMUM), "expected": text(1, _TEXT_MAXIMUM)}, {})
-_CALIBRATION = fields(
-    {"onset": number(0), "sweet_spot": number(0), "cliff": number(0)},
-    {
-        "provisional": flag,
-        "non_monotone": flag,
-        "step_budget": whole(1),
-        "judge_metric_id": text(),
-        "manifest_ref": text(),
-        "probe_set": items(_PROBE),
-    },
-)
-_FAITHFULNESS = fields(
-    {},
-    {
-        "necessity": number(),
-        "sufficiency": number(),
-        "sufficiency_k": whole(),
-        "metric_id": text(),
-        "manifest_ref": text(),
-    },
-)
-_DISCOVERY = fields(
-    {},
-    {
-        "mode": one_of("seeded", "open"),
-        "granularity": one_of("feature", "cluster"),
-        "corpus_ref": text(),
-        "split": anything,
-        "discovered_at": anything,
-        "thresholds": anything,
-    },
-)
-_BUDGET = fields(
-    {},
-    {
-        "layers": mapping(fields({}, members.BUDGET_FIELDS)),
-        "formula_id": text(),
-        "intensity": number(0, members.INTENSITY_MAXIMUM),
-    },
-)
-SHAPE: Check = fields(
-    {
-        "name": members.name_shape(NAME_MAXIMUM),
-        "saes": items(members.SAE, 1, LAYERS_MAXIMUM),
-        "members": items(_MEMBER, 1),
-    },
-    {
-        "kind": one_of(KIND),
-        "schema_version": one_of(members.SCHEMA_VERSION),
-        "narrative": members.NARRATIVE,
-        "model": members.MODEL,
-        "edges": items(_EDGE, most=EDGES_MAXIMUM),
-        "budget": _BUDGET,
-        "calibration": _CALIBRATION,
-        "faithfulness": _FAITHFULNESS,
-        "discovery": _DISCOVERY,
-        "provenance": members.PROVENANCE,
-    },
-)
-
-
 # ------------------------------------------------------------- reading
 
 
@@ -249,6 +125,31 @@ def read(document: Mapping[str, Any]) -> Circuit:
     if faults:
         raise documents.invalid(faults[: documents.FAULTS_NAMED])
     return circuit
+
+
+def numbered(name: str, number: int) -> str:
+    """The name for the attempt with this number, within the longest name: `name`, `name (2)`, and so on."""
+    suffix = f" ({number})" if number > 1 else ""
+    return name[: NAME_MAXIMUM - len(suffix)] + suffix
+
+
+def warnings(circuit: Circuit, intensity: float) -> tuple[str, ...]:
+    """What is remarkable about the values of a circuit at an intensity."""
+    if circuit.is_still:
+        return ("all strengths are 0, so the circuit steers nothing",)
+    clamped = [
+        f"{member.feature_idx} at layer {layer}"
+        for layer, of_layer in circuit.members.items()
+        for member in of_layer
+        if abs(member.value * intensity) > VALUE_MAXIMUM
+    ]
+    if not clamped:
+        return ()
+    more = f" and {len(clamped) - _LISTED} more" if len(clamped) > _LISTED else ""
+    return (
+        f"at intensity {intensity:g} the values of features {', '.join(clamped[:_LISTED])}{more} are outside "
+        f"[-{VALUE_MAXIMUM:g}, {VALUE_MAXIMUM:g}] and are clamped",
+    )
 
 
 def _circuit(document: Mapping[str, Any]) -> Circuit:

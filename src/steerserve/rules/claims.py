@@ -16,6 +16,9 @@ from steerserve.rules.hazards import MEASURED
 OVERRIDE = "allow_layer_overlap"
 """The parameter that allows a circuit to serve on the layers of another circuit."""
 
+OVERRIDDEN = "allowed_layer_overlap"
+"""The field of an answer that says that the parameter was needed."""
+
 
 @dataclass(frozen=True, slots=True)
 class Wanted:

@@ -10,7 +10,12 @@ from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
 
-from steerserve.control.bus import ActiveProfileChanged, Bus, SteeringUpdate
+from steerserve.control.bus import (
+    ActiveProfileChanged,
+    Bus,
+    ServedCircuitsChanged,
+    SteeringUpdate,
+)
 from steerserve.control.residency.conductor import Conductor
 from steerserve.control.residency.engine_state import EngineState, Return, unchanged
 from steerserve.control.residency.resident import Attachment, Resident, Switch
@@ -18,6 +23,7 @@ from steerserve.engine.wire.engine import Engine
 from steerserve.errors import Refusal
 from steerserve.rules import steering as rules
 from steerserve.rules.attachment import FIRST_SAE, SaeChoice
+from steerserve.rules.served import ServedCircuit
 from steerserve.rules.steering import Live, Values
 
 Step = Callable[[Live, Sequence[Attachment]], Live]
@@ -39,6 +45,13 @@ class Steering(EngineState[Live]):
     @property
     def live(self) -> Live:
         return self._live
+
+    @property
+    def circuits(self) -> tuple[ServedCircuit, ...]:
+        """The circuits that serve, and those that serve again once their model is loaded again after a crash."""
+        lost = (circuit for _, loss in self._losses.items() for circuit in loss.circuits)
+        by_id = {circuit.circuit_id: circuit for circuit in (*lost, *self._live.circuits)}
+        return tuple(by_id.values())
 
     def state(self, choice: SaeChoice = FIRST_SAE) -> tuple[bool, dict[int, float]]:
         """Whether steering is on, and the values of one attached SAE, summed over their owners.
@@ -206,6 +219,9 @@ class Steering(EngineState[Live]):
             self._bus.publish(published[1])
         if _profile_of(before) != _profile_of(live):
             self._bus.publish(ActiveProfileChanged(_profile_of(live)))
+        if before.circuits != live.circuits:
+            served = tuple(circuit.circuit_id for circuit in live.circuits)
+            self._bus.publish(ServedCircuitsChanged(served))
 
 
 async def _push(engine: Engine, live: Live) -> None:

@@ -1,0 +1,120 @@
+"""Imported circuits: their records and documents. `circuit_serving.py` makes them serve."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from steerserve.control.interventions.circuit_views import CircuitView
+from steerserve.control.interventions.steering import Steering
+from steerserve.control.residency.conductor import Conductor
+from steerserve.errors import Refusal
+from steerserve.rules import binding, circuit_serving, served
+from steerserve.rules import circuit as rules
+from steerserve.settings import Settings
+from steerserve.store.circuits import CircuitRow, CircuitStore, NameTaken
+
+OnNameConflict = Literal["rename", "fail"]
+
+
+@dataclass(frozen=True, slots=True)
+class CircuitPage:
+    """Some of the circuits that a list asks for, and how many there are in all. `active_id` is the circuit that was
+    activated first of those that serve."""
+
+    circuits: tuple[CircuitView, ...]
+    total: int
+    active_id: str | None
+
+
+class Circuits:
+    """Reads, imports and describes circuits."""
+
+    def __init__(
+        self, store: CircuitStore, steering: Steering, conductor: Conductor, settings: Settings
+    ) -> None:
+        self._store = store
+        self._steering = steering
+        self._conductor = conductor
+        self._envelope = (settings.circuit_intensity_min, settings.circuit_intensity_max)
+
+    # ------------------------------------------------------------- reading
+
+    async def list(
+        self, *, min_rung: int, is_serveable: bool | None, limit: int, offset: int
+    ) -> CircuitPage:
+        """Circuits from a rung on, newest first. With `is_serveable`, only those that can, or cannot, be served whole
+        by the SAEs that are attached now."""
+        views = [self._described(row) for row in await self._store.circuits(min_rung)]
+        if is_serveable is not None:
+            views = [view for view in views if view.is_serveable is is_serveable]
+        active = next((circuit.circuit_id for circuit in self._steering.circuits), None)
+        return CircuitPage(tuple(views[offset : offset + limit]), len(views), active)
+
+    async def active(self) -> Sequence[CircuitView]:
+        """The circuits that serve, in the order of their activation."""
+        views = []
+        for circuit in self._steering.circuits:
+            try:
+                views.append(self.described(await self._store.circuit(circuit.circuit_id)))
+            except Refusal as refusal:
+                # it was deactivated and deleted meanwhile
+                if refusal.code != "CIRCUIT_NOT_FOUND":
+                    raise
+        return views
+
+    async def document(self, circuit_id: str) -> Mapping[str, Any]:
+        """The document of a circuit, as it was imported.
+
+        Raises:
+            Refusal: CIRCUIT_NOT_FOUND.
+        """
+        return await self._store.document(circuit_id)
+
+    def described(self, row: CircuitRow) -> CircuitView:
+        """A circuit as it is now, and whether it steers."""
+        view = self._described(row)
+        live = self._steering.live
+        now = circuit_serving.served(live, row.id)
+        is_steering = now is not None and circuit_serving.is_steering(live, now)
+        shared = served.composed(self._steering.circuits)
+        layers = view.served.layers if view.served is not None else ()
+        composed = tuple(layer for layer in layers if layer in shared)
+        return CircuitView(row, view.bindings, view.served, is_steering, composed)
+
+    def limits(self, row: CircuitRow) -> tuple[float, float]:
+        """The lowest and the highest intensity of a circuit."""
+        return circuit_serving.limits(row.circuit.intensity_range, self._envelope)
+
+    # ------------------------------------------------------------- importing
+
+    async def add(
+        self, document: Mapping[str, Any], on_conflict: OnNameConflict
+    ) -> tuple[CircuitView, tuple[str, ...]]:
+        """Save a circuit document, and return warnings. A circuit whose name is taken is renamed, or refused.
+
+        Raises:
+            DocumentRefusal: UNKNOWN_KIND, VALIDATION_ERROR.
+            Refusal: VALIDATION_ERROR for a name that is taken.
+        """
+        circuit = rules.read(document)
+        intensity = circuit_serving.INTENSITY if circuit.intensity is None else circuit.intensity
+        for number in range(1, rules.NAME_TRIES + 1 if on_conflict == "rename" else 2):
+            name = rules.numbered(circuit.name, number)
+            try:
+                row = await self._store.add(name, circuit, intensity, document)
+            except NameTaken:
+                continue
+            return self._described(row), rules.warnings(circuit, self.limits(row)[1])
+        why = f"a circuit is named {circuit.name!r}"
+        errors = [{"loc": ["body", "name"], "msg": why}]
+        raise Refusal("VALIDATION_ERROR", why, name=circuit.name, errors=errors)
+
+    # ------------------------------------------------------------- inside
+
+    def _described(self, row: CircuitRow) -> CircuitView:
+        serving = (one for one in self._steering.circuits if one.circuit_id == row.id)
+        needs = binding.declared(row.circuit)
+        bindings = binding.bind(needs, self._conductor.attachments())
+        return CircuitView(row, bindings, next(serving, None))

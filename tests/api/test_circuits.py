@@ -1,0 +1,611 @@
+"""/api/circuits on the demo model with its two SAEs: documents, gates, claims, evidence, and every way out."""
+
+from __future__ import annotations
+
+import copy
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from steerserve import demo
+from steerserve.rules.hazards import MEASURED
+from tests.service import Running, add_sae
+
+LOW, HIGH = demo.saes()
+D_SAE = 1024
+
+
+def feature(index: int, strength: float = 8.0, **more: Any) -> dict[str, Any]:
+    return {"feature_idx": index, "strength": strength, **more}
+
+
+def document(rung: int = 2, low: int = 70, high: int = 31, **changes: Any) -> dict[str, Any]:
+    """A circuit of two features on the two layers of the demo SAEs."""
+    made = {
+        "kind": "mistudio.circuit-definition",
+        "schema_version": "1",
+        "name": "rain to umbrella",
+        "narrative": "made for a test",
+        "model": {"hf_id": None, "mistudio_model_id": "m_1"},
+        "saes": [
+            {"layer": LOW.layer, "n_features": D_SAE},
+            {"layer": HIGH.layer, "n_features": None},
+        ],
+        "members": [
+            {"layer": LOW.layer, "feature": feature(low, 8.0), "cluster_name": None},
+            {
+                "layer": HIGH.layer,
+                "member_kind": "cluster_ref",
+                "expanded_members": [feature(high, -6.0, sign=-1)],
+            },
+        ],
+        "edges": [
+            {
+                "up": {"layer": LOW.layer, "feature_idx": low},
+                "down": {"layer": HIGH.layer, "feature_idx": high},
+                "rung": rung,
+                "effect_size": 0.4,
+            }
+        ],
+        "budget": {"intensity": 1.0, "intensity_range": [0.2, 1.4], "layers": {}},
+        "discovery": None,
+        "later": {"unknown": [1, {"key": None}], "number": 0.1},
+    }
+    return made | copy.deepcopy(changes)
+
+
+@pytest.fixture(scope="module")
+def saes(shared: Running) -> Iterator[list[str]]:
+    yield [add_sae(shared, sae) for sae in (LOW, HIGH)]
+    detach(shared)
+
+
+@pytest.fixture
+def clean(shared: Running, saes: list[str]) -> Iterator[Running]:
+    """The shared service. All circuits and profiles are deleted after the test."""
+    yield shared
+    for row in shared.data("GET", "/api/circuits?limit=200")["circuits"]:
+        shared.data("DELETE", f"/api/circuits/{row['id']}")
+    for row in shared.data("GET", "/api/profiles")["profiles"]:
+        shared.data("DELETE", f"/api/profiles/{row['id']}")
+
+
+@pytest.fixture
+def bare(clean: Running) -> Running:
+    """The shared service without attached SAEs."""
+    detach(clean)
+    return clean
+
+
+@pytest.fixture
+def live(clean: Running, saes: list[str]) -> Running:
+    """The shared service with both demo SAEs attached."""
+    attach(clean, saes)
+    return clean
+
+
+def detach(live: Running) -> None:
+    for attached in live.data("GET", "/api/saes/attachments")["entries"]:
+        live.data("POST", f"/api/saes/{attached['sae_id']}/detach")
+
+
+def attach(live: Running, saes: list[str], *layers: int) -> None:
+    wanted = [
+        {"sae_id": sae_id, "layer": sae.layer}
+        for sae_id, sae in zip(saes, (LOW, HIGH), strict=True)
+        if sae.layer in (layers or (LOW.layer, HIGH.layer))
+    ]
+    live.data("POST", "/api/saes/attach-set", {"saes": wanted})
+
+
+def imported(live: Running, **changes: Any) -> str:
+    return str(live.data("POST", "/api/circuits/import", document(**changes))["id"])
+
+
+def activated(live: Running, circuit_id: str, **options: bool) -> dict[str, Any]:
+    query = "&".join(f"{name}={str(value).lower()}" for name, value in options.items())
+    answer = live.data("POST", f"/api/circuits/{circuit_id}/activate?{query}")
+    assert isinstance(answer, dict)
+    return answer
+
+
+def failed(live: Running, method: str, path: str, body: Any = None) -> tuple[str, dict[str, Any]]:
+    """The code and details of a refusal that comes with status 200."""
+    status, code, details = live.error(method, path, body)
+    assert status == 200
+    return code, details
+
+
+def steered(live: Running) -> dict[str, dict[str, float]]:
+    """The live values by attachment."""
+    listed = live.data("GET", "/api/saes/attachments")["entries"]
+    values = {}
+    for one in listed:
+        where = f"sae_id={one['sae_id']}&layer={one['layer']}"
+        values[one["layer"]] = live.data("GET", f"/api/saes/steering?{where}")["values"]
+    return values
+
+
+# ------------------------------------------------------------------ documents
+
+
+def test_a_document_comes_back_with_equal_values(bare: Running) -> None:
+    circuit_id = imported(bare)
+    assert bare.data("GET", f"/api/circuits/{circuit_id}/export") == document()
+
+
+def test_an_export_can_be_imported_as_it_was_answered(bare: Running) -> None:
+    circuit_id = imported(bare)
+    answer = bare.http.get(f"/api/circuits/{circuit_id}/export").json()
+    again = bare.data("POST", "/api/circuits/import", answer)
+    assert again["name"] == "rain to umbrella (2)"
+    assert bare.data("GET", f"/api/circuits/{again['id']}/export") == document()
+
+
+def test_the_row_says_what_the_document_is(bare: Running) -> None:
+    row = bare.data("POST", "/api/circuits/import", document())
+    assert row.pop("id").startswith("circ_")
+    assert row.pop("created_at") == row.pop("updated_at")
+    assert row == {
+        "name": "rain to umbrella",
+        "description": "made for a test",
+        "rung": 2,
+        "rung_language": "causally validated (edge)",
+        "rung_next_step": "test the faithfulness of the whole circuit",
+        "validated": True,
+        "edge_count": 1,
+        "layers": [LOW.layer, HIGH.layer],
+        "serveable": False,
+        "is_active": False,
+        "serving_mode": None,
+        "intensity": 1.0,
+        "steering": None,
+        "composed_layers": [],
+        "per_sae_warnings": [
+            {
+                "layer": layer,
+                "sae_id": None,
+                "verdict": "unbound",
+                "reason": f"no SAE is attached at layer {layer}",
+            }
+            for layer in (LOW.layer, HIGH.layer)
+        ],
+        "warnings": [],
+    }
+
+
+@pytest.mark.parametrize(
+    ("changes", "code"),
+    [
+        ({"kind": "mistudio.cluster-definition"}, "UNKNOWN_KIND"),
+        ({"members": []}, "VALIDATION_ERROR"),
+        ({"edges": [{"up": {"layer": 2}, "down": {"layer": 3}, "rung": 9}]}, "VALIDATION_ERROR"),
+        ({"narrative": "n" * 2**20}, "PAYLOAD_TOO_LARGE"),
+    ],
+)
+def test_a_document_is_refused_with_status_200(bare: Running, changes: Any, code: str) -> None:
+    assert failed(bare, "POST", "/api/circuits/import", document(**changes))[0] == code
+    assert bare.data("GET", "/api/circuits")["total"] == 0
+
+
+def test_a_document_that_is_nested_too_deep_is_refused(bare: Running) -> None:
+    deep: Any = 1
+    for _ in range(40):
+        deep = [deep]
+    refused = failed(bare, "POST", "/api/circuits/import", document(later=deep))
+    assert refused[0] == "VALIDATION_ERROR"
+
+
+def test_a_name_that_is_taken_is_renamed_or_refused(bare: Running) -> None:
+    names = [bare.data("POST", "/api/circuits/import", document())["name"] for _ in range(3)]
+    assert names == ["rain to umbrella", "rain to umbrella (2)", "rain to umbrella (3)"]
+    refused = bare.error("POST", "/api/circuits/import?on_conflict=fail", document())
+    assert refused[:2] == (422, "VALIDATION_ERROR")
+
+
+def test_strengths_of_0_are_warned_of(bare: Running) -> None:
+    still = [{"layer": LOW.layer, "feature": feature(1, 0.0)}]
+    row = bare.data("POST", "/api/circuits/import", document(members=still, edges=[]))
+    assert row["warnings"] == ["all strengths are 0, so the circuit steers nothing"]
+
+
+# ------------------------------------------------------------------ lists
+
+
+def test_the_list_is_newest_first_and_filtered(bare: Running, saes: list[str]) -> None:
+    ids = [imported(bare, rung=rung, name=f"rung {rung}") for rung in (0, 1, 2, 3)]
+    low = {"members": [{"layer": LOW.layer, "feature": feature(1)}], "edges": []}
+    ids.append(imported(bare, name="low", **low))
+    attach(bare, saes, LOW.layer)
+
+    def listed(query: str) -> list[str]:
+        page = bare.data("GET", f"/api/circuits?{query}")
+        assert page["active_circuit_id"] is None
+        return [row["id"] for row in page["circuits"]]
+
+    assert listed("") == ids[::-1]
+    assert listed("min_rung=2") == [ids[3], ids[2]]
+    assert listed("serveable=true") == [ids[4]]
+    assert listed("serveable=false&limit=2&offset=1") == [ids[2], ids[1]]
+    assert bare.data("GET", "/api/circuits?serveable=false&limit=2")["total"] == 4
+    assert bare.data("GET", "/api/circuits?promoted=true")["total"] == 5
+
+
+@pytest.mark.parametrize("query", ["min_rung=4", "limit=0", "limit=201", "offset=-1"])
+def test_a_list_with_a_wrong_parameter_is_refused(bare: Running, query: str) -> None:
+    assert bare.error("GET", f"/api/circuits?{query}")[:2] == (422, "VALIDATION_ERROR")
+
+
+@pytest.mark.parametrize(
+    ("method", "path"),
+    [
+        ("POST", "circ_0/activate"),
+        ("POST", "circ_0/deactivate"),
+        ("DELETE", "circ_0"),
+        ("GET", "circ_0/export"),
+    ],
+)
+def test_an_unknown_circuit_is_404(bare: Running, method: str, path: str) -> None:
+    assert bare.error(method, f"/api/circuits/{path}")[:2] == (404, "CIRCUIT_NOT_FOUND")
+
+
+# ------------------------------------------------------------------ serving
+
+
+def test_a_circuit_serves_each_member_at_the_sae_of_its_layer(
+    live: Running, saes: list[str]
+) -> None:
+    circuit_id = imported(live)
+    answer = activated(live, circuit_id)
+    assert (answer["is_active"], answer["serving_mode"], answer["steering"]) == (True, "full", True)
+    assert answer["bound_layers"] == [LOW.layer, HIGH.layer]
+    assert answer["slice_layer"] is None
+    assert answer["applied_per_layer"] == {
+        str(LOW.layer): {"70": 8.0},
+        str(HIGH.layer): {"31": -6.0},
+    }
+    assert answer["acknowledged_unvalidated"] is False
+    assert answer["warnings"] == []
+    assert "allowed_layer_overlap" not in answer
+    assert answer["hazards"] == [
+        {
+            "kind": "cancelling",
+            "edge_key": f"70@{LOW.layer}->31@{HIGH.layer}",
+            "up": {"layer": LOW.layer, "feature_idx": 70, "value": 8.0},
+            "down": {"layer": HIGH.layer, "feature_idx": 31, "value": -6.0},
+            "label": "validated:ES=0.4",
+        }
+    ]
+    assert steered(live) == {LOW.layer: {"70": 8.0}, HIGH.layer: {"31": -6.0}}
+    (row,) = live.data("GET", "/api/circuits/active")
+    assert row["id"] == circuit_id
+    assert row["steering"] is True
+    assert live.data("GET", "/api/circuits/active?single=true") == row
+    assert live.data("GET", "/api/circuits")["active_circuit_id"] == circuit_id
+
+
+def test_a_served_circuit_changes_what_the_model_writes(live: Running) -> None:
+    proof = demo.proof()
+    strong = [{"layer": HIGH.layer, "feature": feature(proof["feature_idx"], proof["strength"])}]
+    circuit_id = imported(live, members=strong, edges=[])
+    before = live.complete("One day", max_tokens=12, temperature=0)["choices"][0]["text"]
+    activated(live, circuit_id, acknowledge_unvalidated=True)
+    during = live.complete("One day", max_tokens=12, temperature=0)["choices"][0]["text"]
+    live.data("POST", f"/api/circuits/{circuit_id}/deactivate")
+    after = live.complete("One day", max_tokens=12, temperature=0)["choices"][0]["text"]
+    assert before == after != during
+
+
+def test_a_deactivation_removes_only_the_values_of_the_circuit(live: Running) -> None:
+    live.data("POST", "/api/saes/steering", {"feature_idx": 70, "value": 1.0})
+    circuit_id = imported(live)
+    activated(live, circuit_id)
+    assert steered(live)[LOW.layer] == {"70": 9.0}
+    answer = live.data("POST", f"/api/circuits/{circuit_id}/deactivate")
+    assert (answer["cleared_steering"], answer["is_active"]) == (True, False)
+    assert steered(live) == {LOW.layer: {"70": 1.0}, HIGH.layer: {}}
+    again = live.data("POST", f"/api/circuits/{circuit_id}/deactivate")
+    assert again["cleared_steering"] is False
+    assert steered(live) == {LOW.layer: {"70": 1.0}, HIGH.layer: {}}
+    live.data("DELETE", "/api/saes/steering")
+
+
+def test_each_change_of_a_circuit_is_one_step_of_the_epoch(live: Running) -> None:
+    circuit_id = imported(live)
+
+    def step(work: Any) -> int:
+        before = live.service.owners.steering.live.epoch
+        work()
+        return live.service.owners.steering.live.epoch - before
+
+    assert step(lambda: activated(live, circuit_id)) == 1
+    assert step(lambda: activated(live, circuit_id)) == 0
+    assert step(lambda: live.data("PUT", "/api/circuits/active/intensity", {"intensity": 0.5})) == 1
+    assert step(lambda: live.data("POST", f"/api/circuits/{circuit_id}/deactivate")) == 1
+    assert step(lambda: live.data("POST", f"/api/circuits/{circuit_id}/deactivate")) == 0
+
+
+# ------------------------------------------------------------------ gates
+
+
+@pytest.mark.parametrize("rung", [0, 1])
+def test_a_circuit_below_rung_2_serves_only_when_acknowledged(live: Running, rung: int) -> None:
+    circuit_id = imported(live, rung=rung)
+    code, details = failed(live, "POST", f"/api/circuits/{circuit_id}/activate")
+    phrase = ["associated", "suggested (attribution-supported)"][rung]
+    assert code == "UNVALIDATED_CIRCUIT"
+    assert (details["circuit_id"], details["rung"], details["rung_language"]) == (
+        circuit_id,
+        rung,
+        phrase,
+    )
+    assert details["next_step"]
+    assert steered(live) == {LOW.layer: {}, HIGH.layer: {}}
+    assert activated(live, circuit_id, acknowledge_unvalidated=True)["acknowledged_unvalidated"]
+
+
+@pytest.mark.parametrize("rung", [2, 3])
+def test_a_validated_circuit_needs_no_acknowledgement(live: Running, rung: int) -> None:
+    answer = activated(live, imported(live, rung=rung), acknowledge_unvalidated=True)
+    assert answer["acknowledged_unvalidated"] is False
+
+
+def test_evidence_is_asked_for_before_the_saes(bare: Running) -> None:
+    circuit_id = imported(bare, rung=0)
+    code, _ = failed(bare, "POST", f"/api/circuits/{circuit_id}/activate")
+    assert code == "UNVALIDATED_CIRCUIT"
+
+
+def test_without_saes_every_member_is_an_offender(bare: Running) -> None:
+    circuit_id = imported(bare)
+    status, code, details = bare.error("POST", f"/api/circuits/{circuit_id}/activate")
+    assert (status, code) == (422, "SAE_SET_INCOMPLETE")
+    assert [(one["layer"], one["feature_idx"]) for one in details["offenders"]] == [
+        (LOW.layer, 70),
+        (HIGH.layer, 31),
+    ]
+    assert bare.data("GET", "/api/circuits/claims") == []
+
+
+def test_an_index_outside_of_the_sae_is_refused_before_anything_changes(live: Running) -> None:
+    circuit_id = imported(live, high=D_SAE)
+    status, code, details = live.error("POST", f"/api/circuits/{circuit_id}/activate")
+    assert (status, code) == (400, "INVALID_FEATURE_INDEX")
+    assert (details["feature_idx"], details["layer"]) == (D_SAE, HIGH.layer)
+    assert live.data("GET", "/api/circuits/claims") == []
+    assert steered(live) == {LOW.layer: {}, HIGH.layer: {}}
+
+
+# ------------------------------------------------------------------ several circuits
+
+
+def at(layer: int, *indices: int) -> dict[str, Any]:
+    return {
+        "members": [{"layer": layer, "feature": feature(index)} for index in indices],
+        "edges": [],
+    }
+
+
+def test_circuits_on_disjoint_layers_serve_at_once(live: Running) -> None:
+    low = imported(live, name="low", **at(LOW.layer, 1))
+    high = imported(live, name="high", **at(HIGH.layer, 2))
+    for circuit_id in (low, high):
+        activated(live, circuit_id, acknowledge_unvalidated=True)
+    assert steered(live) == {LOW.layer: {"1": 8.0}, HIGH.layer: {"2": 8.0}}
+    rows = live.data("GET", "/api/circuits/active")
+    assert [(row["id"], row["steering"]) for row in rows] == [(low, True), (high, True)]
+    assert live.data("GET", "/api/circuits/claims") == [
+        {
+            "layer": LOW.layer,
+            "circuit_id": low,
+            "circuit_name": "low",
+            "composed": False,
+            "steering_keys": [1],
+        },
+        {
+            "layer": HIGH.layer,
+            "circuit_id": high,
+            "circuit_name": "high",
+            "composed": False,
+            "steering_keys": [2],
+        },
+    ]
+    code, details = failed(live, "PUT", "/api/circuits/active/intensity", {"intensity": 0.5})
+    assert code == "AMBIGUOUS_ACTIVE_CIRCUIT"
+    assert details["active_circuits"] == [{"id": low, "name": "low"}, {"id": high, "name": "high"}]
+
+
+def test_a_held_layer_is_contention_and_can_be_overridden(live: Running) -> None:
+    first, second = imported(live, name="first"), imported(live, name="second", low=1, high=2)
+    activated(live, first)
+    code, details = failed(live, "POST", f"/api/circuits/{second}/activate")
+    assert code == "CIRCUIT_LAYER_CONTENTION"
+    assert details["contended_layers"] == [LOW.layer, HIGH.layer]
+    assert details["incumbent"] == {"id": first, "name": "first"}
+    assert details["overridable"] is True
+    assert details["override_param"] == "allow_layer_overlap"
+    assert details["measured_hazard"] == dict(MEASURED)
+    assert "colliding_keys" not in details
+    answer = activated(live, second, allow_layer_overlap=True)
+    assert answer["composed_layers"] == [LOW.layer, HIGH.layer]
+    assert answer["allowed_layer_overlap"] is True
+    assert steered(live)[LOW.layer] == {"1": 8.0, "70": 8.0}
+    assert all(row["composed"] for row in live.data("GET", "/api/circuits/claims"))
+    # the layers are not composed any more once the other circuit has left
+    live.data("POST", f"/api/circuits/{first}/deactivate")
+    assert not any(row["composed"] for row in live.data("GET", "/api/circuits/claims"))
+    assert live.data("GET", "/api/circuits/active")[0]["composed_layers"] == []
+
+
+def test_the_same_feature_is_a_collision_that_nothing_overrides(live: Running) -> None:
+    first, second = imported(live, name="first"), imported(live, name="second", low=70, high=2)
+    activated(live, first)
+    path = f"/api/circuits/{second}/activate?allow_layer_overlap=true"
+    code, details = failed(live, "POST", path)
+    assert code == "CIRCUIT_LAYER_CONTENTION"
+    assert details["colliding_keys"] == [
+        {"layer": LOW.layer, "feature_idx": 70, "incumbent": {"id": first, "name": "first"}}
+    ]
+    assert details["overridable"] is False
+    assert [row["circuit_id"] for row in live.data("GET", "/api/circuits/claims")] == [first, first]
+    assert steered(live) == {LOW.layer: {"70": 8.0}, HIGH.layer: {"31": -6.0}}
+
+
+# ------------------------------------------------------------------ ways out
+
+
+@pytest.mark.parametrize(
+    "way_out",
+    ["deactivate", "delete", "clear", "clear one SAE", "detach", "profile"],
+)
+def test_every_way_out_removes_the_values_and_releases_the_layers(
+    live: Running, saes: list[str], way_out: str
+) -> None:
+    circuit_id = imported(live)
+    activated(live, circuit_id)
+    match way_out:
+        case "deactivate":
+            live.data("POST", f"/api/circuits/{circuit_id}/deactivate")
+        case "delete":
+            assert live.data("DELETE", f"/api/circuits/{circuit_id}") == {
+                "circuit_id": circuit_id,
+                "deleted": True,
+            }
+        case "clear":
+            live.data("DELETE", "/api/saes/steering")
+        case "clear one SAE":
+            live.data("DELETE", f"/api/saes/steering?sae_id={saes[1]}")
+        case "detach":
+            live.data("POST", f"/api/saes/{saes[1]}/detach")
+        case "profile":
+            body = {"name": "calm", "steering": {"5": 1.0}}
+            profile_id = live.data("POST", "/api/profiles", body, 201)["id"]
+            done = live.data("POST", f"/api/profiles/{profile_id}/activate")
+            assert "circuit 'rain to umbrella' was deactivated" in done["warnings"]
+    assert live.data("GET", "/api/circuits/active") == []
+    assert live.data("GET", "/api/circuits/claims") == []
+    rest = {"5": 1.0} if way_out == "profile" else {}
+    assert steered(live)[LOW.layer] == rest
+    assert live.service.owners.steering.live.circuits == ()
+
+
+def test_a_profile_on_a_layer_of_the_circuit_is_released_with_a_warning(live: Running) -> None:
+    body = {"name": "calm", "steering": {"5": 1.0}, "layer": HIGH.layer}
+    profile_id = live.data("POST", "/api/profiles", body, 201)["id"]
+    live.data("POST", f"/api/profiles/{profile_id}/activate")
+    answer = activated(live, imported(live))
+    assert answer["warnings"] == ["'calm' steered a layer of the circuit and was deactivated"]
+    assert live.data("GET", "/api/profiles/active") is None
+    assert steered(live)[HIGH.layer] == {"31": -6.0}
+
+
+def test_a_release_of_claims_says_what_it_found(live: Running) -> None:
+    circuit_id = imported(live)
+
+    def released(circuit_id: str) -> dict[str, Any]:
+        answer = live.data("POST", f"/api/circuits/claims/release?circuit_id={circuit_id}")
+        assert isinstance(answer, dict)
+        return answer
+
+    unknown, empty = released("circ_0"), released(circuit_id)
+    activated(live, circuit_id)
+    held = released(circuit_id)
+    assert held["circuit_id"] == circuit_id
+    assert held["released_layers"] == [LOW.layer, HIGH.layer]
+    assert unknown["released_layers"] == empty["released_layers"] == []
+    warnings = [answer["warnings"][0] for answer in (unknown, empty, held)]
+    assert len(set(warnings)) == 3
+    assert live.data("GET", "/api/circuits/claims") == []
+    # the circuit still steers; activating it again takes its layers again
+    assert live.data("GET", "/api/circuits/active")[0]["steering"] is True
+    activated(live, circuit_id)
+    assert len(live.data("GET", "/api/circuits/claims")) == 2
+
+
+def test_a_release_needs_a_circuit(bare: Running) -> None:
+    assert bare.error("POST", "/api/circuits/claims/release")[:2] == (422, "VALIDATION_ERROR")
+
+
+# ------------------------------------------------------------------ intensity
+
+
+def test_without_an_active_circuit_there_is_no_intensity(live: Running) -> None:
+    imported(live)
+    code, _ = failed(live, "PUT", "/api/circuits/active/intensity", {"intensity": 1.0})
+    assert code == "NO_ACTIVE_CIRCUIT"
+
+
+def test_a_new_intensity_is_live_at_once_and_absolute(live: Running) -> None:
+    circuit_id = imported(live)
+    activated(live, circuit_id)
+
+    def dialed(intensity: float, **more: Any) -> dict[str, Any]:
+        body = {"intensity": intensity, **more}
+        answer = live.data("PUT", "/api/circuits/active/intensity", body)
+        assert isinstance(answer, dict)
+        return answer
+
+    off = dialed(0.0)
+    assert (off["intensity"], off["reapplied"], off["steering"]) == (0.0, True, False)
+    half = dialed(0.5)
+    assert (half["intensity"], half["reapplied"], half["superseded"]) == (0.5, True, False)
+    assert half["warnings"] == []
+    assert steered(live) == {LOW.layer: {"70": 4.0}, HIGH.layer: {"31": -3.0}}
+    kept = dialed(1.0, reapply=False)
+    assert (kept["intensity"], kept["reapplied"]) == (1.0, False)
+    assert steered(live)[LOW.layer] == {"70": 4.0}
+    held = dialed(2.0)
+    assert (held["intensity"], len(held["warnings"])) == (1.4, 1)
+    assert dialed(0.1)["intensity"] == 0.2
+    # the intensity is kept for the next activation
+    live.data("POST", f"/api/circuits/{circuit_id}/deactivate")
+    assert activated(live, circuit_id)["applied_per_layer"][str(LOW.layer)] == {"70": 1.6}
+
+
+@pytest.mark.parametrize("body", [{}, {"intensity": 2.5}, {"intensity": -1}, {"intensity": "1"}])
+def test_a_wrong_intensity_is_refused(live: Running, body: Any) -> None:
+    activated(live, imported(live))
+    refused = live.error("PUT", "/api/circuits/active/intensity", body)
+    assert refused[:2] == (422, "VALIDATION_ERROR")
+
+
+def test_a_new_intensity_below_rung_2_is_acknowledged_anew(live: Running) -> None:
+    activated(live, imported(live, rung=1), acknowledge_unvalidated=True)
+    body: dict[str, Any] = {"intensity": 0.5}
+    code, _ = failed(live, "PUT", "/api/circuits/active/intensity", body)
+    assert code == "UNVALIDATED_CIRCUIT"
+    assert steered(live)[LOW.layer] == {"70": 8.0}
+    body["acknowledge_unvalidated"] = True
+    assert live.data("PUT", "/api/circuits/active/intensity", body)["reapplied"] is True
+
+
+# ------------------------------------------------------------------ words
+
+
+@pytest.mark.parametrize("rung", [0, 1])
+def test_no_answer_about_a_circuit_below_rung_2_has_the_word_causal(
+    live: Running, rung: int
+) -> None:
+    circuit_id = imported(live, rung=rung)
+    answers = [
+        live.http.post(f"/api/circuits/{circuit_id}/activate"),
+        live.http.post(f"/api/circuits/{circuit_id}/activate?acknowledge_unvalidated=true"),
+        live.http.put("/api/circuits/active/intensity", json={"intensity": 0.5}),
+        live.http.get("/api/circuits"),
+        live.http.get("/api/circuits/active"),
+        live.http.get("/api/circuits/claims"),
+        live.http.get(f"/api/circuits/{circuit_id}/export"),
+        live.http.get("/api/health/detailed"),
+        live.http.post(
+            "/v1/completions",
+            json={"model": demo.MODEL_NAME, "prompt": "One day", "max_tokens": 1},
+        ),
+        live.http.post(f"/api/circuits/claims/release?circuit_id={circuit_id}"),
+        live.http.post(f"/api/circuits/{circuit_id}/deactivate"),
+    ]
+    assert circuit_id in answers[3].text
+    for answer in answers:
+        assert answer.status_code == 200
+        assert "causal" not in (answer.text + json.dumps(dict(answer.headers))).lower()
