@@ -150,6 +150,7 @@ def test_a_signal_lets_the_stream_finish_and_leaves_no_child(tmp_path: Path) -> 
         stop_amid_a_stream(served, signal.SIGTERM)
 
 
+@pytest.mark.shows("chat-parameters.23", "events.8", "formats.3")
 def test_a_stop_that_waits_too_long_ends_the_stream_with_an_error_event(tmp_path: Path) -> None:
     with serving(tmp_path, graceful_shutdown_timeout=0.1) as served:
         served.load_demo()
