@@ -13,6 +13,7 @@ from steerserve.control.breakers import Breakers
 from steerserve.control.bus import Bus
 from steerserve.control.interventions.attachments import Attachments
 from steerserve.control.interventions.circuit_serving import CircuitServing
+from steerserve.control.interventions.circuit_slices import CircuitSlices
 from steerserve.control.interventions.circuits import Circuits
 from steerserve.control.interventions.claims import LayerClaims
 from steerserve.control.interventions.clusters import Clusters
@@ -135,8 +136,9 @@ class Owners:
         store = CircuitStore(around.database)
         self.claims = LayerClaims(store, self.steering, bus)
         self.circuits = Circuits(store, self.steering, conductor, self.settings)
+        slices = CircuitSlices(store, self.clusters, self.serving, documents)
         self.circuit_serving = CircuitServing(
-            store, self.circuits, self.claims, self.serving, self.steering, conductor
+            store, self.circuits, self.claims, slices, self.serving, self.steering, conductor
         )
 
     def _make_observing(self) -> None:

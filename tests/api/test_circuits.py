@@ -528,6 +528,116 @@ def test_a_release_needs_a_circuit(bare: Running) -> None:
     assert bare.error("POST", "/api/circuits/claims/release")[:2] == (422, "VALIDATION_ERROR")
 
 
+# ------------------------------------------------------------------ slice-fallback
+
+
+@pytest.fixture
+def half(bare: Running, saes: list[str]) -> Running:
+    """The shared service with only the SAE of the lower layer attached."""
+    attach(bare, saes, LOW.layer)
+    return bare
+
+
+def test_a_circuit_with_a_missing_sae_serves_one_layer_by_a_cluster(half: Running) -> None:
+    circuit_id = imported(half)
+    answer = activated(half, circuit_id)
+    assert (answer["serving_mode"], answer["steering"]) == ("slice_fallback", False)
+    assert (answer["slice_layer"], answer["applied_per_layer"]) == (LOW.layer, None)
+    assert answer["bound_layers"] == [LOW.layer]
+    assert steered(half) == {LOW.layer: {"70": 8.0}}
+    clusters = half.data("GET", "/api/clusters")
+    (row,) = clusters["clusters"]
+    assert row["name"] == f"rain to umbrella [L{LOW.layer} slice]"
+    assert clusters["active_cluster_id"] == row["id"]
+    assert row["intensity_range"] == [0.2, 1.4]
+    note = half.data("GET", f"/api/clusters/{row['id']}/export")["provenance"]["source_note"]
+    assert f"projection_of={circuit_id}; parent_rung=2;" in note
+    assert [one["layer"] for one in half.data("GET", "/api/circuits/claims")] == [LOW.layer]
+    ended = half.data("POST", f"/api/circuits/{circuit_id}/deactivate")
+    assert ended["cleared_steering"] is True
+    assert steered(half) == {LOW.layer: {}}
+    assert half.data("GET", "/api/clusters")["active_cluster_id"] is None
+    assert half.data("GET", "/api/circuits/claims") == []
+
+
+def test_the_cluster_of_a_slice_is_made_once(half: Running) -> None:
+    circuit_id = imported(half)
+    activated(half, circuit_id)
+    (before,) = half.data("GET", "/api/clusters")["clusters"]
+    activated(half, circuit_id)
+    assert half.data("GET", "/api/clusters")["clusters"] == [before]
+    changed = half.data("PUT", "/api/circuits/active/intensity", {"intensity": 0.5})
+    assert (changed["intensity"], changed["reapplied"]) == (0.5, False)
+    assert changed["warnings"]
+    assert steered(half) == {LOW.layer: {"70": 8.0}}
+    half.data("POST", f"/api/circuits/{circuit_id}/deactivate")
+    activated(half, circuit_id)
+    (after,) = half.data("GET", "/api/clusters")["clusters"]
+    assert (after["name"], after["intensity"]) == (before["name"], 0.5)
+    assert steered(half) == {LOW.layer: {"70": 4.0}}
+
+
+def test_only_one_slice_serves_at_a_time(half: Running) -> None:
+    activated(half, imported(half, name="first"))
+    second = imported(half, name="second", low=9)
+    path = f"/api/circuits/{second}/activate?allow_layer_overlap=true"
+    code, details = failed(half, "POST", path)
+    assert code == "CIRCUIT_LAYER_CONTENTION"
+    assert details["reason"] == "slice_fallback_is_single_active"
+    assert details["overridable"] is False
+    assert steered(half) == {LOW.layer: {"70": 8.0}}
+
+
+def test_a_slice_serves_beside_a_whole_circuit_on_another_layer(
+    live: Running, saes: list[str]
+) -> None:
+    whole = imported(live, name="whole", **at(LOW.layer, 1))
+    activated(live, whole, acknowledge_unvalidated=True)
+    cut = [
+        {"layer": HIGH.layer, "feature": feature(2)},
+        {"layer": 4, "feature": feature(3)},
+    ]
+    answer = activated(live, imported(live, name="cut", members=cut))
+    assert (answer["serving_mode"], answer["slice_layer"]) == ("slice_fallback", HIGH.layer)
+    assert steered(live) == {LOW.layer: {"1": 8.0}, HIGH.layer: {"2": 8.0}}
+    assert len(live.data("GET", "/api/circuits/active")) == 2
+
+
+@pytest.mark.parametrize("way_out", ["cluster", "another cluster", "clear", "detach", "delete"])
+def test_a_slice_ends_with_its_cluster(half: Running, saes: list[str], way_out: str) -> None:
+    circuit_id = imported(half)
+    activated(half, circuit_id)
+    cluster_id = half.data("GET", "/api/clusters")["active_cluster_id"]
+    match way_out:
+        case "cluster":
+            half.data("POST", f"/api/clusters/{cluster_id}/deactivate")
+        case "another cluster":
+            body = {"name": "other", "members": [feature(4)]}
+            body["kind"], body["schema_version"] = "mistudio.cluster-definition", "1"
+            half.data("POST", "/api/clusters/import?activate=true", body)
+        case "clear":
+            half.data("DELETE", "/api/saes/steering")
+        case "detach":
+            half.data("POST", f"/api/saes/{saes[0]}/detach")
+        case "delete":
+            half.data("DELETE", f"/api/clusters/{cluster_id}")
+    assert half.data("GET", "/api/circuits/active") == []
+    assert half.data("GET", "/api/circuits/claims") == []
+
+
+def test_a_whole_circuit_replaces_its_slice_once_its_saes_are_there(
+    half: Running, saes: list[str]
+) -> None:
+    circuit_id = imported(half)
+    activated(half, circuit_id)
+    attach(half, saes)
+    answer = activated(half, circuit_id)
+    assert (answer["serving_mode"], answer["steering"]) == ("full", True)
+    assert half.data("GET", "/api/clusters")["active_cluster_id"] is None
+    assert steered(half) == {LOW.layer: {"70": 8.0}, HIGH.layer: {"31": -6.0}}
+    assert len(half.data("GET", "/api/circuits/claims")) == 2
+
+
 # ------------------------------------------------------------------ intensity
 
 

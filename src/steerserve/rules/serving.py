@@ -16,22 +16,28 @@ from steerserve.rules.steering import MANUAL, Active, Live, Values
 
 
 def activate(
-    live: Live, profile_id: str, profile: Profile, attached: Sequence[AttachedSae]
+    live: Live,
+    profile_id: str,
+    profile: Profile,
+    attached: Sequence[AttachedSae],
+    *,
+    displaces: bool = True,
 ) -> Live:
     """Steer by a profile. (1) The profile must pass the gate. (2) Each value is multiplied by the profile's intensity
     and clamped. (3) The values replace those of every owner, circuits included, and steering is switched on. An empty
-    profile clears all values.
+    profile clears all values. Without `displaces` the circuits go on serving beside the profile.
 
     Raises:
         Refusal: what `gate` raises.
     """
+    take = steering.take_over if displaces else steering.replace_all
     if not profile.values:
-        after = steering.take_over(live, MANUAL, {})
+        after = take(live, MANUAL, {})
         active = _active(profile_id, profile, is_applied=True)
         return steering.mark(live, after, replace(active, authored={}))
     at = gate(profile_id, profile, attached)  # (1)
     scaled = scaled_values(profile)  # (2)
-    after = steering.take_over(live, MANUAL, {at.key: scaled})  # (3)
+    after = take(live, MANUAL, {at.key: scaled})  # (3)
     active = _active(profile_id, profile, is_applied=True)
     return steering.mark(live, after, replace(active, key=at.key, left=after.by(MANUAL)))
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from steerserve.control.interventions.circuit_slices import CircuitSlices
 from steerserve.control.interventions.circuit_views import (
     CircuitActivation,
     CircuitIntensity,
@@ -40,6 +41,7 @@ class CircuitServing:
         store: CircuitStore,
         circuits: Circuits,
         claims: LayerClaims,
+        slices: CircuitSlices,
         serving: Serving,
         steering: Steering,
         conductor: Conductor,
@@ -47,6 +49,7 @@ class CircuitServing:
         self._store = store
         self._circuits = circuits
         self._claims = claims
+        self._slices = slices
         self._serving = serving
         self._steering = steering
         self._conductor = conductor
@@ -57,7 +60,7 @@ class CircuitServing:
     async def activate(
         self, circuit_id: str, *, acknowledged: bool, allows_overlap: bool
     ) -> CircuitActivation:
-        """Serve a circuit whole.
+        """Serve a circuit whole or, where SAEs are missing, one of its layers by a cluster.
 
         Raises:
             Refusal: CIRCUIT_NOT_FOUND; UNVALIDATED_CIRCUIT below rung 2 unless this is acknowledged; VALIDATION_ERROR
@@ -71,9 +74,15 @@ class CircuitServing:
             attached = self._conductor.attachments()
             binding.check_indices(circuit, attached)
             bindings = binding.bind(binding.declared(circuit), attached)
-            if not binding.is_serveable(bindings):
-                raise binding.incomplete(circuit, bindings, "an SAE of the circuit is not attached")
-            served, shared, warnings = await self._serve_whole(row, circuit, allows_overlap)
+            bound = binding.bound_layers(bindings)
+            if not bound:
+                message = "no SAE is attached for any layer of the circuit"
+                raise binding.incomplete(circuit, bindings, message)
+            if binding.is_serveable(bindings):
+                done = await self._serve_whole(row, circuit, allows_overlap)
+            else:
+                done = await self._serve_slice(row, circuit, bound[0], allows_overlap)
+            served, shared, warnings = done
             return self._activation(
                 row, circuit, served, shared, warnings, acknowledged=acknowledged
             )
@@ -107,6 +116,25 @@ class CircuitServing:
         if before is not None and after.active is None:
             warnings.append(f"{before.name!r} steered a layer of the circuit and was deactivated")
         return made[0], shared, tuple(warnings)
+
+    async def _serve_slice(
+        self, row: CircuitRow, circuit: Circuit, layer: int, allows_overlap: bool
+    ) -> tuple[ServedCircuit, tuple[int, ...], tuple[str, ...]]:
+        wanted = Wanted(row.id, row.name, {layer: circuit.features[layer]}, is_slice=True)
+        async with self._claims.taking(wanted, allows_overlap=allows_overlap) as shared:
+            profile_id, warnings = await self._slices.serve(row, circuit, layer)
+            served = ServedCircuit(
+                row.id,
+                row.name,
+                row.rung,
+                (layer,),
+                intensity=row.intensity,
+                intensity_range=self._circuits.limits(row),
+                profile_id=profile_id,
+            )
+            await self._steering.act(lambda live, _: rules.serve_slice(live, served))
+        note = f"only layer {layer} of the circuit is served, by the cluster {profile_id}"
+        return served, shared, (note, *warnings)
 
     # ------------------------------------------------------------- ending
 

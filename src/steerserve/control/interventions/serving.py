@@ -156,8 +156,11 @@ class Serving:
         async with self.editing:
             return await self.activate_row(await self._documents.profile(profile_id), applies)
 
-    async def activate_row(self, row: ProfileRow, applies: bool = True) -> ActivationReport:
-        """Activate a profile as its record is now. The caller holds `editing`.
+    async def activate_row(
+        self, row: ProfileRow, applies: bool = True, *, displaces: bool = True
+    ) -> ActivationReport:
+        """Activate a profile as its record is now. Without `displaces` the circuits go on serving. The caller holds
+        `editing`.
 
         Raises:
             Refusal: what the gate of `rules/serving` raises.
@@ -165,7 +168,7 @@ class Serving:
         profile, warnings = await self.applicable(row), self._warnings(row)
         applied = applies and bool(row.steering)
         if applied:
-            warnings += await self._apply(row, profile)
+            warnings += await self._apply(row, profile, displaces)
         elif applies:
             await self._steering.everywhere(lambda live: rules.activate(live, row.id, profile, ()))
         else:
@@ -173,7 +176,7 @@ class Serving:
             if profile.cluster is not None and attached:
                 rules.gate(row.id, profile, attached)
             await self._steering.everywhere(lambda live: rules.adopt(live, row.id, profile))
-        if applies:
+        if applies and displaces:
             for displaced in self._displaced:
                 warnings += tuple(await displaced())
         row = await self._recorded(row, profile) if applied else row
@@ -227,13 +230,13 @@ class Serving:
 
     # ------------------------------------------------------------- inside
 
-    async def _apply(self, row: ProfileRow, profile: Profile) -> tuple[str, ...]:
+    async def _apply(self, row: ProfileRow, profile: Profile, displaces: bool) -> tuple[str, ...]:
         """Apply a profile. Returns warnings: what does not agree between a cluster and its SAE, values that were
         clamped, and values set by hand at other SAEs which were cleared by this."""
         warnings: list[str] = []
 
         def step(live: Live, attached: Sequence[Attachment]) -> Live:
-            after = rules.activate(live, row.id, profile, attached)
+            after = rules.activate(live, row.id, profile, attached, displaces=displaces)
             warnings[:] = _of_site(row, profile, after, attached)
             warnings.extend(
                 f"the values that were set by hand at {key} were cleared: {_listed(features)}"

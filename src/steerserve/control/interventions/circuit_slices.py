@@ -1,0 +1,77 @@
+"""Serves one layer of a circuit by a cluster, where SAEs of the other layers are missing."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from steerserve.control.interventions.clusters import Clusters, ImportOptions
+from steerserve.control.interventions.serving import Serving
+from steerserve.errors import Refusal
+from steerserve.rules import cluster, slices
+from steerserve.rules.circuit import Circuit
+from steerserve.store.circuits import CircuitRow, CircuitStore
+from steerserve.store.documents import Documents, ProfileRow
+
+
+class CircuitSlices:
+    """Saves the layer of a circuit as a cluster and activates this cluster."""
+
+    def __init__(
+        self, store: CircuitStore, clusters: Clusters, serving: Serving, documents: Documents
+    ) -> None:
+        self._store = store
+        self._documents = documents
+        self._clusters = clusters
+        self._serving = serving
+
+    async def serve(
+        self, row: CircuitRow, circuit: Circuit, layer: int
+    ) -> tuple[str, tuple[str, ...]]:
+        """Activate the cluster of a layer, and return its id and warnings. The cluster of an earlier activation is used
+        again, or replaced where the circuit has another intensity by now. The caller holds `editing`.
+
+        Raises:
+            Refusal: SAE_SET_INCOMPLETE where the cluster cannot be saved and bound, or not be activated.
+        """
+        raw = await self._store.document(row.id)
+        document = slices.project(raw, circuit, row.id, layer, row.intensity)
+        saved = await self._earlier(document)
+        if saved is None:
+            imported = cluster.read(document)
+            item = await self._clusters.add(imported, ImportOptions("rename"))
+            if item.profile_id is None or item.status != "imported":
+                raise _incomplete(circuit, layer, f"slice_import_{item.status}", item.error)
+            saved = await self._clusters.get(item.profile_id)
+        try:
+            report = await self._serving.activate_row(saved, displaces=False)
+        except Refusal as refusal:
+            raise _incomplete(
+                circuit, layer, "slice_activation_failed", refusal.message
+            ) from refusal
+        return saved.id, report.warnings
+
+    async def _earlier(self, document: Mapping[str, Any]) -> ProfileRow | None:
+        """The saved cluster with exactly this document. A cluster of the same layer of the same circuit with another
+        document is deleted."""
+        for row in await self._clusters.list():
+            if row.name != document["name"]:
+                continue
+            earlier = await self._clusters.document(row.id)
+            if earlier == document:
+                return row
+            if slices.is_same_slice(earlier, document):
+                await self._documents.remove_profile(row.id)
+        return None
+
+
+def _incomplete(circuit: Circuit, layer: int, reason: str, why: str | None) -> Refusal:
+    """The refusal of a circuit whose one layer cannot be served by a cluster."""
+    offenders = [
+        {"feature_idx": member.feature_idx, "layer": layer, "reason": reason}
+        for member in circuit.members[layer]
+    ]
+    message = f"layer {layer} of the circuit cannot be served by a cluster"
+    return Refusal(
+        "SAE_SET_INCOMPLETE", f"{message}: {why}" if why else message, offenders=offenders
+    )
