@@ -295,6 +295,7 @@ def test_a_killed_engine_costs_only_the_requests_in_flight(start: Start) -> None
         assert live.data("GET", "/api/saes/steering") == {"enabled": True, "values": {"1": 1.0}}
 
 
+@pytest.mark.shows("model-errors.4")
 def test_a_request_whose_engine_ended_before_it_began_finds_no_loaded_model(
     shared: Running, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -352,7 +353,7 @@ def test_a_client_that_leaves_frees_its_slot_also_while_it_waits(
         assert live.complete("One day", max_tokens=2)["choices"]
 
 
-@pytest.mark.shows("retry-after.2", "general-errors.3", "overview.12")
+@pytest.mark.shows("retry-after.2", "general-errors.3", "overview.12", "limits.27")
 def test_a_full_room_refuses_with_the_estimate(start: Start) -> None:
     with start(max_concurrent_requests=1, max_pending_requests=0) as live:
         load_demo(live)

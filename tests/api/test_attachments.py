@@ -132,7 +132,7 @@ def test_a_word_is_not_read_as_an_id(shared: Running, method: str, word: str, al
     assert answer.json()["error"]["code"] == "METHOD_NOT_ALLOWED"
 
 
-@pytest.mark.shows("queue-block.6")
+@pytest.mark.shows("queue-block.6", "states.10")
 def test_a_detach_waits_for_requests_in_flight_and_not_for_the_queue(start: Start) -> None:
     with start(max_concurrent_requests=1) as live:
         load_demo(live)
@@ -155,6 +155,7 @@ def test_a_detach_waits_for_requests_in_flight_and_not_for_the_queue(start: Star
         until_idle(live)
 
 
+@pytest.mark.shows("steering-errors.1")
 def test_an_unknown_sae_is_not_found(free: Running) -> None:
     for method, path, body in (
         ("POST", "/api/saes/sae_none/attach", {"layer": 0}),
@@ -172,6 +173,7 @@ def test_an_sae_whose_files_went_away_is_refused(free: Running, tmp_path: Path) 
     free.data("DELETE", f"/api/saes/{sae_id}")
 
 
+@pytest.mark.shows("steering-errors.5")
 def test_an_sae_whose_files_were_damaged_is_refused(free: Running, tmp_path: Path) -> None:
     sae_id, weights = copied(free, tmp_path / "damaged")
     weights.write_bytes(weights.read_bytes()[:1000])
@@ -193,7 +195,7 @@ def test_two_attaches_at_once_leave_one(free: Running) -> None:
 # ---------------------------------------------------------------- several
 
 
-@pytest.mark.shows("attachment-status.8")
+@pytest.mark.shows("attachment-status.8", "saes.11", "saes.12")
 def test_a_set_is_attached_and_listed(free: Running) -> None:
     made = attach_set(free, FIRST, LAST)
     assert (made["status"], made["attached_count"]) == ("attached", 2)
@@ -285,6 +287,7 @@ def test_what_steers_at_another_sae_is_shown_and_cleared(free: Running) -> None:
         free.data("DELETE", path)
 
 
+@pytest.mark.shows("saes.12")
 def test_a_set_is_additive_and_asking_again_changes_nothing(free: Running) -> None:
     attach_set(free, FIRST)
     set_one(free, 5, 3)
@@ -296,7 +299,7 @@ def test_a_set_is_additive_and_asking_again_changes_nothing(free: Running) -> No
     assert [e["status"] for e in again["entries"]] == ["already_attached"] * 2
 
 
-@pytest.mark.shows("attach-response.5")
+@pytest.mark.shows("attach-response.5", "saes.15", "saes.18", "states.8")
 def test_one_sae_on_several_layers_leaves_with_all_of_them(free: Running) -> None:
     sae_id = add_sae(free, FIRST)
     body = {"saes": [{"sae_id": sae_id, "layer": layer} for layer in (0, 1, 2)]}
@@ -369,6 +372,7 @@ def test_a_set_of_which_one_cannot_be_read_is_taken_back(free: Running, tmp_path
     free.data("DELETE", f"/api/saes/{sae_id}")
 
 
+@pytest.mark.shows("saes.19")
 def test_a_set_that_memory_does_not_hold_is_refused_with_figures(
     free: Running, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -395,7 +399,7 @@ def test_two_sets_at_once_are_both_attached(free: Running) -> None:
     assert {e["layer"] for e in attachments(free)["entries"]} == {FIRST.layer, LAST.layer}
 
 
-@pytest.mark.shows("attachment-status.8")
+@pytest.mark.shows("attachment-status.8", "saes.11")
 def test_a_set_needs_a_model_and_the_envelope_only_warns(start: Start) -> None:
     with start(multisae_vram_envelope_mb=1, multisae_attach_dtype="stored") as live:
         body = {"saes": members(live, FIRST, LAST)}

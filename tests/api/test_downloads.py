@@ -81,6 +81,9 @@ def add(live: Running, **fields: Any) -> dict[str, Any]:
     "model-record.3",
     "model-record.4",
     "model-record.10",
+    "models.2",
+    "models.3",
+    "models.5",
 )
 def test_a_model_is_previewed_downloaded_loaded_and_deleted(live: Running, events: Events) -> None:
     shown = live.data("POST", "/api/models/preview", {"repo_id": REPO})
@@ -126,6 +129,7 @@ def test_a_model_is_previewed_downloaded_loaded_and_deleted(live: Running, event
     assert not folder.exists()
 
 
+@pytest.mark.shows("models.17", "model-errors.2")
 def test_the_same_repository_at_the_same_precision_is_there_already(
     live: Running, events: Events
 ) -> None:
@@ -143,6 +147,7 @@ def test_the_same_repository_at_the_same_precision_is_there_already(
     assert (Path(first["local_path"]) / "config.json").is_file()
 
 
+@pytest.mark.shows("models.10", "download-errors.2")
 def test_a_cancelled_download_leaves_nothing_and_goes_on_when_asked_again(
     live: Running, hub: LoopbackHub, events: Events
 ) -> None:
@@ -171,6 +176,7 @@ def test_a_cancelled_download_leaves_nothing_and_goes_on_when_asked_again(
     assert live.data("POST", f"/api/models/{row['id']}/cancel")["status"] == "ready"
 
 
+@pytest.mark.shows("models.2")
 def test_a_failed_download_goes_on_with_a_branch_that_moved(
     live: Running, hub: LoopbackHub, events: Events
 ) -> None:
@@ -190,6 +196,7 @@ def test_a_failed_download_goes_on_with_a_branch_that_moved(
     assert folders == [again["revision"]]
 
 
+@pytest.mark.shows("model-errors.2")
 def test_another_commit_is_the_same_model_unless_the_request_names_it(
     live: Running, hub: LoopbackHub, events: Events
 ) -> None:
@@ -248,6 +255,7 @@ QUANTIZED: dict[str, tuple[dict[str, Any], dict[str, tuple[str, list[int], int]]
 EMBEDDING = {"model.embed_tokens.weight": ("F16", [1024, 1024], 2 << 20)}
 
 
+@pytest.mark.shows("models.3", "models.18")
 @pytest.mark.parametrize("method", QUANTIZED)
 @pytest.mark.parametrize("shards", [1, 9])
 def test_a_quantized_repository_is_previewed_by_the_weights_it_stores(
@@ -281,6 +289,7 @@ def test_a_quantized_repository_is_previewed_by_the_weights_it_stores(
     assert shown_mb == recorded if shards == 1 else abs(shown_mb - recorded) <= recorded * 0.1
 
 
+@pytest.mark.shows("models.2")
 def test_trust_in_code_is_not_added_to_a_model_that_is_there(live: Running, events: Events) -> None:
     add(live)
     events.until("model:download:complete")
@@ -324,7 +333,9 @@ def test_deleting_a_model_that_is_downloaded_cancels_it(
     assert live.error("GET", f"/api/models/{row['id']}")[1] == "MODEL_NOT_FOUND"
 
 
-@pytest.mark.shows("authentication.6")
+@pytest.mark.shows(
+    "authentication.6", "models.3", "download-errors.3", "download-errors.4", "download-errors.5"
+)
 @pytest.mark.parametrize(
     ("facts", "token", "status", "code"),
     [
@@ -349,6 +360,7 @@ def test_a_repository_that_cannot_be_had_is_refused_at_once(
     assert live.data("GET", "/api/models")["total"] == 0
 
 
+@pytest.mark.shows("resource-errors.2")
 def test_a_model_too_large_for_the_disk_is_refused_before_anything_is_fetched(
     live: Running, hub: LoopbackHub
 ) -> None:
@@ -367,7 +379,7 @@ def test_a_model_too_large_for_the_disk_is_refused_before_anything_is_fetched(
     assert live.data("GET", "/api/models")["total"] == 0
 
 
-@pytest.mark.shows("retry-after.6")
+@pytest.mark.shows("retry-after.6", "health.8", "health.9")
 def test_a_hub_that_does_not_answer_opens_the_breaker_and_a_reset_closes_it(
     live: Running, hub: LoopbackHub
 ) -> None:
@@ -388,7 +400,7 @@ def test_a_hub_that_does_not_answer_opens_the_breaker_and_a_reset_closes_it(
     live.data("POST", "/api/models/preview", {"repo_id": REPO})
 
 
-@pytest.mark.shows("authentication.5")
+@pytest.mark.shows("authentication.5", "models.2")
 def test_the_token_goes_to_the_hub_and_nowhere_else(
     live: Running,
     hub: LoopbackHub,
@@ -412,6 +424,7 @@ def test_the_token_goes_to_the_hub_and_nowhere_else(
         assert not file.is_file() or SENTINEL.encode() not in file.read_bytes(), file
 
 
+@pytest.mark.shows("models.2")
 @pytest.mark.parametrize(
     ("given", "param"),
     [

@@ -67,6 +67,7 @@ def test_a_document_that_is_too_large_is_not_read(shared: Running) -> None:
     assert (refused.status_code, refused.json()["error"]["code"]) == (413, "PAYLOAD_TOO_LARGE")
 
 
+@pytest.mark.shows("steering-errors.8")
 @pytest.mark.parametrize(
     ("path", "body", "unknown", "nearest"),
     [

@@ -19,7 +19,7 @@ from tests.conftest import Start
 from tests.service import Running, add_demo, load_demo
 
 
-@pytest.mark.shows("versioning.1")
+@pytest.mark.shows("versioning.1", "health.1", "health.10")
 def test_liveness_and_version(shared: Running) -> None:
     body = shared.data("GET", "/api/health")
     assert set(body) == {"status", "version", "timestamp", "uptime_seconds"}
@@ -31,6 +31,7 @@ def test_liveness_and_version(shared: Running) -> None:
     }
 
 
+@pytest.mark.shows("health.2")
 def test_ready_with_a_model_and_degraded_but_ready_without(shared: Running, start: Start) -> None:
     ready = shared.data("GET", "/api/health/ready")
     assert (ready["ready"], ready["status"], ready["model_loaded"]) == (True, "healthy", True)
@@ -83,7 +84,7 @@ def forget_the_version(file: Path) -> None:
         connection.commit()
 
 
-@pytest.mark.shows("retry-after.7")
+@pytest.mark.shows("retry-after.7", "health.2")
 @pytest.mark.parametrize("destroy", [Path.unlink, overwrite, refuse_writes, forget_the_version])
 def test_a_database_that_cannot_be_used_is_not_ready_and_liveness_stays(
     start: Start, destroy: Callable[[Path], None]
@@ -137,7 +138,7 @@ def test_a_wrong_method_is_told_every_right_one(shared: Running) -> None:
     assert shared.http.put("/v1/models").headers["allow"] == "GET"
 
 
-@pytest.mark.shows("gpus.1", "gpus.13")
+@pytest.mark.shows("gpus.1", "gpus.13", "health.4")
 def test_the_cards_are_listed_or_the_reason_is_given(shared: Running) -> None:
     body = shared.data("GET", "/api/health/gpus")
     assert set(body) == {"read_at", "reason", "cards"}
@@ -145,6 +146,7 @@ def test_the_cards_are_listed_or_the_reason_is_given(shared: Running) -> None:
     assert datetime.fromisoformat(body["read_at"]).utcoffset() == timedelta(0)
 
 
+@pytest.mark.shows("health.3")
 def test_the_detailed_body_has_every_block(shared: Running) -> None:
     body = shared.data("GET", "/api/health/detailed")
     expected = (
@@ -176,6 +178,7 @@ def test_the_active_profile_is_told(steered: Running) -> None:
     assert steered.data("GET", "/api/health/detailed")["active_profile"] is None
 
 
+@pytest.mark.shows("health.6")
 def test_the_metrics_grow_with_the_requests(steered: Running) -> None:
     before = steered.data("GET", "/api/health/metrics")
     steered.complete("One day", max_tokens=3)
@@ -188,6 +191,7 @@ def test_the_metrics_grow_with_the_requests(steered: Running) -> None:
     assert after["uptime_seconds"] > before["uptime_seconds"]
 
 
+@pytest.mark.shows("health.7")
 def test_the_text_is_what_a_scraper_reads(shared: Running) -> None:
     shared.complete("One day", max_tokens=3)
     answer = shared.http.get("/api/health/metrics/prometheus")
@@ -200,6 +204,7 @@ def test_the_text_is_what_a_scraper_reads(shared: Running) -> None:
     assert demo.MODEL_NAME not in answer.text
 
 
+@pytest.mark.shows("health.8", "health.9")
 def test_breakers_are_listed_and_reset_by_name(shared: Running) -> None:
     listed = shared.data("GET", "/api/health/circuits")
     for state in listed:
@@ -209,6 +214,7 @@ def test_breakers_are_listed_and_reset_by_name(shared: Running) -> None:
     assert (status, code) == (404, "BREAKER_NOT_FOUND")
 
 
+@pytest.mark.shows("health.5")
 def test_the_backend_is_described(shared: Running) -> None:
     body = shared.data("GET", "/api/health/inference")
     assert body["backend"] == "serial"
@@ -232,6 +238,7 @@ def test_the_page_shows_every_route_that_answers_json(shared: Running) -> None:
     assert set(SHOWN) == mine - {"/api/health/metrics/prometheus"}
 
 
+@pytest.mark.shows("health.5", "health.6")
 @pytest.mark.parametrize("route", SHOWN)
 def test_the_page_shows_the_fields_that_are_answered(shared: Running, route: str) -> None:
     is_reset = route.endswith("/reset")

@@ -74,6 +74,17 @@ def lease_id(shared: Running, path: str) -> Iterator[str]:
     "lease-record.8",
     "lease-record.9",
     "overview.11",
+    "models.11",
+    "models.12",
+    "models.13",
+    "models.14",
+    "models.32",
+    "models.39",
+    "models.40",
+    "states.16",
+    "states.17",
+    "states.18",
+    "model-errors.11",
 )
 def test_a_lease_lives_from_its_grant_to_its_release(
     shared: Running, model: int, path: str
@@ -115,6 +126,7 @@ def test_a_lease_lives_from_its_grant_to_its_release(
         assert (status, code, details["end_reason"]) == (409, "LEASE_EXPIRED", "released")
 
 
+@pytest.mark.shows("models.13", "models.29", "models.30", "limits.5")
 def test_the_time_is_7200_seconds_unless_named_also_for_a_renewal(
     shared: Running, path: str
 ) -> None:
@@ -133,7 +145,17 @@ def test_the_time_is_7200_seconds_unless_named_also_for_a_renewal(
     call(shared, "DELETE", path, lease=granted["lease_id"])
 
 
-@pytest.mark.shows("lease-record.4", "lease-record.5", "lease-record.7")
+@pytest.mark.shows(
+    "lease-record.4",
+    "lease-record.5",
+    "lease-record.7",
+    "models.29",
+    "models.30",
+    "models.37",
+    "limits.4",
+    "limits.5",
+    "model-errors.12",
+)
 @pytest.mark.parametrize(
     ("body", "param"),
     [
@@ -165,6 +187,7 @@ def test_a_bad_grant_is_refused_before_the_model_is_looked_for(
     assert shared.data("GET", path)["lease"] is None
 
 
+@pytest.mark.shows("models.30", "models.39", "limits.5")
 def test_a_bad_renewal_is_refused_and_changes_nothing(
     shared: Running, path: str, lease_id: str
 ) -> None:
@@ -175,6 +198,7 @@ def test_a_bad_renewal_is_refused_and_changes_nothing(
     assert shared.data("GET", path)["lease"]["expires_at"] == before
 
 
+@pytest.mark.shows("models.35", "model-errors.12")
 @pytest.mark.parametrize("header", [None, "", "x" * 201])
 def test_renew_and_release_need_their_header(
     shared: Running, path: str, lease_id: str, header: str | None
@@ -188,6 +212,9 @@ def test_renew_and_release_need_their_header(
     assert shared.data("GET", path)["lease"] is not None
 
 
+@pytest.mark.shows(
+    "models.34", "models.39", "models.40", "states.17", "states.18", "model-errors.10"
+)
 def test_an_unknown_id_and_the_id_of_another_model_are_not_found(
     shared: Running, path: str, lease_id: str
 ) -> None:
@@ -200,11 +227,13 @@ def test_an_unknown_id_and_the_id_of_another_model_are_not_found(
             assert "restart" in answer.json()["error"]["message"]
 
 
+@pytest.mark.shows("models.37", "models.38")
 def test_an_unknown_model_has_no_lease(shared: Running) -> None:
     assert shared.error("GET", "/api/models/999/lease")[:2] == (404, "MODEL_NOT_FOUND")
     assert shared.error("POST", "/api/models/999/lease", TERMS)[:2] == (404, "MODEL_NOT_FOUND")
 
 
+@pytest.mark.shows("models.31", "models.37", "states.16", "limits.6")
 def test_a_model_is_leased_once(shared: Running, model: int, path: str, lease_id: str) -> None:
     for lease in (None, lease_id):
         status, code, details = refusal(call(shared, "POST", path, TERMS, lease))
@@ -212,7 +241,7 @@ def test_a_model_is_leased_once(shared: Running, model: int, path: str, lease_id
         assert (details["holder"], details["leased_model_id"]) == ("nightly", model)
 
 
-@pytest.mark.shows("queue-block.16")
+@pytest.mark.shows("queue-block.16", "health.3")
 def test_a_lease_is_seen_in_the_records_and_in_the_health(
     shared: Running, model: int, path: str, lease_id: str
 ) -> None:
@@ -226,6 +255,7 @@ def test_a_lease_is_seen_in_the_records_and_in_the_health(
         assert 7100 < seen["seconds_remaining"] <= 7200
 
 
+@pytest.mark.shows("models.33")
 def test_a_leased_model_serves_without_the_id(shared: Running, lease_id: str) -> None:
     assert shared.complete("One day", max_tokens=1)["choices"]
     body = {"model": demo.MODEL_NAME, "prompt": "One day", "max_tokens": 1}
@@ -255,7 +285,21 @@ def ask_other(live: Running, lease: str | None = None, **headers: str) -> httpx.
     return live.http.post("/v1/completions", json=body, headers=headers)
 
 
-@pytest.mark.shows("load-policy.8", "lease-record.9", "overview.11")
+@pytest.mark.shows(
+    "load-policy.8",
+    "lease-record.9",
+    "overview.11",
+    "models.22",
+    "models.23",
+    "models.31",
+    "models.33",
+    "models.36",
+    "models.37",
+    "states.20",
+    "model-errors.8",
+    "model-errors.9",
+    "model-errors.11",
+)
 def test_a_lease_stands_against_every_swap_but_the_holders(start: Start, other: Path) -> None:
     with start() as live:
         first, second = load_demo(live), add_other(live, other)
@@ -314,6 +358,7 @@ def test_a_lease_stands_against_every_swap_but_the_holders(start: Start, other: 
         assert (code, details["end_reason"]) == ("LEASE_EXPIRED", "model_unloaded")
 
 
+@pytest.mark.shows("models.6", "models.7", "models.23", "states.20")
 def test_the_holder_loads_and_unloads_over_the_management(start: Start, other: Path) -> None:
     with start() as live:
         first, second = load_demo(live), add_other(live, other)
@@ -337,6 +382,7 @@ def test_the_settings_bound_what_may_be_asked_for(start: Start) -> None:
         assert granted["ttl_seconds"] == 10
 
 
+@pytest.mark.shows("states.21", "model-errors.10")
 def test_a_restart_ends_every_lease(start: Start) -> None:
     with start() as live:
         model_id = load_demo(live)
@@ -350,7 +396,9 @@ def test_a_restart_ends_every_lease(start: Start) -> None:
         )
 
 
-@pytest.mark.shows("authentication.7", "lease-record.1", "lease-record.10")
+@pytest.mark.shows(
+    "authentication.7", "lease-record.1", "lease-record.10", "models.12", "states.16"
+)
 def test_the_id_is_told_once_and_written_nowhere(
     start: Start, other: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:

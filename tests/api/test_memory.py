@@ -36,6 +36,7 @@ def live(start: Start) -> Any:
         yield running
 
 
+@pytest.mark.shows("states.3", "resource-errors.1")
 def test_a_model_that_does_not_fit_is_refused_with_every_figure(
     live: Running, tmp_path: Path
 ) -> None:
@@ -69,6 +70,7 @@ def test_a_model_that_does_not_fit_is_refused_with_every_figure(
     assert live.data("GET", "/api/health/detailed")["model_name"] == demo.MODEL_NAME
 
 
+@pytest.mark.shows("resource-errors.7")
 def test_a_kv_cache_too_small_for_the_least_context_is_refused_before_the_unload(
     start: Start, tmp_path: Path
 ) -> None:
@@ -100,6 +102,7 @@ def test_a_kv_cache_larger_than_the_machine_is_refused_at_the_load(start: Start)
         assert card["kv_mb"] == 8 << 20
 
 
+@pytest.mark.shows("resource-errors.4")
 @pytest.mark.parametrize("gpu", [0, "3", "GPU-12345678-1234-1234-1234-123456789abc"])
 def test_a_card_that_is_not_there_is_not_found(shared: Running, tmp_path: Path, gpu: Any) -> None:
     other = add_model(shared, demo.MODEL_DIR, f"on-{gpu}", quantization="Q4")
@@ -136,7 +139,7 @@ def test_a_host_without_cards_is_where_everything_goes(start: Start, gpu: Any) -
         assert live.data("GET", f"/api/models/{model_id}")["placement"] is None
 
 
-@pytest.mark.shows("model-record.5")
+@pytest.mark.shows("model-record.5", "models.2", "models.16", "models.17")
 @pytest.mark.parametrize("quantization", ["Q8", "Q4"])
 def test_a_model_is_quantized_as_it_loads(start: Start, quantization: str) -> None:
     with start() as live:

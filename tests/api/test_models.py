@@ -33,6 +33,7 @@ def broken(tmp_path: Path) -> Path:
     return folder
 
 
+@pytest.mark.shows("models.4")
 def test_a_record_carries_the_specified_fields(shared: Running) -> None:
     record = shared.data("GET", "/api/models")["models"][0]
     specified = (
@@ -47,7 +48,17 @@ def test_a_record_carries_the_specified_fields(shared: Running) -> None:
     assert shared.data("GET", f"/api/models/{record['id']}") == record
 
 
-@pytest.mark.shows("model-record.10", "model-record.16", "overview.1")
+@pytest.mark.shows(
+    "model-record.10",
+    "model-record.16",
+    "overview.1",
+    "models.1",
+    "models.5",
+    "models.6",
+    "models.7",
+    "model-errors.4",
+    "model-errors.5",
+)
 def test_a_model_lives_from_registration_to_deletion(start: Start) -> None:
     with start() as live:
         model_id = add_demo(live)
@@ -97,7 +108,15 @@ def test_naming_an_unloaded_model_loads_it_and_naming_another_swaps(
         assert statuses == {first: "ready", second["id"]: "loaded"}
 
 
-@pytest.mark.shows("model-record.11", "overview.10")
+@pytest.mark.shows(
+    "model-record.11",
+    "overview.10",
+    "models.8",
+    "models.25",
+    "models.26",
+    "states.5",
+    "model-errors.7",
+)
 def test_a_locked_model_is_not_swapped_out_but_can_be_unloaded(
     start: Start, tmp_path: Path
 ) -> None:
@@ -120,7 +139,17 @@ def test_a_locked_model_is_not_swapped_out_but_can_be_unloaded(
         assert len(live.http.get("/v1/models").json()["data"]) == 2
 
 
-@pytest.mark.shows("overview.7")
+@pytest.mark.shows(
+    "overview.7",
+    "models.8",
+    "models.9",
+    "models.21",
+    "models.25",
+    "models.27",
+    "states.3",
+    "states.6",
+    "model-errors.7",
+)
 def test_a_load_of_another_model_unloads_the_locked_one_first_whatever_the_policy(
     start: Start, tmp_path: Path
 ) -> None:
@@ -147,7 +176,7 @@ def test_a_load_of_another_model_unloads_the_locked_one_first_whatever_the_polic
         assert (answer.status_code, answer.json()["data"]["status"]) == (200, "ready")
 
 
-@pytest.mark.shows("model-record.10")
+@pytest.mark.shows("model-record.10", "model-errors.3")
 def test_a_failed_load_leaves_the_reason_and_the_next_load_works(
     start: Start, broken: Path
 ) -> None:
@@ -164,6 +193,7 @@ def test_a_failed_load_leaves_the_reason_and_the_next_load_works(
         assert live.complete("One day", max_tokens=1)["choices"]
 
 
+@pytest.mark.shows("models.19", "resource-errors.3", "resource-errors.7")
 def test_a_quantization_the_engine_cannot_apply_is_refused_before_anything(start: Start) -> None:
     with start() as live:
         resident = load_demo(live)
@@ -180,7 +210,7 @@ def test_a_quantization_the_engine_cannot_apply_is_refused_before_anything(start
         assert live.data("GET", f"/api/models/{resident}")["status"] == "loaded"
 
 
-@pytest.mark.shows("model-record.5")
+@pytest.mark.shows("model-record.5", "models.2", "download-errors.6")
 @pytest.mark.parametrize(
     ("body", "status", "code"),
     [
@@ -212,6 +242,7 @@ def test_a_bad_registration_is_refused(shared: Running, body: dict, status: int,
     assert shared.error("POST", "/api/models", body)[:2] == (status, code)
 
 
+@pytest.mark.shows("model-errors.1")
 @pytest.mark.parametrize("path", ["/api/models/999", "/api/models/99999999999999999999"])
 def test_an_unknown_model_is_not_found(shared: Running, path: str) -> None:
     for method, tail in (("GET", ""), ("DELETE", ""), ("POST", "/load"), ("POST", "/unload")):
@@ -229,6 +260,7 @@ def test_broken_json_and_a_wrong_method_answer_in_the_envelope(shared: Running) 
     assert shared.error("GET", "/api/models/seven")[:2] == (422, "VALIDATION_ERROR")
 
 
+@pytest.mark.shows("models.2")
 def test_code_in_a_checkpoint_does_not_run_without_the_opt_in(start: Start, tmp_path: Path) -> None:
     folder, marker = tmp_path / "remote", tmp_path / "ran"
     shutil.copytree(demo.MODEL_DIR, folder)
@@ -404,6 +436,7 @@ def engine_of(live: Running, model_id: int) -> psutil.Process:
         return psutil.Process(resident.engine.pid)
 
 
+@pytest.mark.shows("models.2", "model-errors.6")
 def test_a_load_that_hangs_is_ended_by_an_operator_at_any_moment(
     start: Start, tmp_path: Path
 ) -> None:

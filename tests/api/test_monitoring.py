@@ -59,7 +59,7 @@ def at_position(live: Running, position: int, **fields: Any) -> dict[int, float]
 # ---------------------------------------------------------------- configuration
 
 
-@pytest.mark.shows("monitoring-resources.1")
+@pytest.mark.shows("monitoring-resources.1", "monitoring.1", "steering-errors.2")
 def test_without_an_sae_only_the_state_is_answered(shared: Running) -> None:
     state = shared.data("GET", BASE)
     # what other tests left stays until it is cleared or configured anew
@@ -85,7 +85,16 @@ def test_without_an_sae_only_the_state_is_answered(shared: Running) -> None:
         assert shared.error(method, path, body)[:2] == (400, "SAE_NOT_ATTACHED"), path
 
 
-@pytest.mark.shows("attachment-status.6", "monitoring-resources.1")
+@pytest.mark.shows(
+    "attachment-status.6",
+    "monitoring-resources.1",
+    "monitoring.2",
+    "monitoring.3",
+    "monitoring.4",
+    "saes.13",
+    "limits.7",
+    "limits.8",
+)
 @pytest.mark.parametrize("path", [f"{BASE}/configure", "/api/saes/monitoring"])
 def test_configuring_answers_the_state_and_is_told_where_the_sae_is_shown(
     steered: Running, path: str
@@ -113,6 +122,7 @@ def test_configuring_answers_the_state_and_is_told_where_the_sae_is_shown(
     assert steered.data("GET", "/api/health/metrics")["monitored_features"] == D_SAE
 
 
+@pytest.mark.shows("monitoring.3", "limits.2")
 @pytest.mark.parametrize("index", [-1, D_SAE, 10**25])
 def test_a_feature_outside_the_sae_is_refused_by_name(monitored: Running, index: int) -> None:
     before = monitored.data("GET", BASE)
@@ -125,6 +135,7 @@ def test_a_feature_outside_the_sae_is_refused_by_name(monitored: Running, index:
         assert refused == (400, "INVALID_FEATURE_INDEX", details)
 
 
+@pytest.mark.shows("monitoring.3", "monitoring.9", "limits.8")
 @pytest.mark.parametrize(
     ("path", "body"),
     [
@@ -155,6 +166,7 @@ def test_a_bad_body_is_a_validation_error_and_changes_nothing(
     assert monitored.data("GET", BASE) == before
 
 
+@pytest.mark.shows("monitoring.5", "limits.9")
 @pytest.mark.parametrize(
     "query",
     [
@@ -174,7 +186,7 @@ def test_a_bad_query_is_a_validation_error(monitored: Running, query: str) -> No
 # ---------------------------------------------------------------- records
 
 
-@pytest.mark.shows("monitoring-resources.2", "overview.2")
+@pytest.mark.shows("monitoring-resources.2", "overview.2", "monitoring.5")
 def test_a_record_is_what_the_last_token_activated(monitored: Running) -> None:
     answer = monitored.complete("One day", max_tokens=6, temperature=0)
     (record,) = history(monitored)
@@ -193,6 +205,7 @@ def test_a_record_is_what_the_last_token_activated(monitored: Running) -> None:
     assert record["top_k"] == record["activations"][:10]
 
 
+@pytest.mark.shows("monitoring.5")
 def test_history_is_newest_first_and_filtered_by_the_id_of_the_answer(monitored: Running) -> None:
     ids = [monitored.complete("One day", max_tokens=2, seed=i)["id"] for i in range(3)]
     chat = monitored.chat("Tell me a story.", max_tokens=2, n=2, temperature=1.0)["id"]
@@ -205,6 +218,7 @@ def test_history_is_newest_first_and_filtered_by_the_id_of_the_answer(monitored:
     assert history(monitored, "?request_id=nobody") == []
 
 
+@pytest.mark.shows("monitoring.3", "monitoring.5", "limits.8", "limits.9")
 def test_50_records_are_answered_unless_the_request_names_up_to_1000(monitored: Running) -> None:
     state = monitored.data("POST", f"{BASE}/configure", {"history_size": 1000, "top_k": 1000})
     assert (state["history_size"], state["top_k"]) == (1000, 1000)
@@ -222,6 +236,7 @@ def test_streams_and_several_prompts_are_recorded_under_their_one_id(monitored: 
     assert {r["choice"] for r in records} == {0, 1}
 
 
+@pytest.mark.shows("monitoring.3")
 def test_a_restricted_record_has_exactly_its_features(monitored: Running) -> None:
     monitored.complete("One day", max_tokens=4, temperature=0)
     (whole,) = history(monitored)
@@ -238,6 +253,7 @@ def test_a_restricted_record_has_exactly_its_features(monitored: Running) -> Non
     assert record["top_k"] == record["activations"][:1]
 
 
+@pytest.mark.shows("monitoring.3", "monitoring.6")
 def test_the_ring_keeps_the_newest_and_clearing_tells_how_many(monitored: Running) -> None:
     ids = [monitored.complete("One day", max_tokens=1, seed=i)["id"] for i in range(4)]
     history(monitored)
@@ -258,6 +274,7 @@ def test_scoring_and_embeddings_are_never_recorded(monitored: Running) -> None:
     assert statistics(monitored)["features"] == []
 
 
+@pytest.mark.shows("monitoring.4")
 def test_while_disabled_nothing_is_recorded(monitored: Running) -> None:
     monitored.data("POST", f"{BASE}/enable", {"enabled": False})
     monitored.complete("One day", max_tokens=3)
@@ -281,7 +298,7 @@ def test_monitoring_does_not_change_a_greedy_or_seeded_text(steered: Running) ->
 # ---------------------------------------------------------------- statistics
 
 
-@pytest.mark.shows("monitoring-resources.4")
+@pytest.mark.shows("monitoring-resources.4", "monitoring.7")
 def test_statistics_count_what_the_tokens_activated(monitored: Running) -> None:
     answer = monitored.complete("One day", max_tokens=5, temperature=0)
     found = statistics(monitored)
@@ -302,6 +319,7 @@ def test_statistics_count_what_the_tokens_activated(monitored: Running) -> None:
     assert one["active_ratio"] == sum(value > 0 for value in values) / tokens
 
 
+@pytest.mark.shows("monitoring.7", "monitoring.9")
 def test_the_top_is_ordered_by_its_metric_with_ties_by_index(monitored: Running) -> None:
     monitored.complete("One day", max_tokens=8, temperature=0)
     every = statistics(monitored)["features"]
@@ -319,6 +337,7 @@ def test_the_top_is_ordered_by_its_metric_with_ties_by_index(monitored: Running)
     assert some["features"] == [every[0], every[2]]
 
 
+@pytest.mark.shows("monitoring.7", "monitoring.8")
 def test_a_reset_begins_anew(monitored: Running) -> None:
     monitored.complete("One day", max_tokens=3)
     before = statistics(monitored)

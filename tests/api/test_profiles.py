@@ -55,6 +55,10 @@ def offenders(live: Running, content: bytes) -> list[list[str]]:
     "profile.7",
     "profile.8",
     "profile.9",
+    "profiles.1",
+    "profiles.2",
+    "profiles.5",
+    "profiles.7",
 )
 def test_a_profile_is_created_listed_read_and_deleted(empty: Running) -> None:
     context = {"description": "calm\nwater", "sae_id": "sae_demo", "model_id": "7", "layer": 9}
@@ -91,11 +95,13 @@ def test_only_the_name_is_needed(empty: Running) -> None:
     assert create(empty, "nulls", description=None, model_id=None, sae_id=None, layer=None)
 
 
+@pytest.mark.shows("profiles.1")
 def test_a_list_is_in_the_order_of_creation(empty: Running) -> None:
     made = [create(empty, name) for name in ("c", "a", "b")]
     assert empty.data("GET", PROFILES)["profiles"] == made
 
 
+@pytest.mark.shows("profiles.5", "profile-errors.1")
 @pytest.mark.parametrize("unknown", ["prof_000000000000", "calm", "%00", "%ED%A0%80", "x" * 5000])
 def test_an_unknown_profile_is_not_found(empty: Running, unknown: str) -> None:
     create(empty, "calm")
@@ -104,7 +110,7 @@ def test_an_unknown_profile_is_not_found(empty: Running, unknown: str) -> None:
         assert refused[:2] == (404, "PROFILE_NOT_FOUND")
 
 
-@pytest.mark.shows("profile.2")
+@pytest.mark.shows("profile.2", "profiles.2", "profile-errors.2")
 def test_a_name_is_taken_once(empty: Running) -> None:
     create(empty, "calm", steering={"1": 1})
     refused = empty.error("POST", PROFILES, {"name": "calm", "steering": {}})
@@ -290,7 +296,7 @@ def change(live: Running, made: dict[str, Any], **fields: Any) -> dict[str, Any]
     return found
 
 
-@pytest.mark.shows("profile.9")
+@pytest.mark.shows("profile.9", "profiles.6")
 def test_a_change_replaces_what_is_sent(empty: Running) -> None:
     made = create(empty, "calm", steering={"1": 1, "2": 2}, sae_id="sae_x", layer=3)
     assert change(empty, made) == made
@@ -313,6 +319,7 @@ def test_a_whole_record_can_be_sent_back(empty: Running) -> None:
     assert again == made | {"updated_at": again["updated_at"]}
 
 
+@pytest.mark.shows("profiles.6", "profile-errors.2")
 def test_a_rename_takes_a_free_name_only(empty: Running) -> None:
     made, _ = create(empty, "calm"), create(empty, "taken")
     path = f"{PROFILES}/{made['id']}"
@@ -388,7 +395,16 @@ def steer(live: Running, values: dict[str, float]) -> None:
     live.data("POST", f"{STEERING}/batch", {"steering": values})
 
 
-@pytest.mark.shows("profile.8", "profile.10")
+@pytest.mark.shows(
+    "profile.8",
+    "profile.10",
+    "profiles.4",
+    "profiles.8",
+    "profiles.15",
+    "profiles.16",
+    "states.22",
+    "limits.1",
+)
 def test_an_activation_replaces_what_steers_by_the_scaled_values(both: Running) -> None:
     steer(both, {"7": 3})
     both.data("POST", f"{STEERING}/disable")
@@ -521,6 +537,7 @@ def test_an_activation_tells_which_values_of_another_sae_it_cleared(both: Runnin
         both.data("POST", f"/api/saes/{second}/detach")
 
 
+@pytest.mark.shows("profiles.14", "profiles.20", "limits.2", "profile-errors.3")
 @pytest.mark.parametrize(
     ("fields", "code"),
     [
@@ -543,6 +560,7 @@ def test_what_does_not_fit_is_refused_before_anything_changes(
     assert state(both) == before
 
 
+@pytest.mark.shows("profiles.4", "profiles.13", "steering-errors.2")
 def test_values_need_an_attached_sae_and_an_empty_profile_does_not(empty: Running) -> None:
     made, none = create(empty, "calm", steering={"5": 3}), create(empty, "none")
     path = f"{PROFILES}/{made['id']}/activate"
@@ -556,6 +574,7 @@ def test_values_need_an_attached_sae_and_an_empty_profile_does_not(empty: Runnin
         assert empty.error(method, unknown)[:2] == (404, "PROFILE_NOT_FOUND")
 
 
+@pytest.mark.shows("profiles.17")
 def test_activating_an_empty_profile_clears_what_steers(both: Running) -> None:
     steer(both, {"7": 3})
     made = create(both, "none")
@@ -585,6 +604,7 @@ def test_a_bad_body_of_an_activation_is_refused(both: Running, body: Any) -> Non
     assert state(both) == ({}, False, None)
 
 
+@pytest.mark.shows("profiles.9", "states.23")
 def test_a_deactivation_clears_unless_it_is_told_not_to(both: Running) -> None:
     made = create(both, "calm", steering={"5": 3})
     path = f"{PROFILES}/{made['id']}/deactivate"
@@ -600,6 +620,7 @@ def test_a_deactivation_clears_unless_it_is_told_not_to(both: Running) -> None:
     assert both.error("POST", f"{path}?clear_steering=perhaps")[:2] == (422, "VALIDATION_ERROR")
 
 
+@pytest.mark.shows("profiles.7", "states.24")
 def test_deleting_the_active_profile_clears_its_values(both: Running) -> None:
     made, other = create(both, "calm", steering={"5": 3}), create(both, "other")
     activate(both, made)
@@ -632,6 +653,7 @@ def test_a_detach_ends_the_activity(both: Running) -> None:
     assert both.data("GET", f"{PROFILES}/{made['id']}")["is_active"] is False
 
 
+@pytest.mark.shows("profiles.3")
 def test_the_live_values_are_saved_with_their_sae(both: Running) -> None:
     steer(both, {"5": 3, "6": -0.5})
     made = both.data("POST", f"{PROFILES}/save-current", {"name": "now", "description": "d"}, 201)
@@ -680,6 +702,7 @@ def test_of_many_activations_at_once_one_profile_stands_whole(both: Running) -> 
 IMPORT = f"{PROFILES}/import"
 
 
+@pytest.mark.shows("profiles.10", "profiles.11")
 def test_an_export_comes_back_as_it_was(empty: Running) -> None:
     context = {"description": "a\nb", "sae_id": "sae_demo", "model_id": "7", "layer": 9}
     made = create(empty, "calm", steering={"14": 0.1 + 0.2, "903": -1}, intensity=0.5, **context)
@@ -708,6 +731,7 @@ def test_an_export_comes_back_as_it_was(empty: Running) -> None:
         path = f"{PROFILES}/{found['id']}"
 
 
+@pytest.mark.shows("profiles.10", "profiles.11", "profiles.20")
 def test_a_profile_of_another_home_finds_its_sae_and_its_model_under_other_ids(
     both: Running,
 ) -> None:
@@ -754,7 +778,9 @@ def test_the_older_form_is_imported(empty: Running) -> None:
     assert "acme/saes" in found["warnings"][0]
 
 
-@pytest.mark.shows("envelope.6", "envelope.7")
+@pytest.mark.shows(
+    "envelope.6", "envelope.7", "profiles.18", "profiles.19", "profile-errors.4", "profile-errors.5"
+)
 @pytest.mark.parametrize(
     ("content", "code", "details"),
     [

@@ -142,7 +142,7 @@ def cached_files(live: Running, repo: str) -> list[str]:
 # ------------------------------------------------------------------ one SAE
 
 
-@pytest.mark.shows("sae-records.1", "sae-records.4")
+@pytest.mark.shows("sae-records.1", "sae-records.4", "saes.2", "saes.3")
 def test_an_sae_is_previewed_downloaded_attached_and_deleted(
     live: Running, hub: LoopbackHub, events: Told
 ) -> None:
@@ -196,7 +196,7 @@ def test_an_sae_is_previewed_downloaded_attached_and_deleted(
     assert live.error("GET", f"/api/saes/{row['id']}")[:2] == (404, "SAE_NOT_FOUND")
 
 
-@pytest.mark.shows("sae-records.4")
+@pytest.mark.shows("sae-records.4", "saes.3", "saes.6")
 def test_a_cancelled_download_leaves_nothing_and_begins_again_under_its_id(
     live: Running, hub: LoopbackHub, events: Told
 ) -> None:
@@ -227,6 +227,7 @@ def test_a_cancelled_download_leaves_nothing_and_begins_again_under_its_id(
     assert told["status"] == "cached"
 
 
+@pytest.mark.shows("saes.3")
 def test_the_progress_of_a_download_is_told_up_to_its_end(
     live: Running, hub: LoopbackHub, events: Told
 ) -> None:
@@ -251,6 +252,7 @@ def ask_held(live: Running, fault: Any) -> dict[str, Any]:
     return made[1]
 
 
+@pytest.mark.shows("saes.3")
 def test_a_download_is_deleted_while_it_runs_and_its_lost_files_are_fetched_again(
     live: Running, hub: LoopbackHub, events: Told
 ) -> None:
@@ -292,6 +294,7 @@ def test_a_download_that_a_restart_ended_goes_on(hub: LoopbackHub, tmp_path: Pat
 # ------------------------------------------------------------------ a whole repository
 
 
+@pytest.mark.shows("saes.3")
 def test_a_whole_repository_becomes_an_sae_for_each_unit(
     live: Running, hub: LoopbackHub, events: Told, tmp_path: Path
 ) -> None:
@@ -444,6 +447,7 @@ def test_a_file_whose_header_shows_no_sae_is_refused_before_it_is_fetched(
     assert all(row["repository_id"] != "acme/half" for row in live.data("GET", "/api/saes")["saes"])
 
 
+@pytest.mark.shows("download-errors.1")
 @pytest.mark.parametrize("route", ["preview", "download"])
 @pytest.mark.parametrize("header", [b"\1\0\0", b"\x10\0\0\0\0\0\0\0not a JSON header", b""])
 def test_a_damaged_header_is_refused_with_the_name_of_its_file(
@@ -472,6 +476,7 @@ def _half() -> dict[str, np.ndarray]:
     return {"W_dec": np.zeros((8, 5), np.float32), "b_dec": np.zeros(5, np.float32)}
 
 
+@pytest.mark.shows("download-errors.1")
 @pytest.mark.parametrize(
     "path",
     ["../../evil.pt", "a/../../evil.pt", "..\\evil.pt", "/etc/evil.pt", "a\x00.pt", "a//b.pt"],
@@ -524,7 +529,7 @@ def test_a_page_out_of_bounds_is_refused(live: Running, field: dict[str, int]) -
     assert answer[:2] == (422, "VALIDATION_ERROR")
 
 
-@pytest.mark.shows("sae-records.1")
+@pytest.mark.shows("sae-records.1", "saes.2")
 def test_a_preview_is_filtered_and_paged(live: Running, hub: LoopbackHub) -> None:
     scope = [
         f"layer_{n}/width_{w}/average_l0_9/params.npz" for n in range(300) for w in ("16k", "65k")
@@ -542,7 +547,9 @@ def test_a_preview_is_filtered_and_paged(live: Running, hub: LoopbackHub) -> Non
     assert only["path"] == "layer_7/width_16k/average_l0_9"
 
 
-@pytest.mark.shows("authentication.6")
+@pytest.mark.shows(
+    "authentication.6", "download-errors.3", "download-errors.4", "download-errors.5"
+)
 @pytest.mark.parametrize(
     ("facts", "token", "status", "code"),
     [
@@ -567,6 +574,7 @@ def test_a_repository_that_cannot_be_had_is_refused_at_once(
     assert cached_files(live, "acme/closed") == []
 
 
+@pytest.mark.shows("resource-errors.2")
 def test_an_sae_too_large_for_the_disk_is_refused_before_anything_is_fetched(
     live: Running, hub: LoopbackHub
 ) -> None:
@@ -614,7 +622,7 @@ def test_the_progress_of_a_download_is_told_over_the_socket(
     assert progress[-1]["percent"] == 100
 
 
-@pytest.mark.shows("authentication.5")
+@pytest.mark.shows("authentication.5", "saes.3")
 def test_the_token_goes_to_the_hub_and_nowhere_else(
     live: Running,
     hub: LoopbackHub,

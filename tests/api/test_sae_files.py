@@ -127,7 +127,7 @@ def test_a_site_behind_a_layer_norm_is_refused_by_name(
     assert "gain" in message
 
 
-@pytest.mark.shows("attach-response.5")
+@pytest.mark.shows("attach-response.5", "saes.15", "states.9")
 def test_a_model_named_as_the_sae_says_is_no_other_model(
     free: Running, folder: Path, tmp_path: Path
 ) -> None:

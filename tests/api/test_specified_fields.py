@@ -87,6 +87,7 @@ MODEL: dict[str, Check] = {
     "model-record.14",
     "model-record.15",
     "model-record.16",
+    "models.1",
 )
 def test_a_loaded_model_has_each_field_with_its_type(shared: Running) -> None:
     listed = shared.data("GET", "/api/models")
@@ -115,6 +116,7 @@ ATTACHED: dict[str, Check] = {
     "attach-response.5",
     "attach-response.6",
     "envelope.8",
+    "saes.8",
 )
 def test_an_attach_answers_each_field_with_its_type(shared: Running) -> None:
     sae_id = add_sae(shared, FIRST)
@@ -145,10 +147,13 @@ ATTACHMENT: dict[str, Check] = {
     "attachment-status.5",
     "attachment-status.6",
     "attachment-status.7",
+    "saes.1",
+    "saes.10",
 )
 def test_the_attachment_has_each_field_with_its_type(steered: Running) -> None:
     attachment = steered.data("GET", "/api/saes/attachment")
     check_fields(attachment, ATTACHMENT)
+    assert steered.data("GET", "/api/saes")["attachment"] == attachment
     (entry,) = steered.data("GET", "/api/saes/attachments")["entries"]
     shown = ("sae_id", "layer", "memory_usage_mb")
     assert [attachment[name] for name in shown] == [entry[name] for name in shown]
@@ -181,6 +186,10 @@ LEASE: dict[str, Check] = {
     "lease-record.6",
     "lease-record.7",
     "lease-record.8",
+    "models.29",
+    "models.30",
+    "limits.4",
+    "limits.5",
 )
 @pytest.mark.parametrize(("holder", "reason"), [("h", "r"), ("h" * 128, "r" * 512)])
 def test_a_lease_has_each_field_with_its_type(shared: Running, holder: str, reason: str) -> None:
@@ -193,6 +202,19 @@ def test_a_lease_has_each_field_with_its_type(shared: Running, holder: str, reas
     assert renewed.status_code == 200, renewed.text
     check_fields(granted | renewed.json()["data"], LEASE)
     shared.http.delete(path, headers=header)
+
+
+@pytest.mark.shows("models.35")
+def test_a_lease_id_is_named_by_a_header_and_by_no_path(shared: Running) -> None:
+    described = shared.http.get("/openapi.json").json()["paths"]
+    places = {
+        (parameter["name"], parameter["in"])
+        for operations in described.values()
+        for operation in operations.values()
+        for parameter in operation.get("parameters", ())
+        if "lease" in parameter["name"].lower()
+    }
+    assert places == {("X-Service-Lease", "header")}
 
 
 STATISTICS: dict[str, Check] = {

@@ -30,6 +30,7 @@ def set_one(live: Running, index: int, value: float) -> dict:
 # ---------------------------------------------------------------- SAEs
 
 
+@pytest.mark.shows("saes.1", "saes.4")
 def test_an_sae_is_registered_once_from_its_folder(shared: Running) -> None:
     first = add_sae(shared, FIRST)
     assert first == add_sae(shared, FIRST)
@@ -46,6 +47,7 @@ def test_an_sae_is_registered_once_from_its_folder(shared: Running) -> None:
     assert listed["attachment"]["is_attached"] is False
 
 
+@pytest.mark.shows("download-errors.6")
 @pytest.mark.parametrize(
     ("body", "status", "code"),
     [
@@ -59,7 +61,19 @@ def test_a_bad_registration_is_refused(shared: Running, body: dict, status: int,
     assert shared.error("POST", "/api/saes/download", body)[:2] == (status, code)
 
 
-@pytest.mark.shows("attach-response.6", "overview.2")
+@pytest.mark.shows(
+    "attach-response.6",
+    "overview.2",
+    "saes.5",
+    "saes.8",
+    "saes.9",
+    "saes.10",
+    "saes.17",
+    "states.7",
+    "states.8",
+    "states.9",
+    "steering-errors.3",
+)
 def test_attach_reports_where_it_hooked_and_locks_the_model(shared: Running) -> None:
     sae_id = add_sae(shared, FIRST)
     attached = shared.data("POST", f"/api/saes/{sae_id}/attach", {"layer": FIRST.layer})
@@ -84,6 +98,7 @@ def test_attach_reports_where_it_hooked_and_locks_the_model(shared: Running) -> 
     assert shared.data("GET", f"/api/saes/{sae_id}")["status"] == "cached"
 
 
+@pytest.mark.shows("saes.7", "states.9")
 def test_a_layer_mismatch_warns_and_a_missing_layer_is_incompatible(shared: Running) -> None:
     sae_id = add_sae(shared, FIRST)
     other = 0 if FIRST.layer else 1
@@ -101,6 +116,7 @@ def test_a_layer_mismatch_warns_and_a_missing_layer_is_incompatible(shared: Runn
     assert shared.error("GET", path)[:2] == (422, "VALIDATION_ERROR")
 
 
+@pytest.mark.shows("saes.15", "steering-errors.4")
 def test_a_wrong_width_is_incompatible(shared: Running, tmp_path: Path) -> None:
     safetensors = pytest.importorskip("safetensors.numpy")
     numpy = pytest.importorskip("numpy")
@@ -124,6 +140,7 @@ def test_a_wrong_width_is_incompatible(shared: Running, tmp_path: Path) -> None:
     assert shared.error("GET", f"/api/saes/{made['sae_id']}")[:2] == (404, "SAE_NOT_FOUND")
 
 
+@pytest.mark.shows("saes.16", "states.9", "model-errors.4")
 def test_without_a_model_nothing_attaches(start: Start) -> None:
     with start() as live:
         sae_id = add_sae(live, FIRST)
@@ -168,6 +185,7 @@ def test_unloading_the_model_detaches_and_forgets(start: Start) -> None:
 # ---------------------------------------------------------------- steering
 
 
+@pytest.mark.shows("states.11", "steering.2", "steering-errors.2")
 def test_every_route_needs_an_attached_sae(shared: Running) -> None:
     calls = [
         ("GET", STEERING, None),
@@ -182,7 +200,22 @@ def test_every_route_needs_an_attached_sae(shared: Running) -> None:
         assert shared.error(method, path, body)[:2] == (400, "SAE_NOT_ATTACHED"), path
 
 
-@pytest.mark.shows("steering-state.1", "steering-state.2")
+@pytest.mark.shows(
+    "steering-state.1",
+    "steering-state.2",
+    "states.11",
+    "states.12",
+    "states.13",
+    "states.14",
+    "states.15",
+    "steering.3",
+    "steering.4",
+    "steering.5",
+    "steering.6",
+    "steering.7",
+    "steering.8",
+    "steering.9",
+)
 def test_setting_enables_disabling_keeps_removing_the_last_disables(steered: Running) -> None:
     assert steered.data("GET", STEERING) == {"enabled": False, "values": {}}
     assert set_one(steered, 5, 12.5) == {"enabled": True, "values": {"5": 12.5}}
@@ -197,7 +230,7 @@ def test_setting_enables_disabling_keeps_removing_the_last_disables(steered: Run
     assert steered.data("DELETE", STEERING) == {"enabled": False, "values": {}}
 
 
-@pytest.mark.shows("envelope.5")
+@pytest.mark.shows("envelope.5", "states.11", "steering.5", "steering.11", "steering-errors.6")
 def test_a_bad_index_in_a_batch_changes_nothing(steered: Running) -> None:
     before = set_one(steered, 5, 3)
     status, code, details = steered.error(
@@ -208,7 +241,7 @@ def test_a_bad_index_in_a_batch_changes_nothing(steered: Running) -> None:
     assert steered.data("GET", STEERING) == before
 
 
-@pytest.mark.shows("steering-state.3")
+@pytest.mark.shows("steering-state.3", "steering.11", "limits.2", "steering-errors.6")
 @pytest.mark.parametrize("index", [-1, D_SAE, 2**40, 10**25])
 def test_an_index_outside_the_sae_is_refused(steered: Running, index: int) -> None:
     body = {"feature_idx": index, "value": 1}
@@ -217,7 +250,7 @@ def test_an_index_outside_the_sae_is_refused(steered: Running, index: int) -> No
         assert steered.error("DELETE", f"{STEERING}/{index}")[1] == "INVALID_FEATURE_INDEX"
 
 
-@pytest.mark.shows("steering-state.3")
+@pytest.mark.shows("steering-state.3", "states.11", "steering.12", "limits.1", "steering-errors.8")
 @pytest.mark.parametrize(
     "content",
     [
@@ -247,6 +280,7 @@ def test_a_bad_value_is_a_validation_error_and_changes_nothing(
     assert steered.data("GET", STEERING) == {"enabled": False, "values": {}}
 
 
+@pytest.mark.shows("steering.5", "steering.12", "limits.3")
 @pytest.mark.parametrize(
     "values",
     [
@@ -301,7 +335,7 @@ def test_an_empty_batch_changes_nothing(steered: Running) -> None:
     assert steered.error("POST", f"{STEERING}/batch", {})[:2] == (422, "VALIDATION_ERROR")
 
 
-@pytest.mark.shows("steering-state.3")
+@pytest.mark.shows("steering-state.3", "limits.1", "limits.2")
 def test_both_bounds_and_both_zeros_are_taken(steered: Running) -> None:
     values = {"0": -200, "1": 200, "2": 0, "3": -0.0, str(D_SAE - 1): 199.99999999999997}
     assert steered.data("POST", f"{STEERING}/batch", {"steering": values})["values"] == values
@@ -428,12 +462,14 @@ def test_an_index_in_a_path_is_written_one_way(steered: Running, index: str) -> 
     assert steered.data("GET", STEERING) == before
 
 
+@pytest.mark.shows("steering.11")
 @pytest.mark.parametrize("index", [-1, D_SAE, 10**30])
 def test_removing_an_index_outside_the_sae_is_refused(steered: Running, index: int) -> None:
     refused = steered.error("DELETE", f"{STEERING}/{index}")
     assert refused == (400, "INVALID_FEATURE_INDEX", {"feature_idx": index, "d_sae": D_SAE})
 
 
+@pytest.mark.shows("steering.5")
 def test_a_refused_change_leaves_the_engine_as_it_was(steered: Running) -> None:
     set_one(steered, 5, 60)
     pushed = greedy(steered)
@@ -442,12 +478,15 @@ def test_a_refused_change_leaves_the_engine_as_it_was(steered: Running) -> None:
     assert greedy(steered) == pushed
 
 
+@pytest.mark.shows("steering.5", "limits.3")
 def test_a_thousand_features_are_set_at_once(steered: Running) -> None:
     values = {str(i): 0.01 for i in range(1000)}
     assert len(steered.data("POST", f"{STEERING}/batch", {"steering": values})["values"]) == 1000
 
 
-@pytest.mark.shows("overview.2")
+@pytest.mark.shows(
+    "overview.2", "states.12", "states.13", "steering.6", "steering.7", "steering.10"
+)
 def test_steering_changes_the_text_and_zero_and_disabled_do_not(steered: Running) -> None:
     plain = greedy(steered)
     set_one(steered, 5, 60)
@@ -461,7 +500,7 @@ def test_steering_changes_the_text_and_zero_and_disabled_do_not(steered: Running
     assert greedy(steered) == plain
 
 
-@pytest.mark.shows("overview.8")
+@pytest.mark.shows("overview.8", "steering.1")
 def test_steering_applies_to_every_completion_while_it_is_active(steered: Running) -> None:
     chat = {"messages": [{"role": "user", "content": "Tell me a story."}]}
     asked = {
@@ -506,6 +545,7 @@ def test_the_apply_count_counts_the_steered_passes_only(steered: Running) -> Non
     assert count() == 5
 
 
+@pytest.mark.shows("steering.1")
 def test_a_change_takes_effect_within_a_running_stream(steered: Running) -> None:
     body = {
         "model": demo.MODEL_NAME,

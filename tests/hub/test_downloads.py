@@ -26,6 +26,7 @@ from tests.hub.conftest import (
 from tests.loopback_hub import LoopbackHub
 
 
+@pytest.mark.shows("models.17")
 async def test_the_files_of_one_commit_are_fetched(desk: Desk, tiny: LoopbackHub) -> None:
     job = desk.job(await desk.hub.describe("acme/tiny"))
     assert job.folder == desk.cache / "acme--tiny" / tiny.repos["acme/tiny"].sha

@@ -175,6 +175,7 @@ def test_proportions_are_one_for_each_card() -> None:
     assert tensor_split(" 0.5 , 0 ,1e1", 3) == (0.5, 0.0, 10.0)
 
 
+@pytest.mark.shows("resource-errors.6")
 @pytest.mark.parametrize(
     "text", ["1", "1,1,1", "1,", "a,b", "-1,2", "nan,1", "inf,1", "0,0", "1;1", "1e308,1e308"]
 )

@@ -84,6 +84,7 @@ BAD: list[tuple[Any, str, int | None]] = [
 BAD_TTL = [0, -1, 7201, 10**400, True, False, 60.0, 1.5, float("nan"), "60", [60], {}]
 
 
+@pytest.mark.shows("models.30", "model-errors.12")
 @pytest.mark.parametrize(("body", "param", "maximum"), BAD)
 def test_a_bad_field_is_refused_with_its_name_and_limit(
     body: Any, param: str, maximum: int | None
@@ -94,6 +95,7 @@ def test_a_bad_field_is_refused_with_its_name_and_limit(
     assert maximum is None or str(maximum) in refused.message
 
 
+@pytest.mark.shows("models.30", "model-errors.12")
 @pytest.mark.parametrize("ttl", BAD_TTL)
 def test_a_bad_time_is_refused_and_never_clamped(ttl: Any) -> None:
     for refused in (
@@ -209,6 +211,7 @@ ENDS = {
 }
 
 
+@pytest.mark.shows("models.34")
 @pytest.mark.parametrize("step", STEPS)
 @pytest.mark.parametrize(
     ("model", "lease_id"), [(MODEL, OTHER_ID), (OTHER, ID), (MODEL, ""), (MODEL, ID + "x")]

@@ -38,6 +38,7 @@ def refusal_of(needs: Needs, devices: list[Device], wanted: GpuRequest = AUTO) -
     return refused.value
 
 
+@pytest.mark.shows("states.3")
 def test_the_card_with_most_free_memory_is_taken() -> None:
     found = plan(NEEDS, [card(0, 4000), card(1, 9000), card(2, 5000)], AUTO)
     assert (found.mode, found.reason) == ("single", "most_free_card_fits")
@@ -45,6 +46,7 @@ def test_the_card_with_most_free_memory_is_taken() -> None:
     assert found.placement({"cuda:1": 1234})["memory_by_device_mb"] == {"cuda:1": 1234}
 
 
+@pytest.mark.shows("resource-errors.1")
 def test_a_card_fits_to_the_last_mebibyte() -> None:
     assert plan(NEEDS, [card(0, WHOLE + 500)], AUTO).shares[0].needed_mb == WHOLE + 500
     refused = refusal_of(NEEDS, [card(0, WHOLE + 499)])
@@ -169,6 +171,7 @@ def test_all_cards_get_a_part() -> None:
     assert set(found.layer_devices) == {"cuda:0", "cuda:1", "cuda:2"}
 
 
+@pytest.mark.shows("resource-errors.5")
 def test_a_card_that_would_get_nothing_is_told() -> None:
     refused = refusal_of(NEEDS, [card(0, 9000), card(1, 510)], ALL)
     assert refused.code == "SPLIT_NOT_HONOURED"
@@ -176,6 +179,7 @@ def test_a_card_that_would_get_nothing_is_told() -> None:
     assert refused.details["mapped_mb_by_device"] == {"cuda:0": 1100, "cuda:1": 0}
 
 
+@pytest.mark.shows("resource-errors.5")
 def test_more_cards_than_layers_cannot_all_be_used() -> None:
     needs = replace(NEEDS, layers=(MIB,))
     refused = refusal_of(needs, [card(0, 9000), card(1, 9000)], ALL)

@@ -96,6 +96,7 @@ def test_after_a_restart_nothing_is_resident_and_no_download_runs() -> None:
 LOCK = Lock(1, "m", LockedBy.OPERATOR)
 
 
+@pytest.mark.shows("models.5")
 @pytest.mark.parametrize(
     ("status", "is_locked", "code"),
     [

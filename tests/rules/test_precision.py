@@ -49,12 +49,14 @@ def test_q2_applies_to_no_plain_checkpoint() -> None:
     assert refused.value.details["quantization"] == "Q2"
 
 
+@pytest.mark.shows("models.18")
 @pytest.mark.parametrize("asked", ["FP16", "Q8", "Q4", "Q2"])
 def test_an_already_quantized_checkpoint_loads_at_its_own_precision(asked: str) -> None:
     quantized = {"quant_method": "bitsandbytes", "load_in_4bit": True, "bnb_4bit_quant_type": "nf4"}
     assert choose(asked, "bfloat16", quantized, HOST).name == "nf4"
 
 
+@pytest.mark.shows("models.18")
 @pytest.mark.parametrize("machine", [HOST, OLD_CARD, Machine(True, None)])
 def test_fp8_doubles_where_nothing_computes_in_it(machine: Machine) -> None:
     held = choose("FP16", "bfloat16", {"quant_method": "fp8"}, machine)
@@ -64,6 +66,7 @@ def test_fp8_doubles_where_nothing_computes_in_it(machine: Machine) -> None:
     assert held_bytes(scale, held) == 0
 
 
+@pytest.mark.shows("models.18")
 def test_fp8_stays_on_a_card_that_computes_in_it() -> None:
     held = choose("FP16", "bfloat16", {"quant_method": "fp8"}, NEW_CARD)
     assert held.name == "fp8"

@@ -46,6 +46,7 @@ def test_a_folder_is_resolved_through_its_links(folder: Path, tmp_path: Path) ->
     assert local.resolve(f"{folder}/../model/.") == folder.resolve()
 
 
+@pytest.mark.shows("download-errors.6")
 @pytest.mark.parametrize(
     "named",
     [

@@ -128,6 +128,7 @@ def test_a_response_format_is_refused(batched: Running) -> None:
     "queue-block.8",
     "queue-block.9",
     "queue-block.14",
+    "health.5",
 )
 def test_the_health_block_says_so(batched: Running) -> None:
     block = batched.data("GET", "/api/health/detailed")["inference"]

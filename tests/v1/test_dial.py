@@ -277,7 +277,7 @@ def refused(live: Running, **fields: Any) -> tuple[int, dict[str, Any]]:
     return live.v1_error(CHAT, body | fields)
 
 
-@pytest.mark.shows("chat-parameters.25")
+@pytest.mark.shows("chat-parameters.25", "profile-errors.3")
 @pytest.mark.parametrize("is_stream", [False, True])
 def test_a_profile_that_does_not_fit_the_attached_sae_is_refused(
     steered: Running, profile: Profile, is_stream: bool
@@ -296,7 +296,7 @@ def test_a_profile_that_does_not_fit_the_attached_sae_is_refused(
     assert ask(steered, profile=fits, max_tokens=1).status_code == 200
 
 
-@pytest.mark.shows("chat-parameters.25")
+@pytest.mark.shows("chat-parameters.25", "profile-errors.1")
 @pytest.mark.parametrize("is_stream", [False, True])
 def test_an_unknown_profile_is_refused_before_the_model_is_loaded(
     zoo: Zoo, is_stream: bool

@@ -286,6 +286,8 @@ def test_the_table_of_codes_is_the_one_in_the_specification_and_each_has_a_case(
     "limits.27",
     "versioning.3",
     "overview.13",
+    "resource-errors.1",
+    "resource-errors.7",
 )
 @pytest.mark.parametrize("code", CODES)
 def test_a_real_request_is_answered_with_the_code_its_status_and_its_type(
@@ -312,6 +314,7 @@ def test_a_load_that_fails_once_the_resident_model_left_is_a_failed_load(zoo: Zo
         assert (status, error["code"]) == (500, "model_load_failed")
 
 
+@pytest.mark.shows("resource-errors.1")
 def test_what_a_generation_without_memory_is_told(zoo: Zoo) -> None:
     zoo.load("tiny")
     body = {"model": "tiny", "prompt": ["fish"] * 100, "max_tokens": 40, "seed": 1}

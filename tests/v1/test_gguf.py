@@ -49,7 +49,7 @@ def test_each_quantization_is_a_model_of_its_own(live: Running) -> None:
     assert row["params"]
 
 
-@pytest.mark.shows("model-naming.1")
+@pytest.mark.shows("model-naming.1", "model-errors.14")
 def test_a_bare_name_of_several_is_ambiguous(live: Running) -> None:
     status, error = live.v1_error("/v1/chat/completions", {"model": BASE, "messages": COUNT})
     assert (status, error["code"]) == (400, "AMBIGUOUS_MODEL_NAME")
@@ -195,6 +195,7 @@ def test_the_cards_say_that_it_is_not_measured(live: Running) -> None:
     assert live.data("GET", "/api/health/detailed")["model_name"] == Q8
 
 
+@pytest.mark.shows("resource-errors.6")
 def test_proportions_for_cards_that_are_not_there_are_refused_before_anything_is_unloaded(
     tmp_path: Path,
 ) -> None:
@@ -211,7 +212,7 @@ def test_proportions_for_cards_that_are_not_there_are_refused_before_anything_is
         assert live.data("GET", "/api/health/detailed")["model_name"] == demo.MODEL_NAME
 
 
-@pytest.mark.shows("model-naming.1", "model-record.17")
+@pytest.mark.shows("model-naming.1", "model-record.17", "models.2")
 def test_a_label_is_fetched_from_the_hub_and_the_other_stays(tmp_path: Path) -> None:
     files = {
         f"tiny-{label}.gguf": gguf.write(tmp_path / f"{label}.gguf", label).read_bytes()

@@ -92,7 +92,7 @@ def test_refuse_serves_the_resident_model_as_usual(tiny: Zoo, path: str, value: 
     assert ask(tiny.live, path, "tiny", **{POLICY: value}).status_code == 200
 
 
-@pytest.mark.shows("load-policy.1", "load-policy.3")
+@pytest.mark.shows("load-policy.1", "load-policy.3", "model-errors.9")
 @pytest.mark.parametrize("path", ROUTES)
 @pytest.mark.parametrize("value", ["refuse", "ReFuSe"])
 def test_refuse_names_the_model_asked_for_and_the_resident_one_and_loads_nothing(
@@ -149,7 +149,7 @@ def test_refuse_streams_are_refused_before_they_begin(tiny: Zoo) -> None:
         assert (status, error["code"]) == (409, "model_not_resident")
 
 
-@pytest.mark.shows("load-policy.4", "retry-after.3")
+@pytest.mark.shows("load-policy.4", "retry-after.3", "model-errors.13")
 def test_refuse_while_the_model_is_being_loaded_asks_to_come_back(zoo: Zoo) -> None:
     with loading(zoo, "tiny"):
         for path in ROUTES:
@@ -292,7 +292,7 @@ def test_a_full_queue_hides_no_refusal_that_waiting_does_not_change(tiny: Zoo) -
 # ---------------------------------------------------------------- an unload, a lock, a lease
 
 
-@pytest.mark.shows("general-errors.16", "retry-after.3")
+@pytest.mark.shows("general-errors.16", "retry-after.3", "states.4", "model-errors.6")
 def test_every_request_during_an_unload_is_told_to_come_back_soon(zoo: Zoo) -> None:
     with unloading(zoo, "tiny"):
         for path in ROUTES:
@@ -350,6 +350,7 @@ def test_a_leased_model_is_replaced_by_its_holder_only(tiny: Zoo) -> None:
     assert tiny.resident() == "plain"
 
 
+@pytest.mark.shows("model-errors.8")
 def test_a_locked_and_leased_model_is_said_to_be_leased(tiny: Zoo) -> None:
     path = f"/api/models/{tiny.ids['tiny']}"
     tiny.live.data("POST", f"{path}/lock")

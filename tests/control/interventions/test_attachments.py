@@ -40,6 +40,7 @@ async def test_attaching_locks_the_model_and_tells_where_it_hooks(world: World) 
     assert world.published(SaeAttached) == [SaeAttached("sae_a", 1, 3)]
 
 
+@pytest.mark.shows("states.9")
 async def test_a_mismatch_of_layer_or_family_is_a_warning_of_the_attach(world: World) -> None:
     await world.loaded("tiny")
     attached = await world.attachments.attach(
@@ -66,6 +67,7 @@ async def test_a_model_that_can_only_embed_takes_no_sae(world: World) -> None:
     assert (await refused(world.attachments.attach(sae, 1))).code == "SAE_INCOMPATIBLE"
 
 
+@pytest.mark.shows("saes.15")
 @pytest.mark.parametrize(("width", "layer"), [(HIDDEN + 1, 1), (HIDDEN, LAYERS)])
 async def test_an_sae_that_does_not_fit_is_refused_before_the_engine_is_asked(
     world: World, width: int, layer: int
@@ -332,6 +334,7 @@ async def two(world: World) -> None:
     await world.sae("sae_2")
 
 
+@pytest.mark.shows("saes.12")
 async def test_a_set_attaches_all_of_it_in_one_step_of_the_epoch(world: World) -> None:
     await world.loaded()
     await two(world)
@@ -506,6 +509,7 @@ async def test_a_replacing_attach_that_cannot_remove_the_old_one_leaves_one_hook
     assert list(world.launcher.engine.attached) == reported == ["sae_old@1"]
 
 
+@pytest.mark.shows("states.10")
 async def test_detaching_unlocks_clears_the_values_and_gives_the_memory_back(world: World) -> None:
     await world.loaded()
     sae = await world.sae()
@@ -528,6 +532,7 @@ async def test_what_is_not_attached_is_not_detached(world: World) -> None:
     assert len(world.conductor.attachments()) == 1
 
 
+@pytest.mark.shows("states.10")
 async def test_a_detach_waits_for_requests_in_flight_while_newcomers_wait_for_the_detach(
     world: World,
 ) -> None:
@@ -549,6 +554,7 @@ async def test_a_detach_waits_for_requests_in_flight_while_newcomers_wait_for_th
     assert first < log.index("generated") < log.index("detach") < second
 
 
+@pytest.mark.shows("states.10")
 async def test_a_detach_waits_for_requests_that_run_without_a_slot(make: Make) -> None:
     async with make(enable_continuous_batching=True) as world:
         await world.loaded()

@@ -134,6 +134,7 @@ async def test_deactivating_says_whether_it_cleared(world: World, clears: bool) 
     assert world.steering.live.epoch == epoch + 1
 
 
+@pytest.mark.shows("profiles.7", "states.24")
 async def test_a_deleted_profile_is_deactivated_first(world: World) -> None:
     await attached(world)
     row = await saved(world)

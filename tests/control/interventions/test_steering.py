@@ -43,6 +43,7 @@ def in_engine(world: World) -> tuple[int, bool, dict[str, dict[int, float]]]:
     return world.launcher.engine.steered
 
 
+@pytest.mark.shows("steering.10")
 async def test_what_is_reported_is_what_the_engine_got(world: World) -> None:
     await attached(world)
     steps: list[tuple[Callable[[], Awaitable[None]], bool, dict[int, float]]] = [
@@ -65,6 +66,7 @@ async def test_what_is_reported_is_what_the_engine_got(world: World) -> None:
     assert world.steering.live.epoch == first + len(steps) - 1
 
 
+@pytest.mark.shows("steering.10")
 async def test_until_the_engine_has_an_edit_the_old_values_are_reported(world: World) -> None:
     await attached(world)
     await world.steering.set_values({1: 5.0})

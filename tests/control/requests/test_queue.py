@@ -9,6 +9,7 @@ import pytest
 
 from steerserve.control.requests.queue import Queue
 from steerserve.errors import Refusal
+from steerserve.settings import Settings
 from tests.doubles import soon, until
 
 
@@ -138,6 +139,17 @@ async def test_the_estimate_is_the_median_of_the_last_durations_times_those_befo
         for _ in range(pending):
             await stack.enter_async_context(queue.room())
         assert queue.counts().estimated_wait_seconds == estimate
+
+
+@pytest.mark.shows("limits.23", "queue-block.13")
+async def test_the_estimate_is_over_the_last_50_durations() -> None:
+    clock = Clock()
+    settings = Settings(_env_file=None)  # type: ignore[call-arg]
+    queue = Queue(1, 10, settings.queue_duration_window, clock)
+    await measured(queue, clock, [100.0] * 50 + [1.0] * 25)
+    async with queue.room():
+        # the median of 25 long and 25 short durations is halfway between both
+        assert queue.counts().estimated_wait_seconds == 50.5
 
 
 @pytest.mark.shows("queue-block.11", "queue-block.13")

@@ -226,7 +226,7 @@ async def test_a_quantization_that_cannot_be_applied_is_refused_before_anything_
 # ---------------------------------------------------------------------- swapping
 
 
-@pytest.mark.shows("overview.6")
+@pytest.mark.shows("overview.6", "states.4")
 async def test_a_swap_waits_for_requests_in_flight_and_refuses_newcomers(world: World) -> None:
     await world.loaded("a")
     await world.model("b")
@@ -261,7 +261,7 @@ async def test_a_request_that_waits_for_a_slot_when_the_unload_begins_is_served(
         await soon(unloading)
 
 
-@pytest.mark.shows("limits.25")
+@pytest.mark.shows("limits.25", "states.4")
 async def test_requests_that_outlast_the_grace_of_an_unload_are_ended_as_busy(make: Make) -> None:
     async with make(graceful_unload_timeout=0) as world:
         row = await world.loaded("a")
@@ -318,6 +318,7 @@ async def test_of_two_swaps_away_from_the_resident_model_one_is_served_and_one_i
     assert len(world.launcher.alive) == 1
 
 
+@pytest.mark.shows("resource-errors.7")
 async def test_a_swap_whose_load_fails_leaves_the_slot_empty(world: World) -> None:
     first = await world.loaded("a")
     second = await world.model("b")
@@ -365,6 +366,7 @@ async def test_a_model_that_is_not_resident_is_not_unloaded(world: World) -> Non
     assert world.phase is Phase.LOADED
 
 
+@pytest.mark.shows("model-errors.6")
 async def test_a_second_unload_is_busy(world: World) -> None:
     row = await world.loaded()
     holder, stream = await world.in_flight()
@@ -564,6 +566,7 @@ async def test_a_request_in_flight_when_the_engine_dies_is_refused_and_the_next_
 # ---------------------------------------------------------------------- locks
 
 
+@pytest.mark.shows("models.25")
 async def test_a_locked_model_is_not_replaced_by_a_request_but_by_the_management(
     world: World,
 ) -> None:

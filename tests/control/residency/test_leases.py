@@ -147,6 +147,7 @@ async def test_every_lease_has_an_id_of_its_own_that_no_repr_tells(world: World)
     assert min(map(len, ids)) >= 32
 
 
+@pytest.mark.shows("models.31", "models.37", "states.16")
 async def test_only_the_resident_loaded_model_is_leased(world: World) -> None:
     row, other = await world.model("a"), await world.model("b")
     assert granting(world, row).code == "MODEL_NOT_RESIDENT"
@@ -168,6 +169,7 @@ async def test_only_the_resident_loaded_model_is_leased(world: World) -> None:
     await soon(unloading)
 
 
+@pytest.mark.shows("limits.6")
 async def test_one_lease_is_live_at_most(world: World, clock: Clock) -> None:
     row, _ = await leased(world)
     assert granting(world, row).code == "MODEL_LEASED"
@@ -291,7 +293,7 @@ async def test_a_lease_taken_while_a_load_is_being_checked_stands_against_it(
 # ---------------------------------------------------------------------- how it ends
 
 
-@pytest.mark.shows("lease-record.9")
+@pytest.mark.shows("lease-record.9", "states.19", "model-errors.11")
 async def test_a_lease_expires_when_somebody_looks_after_its_time(
     world: World, clock: Clock, said: Said
 ) -> None:
@@ -313,6 +315,7 @@ async def test_a_lease_expires_when_somebody_looks_after_its_time(
     assert [line["end_reason"] for line in said.told("lease_ended")] == ["expired"]
 
 
+@pytest.mark.shows("states.17")
 async def test_renew_counts_from_now_not_from_old_expiry(world: World, clock: Clock) -> None:
     row, lease_id = await leased(world)
     clock.pass_(50)
@@ -378,6 +381,7 @@ async def test_small_corrections_of_the_clock_move_no_lease(make: Make, said: Sa
         assert said.told("clock_set") == []
 
 
+@pytest.mark.shows("states.20")
 async def test_a_lease_of_a_model_whose_engine_dies_ends(world: World) -> None:
     row, _ = await leased(world)
     world.launcher.engine.die()
@@ -402,7 +406,7 @@ async def test_a_holders_swap_that_is_refused_beforehand_keeps_the_lease(world: 
     assert world.conductor.leases.status(row.id) is not None
 
 
-@pytest.mark.shows("lease-record.9")
+@pytest.mark.shows("lease-record.9", "states.21", "model-errors.11")
 async def test_a_stop_of_the_service_ends_the_lease(world: World) -> None:
     row, lease_id = await leased(world)
     await soon(world.conductor.close())
@@ -440,7 +444,7 @@ async def test_ended_leases_are_remembered_up_to_the_setting(make: Make) -> None
 # ---------------------------------------------------------------------- the log
 
 
-@pytest.mark.shows("lease-record.10")
+@pytest.mark.shows("lease-record.10", "models.24")
 async def test_a_wrong_id_that_was_not_needed_is_ignored_and_logged_by_its_reference(
     world: World, said: Said
 ) -> None:

@@ -6,6 +6,7 @@ import os
 from dataclasses import replace
 from typing import Any
 
+import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from steerserve.rules.breaker import BreakerStatus
@@ -53,6 +54,7 @@ async def test_nothing_has_happened_and_what_is_not_measured_is_null(world: Worl
     assert body["timestamp"].endswith("Z")
 
 
+@pytest.mark.shows("health.6")
 async def test_what_serves_and_steers_is_told(world: World) -> None:
     await world.loaded()
     await world.attachments.attach(await world.sae(), 1)

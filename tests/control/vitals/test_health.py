@@ -204,6 +204,7 @@ async def test_nothing_fails_while_every_block_can_be_built(world: World) -> Non
     assert detailed["circuit_breakers"] == []
 
 
+@pytest.mark.shows("health.2")
 @pytest.mark.parametrize(
     ("cards", "reason", "status", "said"),
     [
@@ -248,6 +249,7 @@ async def test_a_driver_that_hangs_degrades_and_readiness_still_answers(
     await soon(world.cards.begin())
 
 
+@pytest.mark.shows("health.2")
 async def test_an_engine_that_cannot_be_started_is_not_ready_unless_one_serves(
     world: World,
 ) -> None:

@@ -268,6 +268,7 @@ def test_what_cannot_even_be_read_is_refused(
     assert (details["device"], details["available_mb"]) == ("cpu", WHOLE // 2 // MIB)
 
 
+@pytest.mark.shows("saes.19")
 @pytest.mark.parametrize("error", [torch.OutOfMemoryError("no memory"), MemoryError()])
 def test_memory_that_runs_out_while_an_sae_is_read_is_told_with_figures(
     llama: Checkpoint,

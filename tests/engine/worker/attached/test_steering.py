@@ -365,6 +365,7 @@ def test_seeded_rows_are_steered_like_others(llama: Checkpoint) -> None:
 # ---------------------------------------------------------------- live values
 
 
+@pytest.mark.shows("steering.1")
 def test_a_row_follows_live_values_from_the_next_pass_on(llama: Checkpoint) -> None:
     before: list[Tensor] = []
     after: list[Tensor] = []

@@ -209,6 +209,7 @@ def test_scores_and_embeddings_are_those_of_a_plain_pass(opened: Opened, quantiz
 # ---------------------------------------------------------------- quantized before
 
 
+@pytest.mark.shows("models.18")
 @pytest.mark.parametrize(("stored", "name"), [("Q8", "int8"), ("Q4", "nf4")])
 @pytest.mark.parametrize("asked", ["FP16", "Q4", "Q2"])
 def test_a_checkpoint_that_was_quantized_loads_as_it_is(
@@ -247,6 +248,7 @@ def fine_grained(source: Path, target: Path, block: int = 64) -> Path:
     return target
 
 
+@pytest.mark.shows("models.18")
 def test_eight_bit_floats_become_bfloat16_on_a_host(tmp_path: Path) -> None:
     wide = models.save("llama", tmp_path / "plain", dtype=torch.bfloat16, **WIDE)
     model = open_checkpoint(fine_grained(wide, tmp_path / "fp8"))
