@@ -65,7 +65,7 @@ class RequestLimits(BaseSettings):
     scoring_max_entries: Count = Field(
         default=65_536,
         description="Largest number of prompts times listed tokens that one scoring request may ask for with "
-        "`allowed_token_ids`.",
+        "`allowed_token_ids`, and largest number of log-probabilities with `echo`.",
     )
     max_choices: Count = Field(default=16, description="Largest `n` of a request.")
     max_stop_strings: Count = Field(default=16, description="Stop strings in one request.")

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from steerserve.engine.wire.messages import (
     Activated,
+    Echo,
     Embed,
     Embedded,
     Follow,
@@ -178,6 +179,7 @@ class Bench:
         special: bool = True,
         tap: Tap | None = None,
         ids: list[int] | None = None,
+        echo: Echo | None = None,
     ) -> list[BatchRow]:
         """Add a request for the distribution of the token after each prompt; its rows, in the order of the prompts."""
         texts = [prompts] if isinstance(prompts, str) else prompts
@@ -187,7 +189,7 @@ class Bench:
             else tokens(self.model, text, ids)
             for text in texts
         ]
-        command = Score(request, prompted, temperature, top, allowed, tap)
+        command = Score(request, prompted, temperature, top, allowed, tap, echo)
         rows = scoring_rows(command, self.model, self.context)
         self.observers.begin(command, rows, self.steering)
         self.batch.add(shortest_first(rows), is_seeded=False)

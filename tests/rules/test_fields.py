@@ -703,3 +703,23 @@ def test_any_other_load_policy_is_refused_by_its_name(header: str) -> None:
         "INVALID_PARAMETER",
         "X-Service-Load-Policy",
     )
+
+
+@pytest.mark.parametrize(
+    ("body", "unused"),
+    [
+        ({"echo": True}, ["echo"]),
+        ({"echo": True, "allowed_token_ids": [1]}, ["echo"]),
+        ({"echo": True, "logprobs": 0}, []),
+        ({"echo": False}, []),
+        ({"echo": None}, []),
+    ],
+)
+def test_echo_is_used_with_log_probabilities_on_text_completions(
+    body: dict[str, Any], unused: list[str]
+) -> None:
+    assert fields.unused(COMPLETIONS, body) == unused
+
+
+def test_a_chat_does_not_use_echo() -> None:
+    assert fields.unused(CHAT, {"echo": True, "logprobs": True}) == ["echo"]

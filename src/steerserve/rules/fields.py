@@ -46,12 +46,15 @@ CHANGING: dict[str, frozenset[tuple[str, str]]] = {
 _SAMPLING = frozenset(
     "model stream stream_options temperature top_p max_tokens stop frequency_penalty presence_penalty".split()
 )
+_ECHO = "echo"
+"""This field asks for the log-probabilities of the prompt, so it is unused in a request without log-probabilities."""
+
 READ: dict[str, frozenset[str]] = {
     CHAT: _SAMPLING
     | {"messages", "extra_messages", "chat_template_kwargs", "return_tokens_as_token_ids"}
     | {activations.FIELD},
     COMPLETIONS: _SAMPLING
-    | {"prompt", "add_special_tokens", "return_tokens_as_token_ids", activations.FIELD},
+    | {"prompt", "add_special_tokens", "return_tokens_as_token_ids", _ECHO, activations.FIELD},
     EMBEDDINGS: frozenset({"model", "input", "encoding_format"}),
 }
 """Route -> the fields that it reads beside those of `CHANGING`."""
@@ -170,7 +173,9 @@ def check_scoring(names: Sequence[str]) -> None:
 
 def unused(route: str, body: Mapping[str, Any]) -> list[str]:
     """Locations of the fields that the route does not use."""
-    used = READ[route]
+    used, has_logprobs = READ[route], "logprobs" in changing(body)
+    if not has_logprobs and body.get(_ECHO):
+        used -= {_ECHO}
     locations = [
         name
         for name, value in body.items()
@@ -186,7 +191,7 @@ def unused(route: str, body: Mapping[str, Any]) -> list[str]:
     asked = body.get(activations.FIELD)
     if activations.FIELD in used and isinstance(asked, Mapping) and not body.get("stream"):
         locations += [f"{activations.FIELD}.{_AS_STREAM}"] if asked.get(_AS_STREAM) else []
-    if "logprobs" not in changing(body) and _AS_IDS in used and body.get(_AS_IDS):
+    if not has_logprobs and _AS_IDS in used and body.get(_AS_IDS):
         locations.append(_AS_IDS)
     return locations
 

@@ -98,7 +98,8 @@ class ScoreIntent(BaseIntent):
     """The distribution of the token after each prompt; nothing is generated.
 
     `top` is the number of alternatives to list; None means that the answer has no log-probabilities. `allowed` has the
-    ids of the only tokens that may come next; None allows every token.
+    ids of the only tokens that may come next; None allows every token. With `is_echoed` the tokens of the prompts are
+    scored too. `max_tokens` is 1, or 0 where an echo has no token after its prompt.
     """
 
     prompts: tuple[Prompt, ...]
@@ -112,6 +113,8 @@ class ScoreIntent(BaseIntent):
     is_stream: bool = False
     is_timed: bool = False
     activations: Activations | None = None
+    is_echoed: bool = False
+    max_tokens: int = 1
 
     @property
     def choices(self) -> int:

@@ -147,7 +147,10 @@ class CompletionBody(Sampled):
 
     prompt: str | Annotated[list[str], Field(min_length=1)]
     n: Literal[1] | None = None
+    max_tokens: Annotated[int, Field(ge=0, le=COUNT_MAXIMUM)] | None = None
+    max_completion_tokens: Annotated[int, Field(ge=0, le=COUNT_MAXIMUM)] | None = None
     logprobs: Annotated[int, Field(ge=0, le=LOGPROBS_MAXIMUM)] | None = None
+    echo: bool | None = None
     add_special_tokens: bool | None = None
     return_sae_activations: ReturnActivations | None = None
 

@@ -108,6 +108,7 @@ class Intake:
                 prompts=prompts,
                 top=body.logprobs,
                 special=special,
+                is_echoed=bool(body.echo) and body.logprobs is not None,
             )
             return opened.accept(scoring)
         intent = values.generate(

@@ -157,8 +157,8 @@ async def _fold(
         match outcome:
             case Piece():
                 choices[outcome.choice].take(outcome)
-            case Scored():
-                choices[outcome.choice].score(outcome)
+            case Scored() if isinstance(intent, ScoreIntent):
+                choices[outcome.choice].score(outcome, intent)
             case Activated():
                 service = _service(intent, opened, outcome.readings)
     return {
@@ -213,7 +213,8 @@ async def _stream(
                             yield chunk([shape.delta(index, piece.text, None)], **read)
                         end = shape.delta(index, "", piece.finish)
                     case Scored():
-                        choices[index].score(piece)
+                        assert isinstance(intent, ScoreIntent)
+                        choices[index].score(piece, intent)
                         end = shape.choice(index, choices[index], intent)
                 if end["finish_reason"] is not None:
                     is_last = all(choice.finish for choice in choices)

@@ -6,9 +6,17 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from steerserve.control.requests.generate import Piece, Reading, Run, Scored, TokenScore
+from steerserve.control.requests.generate import (
+    Piece,
+    PromptToken,
+    Reading,
+    Run,
+    Scored,
+    TokenScore,
+)
 from steerserve.rules.activations import labelled
 from steerserve.rules.intent import GenerateIntent, ScoreIntent
+from steerserve.rules.text_offsets import text_offsets
 
 NOTE = "the last sampled token has no activation: no forward pass reads it"
 UNSTEERED = "unsteered"
@@ -30,10 +38,13 @@ class AnswerChoice:
         self.tokens = piece.tokens
         self.finish = piece.finish
 
-    def score(self, scored: Scored) -> None:
-        """Take the scores of a prompt. The text of a scored choice is its one best token."""
-        self.text = [scored.best.text]
-        self.tokens = 1
+    def score(self, scored: Scored, intent: ScoreIntent) -> None:
+        """Take the scores of a prompt. The text of a scored choice is its one best token, behind the prompt where the
+        prompt is echoed."""
+        prompt = intent.prompts[scored.choice]
+        echoed = [prompt] if intent.is_echoed and isinstance(prompt, str) else []
+        self.text = [*echoed, scored.best.text] if intent.max_tokens else echoed
+        self.tokens = intent.max_tokens
         self.finish = "length"
         self.scored = scored
 
@@ -79,15 +90,21 @@ class AnswerShape:
         if self.is_chat:
             top = [_described(score, intent) for score in scored.top[: intent.top]]
             return {"content": [{**_described(scored.best, intent), "top_logprobs": top}]}
-        listed: dict[str, float] = {}
-        # the most probable token comes first, so it is the one listed where several tokens have the same text
-        for score in scored.top:
-            listed.setdefault(_key(score, intent), score.logprob)
+        prompt = str(intent.prompts[index])
+        told: list[TokenScore | PromptToken] = [*scored.prompt]
+        tops: list[dict[str, float] | None] = [
+            None if token.logprob is None else _listed(token.top, intent) for token in scored.prompt
+        ]
+        offsets = text_offsets(prompt, [token.text for token in scored.prompt])
+        if intent.max_tokens:
+            told.append(scored.best)
+            tops.append(_listed(scored.top, intent))
+            offsets.append(len(prompt))
         return {
-            "tokens": [_key(scored.best, intent)],
-            "token_logprobs": [scored.best.logprob],
-            "top_logprobs": [listed],
-            "text_offset": [len(intent.prompts[index])],
+            "tokens": [_key(token, intent) for token in told],
+            "token_logprobs": [token.logprob for token in told],
+            "top_logprobs": tops,
+            "text_offset": offsets,
         }
 
 
@@ -124,7 +141,16 @@ def activations(
     }
 
 
-def _key(score: TokenScore, intent: ScoreIntent) -> str:
+def _listed(top: Sequence[TokenScore], intent: ScoreIntent) -> dict[str, float]:
+    """The candidates of one place by their keys. The most probable token comes first, so it is the one listed where
+    several tokens have the same text."""
+    listed: dict[str, float] = {}
+    for score in top:
+        listed.setdefault(_key(score, intent), score.logprob)
+    return listed
+
+
+def _key(score: TokenScore | PromptToken, intent: ScoreIntent) -> str:
     return f"token_id:{score.token}" if intent.is_keyed_by_id else score.text
 
 

@@ -55,13 +55,16 @@ def generate(
     stops = (body.stop,) if isinstance(body.stop, str) else tuple(body.stop or ())
     if "" in stops:
         raise invalid("stop", "an empty stop string")
+    max_tokens = _max_tokens(body)
+    if max_tokens == 0:
+        raise invalid("max_tokens", "at least 1; only echo with logprobs takes 0")
     sampling = intent.SamplingParameters(
         temperature=1.0 if body.temperature is None else body.temperature,
         top_p=1.0 if body.top_p is None else body.top_p,
         repetition_penalty=intent.repetition_penalty(
             body.frequency_penalty or 0.0, body.presence_penalty or 0.0
         ),
-        max_tokens=_max_tokens(body),
+        max_tokens=max_tokens,
         stops=stops,
         seed=body.seed,
         has_penalty=bool(body.frequency_penalty or body.presence_penalty),
@@ -90,14 +93,19 @@ def score(
     base: dict[str, Any],
     special: bool = True,
     template: Mapping[str, Any] | None = None,
+    is_echoed: bool = False,
 ) -> intent.ScoreIntent:
     """The intent to score the next token. The parameters mean the same as those of `generate`.
 
     Raises:
         Refusal: a scoring request does not accept the value of a field.
     """
-    if _max_tokens(body) != 1:
-        raise invalid("max_tokens", "a scoring request needs max_tokens: 1")
+    max_tokens = _max_tokens(body)
+    if max_tokens != 1 and not (is_echoed and max_tokens == 0):
+        needed = "1, or 0 with echo" if is_echoed else "1"
+        raise invalid("max_tokens", f"a scoring request needs max_tokens: {needed}")
+    if is_echoed and body.allowed_token_ids is not None:
+        raise invalid("echo", "cannot be combined with allowed_token_ids")
     temperature = 1.0 if body.temperature is None else body.temperature
     if 0 < temperature < COLDEST_SCORING:
         raise invalid("temperature", f"a scoring request needs 0 or at least {COLDEST_SCORING}")
@@ -117,6 +125,8 @@ def score(
         is_timed=_is_timed(body),
         template=template,
         activations=_activations(body, raw, len(prompts), 1, settings),
+        is_echoed=is_echoed,
+        max_tokens=max_tokens,
         **base,
     )
 

@@ -30,6 +30,7 @@ Activated = m.Activated
 Embedded = m.Embedded
 Outcome = m.Outcome
 Piece = m.Piece
+PromptToken = m.PromptToken
 Reading = m.Reading
 Scored = m.Scored
 Started = m.Started

@@ -86,6 +86,7 @@ class Planner:
                     intent.top,
                     None if intent.allowed is None else list(intent.allowed),
                     tap,
+                    self._echo(intent),
                 )
             case GenerateIntent():
                 return engine.generate(
@@ -147,6 +148,11 @@ class Planner:
             max_entries=self._settings.sae_activations_max_entries,
             is_streamed=asked.is_streamed,
         )
+
+    def _echo(self, intent: ScoreIntent) -> m.Echo | None:
+        if not intent.is_echoed:
+            return None
+        return m.Echo(intent.max_tokens, self._settings.scoring_max_entries)
 
     def _sampling(self, intent: GenerateIntent) -> m.Sampling:
         wanted = intent.sampling

@@ -191,11 +191,12 @@ class CheckpointEngine(Engine):
         top: int | None,
         allowed: list[int] | None,
         tap: m.Tap | None = None,
+        echo: m.Echo | None = None,
     ) -> Answers:
         """Yield Started, then Scored for each prompt; see `_stream`."""
         return self._stream(
-            partial(self._prompts.tokens, prompts, 1, "prompt"),
-            lambda number, tokens: m.Score(number, tokens, temperature, top, allowed, tap),
+            partial(self._prompts.tokens, prompts, echo.max_tokens if echo else 1, "prompt"),
+            lambda number, tokens: m.Score(number, tokens, temperature, top, allowed, tap, echo),
             len(prompts),
         )
 

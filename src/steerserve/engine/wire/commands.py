@@ -5,6 +5,7 @@ from __future__ import annotations
 from steerserve.engine.wire.sensing import SenseCircuits, SenseCluster
 from steerserve.engine.wire.values import (
     Constraint,
+    Echo,
     Message,
     Plan,
     SaeSource,
@@ -139,7 +140,8 @@ class Score(Message, frozen=True):
     """Score the candidates for the token after each prompt, unsteered; one choice per prompt.
 
     The candidates are the tokens `allowed`, or the whole vocabulary. The answer lists all allowed tokens, or the `top`
-    most probable of the vocabulary; where `top` is None it lists none. Logits are divided by `temperature`.
+    most probable of the vocabulary; where `top` is None it lists none. Logits are divided by `temperature`. With an
+    `echo` the tokens of the prompts are scored too.
     """
 
     id: int
@@ -148,6 +150,7 @@ class Score(Message, frozen=True):
     top: int | None
     allowed: list[int] | None = None
     tap: Tap | None = None
+    echo: Echo | None = None
 
 
 class Embed(Message, frozen=True):

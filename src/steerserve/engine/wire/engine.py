@@ -107,6 +107,7 @@ class Engine(ABC):
         top: int | None,
         allowed: list[int] | None,
         tap: m.Tap | None = None,
+        echo: m.Echo | None = None,
     ) -> Answers:
         """Yield Started, then Scored for each prompt. Closing the iterator early cancels the request.
 

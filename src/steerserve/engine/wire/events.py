@@ -206,13 +206,26 @@ class TokenScore(Message, frozen=True):
     logprob: float
 
 
+class PromptToken(Message, frozen=True):
+    """One token of a scored prompt: its log-probability after the tokens before it, and the most probable tokens at its
+    place, most probable first, with the token itself as the last where it is none of them. The first token of a prompt
+    follows nothing, so its `logprob` is None."""
+
+    token: int
+    text: str
+    logprob: float | None
+    top: list[TokenScore]
+
+
 class Scored(Message, frozen=True):
-    """One scored prompt: its most probable candidate, and the candidates listed, most probable first."""
+    """One scored prompt: its most probable candidate, and the candidates listed, most probable first. `prompt` has the
+    tokens of the prompt, and is empty where they are not asked for."""
 
     id: int
     choice: int
     best: TokenScore
     top: list[TokenScore]
+    prompt: list[PromptToken] = []
 
 
 class Embedded(Message, frozen=True):

@@ -87,6 +87,14 @@ class Tap(Message, frozen=True):
     is_streamed: bool = False
 
 
+class Echo(Message, frozen=True):
+    """The tokens of the prompts of a scoring request are scored too. The answer has at most `max_entries` scores.
+    `max_tokens` is 0 where the token after the prompt is not asked for."""
+
+    max_tokens: int
+    max_entries: int
+
+
 class Overrides(Message, frozen=True):
     """Facts of an SAE that an operator states in place of the facts in its files. A field that is None takes the fact
     in the files.

@@ -66,8 +66,9 @@ def scoring_rows(command: m.Score, model: Checkpoint, context: int) -> list[Batc
 
     Raises:
         Refusal: INVALID_SCORING_REQUEST (an id outside the vocabulary, an empty prompt), CONTEXT_LENGTH_EXCEEDED,
-            SAE_ACTIVATIONS_REFUSED.
+            SAE_ACTIVATIONS_REFUSED; INVALID_PARAMETER when the answer would have too many log-probabilities.
     """
+    echo = command.echo
     outside = [i for i in command.allowed or () if i >= model.vocabulary]
     if outside:
         raise Refusal(
@@ -82,12 +83,38 @@ def scoring_rows(command: m.Score, model: Checkpoint, context: int) -> list[Batc
     for index, prompt in enumerate(command.prompts):
         with NamedPrompt(command.prompts, index) as where:
             ids = _ids(prompt, model, "INVALID_SCORING_REQUEST")
-            max_tokens(m.Sampling(max_tokens=1), len(ids), context)
-            goal = Scoring(command.temperature, command.top, allowed, model.decode_token)
+            max_tokens(m.Sampling(max_tokens=echo.max_tokens if echo else 1), len(ids), context)
+            _check_echo(echo, ids, model)
+            goal = Scoring(
+                command.temperature, command.top, allowed, model.decode_token, echo is not None
+            )
             row = BatchRow(command.id, index, ids, m.Suppressed(), goal, where=where)
             _check_tap(command.tap, row)
             rows.append(row)
+    if echo is not None:
+        entries = sum(len(row.prompt) for row in rows) * ((command.top or 0) + 1)
+        if entries > echo.max_entries:
+            raise Refusal(
+                "INVALID_PARAMETER",
+                f"echo: the answer would have {entries} log-probabilities; at most {echo.max_entries}",
+                param="echo",
+                entries=entries,
+                max_entries=echo.max_entries,
+            )
     return rows
+
+
+def _check_echo(echo: m.Echo | None, ids: list[int], model: Checkpoint) -> None:
+    """Raises:
+    Refusal: INVALID_SCORING_REQUEST for a prompt with a token that the model reads and never writes, because such a
+        token has no log-probability.
+    """
+    if echo is not None and max(ids) >= model.vocabulary:
+        raise Refusal(
+            "INVALID_SCORING_REQUEST",
+            f"the token {max(ids)} of the prompt has no log-probability: the model writes {model.vocabulary} tokens",
+            param="prompt",
+        )
 
 
 def pooling_rows(command: m.Embed, model: Checkpoint | Encoder, context: int) -> list[BatchRow]:

@@ -13,6 +13,7 @@ from torch import Tensor
 from steerserve.engine.wire.messages import Refused, is_last
 from steerserve.engine.worker import memory
 from steerserve.engine.worker.attached.hooks import HookedSaes
+from steerserve.engine.worker.batch import echo
 from steerserve.engine.worker.batch.prefix import Entry, Prefixes
 from steerserve.engine.worker.model.checkpoint import Checkpoint
 from steerserve.engine.worker.model.kv import SlotCache
@@ -112,17 +113,24 @@ class Group:
     def _prefill(self) -> list[Ending]:
         rows = [self.partial] if self.partial else self._next_rows()
         start = rows[0].filled
-        parts = [row.prompt[start : start + PREFILL_TOKENS] for row in rows]
+        most = echo.most(rows, self._model.vocabulary, PREFILL_TOKENS)
+        parts = [row.prompt[start : start + most] for row in rows]
         pools = any(isinstance(row.goal, Pooling) for row in rows)
+        echoes = echo.is_in(rows)
         logits = self._pass(
             rows,
             [(start, len(part)) for part in parts],
             lambda: self._model.prefill(
-                self.cache, parts, row=len(self.rows), start=start, with_sums=pools
+                self.cache, parts, row=len(self.rows), start=start, with_sums=pools, with_all=echoes
             ),
         )
         if isinstance(logits, Exception):
             return self._failed(rows, logits)
+        if echoes:
+            every, self._model.every = cast(Tensor, self._model.every), None
+            error = echo.score(rows, parts, start, every)
+            if error is not None:
+                return self._failed(rows, error)
         for i, (row, part) in enumerate(zip(rows, parts, strict=True)):
             row.filled = start + len(part)
             if isinstance(row.goal, Pooling):
@@ -136,7 +144,8 @@ class Group:
         return self._accept(logits, first, len(rows))
 
     def _next_rows(self) -> list[BatchRow]:
-        """The next rows to prefill in one pass. Padded to the longest of them, they have at most PREFILL_TOKENS tokens.
+        """The next rows to prefill in one pass. Padded to the longest of them, they have at most as many tokens as a
+        pass may have.
 
         A row that begins with a kept prefix is prefilled alone, from the end of that prefix.
         """
@@ -144,7 +153,8 @@ class Group:
         width = len(rows[0].prompt)
         while self.joining and not rows[0].filled:
             widest = max(width, len(self.joining[0].prompt))
-            if (len(rows) + 1) * widest > PREFILL_TOKENS or self._kept(self.joining[0]):
+            most = echo.most([*rows, self.joining[0]], self._model.vocabulary, PREFILL_TOKENS)
+            if (len(rows) + 1) * widest > most or self._kept(self.joining[0]):
                 break
             rows.append(self._begin(self.joining.popleft()))
             width = widest

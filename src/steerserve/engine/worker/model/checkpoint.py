@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -80,6 +80,8 @@ class Checkpoint(Transformer):
         self._last: Tensor | None = None
         self._sizes: Tensor | None = None
         self.sums: Tensor | None = None
+        self.every: Tensor | None = None
+        self._texts: dict[int, str] = {}
         self.model.get_output_embeddings().register_forward_pre_hook(self._keep_last)
         report("checking", 90.0)
         self.kv_bytes_by_device = self._check()
@@ -99,7 +101,10 @@ class Checkpoint(Transformer):
 
     def decode_token(self, token: int) -> str:
         """The text of one token, even of a special one; empty for an id that the tokenizer does not know."""
-        return str(self.tokenizer.decode([token]))
+        text = self._texts.get(token)
+        if text is None:
+            text = self._texts[token] = str(self.tokenizer.decode([token]))
+        return text
 
     # ------------------------------------------------------------- passes
 
@@ -111,10 +116,12 @@ class Checkpoint(Transformer):
         row: int,
         start: int,
         with_sums: bool = False,
+        with_all: bool = False,
     ) -> Tensor:
         """Write the tokens of `rows` at positions from `start` on. Returns the logits [rows, vocabulary] after each
         row's last token.
 
+        With `with_all`, `every` then holds the logits after every token, [rows, longest row, vocabulary].
         With `with_sums`, `sums` then holds the last hidden layer summed over each row's tokens, [rows, hidden] in
         float32. Rows are padded on the right. Causal attention hides the padding from the tokens before it, and later
         decode steps overwrite the padding. With `start` > 0 there is one row.
@@ -130,8 +137,12 @@ class Checkpoint(Transformer):
             len(rows), -1
         )
         masks = None if start == 0 else self._masks(positions, start + width)
-        self._sizes = torch.tensor(sizes) if with_sums else None
-        return self._forward(cache, tokens, positions, masks, last=torch.tensor(sizes) - 1)
+        counts = torch.tensor(sizes) if with_sums else None
+        last = torch.tensor(sizes) - 1
+        if not with_all:
+            return self._forward(cache, tokens, positions, masks, last=last, sizes=counts)[:, -1]
+        self.every = self._forward(cache, tokens, positions, masks, last=None, sizes=counts)
+        return self.every[torch.arange(len(rows)), last]
 
     def decode_step(
         self, cache: SlotCache, tokens: Sequence[int], positions: Sequence[int]
@@ -142,12 +153,22 @@ class Checkpoint(Transformer):
         length = min(_round_up(max(positions) + 1), cache.length)
         cache.begin_decode(at, length)
         masks = self._masks(at[:, None], length)
-        return self._forward(cache, torch.tensor(tokens)[:, None], at[:, None], masks, last=None)
+        new = torch.tensor(tokens)[:, None]
+        return self._forward(cache, new, at[:, None], masks, last=None)[:, -1]
 
     def _forward(
-        self, cache: SlotCache, tokens: Tensor, positions: Tensor, masks: Any, last: Tensor | None
+        self,
+        cache: SlotCache,
+        tokens: Tensor,
+        positions: Tensor,
+        masks: Any,
+        *,
+        last: Tensor | None,
+        sizes: Tensor | None = None,
     ) -> Tensor:
-        self._last = last
+        """The logits [rows, T, vocabulary] of a pass over tokens [rows, T]; T is 1 where `last` names one token of each
+        row. With `sizes` [rows], `sums` is set."""
+        self._last, self._sizes = last, sizes
         cache.beat = self.pulse.beat
         try:
             out = self.model(
@@ -158,18 +179,18 @@ class Checkpoint(Transformer):
                 use_cache=True,
             )
         finally:
-            self._last = None
-        return out.logits[:, -1].to(self.device)
+            self._last = self._sizes = None
+        return cast(Tensor, out.logits).to(self.device)
 
     def _keep_last(self, _: nn.Module, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...] | None:
         """Before the output embedding: keep [rows, 1, hidden] of [rows, T, hidden], each row's last token."""
-        if self._last is None:
-            return None
         hidden = inputs[0]
         if self._sizes is not None:
             places = torch.arange(hidden.shape[1], device=hidden.device)
             real = (places[None] < self._sizes.to(hidden.device)[:, None]).to(torch.float32)
             self.sums = torch.einsum("rth,rt->rh", hidden.float(), real).to(self.device)
+        if self._last is None:
+            return None
         rows = torch.arange(hidden.shape[0], device=hidden.device)
         return (hidden[rows, self._last.to(hidden.device)][:, None],)
 

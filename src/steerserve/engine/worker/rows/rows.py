@@ -18,6 +18,7 @@ from steerserve.engine.wire.messages import (
     Outcome,
     Piece,
     Plan,
+    PromptToken,
     Refused,
     Scored,
     TokenScore,
@@ -29,6 +30,12 @@ from steerserve.engine.worker.rows.text import TextStream
 from steerserve.rules.memory_needs import LENGTH_STEP
 
 Ending = Outcome | Refused
+
+ECHO_POSITIONS = 64
+"""The positions of a prompt that are scored at once, because log-probabilities over a large vocabulary take memory."""
+
+_NOT_FINITE = ("NON_FINITE_LOGITS", "the model produced NaN or infinite logits")
+_NO_CHANCE = ("NON_FINITE_LOGITS", "a reported token has a logit of -infinity")
 
 RowName = tuple[int, int]
 """The name of one row: the id of its request, and the number of its choice."""
@@ -46,30 +53,70 @@ class Writing:
 @dataclass(slots=True)
 class Scoring:
     """Scores the next token among candidates: the tokens `allowed` [k], or the whole vocabulary. All allowed tokens are
-    listed, or the `top` most probable of the vocabulary; none where `top` is None."""
+    listed, or the `top` most probable of the vocabulary; none where `top` is None. With `is_echoed` the tokens of the
+    prompt are scored too, and `prompt` has the scores so far."""
 
     temperature: float
     top: int | None
     allowed: Tensor | None
     text_of: Callable[[int], str]
+    is_echoed: bool = False
+    prompt: list[PromptToken] = field(default_factory=list)
+    refusal: Refused | None = None
+
+    def read_prompt(self, row: BatchRow, logits: Tensor, start: int) -> None:
+        """Score the tokens of the prompt that follow the positions from `start` on, from the logits [T, vocabulary] at
+        these positions. The last position has no token after it."""
+        if not self.prompt:
+            first = row.prompt[0]
+            self.prompt.append(PromptToken(first, self.text_of(first), None, []))
+        tokens = row.prompt[start + 1 : start + 1 + len(logits)]
+        for at in range(0, len(tokens), ECHO_POSITIONS):
+            if self.refusal is None:
+                part = tokens[at : at + ECHO_POSITIONS]
+                self._score(row, logits[at : at + len(part)].float(), part)
+
+    def _score(self, row: BatchRow, logits: Tensor, tokens: list[int]) -> None:
+        """Score tokens, each from its row of the logits [n, vocabulary]."""
+        if not bool((logits < torch.inf).all()):  # NaN compares false
+            self.refusal = row.refused(*_NOT_FINITE)
+            return
+        logprobs = (logits / (self.temperature or 1.0)).log_softmax(-1)
+        wanted = torch.tensor(tokens, device=logits.device)[:, None]
+        chosen = logprobs.gather(1, wanted)[:, 0].tolist()
+        largest = logprobs.topk(min(self.top or 0, logprobs.shape[-1]))
+        listed = zip(largest.indices.tolist(), largest.values.tolist(), strict=True)
+        for token, logprob, (places, values) in zip(tokens, chosen, listed, strict=True):
+            top = [
+                TokenScore(place, self.text_of(place), value)
+                for place, value in zip(places, values, strict=True)
+            ]
+            if top and token not in places:
+                top.append(TokenScore(token, self.text_of(token), logprob))
+            if not all(score > -torch.inf for score in (logprob, *values)):  # NaN when all are -inf
+                self.refusal = row.refused(*_NO_CHANCE)
+                return
+            self.prompt.append(PromptToken(token, self.text_of(token), logprob, top))
 
     def read(self, row: BatchRow, logits: Tensor) -> Scored | Refused:
         """The score of a row from its last logits [vocabulary].
 
         log p = log_softmax(logits / temperature) over the candidates; temperature 0 does not scale.
         """
+        if self.refusal is not None:
+            return self.refusal
         logits = logits.float()
         candidates = logits if self.allowed is None else logits[self.allowed]
         if not bool((candidates < torch.inf).all()):  # NaN compares false
-            return row.refused("NON_FINITE_LOGITS", "the model produced NaN or infinite logits")
+            return row.refused(*_NOT_FINITE)
         logprobs = (candidates / (self.temperature or 1.0)).log_softmax(-1)
         wanted = self.top or 0
         if self.allowed is not None and self.top is not None:
             wanted = logprobs.shape[0]
         scores = self._described(_largest(logprobs, max(1, wanted)), logprobs)
         if not all(score.logprob > -torch.inf for score in scores):  # NaN when all are -inf
-            return row.refused("NON_FINITE_LOGITS", "a reported token has a logit of -infinity")
-        return Scored(row.request, row.choice, scores[0], scores[:wanted])
+            return row.refused(*_NO_CHANCE)
+        return Scored(row.request, row.choice, scores[0], scores[:wanted], self.prompt)
 
     def _described(self, places: Tensor, logprobs: Tensor) -> list[TokenScore]:
         tokens = places if self.allowed is None else self.allowed[places]
