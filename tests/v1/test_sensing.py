@@ -1,0 +1,311 @@
+"""Cluster sensing over HTTP: the firings of real requests are those of an independent numpy pass over the hidden
+states, and everything that operators do with them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from numpy.typing import NDArray
+from safetensors.numpy import load_file
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from steerserve import demo
+from tests.service import Running
+
+SENSING = "/api/sensing"
+SAE = demo.saes()[0]
+COUNT = 24
+MEMBERS = 4
+EPSILON = 0.1
+OPENINGS = (
+    *("One day", "Far out", "My dog", "Two birds", "Rain fell", "Her boat", "Cold wind", "Soon"),
+    *("Then", "Once", "After that", "Every morning", "In the garden", "At night", "We saw", "He"),
+    "Nobody",
+)
+STORIES = (
+    "the old fisherman went to the harbour with his boat",
+    "a garden and a warm kitchen were waiting for Anna",
+    "the birds sang in the forest near the river",
+)
+PROMPTS = [f"{opening} {STORIES[i % 3]}" for i, opening in enumerate(OPENINGS)]
+"""Prompts that share no more than their first token."""
+
+Spans = list[tuple[int, int, str, dict[int, float]]]
+
+
+class NumpyPass:
+    """The demo model, and its SAE in numpy: the k largest pre-activations, rectified."""
+
+    def __init__(self) -> None:
+        self.tokenizer: Any = AutoTokenizer.from_pretrained(demo.MODEL_DIR)
+        self.model: Any = AutoModelForCausalLM.from_pretrained(demo.MODEL_DIR)
+        self.weights = load_file(SAE.path / "sae_weights.safetensors")
+        self.k = int(json.loads((SAE.path / "cfg.json").read_text())["k"])
+
+    def tokens(self, prompt: str, completion: str) -> tuple[list[int], int]:
+        """The tokens that the model has read for this answer, and how many of them are of the prompt."""
+        first = list(self.tokenizer(prompt)["input_ids"])
+        rest = list(self.tokenizer(completion, add_special_tokens=False)["input_ids"])
+        return [*first, *rest[:-1]], len(first)
+
+    def activations(self, tokens: Sequence[int]) -> NDArray[np.float32]:
+        with torch.inference_mode():
+            states = self.model(torch.tensor([tokens]), output_hidden_states=True).hidden_states
+        x = states[SAE.layer + 1][0].float().numpy() - self.weights["b_dec"]
+        pre = x @ self.weights["W_enc"] + self.weights["b_enc"]
+        values: NDArray[np.float32] = np.maximum(pre, 0)
+        np.put_along_axis(values, np.argsort(-pre, axis=1)[:, self.k :], 0, axis=1)
+        return values
+
+    def spans(self, tokens: Sequence[int], prompt: int, thetas: dict[int, float], k: int) -> Spans:
+        values, found = self.activations(tokens), Spans()
+        for at, row in enumerate(values):
+            fired = {f: float(row[f]) for f, theta in thetas.items() if row[f] > theta}
+            if len(fired) < k:
+                continue
+            if found and found[-1][1] == at - 1:
+                start, _, phase, peaks = found.pop()
+                both = {f: max(fired.get(f, 0.0), peaks.get(f, 0.0)) for f in {*fired, *peaks}}
+                found.append((start, at, phase, both))
+            else:
+                found.append((at, at, "prefill" if at < prompt else "decode", fired))
+        return found
+
+
+@pytest.fixture(scope="module")
+def truth() -> NumpyPass:
+    return NumpyPass()
+
+
+def ask(live: Running, prompt: str, *, stream: bool = False) -> tuple[str, str]:
+    """The id and the text of a greedy answer."""
+    body = {
+        "model": demo.MODEL_NAME,
+        "prompt": prompt,
+        "max_tokens": COUNT,
+        "temperature": 0,
+        "stream": stream,
+    }
+    if not stream:
+        answer = live.post("/v1/completions", body).json()
+        return answer["id"], answer["choices"][0]["text"]
+    chunks = [chunk for chunk in live.stream("/v1/completions", body) if isinstance(chunk, dict)]
+    text = "".join(choice["text"] for chunk in chunks for choice in chunk["choices"])
+    return chunks[0]["id"], text
+
+
+def gap(values: NDArray[np.float32]) -> float:
+    """A threshold below half of the activations that no activation is near, because another shape of a batch rounds
+    activations otherwise."""
+    ordered = np.unique(values[values > 1.0])
+    ordered = ordered[: max(2, len(ordered) // 2)]
+    at = int(np.argmax(np.diff(ordered)))
+    return float((ordered[at] + ordered[at + 1]) / 2)
+
+
+@pytest.fixture(scope="module")
+def thetas(shared: Running, truth: NumpyPass) -> dict[int, float]:
+    """The features that fire most often over the answers to the prompts but not at their first token, each with a
+    threshold that parts its activations clearly."""
+    texts = [ask(shared, prompt)[1] for prompt in PROMPTS[:4]]
+    passes = [
+        truth.activations(truth.tokens(prompt, text)[0])
+        for prompt, text in zip(PROMPTS, texts, strict=False)
+    ]
+    values = np.concatenate(passes)
+    often = (values > 1.0).mean(0) * (passes[0][0] == 0)
+    return {int(f): gap(values[:, f]) for f in np.argsort(-often)[:MEMBERS]}
+
+
+def document(thetas: dict[int, float], **changes: Any) -> dict[str, Any]:
+    members = [
+        {"feature_idx": feature, "strength": 0.0, "max_activation": theta / EPSILON}
+        for feature, theta in thetas.items()
+    ]
+    return {
+        "kind": "mistudio.cluster-definition",
+        "schema_version": "1",
+        "name": "sensed words",
+        "display_token": "\u0120sea",
+        "members": members,
+        "sensing": {"min_k": 1, "context_tokens": 3},
+    } | changes
+
+
+@pytest.fixture
+def sensed(steered: Running, thetas: dict[int, float]) -> Iterator[tuple[Running, str]]:
+    """The shared service with an active cluster that is sensed, and the id of the cluster."""
+    steered.data("POST", "/api/clusters/import", document(thetas))
+    cluster_id = find(steered)
+    assert cluster_id is not None
+    steered.data("POST", f"/api/clusters/{cluster_id}/activate")
+    enabled = steered.data("POST", f"{SENSING}/{cluster_id}/enable")
+    assert enabled == {"profile_id": cluster_id, "sensing_enabled": True, "armed": True}
+    yield steered, cluster_id
+    if find(steered) is not None:
+        steered.data("DELETE", f"/api/clusters/{cluster_id}")
+
+
+def find(live: Running) -> str | None:
+    listed = live.data("GET", "/api/clusters")["clusters"]
+    return next((one["id"] for one in listed), None)
+
+
+def events(live: Running, **query: Any) -> list[dict[str, Any]]:
+    asked = "&".join(f"{name}={value}" for name, value in ({"limit": 500} | query).items())
+    found: list[dict[str, Any]] = live.data("GET", f"{SENSING}/events?{asked}")["events"]
+    return found
+
+
+def of_request(found: list[dict[str, Any]], request_id: str) -> list[dict[str, Any]]:
+    """The events of one request, oldest first."""
+    return [event for event in reversed(found) if event["request_id"] == request_id]
+
+
+def same(told: list[dict[str, Any]], expected: Spans) -> None:
+    assert [(e["pos_start"], e["pos_end"], e["phase"]) for e in told] == [e[:3] for e in expected]
+    for event, (_, _, _, peaks) in zip(told, expected, strict=True):
+        fired = dict(event["fired_members"])
+        assert fired == pytest.approx(peaks, rel=0.03)
+        assert event["fired_count"] == len(peaks)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_the_firings_of_a_request_are_those_of_an_independent_pass(
+    sensed: tuple[Running, str], truth: NumpyPass, thetas: dict[int, float], stream: bool
+) -> None:
+    live, _ = sensed
+    request_id, text = ask(live, PROMPTS[0], stream=stream)
+    tokens, prompt = truth.tokens(PROMPTS[0], text)
+    expected = truth.spans(tokens, prompt, thetas, 1)
+    assert {phase for _, _, phase, _ in expected} == {"prefill", "decode"}
+    same(of_request(events(live), request_id), expected)
+
+
+def test_sixteen_rows_of_one_batch_have_their_own_firings(
+    sensed: tuple[Running, str], truth: NumpyPass, thetas: dict[int, float]
+) -> None:
+    live, _ = sensed
+    with ThreadPoolExecutor(16) as pool:
+        answers = list(pool.map(lambda prompt: ask(live, prompt), PROMPTS[1:]))
+    assert len(answers) == 16
+    found, fired = events(live), 0
+    for prompt, (request_id, text) in zip(PROMPTS[1:], answers, strict=True):
+        tokens, size = truth.tokens(prompt, text)
+        expected = truth.spans(tokens, size, thetas, 1)
+        same(of_request(found, request_id), expected)
+        fired += len(expected)
+    assert fired > 16
+
+
+@pytest.mark.shows("cluster-sensing.3", "other-resources.2")
+def test_an_event_shows_the_text_around_it(sensed: tuple[Running, str]) -> None:
+    live, cluster_id = sensed
+    ask(live, PROMPTS[0])
+    listed = events(live)[0]
+    event = live.data("GET", f"{SENSING}/events/{listed['id']}")
+    assert event == listed
+    assert event["profile_id"] == cluster_id
+    parts = event["context_parts"]
+    assert set(parts) == {"before", "span", "after"}
+    assert parts["span"].strip()
+    assert len(event["context_token_ids"]) <= 7 + event["pos_end"] - event["pos_start"]
+    assert event["summary"].startswith("sea: ")
+    assert event["summary"].split(": ")[0] not in PROMPTS[0]
+
+
+@pytest.mark.shows("cluster-sensing.1", "cluster-sensing.2", "cluster-sensing.4")
+def test_events_are_listed_scoped_and_cleared(sensed: tuple[Running, str]) -> None:
+    live, cluster_id = sensed
+    ask(live, PROMPTS[0])
+    found = events(live, profile_id=cluster_id)
+    assert [event["id"] for event in found] == sorted((e["id"] for e in found), reverse=True)
+    assert events(live, profile_id="prof_000000000000") == []
+    assert events(live, since=found[0]["created_at"]) == []
+    assert len(events(live, limit=1)) == 1
+    status = live.data("GET", f"{SENSING}/status")
+    assert status["armed"]
+    assert status["profile_id"] == cluster_id
+    assert (status["member_count"], status["min_k"]) == (MEMBERS, 1)
+    assert status["threshold_mode"] == "epsilon_max"
+    assert status["last_request_overhead_ms"] > 0
+    assert status["retention"] == {"max_events_per_cluster": 1000, "max_age_days": 7.0}
+    assert status["enabled_clusters"] == [
+        {"id": cluster_id, "name": "sensed words", "is_active": True}
+    ]
+    cleared = live.data("DELETE", f"{SENSING}/events?profile_id={cluster_id}")
+    assert cleared == {"deleted": len(found)}
+    assert live.error("GET", f"{SENSING}/events/{found[0]['id']}")[:2] == (
+        404,
+        "SENSING_EVENT_NOT_FOUND",
+    )
+
+
+@pytest.mark.shows("cluster-sensing.7")
+def test_a_quorum_is_kept_beside_the_document(sensed: tuple[Running, str]) -> None:
+    live, cluster_id = sensed
+    before = live.data("GET", f"/api/clusters/{cluster_id}/export")
+    config = f"{SENSING}/{cluster_id}/config"
+    made = live.data("PUT", config, {"min_k": MEMBERS})
+    assert made == {
+        "profile_id": cluster_id,
+        "min_k": MEMBERS,
+        "effective_min_k": MEMBERS,
+        "armed": True,
+    }
+    status, code, details = live.error("PUT", config, {"min_k": MEMBERS + 1})
+    assert (status, code) == (422, "VALIDATION_ERROR")
+    assert details == {
+        "min_k": MEMBERS + 1,
+        "member_count": MEMBERS,
+        "sensable_count": MEMBERS,
+    }
+    assert live.data("GET", f"/api/clusters/{cluster_id}/export") == before
+    assert live.data("PUT", config, {"min_k": None})["effective_min_k"] == 1
+    for wrong in ({"min_k": 0}, {"min_k": 1.5}, {"min_k": True}, {}):
+        assert live.error("PUT", config, wrong)[:2] == (422, "VALIDATION_ERROR")
+
+
+WAYS: dict[str, Callable[[Running, str], Any]] = {
+    "disable": lambda live, of: live.data("POST", f"{SENSING}/{of}/disable"),
+    "deactivate": lambda live, of: live.data("POST", f"/api/clusters/{of}/deactivate"),
+    "delete": lambda live, of: live.data("DELETE", f"/api/clusters/{of}"),
+    "detach": lambda live, of: live.data(
+        "POST", f"/api/saes/{live.data('GET', '/api/saes/attachment')['sae_id']}/detach"
+    ),
+}
+
+
+@pytest.mark.parametrize("way", list(WAYS))
+def test_after_every_way_out_nothing_is_sensed(sensed: tuple[Running, str], way: str) -> None:
+    live, cluster_id = sensed
+    WAYS[way](live, cluster_id)
+    request_id, _ = ask(live, PROMPTS[0])
+    assert of_request(events(live), request_id) == []
+    assert not live.data("GET", f"{SENSING}/status")["armed"]
+
+
+def test_scoring_and_embeddings_leave_no_events(sensed: tuple[Running, str]) -> None:
+    live, _ = sensed
+    before = len(events(live))
+    body = {"model": demo.MODEL_NAME, "prompt": PROMPTS[0], "max_tokens": 1, "logprobs": 2}
+    assert live.post("/v1/completions", body).status_code == 200
+    body = {"model": demo.MODEL_NAME, "input": PROMPTS[0]}
+    assert live.post("/v1/embeddings", body).status_code == 200
+    assert len(events(live)) == before
+
+
+def test_a_second_turn_reports_only_what_is_new(sensed: tuple[Running, str]) -> None:
+    live, _ = sensed
+    _, text = ask(live, PROMPTS[0])
+    first = max(event["pos_end"] for event in events(live))
+    request_id, _ = ask(live, PROMPTS[0] + text + " Then the birds sang by the sea.")
+    told = of_request(events(live), request_id)
+    assert told
+    assert all(event["pos_start"] > first for event in told)
