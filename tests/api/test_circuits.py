@@ -131,11 +131,13 @@ def steered(live: Running) -> dict[str, dict[str, float]]:
 # ------------------------------------------------------------------ documents
 
 
+@pytest.mark.shows("circuits.7", "circuits.12")
 def test_a_document_comes_back_with_equal_values(bare: Running) -> None:
     circuit_id = imported(bare)
     assert bare.data("GET", f"/api/circuits/{circuit_id}/export") == document()
 
 
+@pytest.mark.shows("circuits.7", "circuits.12")
 def test_an_export_can_be_imported_as_it_was_answered(bare: Running) -> None:
     circuit_id = imported(bare)
     answer = bare.http.get(f"/api/circuits/{circuit_id}/export").json()
@@ -144,6 +146,7 @@ def test_an_export_can_be_imported_as_it_was_answered(bare: Running) -> None:
     assert bare.data("GET", f"/api/circuits/{again['id']}/export") == document()
 
 
+@pytest.mark.shows("circuits.3", "circuits.7", "other-resources.1")
 def test_the_row_says_what_the_document_is(bare: Running) -> None:
     row = bare.data("POST", "/api/circuits/import", document())
     assert row.pop("id").startswith("circ_")
@@ -214,6 +217,7 @@ def test_strengths_of_0_are_warned_of(bare: Running) -> None:
 # ------------------------------------------------------------------ lists
 
 
+@pytest.mark.shows("circuits.1", "circuits.3", "other-resources.1")
 def test_the_list_is_newest_first_and_filtered(bare: Running, saes: list[str]) -> None:
     ids = [imported(bare, rung=rung, name=f"rung {rung}") for rung in (0, 1, 2, 3)]
     low = {"members": [{"layer": LOW.layer, "feature": feature(1)}], "edges": []}
@@ -238,6 +242,7 @@ def test_a_list_with_a_wrong_parameter_is_refused(bare: Running, query: str) -> 
     assert bare.error("GET", f"/api/circuits?{query}")[:2] == (422, "VALIDATION_ERROR")
 
 
+@pytest.mark.shows("circuit-errors.1")
 @pytest.mark.parametrize(
     ("method", "path"),
     [
@@ -254,6 +259,7 @@ def test_an_unknown_circuit_is_404(bare: Running, method: str, path: str) -> Non
 # ------------------------------------------------------------------ serving
 
 
+@pytest.mark.shows("circuits.1", "circuits.8", "other-resources.1", "states.25")
 def test_a_circuit_serves_each_member_at_the_sae_of_its_layer(
     live: Running, saes: list[str]
 ) -> None:
@@ -298,6 +304,7 @@ def test_a_served_circuit_changes_what_the_model_writes(live: Running) -> None:
     assert before == after != during
 
 
+@pytest.mark.shows("circuits.9", "states.26")
 def test_a_deactivation_removes_only_the_values_of_the_circuit(live: Running) -> None:
     live.data("POST", "/api/saes/steering", {"feature_idx": 70, "value": 1.0})
     circuit_id = imported(live)
@@ -330,6 +337,7 @@ def test_each_change_of_a_circuit_is_one_step_of_the_epoch(live: Running) -> Non
 # ------------------------------------------------------------------ gates
 
 
+@pytest.mark.shows("circuit-errors.2", "circuit-errors.8", "circuits.8", "states.25")
 @pytest.mark.parametrize("rung", [0, 1])
 def test_a_circuit_below_rung_2_serves_only_when_acknowledged(live: Running, rung: int) -> None:
     circuit_id = imported(live, rung=rung)
@@ -358,6 +366,7 @@ def test_evidence_is_asked_for_before_the_saes(bare: Running) -> None:
     assert code == "UNVALIDATED_CIRCUIT"
 
 
+@pytest.mark.shows("circuits.2", "states.25", "steering-errors.7")
 def test_without_saes_every_member_is_an_offender(bare: Running) -> None:
     circuit_id = imported(bare)
     status, code, details = bare.error("POST", f"/api/circuits/{circuit_id}/activate")
@@ -388,6 +397,7 @@ def at(layer: int, *indices: int) -> dict[str, Any]:
     }
 
 
+@pytest.mark.shows("circuit-errors.5", "circuits.5", "circuits.10")
 def test_circuits_on_disjoint_layers_serve_at_once(live: Running) -> None:
     low = imported(live, name="low", **at(LOW.layer, 1))
     high = imported(live, name="high", **at(HIGH.layer, 2))
@@ -417,6 +427,7 @@ def test_circuits_on_disjoint_layers_serve_at_once(live: Running) -> None:
     assert details["active_circuits"] == [{"id": low, "name": "low"}, {"id": high, "name": "high"}]
 
 
+@pytest.mark.shows("circuit-errors.3", "circuits.8", "states.25")
 def test_a_held_layer_is_contention_and_can_be_overridden(live: Running) -> None:
     first, second = imported(live, name="first"), imported(live, name="second", low=1, high=2)
     activated(live, first)
@@ -439,6 +450,7 @@ def test_a_held_layer_is_contention_and_can_be_overridden(live: Running) -> None
     assert live.data("GET", "/api/circuits/active")[0]["composed_layers"] == []
 
 
+@pytest.mark.shows("circuit-errors.3", "circuits.8")
 def test_the_same_feature_is_a_collision_that_nothing_overrides(live: Running) -> None:
     first, second = imported(live, name="first"), imported(live, name="second", low=70, high=2)
     activated(live, first)
@@ -456,6 +468,7 @@ def test_the_same_feature_is_a_collision_that_nothing_overrides(live: Running) -
 # ------------------------------------------------------------------ ways out
 
 
+@pytest.mark.shows("circuits.11")
 @pytest.mark.parametrize(
     "way_out",
     ["deactivate", "delete", "clear", "clear one SAE", "detach", "profile"],
@@ -501,6 +514,7 @@ def test_a_profile_on_a_layer_of_the_circuit_is_released_with_a_warning(live: Ru
     assert steered(live)[HIGH.layer] == {"31": -6.0}
 
 
+@pytest.mark.shows("circuits.6")
 def test_a_release_of_claims_says_what_it_found(live: Running) -> None:
     circuit_id = imported(live)
 
@@ -641,12 +655,14 @@ def test_a_whole_circuit_replaces_its_slice_once_its_saes_are_there(
 # ------------------------------------------------------------------ intensity
 
 
+@pytest.mark.shows("circuit-errors.4", "circuits.10")
 def test_without_an_active_circuit_there_is_no_intensity(live: Running) -> None:
     imported(live)
     code, _ = failed(live, "PUT", "/api/circuits/active/intensity", {"intensity": 1.0})
     assert code == "NO_ACTIVE_CIRCUIT"
 
 
+@pytest.mark.shows("circuits.10")
 def test_a_new_intensity_is_live_at_once_and_absolute(live: Running) -> None:
     circuit_id = imported(live)
     activated(live, circuit_id)

@@ -119,6 +119,7 @@ def one(live: Running) -> dict[str, Any]:
 # ------------------------------------------------------------------ importing
 
 
+@pytest.mark.shows("clusters.2", "clusters.3", "clusters.12", "other-resources.1")
 def test_a_cluster_is_imported_listed_and_exported_without_loss(empty: Running) -> None:
     item = imported(empty, WEATHER)
     assert item == {
@@ -211,6 +212,7 @@ DOCUMENTS = st.builds(
 )
 
 
+@pytest.mark.shows("clusters.12")
 @given(DOCUMENTS)
 @settings(
     max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
@@ -244,6 +246,7 @@ def test_a_swapped_range_is_put_in_order(empty: Running) -> None:
     assert one(empty)["intensity_range"] == [0.4, 1.6]
 
 
+@pytest.mark.shows("clusters.3")
 def test_each_definition_of_a_bundle_is_imported_on_its_own(empty: Running) -> None:
     imported(empty, MINIMAL)
     bundle = {
@@ -355,6 +358,7 @@ def test_a_body_that_is_no_object_is_refused(empty: Running, content: bytes) -> 
 # ------------------------------------------------------------------ binding
 
 
+@pytest.mark.shows("clusters.2")
 def test_an_import_without_an_sae_is_unbound_and_binds_when_it_is_activated(
     empty: Running,
 ) -> None:
@@ -380,6 +384,7 @@ def test_another_layer_is_a_warning(empty: Running) -> None:
     assert values(empty) == AT_ONE
 
 
+@pytest.mark.shows("steering-errors.9")
 def test_values_that_the_end_of_the_range_would_clamp_are_a_warning(empty: Running) -> None:
     members = [{"feature_idx": 5, "strength": 150}, {"feature_idx": 6, "strength": 100}]
     document = MINIMAL | {"members": members, "budget": {"intensity": 2, "intensity_range": [0, 2]}}
@@ -398,6 +403,7 @@ def test_a_cluster_that_steers_nothing_is_a_warning(empty: Running) -> None:
 # ------------------------------------------------------------------ activating
 
 
+@pytest.mark.shows("clusters.7", "clusters.8", "states.27", "states.28")
 def test_a_cluster_steers_with_the_sign_of_each_member_applied_once(empty: Running) -> None:
     item = imported(empty, WEATHER)
     done = empty.data("POST", f"{CLUSTERS}/{item['profile_id']}/activate")
@@ -421,6 +427,7 @@ def test_a_cluster_steers_with_the_sign_of_each_member_applied_once(empty: Runni
     assert values(empty) == {}
 
 
+@pytest.mark.shows("clusters.9")
 def test_deactivating_an_inactive_cluster_leaves_the_active_one(empty: Running) -> None:
     first = imported(empty, WEATHER, "?activate=true")["profile_id"]
     second = imported(empty, MINIMAL)["profile_id"]
@@ -435,12 +442,25 @@ def test_deactivating_an_inactive_cluster_leaves_the_active_one(empty: Running) 
     assert values(empty) == {}
 
 
+@pytest.mark.shows("clusters.1", "states.27")
+def test_one_cluster_serves_at_a_time(empty: Running) -> None:
+    first = imported(empty, WEATHER, "?activate=true")["profile_id"]
+    second = imported(empty, MINIMAL)["profile_id"]
+    empty.data("POST", f"{CLUSTERS}/{second}/activate")
+    listed = empty.data("GET", CLUSTERS)
+    active = {cluster["id"]: cluster["is_active"] for cluster in listed["clusters"]}
+    assert active == {first: False, second: True}
+    assert listed["active_cluster_id"] == second
+    assert values(empty) == {"1": 3.0}
+
+
 GATES = [
     ({"sae": {"n_features": WIDTH + 1}}, 422, "VALIDATION_ERROR"),
     ({"members": [{"feature_idx": WIDTH, "strength": 1}]}, 400, "INVALID_FEATURE_INDEX"),
 ]
 
 
+@pytest.mark.shows("clusters.7", "states.27")
 @pytest.mark.parametrize("routes", [CLUSTERS, PROFILES])
 @pytest.mark.parametrize(("change", "status", "code"), GATES)
 def test_the_gate_holds_on_the_routes_of_profiles_too_and_leaves_what_steers(
@@ -496,6 +516,7 @@ def test_a_profile_that_is_no_cluster_is_refused(empty: Running) -> None:
 # ------------------------------------------------------------------ intensity
 
 
+@pytest.mark.shows("clusters.1", "clusters.10", "clusters.11")
 def test_an_intensity_is_saved_and_steers_at_once(empty: Running) -> None:
     profile_id = imported(empty, WEATHER, "?activate=true")["profile_id"]
     path = f"{CLUSTERS}/active/intensity"
@@ -516,6 +537,7 @@ def test_an_intensity_is_saved_and_steers_at_once(empty: Running) -> None:
     assert one(empty)["intensity"] == 1.0
 
 
+@pytest.mark.shows("clusters.14")
 def test_an_intensity_below_the_floor_of_the_range_is_allowed_and_one_above_it_is_not(
     empty: Running,
 ) -> None:
@@ -532,6 +554,7 @@ def test_an_intensity_below_the_floor_of_the_range_is_allowed_and_one_above_it_i
     assert (refusal[1], refusal[2]["range"]) == ("VALIDATION_ERROR", [0.5, 1.5])
 
 
+@pytest.mark.shows("clusters.14")
 @pytest.mark.parametrize("bad", [b"NaN", b"Infinity", b"-0.1", b"2.1", b'"1"', b"true", b"null"])
 def test_an_intensity_is_a_number_from_0_to_2(empty: Running, bad: bytes) -> None:
     profile_id = imported(empty, WEATHER)["profile_id"]
@@ -580,6 +603,7 @@ def test_the_dial_of_a_cluster_has_its_range(empty: Running, asked: Any, echoed:
     assert values(empty) == AT_ONE
 
 
+@pytest.mark.shows("clusters.14")
 def test_a_cluster_without_a_range_has_the_configured_one(empty: Running) -> None:
     imported(empty, MINIMAL, "?activate=true")
     for asked, echoed in (("min", "0.5"), ("max", "1.5"), (2, "1.5"), (0.2, "0.2")):

@@ -404,6 +404,7 @@ def steer(live: Running, values: dict[str, float]) -> None:
     "profiles.16",
     "states.22",
     "limits.1",
+    "steering-errors.9",
 )
 def test_an_activation_replaces_what_steers_by_the_scaled_values(both: Running) -> None:
     steer(both, {"7": 3})
@@ -779,7 +780,13 @@ def test_the_older_form_is_imported(empty: Running) -> None:
 
 
 @pytest.mark.shows(
-    "envelope.6", "envelope.7", "profiles.18", "profiles.19", "profile-errors.4", "profile-errors.5"
+    "envelope.6",
+    "envelope.7",
+    "profiles.18",
+    "profiles.19",
+    "profile-errors.4",
+    "profile-errors.5",
+    "circuit-errors.8",
 )
 @pytest.mark.parametrize(
     ("content", "code", "details"),

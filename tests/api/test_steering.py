@@ -250,7 +250,14 @@ def test_an_index_outside_the_sae_is_refused(steered: Running, index: int) -> No
         assert steered.error("DELETE", f"{STEERING}/{index}")[1] == "INVALID_FEATURE_INDEX"
 
 
-@pytest.mark.shows("steering-state.3", "states.11", "steering.12", "limits.1", "steering-errors.8")
+@pytest.mark.shows(
+    "steering-state.3",
+    "states.11",
+    "steering.12",
+    "limits.1",
+    "steering-errors.8",
+    "steering-errors.9",
+)
 @pytest.mark.parametrize(
     "content",
     [

@@ -113,6 +113,7 @@ def test_indices_of_another_feature_space_are_not_checked() -> None:
     binding.check_indices(made, [Sae("x", 2, d_sae=3)])
 
 
+@pytest.mark.shows("steering-errors.7")
 def test_the_offenders_are_the_members_of_the_layers_that_no_sae_serves() -> None:
     made = document(2, 3)
     bindings = binding.bind(binding.declared(made), [Sae("sae_3", 3)])
@@ -126,6 +127,7 @@ def test_the_offenders_are_the_members_of_the_layers_that_no_sae_serves() -> Non
     ]
 
 
+@pytest.mark.shows("steering-errors.9")
 def test_values_go_to_the_sae_of_their_layer_and_are_clamped_after_the_intensity() -> None:
     made = document(2, 3)
     bindings = binding.bind(binding.declared(made), [Sae("sae_2", 2), Sae("sae_3", 3)])

@@ -117,6 +117,7 @@ def test_a_negative_strength_keeps_its_direction_whatever_its_sign() -> None:
     assert values == [-6.0, -6.0, -6.0, 6.0]
 
 
+@pytest.mark.shows("circuits.1")
 @pytest.mark.parametrize(
     ("edges", "rung"),
     [

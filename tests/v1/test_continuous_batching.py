@@ -138,6 +138,8 @@ def test_the_health_block_says_so(batched: Running) -> None:
     told = batched.data("GET", "/api/health/inference")
     assert told["backend"] == "cbm"
     assert told["cbm_config"]["default_temperature"] == 0
+    assert told["capabilities"]["per_request_sampling_params"] is False
+    assert "response_format is refused" in told["limitations"]
 
 
 @pytest.mark.shows("continuous-batching.3")

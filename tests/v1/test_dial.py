@@ -203,7 +203,7 @@ def test_off_checks_no_base(steered: Running, profile: Profile) -> None:
         assert text(steered, profile=name, steering_intensity="off") == plain
 
 
-@pytest.mark.shows("steering-dial.8", "limits.1")
+@pytest.mark.shows("steering-dial.8", "limits.1", "steering-errors.9")
 def test_a_dialed_value_is_clamped_where_a_live_one_would_be_refused(
     steered: Running, profile: Profile
 ) -> None:
