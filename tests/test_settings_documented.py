@@ -116,6 +116,7 @@ def test_the_service_is_closed_by_default(monkeypatch: pytest.MonkeyPatch) -> No
     "limits.23",
     "limits.24",
     "retry-after.8",
+    "limits.21",
 )
 @pytest.mark.parametrize(
     ("name", "default"),
@@ -126,6 +127,8 @@ def test_the_service_is_closed_by_default(monkeypatch: pytest.MonkeyPatch) -> No
         ("sae_activations_max_top_k", 64),
         ("sae_activations_max_entries", 65_536),
         ("ignored_fields_header_max_bytes", 1024),
+        ("cluster_intensity_min", 0.5),
+        ("circuit_intensity_min", 0.0),
         ("queue_duration_window", 50),
         ("retry_after_max_s", 60),
         ("retry_after_queue_default_s", 5),

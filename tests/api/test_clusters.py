@@ -516,7 +516,7 @@ def test_a_profile_that_is_no_cluster_is_refused(empty: Running) -> None:
 # ------------------------------------------------------------------ intensity
 
 
-@pytest.mark.shows("clusters.1", "clusters.10", "clusters.11")
+@pytest.mark.shows("clusters.1", "clusters.10", "clusters.11", "steering-dial.2")
 def test_an_intensity_is_saved_and_steers_at_once(empty: Running) -> None:
     profile_id = imported(empty, WEATHER, "?activate=true")["profile_id"]
     path = f"{CLUSTERS}/active/intensity"
@@ -591,6 +591,7 @@ def dialed(live: Running, **fields: Any) -> str | None:
     return answer.headers.get(DIAL)
 
 
+@pytest.mark.shows("steering-dial.5")
 @pytest.mark.parametrize(
     ("asked", "echoed"),
     [("min", "0.4"), ("max", "1.6"), (2, "1.6"), (0.1, "0.1"), (1, "1"), ("off", "0"), (0, "0")],
@@ -603,11 +604,48 @@ def test_the_dial_of_a_cluster_has_its_range(empty: Running, asked: Any, echoed:
     assert values(empty) == AT_ONE
 
 
-@pytest.mark.shows("clusters.14")
+@pytest.mark.shows("clusters.14", "steering-dial.5", "limits.21")
 def test_a_cluster_without_a_range_has_the_configured_one(empty: Running) -> None:
     imported(empty, MINIMAL, "?activate=true")
     for asked, echoed in (("min", "0.5"), ("max", "1.5"), (2, "1.5"), (0.2, "0.2")):
         assert dialed(empty, steering_intensity=asked) == echoed
+
+
+@pytest.mark.shows("steering-dial.5")
+def test_a_declared_range_counts_between_0_and_2_only(empty: Running) -> None:
+    budget = WEATHER["budget"] | {"intensity_range": [0.4, 7.0]}
+    imported(empty, WEATHER | {"budget": budget}, "?activate=true")
+    for asked, echoed in (("max", "2"), (2, "2"), ("min", "0.4")):
+        assert dialed(empty, steering_intensity=asked) == echoed
+
+
+def steered_by(live: Running, **fields: Any) -> str | None:
+    """The digest of the steering that a request with these fields has."""
+    body = {"model": demo.MODEL_NAME, "messages": [{"role": "user", "content": "Hi"}]}
+    answer = live.post("/v1/chat/completions", body | {"max_tokens": 1} | fields)
+    return answer.headers.get("x-service-steering-state")
+
+
+def scaled(strength: float) -> dict[str, Any]:
+    """The steering of WEATHER at an intensity, as a request brings it itself."""
+    features = [{"index": int(i), "value": value * strength} for i, value in AT_ONE.items()]
+    return {"sae_steering": {"features": features}}
+
+
+@pytest.mark.shows("steering-dial.2", "steering-dial.5")
+def test_the_intensity_of_a_request_takes_the_place_of_the_clusters_for_this_request(
+    empty: Running,
+) -> None:
+    imported(empty, WEATHER, "?activate=true")
+    empty.data("PUT", f"{CLUSTERS}/active/intensity", {"intensity": 0.5})
+    own = steered_by(empty, **scaled(0.5))
+    assert own is not None
+    assert steered_by(empty) == own
+    for asked, strength in ((1, 1.0), ("min", 0.4), (2, 1.6), (0.25, 0.25)):
+        found = steered_by(empty, steering_intensity=asked)
+        assert found == steered_by(empty, **scaled(strength)) != own
+    assert steered_by(empty, steering_intensity="off") is None
+    assert steered_by(empty) == own
 
 
 def test_a_request_that_names_an_incompatible_cluster_is_refused(empty: Running) -> None:
