@@ -12,6 +12,7 @@ import socketio
 from steerserve.control import bus
 from steerserve.control.vitals.cards import CardReadings
 from steerserve.live import System, Throttle, payload, with_twins
+from steerserve.rules.firings import ContextParts, EdgeFiring, FiredFeature, FiringRow
 from tests.conftest import Start
 from tests.doubles import soon, until
 from tests.rules.test_cards import card
@@ -219,6 +220,31 @@ def test_the_state_of_monitoring_has_keys_for_old_clients_too() -> None:
         "monitored_features": [3, 5],
         "monitoredFeatures": [3, 5],
     }
+
+
+@pytest.mark.shows("events.6", "events.7")
+def test_a_firing_of_a_circuit_is_told_without_the_text_around_it() -> None:
+    firing = EdgeFiring(
+        "cmpl-1",
+        0,
+        "decode",
+        "rain to umbrella",
+        False,
+        context_text="it may rain today",
+        context_token_ids=(1, 2),
+        context_parts=ContextParts("it may", " rain", " today"),
+        edge_key="1:70>2:31",
+        up=FiredFeature(1, 70, 4, 2.5),
+        down=FiredFeature(2, 31, 6, 1.5),
+        edge_rung=2,
+        edge_rung_language="causally validated (edge)",
+    )
+    row = FiringRow(3, "circ_1", datetime(2026, 1, 1, tzinfo=UTC), firing)
+    name, body = payload(bus.CircuitFired(row))
+    assert name == "circuit:sensing:event"
+    assert (body["id"], body["circuit_id"], body["token_lag"]) == (3, "circ_1", 2)
+    assert "may" not in str(body)
+    assert not [key for key in with_twins(body) if "context" in key]
 
 
 def test_steering_of_other_saes_is_told_where_there_is_some() -> None:

@@ -3,6 +3,7 @@ states, and everything that operators do with them."""
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -10,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import socketio
 import torch
 from numpy.typing import NDArray
 from safetensors.numpy import load_file
@@ -218,6 +220,29 @@ def test_an_event_shows_the_text_around_it(sensed: tuple[Running, str]) -> None:
     assert len(event["context_token_ids"]) <= 7 + event["pos_end"] - event["pos_start"]
     assert event["summary"].startswith("sea: ")
     assert event["summary"].split(": ")[0] not in PROMPTS[0]
+
+
+@pytest.mark.shows("events.6", "events.7")
+async def test_a_firing_is_told_over_the_socket_without_its_text(
+    sensed: tuple[Running, str],
+) -> None:
+    live, cluster_id = sensed
+    client = socketio.AsyncSimpleClient()
+    await client.connect(live.url, transports=["websocket"])
+    try:
+        request_id, _ = await asyncio.to_thread(ask, live, PROMPTS[0])
+        name, told = "", {}
+        while name != "sensing:event":
+            name, told = await client.receive(timeout=20)
+    finally:
+        await client.disconnect()
+    assert (told["profile_id"], told["request_id"]) == (cluster_id, request_id)
+    event = live.data("GET", f"{SENSING}/events/{told['id']}")
+    hidden = {"context_text", "context_token_ids", "context_parts"}
+    assert hidden <= set(event)
+    assert told.items() >= {k: v for k, v in event.items() if k not in hidden}.items()
+    assert not [key for key in told if "context" in key.lower()]
+    assert event["context_parts"]["before"] + event["context_parts"]["span"] not in str(told)
 
 
 @pytest.mark.shows("cluster-sensing.1", "cluster-sensing.2", "cluster-sensing.4")
