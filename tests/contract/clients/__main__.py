@@ -61,6 +61,9 @@ class Client:
         return [str(folder / "bin" / "python"), str(self.script)]
 
 
+LM_EVAL = ("lm-eval[api]==0.4.13", "transformers==5.23.0")
+"""The harness reads the tokenizer with transformers; it needs no tensor library."""
+
 CLIENTS = (
     Client("openai", HERE / "with_openai.py"),
     Client("litellm", HERE / "with_litellm.py"),
@@ -69,6 +72,7 @@ CLIENTS = (
     Client("pydantic-ai", HERE / "with_pydantic_ai.py", ("pydantic-ai-slim[openai]==2.68.0",)),
     Client("llm", HERE / "with_llm.py", ("llm==0.36",)),
     Client("inspect-ai", HERE / "with_inspect.py", ("inspect-ai==0.3.285", "openai==3.52.0")),
+    Client("lm-evaluation-harness", HERE / "with_lm_eval.py", LM_EVAL),
     Client("openai (npm)", NODE / "openai.mjs"),
     Client("AI SDK (npm)", NODE / "ai-sdk.mjs"),
 )
@@ -124,6 +128,7 @@ class Recorder:
 
 async def main() -> int:
     commands = [client.command() for client in CLIENTS]
+    reference = _output(sys.executable, str(HERE / "reference.py"))
     found = []
     with tempfile.TemporaryDirectory() as folder:
         async with (
@@ -133,7 +138,7 @@ async def main() -> int:
         ):
             for client, command in zip(CLIENTS, commands, strict=True):
                 found.append(one := Found(client))
-                await _ask(one, command, f"{base}/v1", Path(folder))
+                await _ask(one, command, f"{base}/v1", Path(folder), reference)
                 await recorder.ask_strictly(one)
                 _print(one)
     if any(one.problems for one in found):
@@ -142,12 +147,14 @@ async def main() -> int:
     return 0
 
 
-async def _ask(found: Found, command: list[str], base: str, folder: Path) -> None:
+async def _ask(found: Found, command: list[str], base: str, folder: Path, reference: str) -> None:
     """Run a client's script in a home of its own, and read what it tells."""
     home = Path(tempfile.mkdtemp(dir=folder))
     own = {
         "SERVICE_BASE_URL": base,
         "SERVICE_MODEL": demo.MODEL_NAME,
+        "SERVICE_TOKENIZER": str(demo.MODEL_DIR),
+        "SERVICE_REFERENCE": reference,
         "HOME": str(home),
         "LLM_USER_PATH": str(home / "llm"),
         "LITELLM_LOCAL_MODEL_COST_MAP": "True",
@@ -265,6 +272,10 @@ def _npm() -> None:
 
 def _run(*command: str) -> None:
     subprocess.run(command, check=True)
+
+
+def _output(*command: str) -> str:
+    return subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
 
 
 def _free_port() -> int:

@@ -14,6 +14,12 @@ from importlib import metadata
 
 BASE_URL = os.environ["SERVICE_BASE_URL"]
 MODEL = os.environ["SERVICE_MODEL"]
+TOKENIZER = os.environ["SERVICE_TOKENIZER"]
+"""The folder of the model's tokenizer."""
+
+REFERENCE = json.loads(os.environ["SERVICE_REFERENCE"])
+"""What transformers computes; see `reference.py`."""
+
 STORY = "Tell me a story."
 
 Call = Callable[[], object]

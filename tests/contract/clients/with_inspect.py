@@ -15,7 +15,7 @@ from inspect_ai.log import EvalLog
 from inspect_ai.model import GenerateConfig, get_model
 from inspect_ai.scorer import includes
 from inspect_ai.solver import generate
-from told import BASE_URL, MODEL, STORY, Calls
+from told import BASE_URL, MODEL, REFERENCE, STORY, Calls
 
 calls = Calls("inspect_ai", "openai")
 NAME = f"openai-api/local/{MODEL}"
@@ -45,12 +45,15 @@ def stream() -> None:
     assert evaluated(model_args={"stream": True}).stats.model_usage[NAME].output_tokens == 16
 
 
-@calls.works("`logprobs` with `max_tokens=1`")
+@calls.works("`logprobs` with `max_tokens=1`, with the log-probabilities of transformers")
 def logprobs() -> None:
     config = GenerateConfig(logprobs=True, top_logprobs=2, max_tokens=1)
     answer = asyncio.run(get_model(NAME, config=config).generate(STORY))
     assert answer.choices[0].logprobs is not None
-    assert len(answer.choices[0].logprobs.content[0].top_logprobs) == 2
+    (token,) = answer.choices[0].logprobs.content
+    assert len(token.top_logprobs) == 2
+    for one in token.top_logprobs:
+        assert abs(one.logprob - REFERENCE["chat"][STORY][one.token]) < 0.2
 
 
 @calls.works("an evaluation of `openai/<model>` with `-M responses_api=false`")
