@@ -16,6 +16,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("TORCH_THREADS", "1")
 
 from steerserve import demo
+from tests.circuits import attach, detach
 from tests.service import Running, add_sae, load_demo, running
 
 
@@ -59,3 +60,33 @@ def start(tmp_path: Path) -> Start:
         return running(settings.pop("steerserve_home", tmp_path / "home"), **settings)
 
     return make
+
+
+@pytest.fixture(scope="module")
+def demo_saes(shared: Running) -> Iterator[list[str]]:
+    yield [add_sae(shared, sae) for sae in demo.saes()]
+    detach(shared)
+
+
+@pytest.fixture
+def without_circuits(shared: Running, demo_saes: list[str]) -> Iterator[Running]:
+    """The shared service. All circuits and profiles are deleted after the test."""
+    yield shared
+    for row in shared.data("GET", "/api/circuits?limit=200")["circuits"]:
+        shared.data("DELETE", f"/api/circuits/{row['id']}")
+    for row in shared.data("GET", "/api/profiles")["profiles"]:
+        shared.data("DELETE", f"/api/profiles/{row['id']}")
+
+
+@pytest.fixture
+def unattached(without_circuits: Running) -> Running:
+    """The shared service without attached SAEs."""
+    detach(without_circuits)
+    return without_circuits
+
+
+@pytest.fixture
+def attached(without_circuits: Running, demo_saes: list[str]) -> Running:
+    """The shared service with both demo SAEs attached."""
+    attach(without_circuits, demo_saes)
+    return without_circuits

@@ -2,113 +2,20 @@
 
 from __future__ import annotations
 
-import copy
 import json
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
 from steerserve import demo
 from steerserve.rules.hazards import MEASURED
-from tests.service import Running, add_sae
-
-LOW, HIGH = demo.saes()
-D_SAE = 1024
-
-
-def feature(index: int, strength: float = 8.0, **more: Any) -> dict[str, Any]:
-    return {"feature_idx": index, "strength": strength, **more}
-
-
-def document(rung: int = 2, low: int = 70, high: int = 31, **changes: Any) -> dict[str, Any]:
-    """A circuit of two features on the two layers of the demo SAEs."""
-    made = {
-        "kind": "mistudio.circuit-definition",
-        "schema_version": "1",
-        "name": "rain to umbrella",
-        "narrative": "made for a test",
-        "model": {"hf_id": None, "mistudio_model_id": "m_1"},
-        "saes": [
-            {"layer": LOW.layer, "n_features": D_SAE},
-            {"layer": HIGH.layer, "n_features": None},
-        ],
-        "members": [
-            {"layer": LOW.layer, "feature": feature(low, 8.0), "cluster_name": None},
-            {
-                "layer": HIGH.layer,
-                "member_kind": "cluster_ref",
-                "expanded_members": [feature(high, -6.0, sign=-1)],
-            },
-        ],
-        "edges": [
-            {
-                "up": {"layer": LOW.layer, "feature_idx": low},
-                "down": {"layer": HIGH.layer, "feature_idx": high},
-                "rung": rung,
-                "effect_size": 0.4,
-            }
-        ],
-        "budget": {"intensity": 1.0, "intensity_range": [0.2, 1.4], "layers": {}},
-        "discovery": None,
-        "later": {"unknown": [1, {"key": None}], "number": 0.1},
-    }
-    return made | copy.deepcopy(changes)
-
-
-@pytest.fixture(scope="module")
-def saes(shared: Running) -> Iterator[list[str]]:
-    yield [add_sae(shared, sae) for sae in (LOW, HIGH)]
-    detach(shared)
+from tests.circuits import D_SAE, HIGH, LOW, activated, attach, document, feature, imported
+from tests.service import Running
 
 
 @pytest.fixture
-def clean(shared: Running, saes: list[str]) -> Iterator[Running]:
-    """The shared service. All circuits and profiles are deleted after the test."""
-    yield shared
-    for row in shared.data("GET", "/api/circuits?limit=200")["circuits"]:
-        shared.data("DELETE", f"/api/circuits/{row['id']}")
-    for row in shared.data("GET", "/api/profiles")["profiles"]:
-        shared.data("DELETE", f"/api/profiles/{row['id']}")
-
-
-@pytest.fixture
-def bare(clean: Running) -> Running:
-    """The shared service without attached SAEs."""
-    detach(clean)
-    return clean
-
-
-@pytest.fixture
-def live(clean: Running, saes: list[str]) -> Running:
-    """The shared service with both demo SAEs attached."""
-    attach(clean, saes)
-    return clean
-
-
-def detach(live: Running) -> None:
-    for attached in live.data("GET", "/api/saes/attachments")["entries"]:
-        live.data("POST", f"/api/saes/{attached['sae_id']}/detach")
-
-
-def attach(live: Running, saes: list[str], *layers: int) -> None:
-    wanted = [
-        {"sae_id": sae_id, "layer": sae.layer}
-        for sae_id, sae in zip(saes, (LOW, HIGH), strict=True)
-        if sae.layer in (layers or (LOW.layer, HIGH.layer))
-    ]
-    live.data("POST", "/api/saes/attach-set", {"saes": wanted})
-
-
-def imported(live: Running, **changes: Any) -> str:
-    return str(live.data("POST", "/api/circuits/import", document(**changes))["id"])
-
-
-def activated(live: Running, circuit_id: str, **options: bool) -> dict[str, Any]:
-    query = "&".join(f"{name}={str(value).lower()}" for name, value in options.items())
-    answer = live.data("POST", f"/api/circuits/{circuit_id}/activate?{query}")
-    assert isinstance(answer, dict)
-    return answer
+def live(attached: Running) -> Running:
+    return attached
 
 
 def failed(live: Running, method: str, path: str, body: Any = None) -> tuple[str, dict[str, Any]]:
@@ -132,23 +39,23 @@ def steered(live: Running) -> dict[str, dict[str, float]]:
 
 
 @pytest.mark.shows("circuits.7", "circuits.12")
-def test_a_document_comes_back_with_equal_values(bare: Running) -> None:
-    circuit_id = imported(bare)
-    assert bare.data("GET", f"/api/circuits/{circuit_id}/export") == document()
+def test_a_document_comes_back_with_equal_values(unattached: Running) -> None:
+    circuit_id = imported(unattached)
+    assert unattached.data("GET", f"/api/circuits/{circuit_id}/export") == document()
 
 
 @pytest.mark.shows("circuits.7", "circuits.12")
-def test_an_export_can_be_imported_as_it_was_answered(bare: Running) -> None:
-    circuit_id = imported(bare)
-    answer = bare.http.get(f"/api/circuits/{circuit_id}/export").json()
-    again = bare.data("POST", "/api/circuits/import", answer)
+def test_an_export_can_be_imported_as_it_was_answered(unattached: Running) -> None:
+    circuit_id = imported(unattached)
+    answer = unattached.http.get(f"/api/circuits/{circuit_id}/export").json()
+    again = unattached.data("POST", "/api/circuits/import", answer)
     assert again["name"] == "rain to umbrella (2)"
-    assert bare.data("GET", f"/api/circuits/{again['id']}/export") == document()
+    assert unattached.data("GET", f"/api/circuits/{again['id']}/export") == document()
 
 
 @pytest.mark.shows("circuits.3", "circuits.7", "other-resources.1")
-def test_the_row_says_what_the_document_is(bare: Running) -> None:
-    row = bare.data("POST", "/api/circuits/import", document())
+def test_the_row_says_what_the_document_is(unattached: Running) -> None:
+    row = unattached.data("POST", "/api/circuits/import", document())
     assert row.pop("id").startswith("circ_")
     assert row.pop("created_at") == row.pop("updated_at")
     assert row == {
@@ -188,29 +95,31 @@ def test_the_row_says_what_the_document_is(bare: Running) -> None:
         ({"narrative": "n" * 2**20}, "PAYLOAD_TOO_LARGE"),
     ],
 )
-def test_a_document_is_refused_with_status_200(bare: Running, changes: Any, code: str) -> None:
-    assert failed(bare, "POST", "/api/circuits/import", document(**changes))[0] == code
-    assert bare.data("GET", "/api/circuits")["total"] == 0
+def test_a_document_is_refused_with_status_200(
+    unattached: Running, changes: Any, code: str
+) -> None:
+    assert failed(unattached, "POST", "/api/circuits/import", document(**changes))[0] == code
+    assert unattached.data("GET", "/api/circuits")["total"] == 0
 
 
-def test_a_document_that_is_nested_too_deep_is_refused(bare: Running) -> None:
+def test_a_document_that_is_nested_too_deep_is_refused(unattached: Running) -> None:
     deep: Any = 1
     for _ in range(40):
         deep = [deep]
-    refused = failed(bare, "POST", "/api/circuits/import", document(later=deep))
+    refused = failed(unattached, "POST", "/api/circuits/import", document(later=deep))
     assert refused[0] == "VALIDATION_ERROR"
 
 
-def test_a_name_that_is_taken_is_renamed_or_refused(bare: Running) -> None:
-    names = [bare.data("POST", "/api/circuits/import", document())["name"] for _ in range(3)]
+def test_a_name_that_is_taken_is_renamed_or_refused(unattached: Running) -> None:
+    names = [unattached.data("POST", "/api/circuits/import", document())["name"] for _ in range(3)]
     assert names == ["rain to umbrella", "rain to umbrella (2)", "rain to umbrella (3)"]
-    refused = bare.error("POST", "/api/circuits/import?on_conflict=fail", document())
+    refused = unattached.error("POST", "/api/circuits/import?on_conflict=fail", document())
     assert refused[:2] == (422, "VALIDATION_ERROR")
 
 
-def test_strengths_of_0_are_warned_of(bare: Running) -> None:
+def test_strengths_of_0_are_warned_of(unattached: Running) -> None:
     still = [{"layer": LOW.layer, "feature": feature(1, 0.0)}]
-    row = bare.data("POST", "/api/circuits/import", document(members=still, edges=[]))
+    row = unattached.data("POST", "/api/circuits/import", document(members=still, edges=[]))
     assert row["warnings"] == ["all strengths are 0, so the circuit steers nothing"]
 
 
@@ -218,14 +127,14 @@ def test_strengths_of_0_are_warned_of(bare: Running) -> None:
 
 
 @pytest.mark.shows("circuits.1", "circuits.3", "other-resources.1")
-def test_the_list_is_newest_first_and_filtered(bare: Running, saes: list[str]) -> None:
-    ids = [imported(bare, rung=rung, name=f"rung {rung}") for rung in (0, 1, 2, 3)]
+def test_the_list_is_newest_first_and_filtered(unattached: Running, demo_saes: list[str]) -> None:
+    ids = [imported(unattached, rung=rung, name=f"rung {rung}") for rung in (0, 1, 2, 3)]
     low = {"members": [{"layer": LOW.layer, "feature": feature(1)}], "edges": []}
-    ids.append(imported(bare, name="low", **low))
-    attach(bare, saes, LOW.layer)
+    ids.append(imported(unattached, name="low", **low))
+    attach(unattached, demo_saes, LOW.layer)
 
     def listed(query: str) -> list[str]:
-        page = bare.data("GET", f"/api/circuits?{query}")
+        page = unattached.data("GET", f"/api/circuits?{query}")
         assert page["active_circuit_id"] is None
         return [row["id"] for row in page["circuits"]]
 
@@ -233,16 +142,15 @@ def test_the_list_is_newest_first_and_filtered(bare: Running, saes: list[str]) -
     assert listed("min_rung=2") == [ids[3], ids[2]]
     assert listed("serveable=true") == [ids[4]]
     assert listed("serveable=false&limit=2&offset=1") == [ids[2], ids[1]]
-    assert bare.data("GET", "/api/circuits?serveable=false&limit=2")["total"] == 4
-    assert bare.data("GET", "/api/circuits?promoted=true")["total"] == 5
+    assert unattached.data("GET", "/api/circuits?serveable=false&limit=2")["total"] == 4
+    assert unattached.data("GET", "/api/circuits?promoted=true")["total"] == 5
 
 
 @pytest.mark.parametrize("query", ["min_rung=4", "limit=0", "limit=201", "offset=-1"])
-def test_a_list_with_a_wrong_parameter_is_refused(bare: Running, query: str) -> None:
-    assert bare.error("GET", f"/api/circuits?{query}")[:2] == (422, "VALIDATION_ERROR")
+def test_a_list_with_a_wrong_parameter_is_refused(unattached: Running, query: str) -> None:
+    assert unattached.error("GET", f"/api/circuits?{query}")[:2] == (422, "VALIDATION_ERROR")
 
 
-@pytest.mark.shows("circuit-errors.1")
 @pytest.mark.parametrize(
     ("method", "path"),
     [
@@ -252,8 +160,9 @@ def test_a_list_with_a_wrong_parameter_is_refused(bare: Running, query: str) -> 
         ("GET", "circ_0/export"),
     ],
 )
-def test_an_unknown_circuit_is_404(bare: Running, method: str, path: str) -> None:
-    assert bare.error(method, f"/api/circuits/{path}")[:2] == (404, "CIRCUIT_NOT_FOUND")
+@pytest.mark.shows("circuit-errors.1")
+def test_an_unknown_circuit_is_404(unattached: Running, method: str, path: str) -> None:
+    assert unattached.error(method, f"/api/circuits/{path}")[:2] == (404, "CIRCUIT_NOT_FOUND")
 
 
 # ------------------------------------------------------------------ serving
@@ -261,7 +170,7 @@ def test_an_unknown_circuit_is_404(bare: Running, method: str, path: str) -> Non
 
 @pytest.mark.shows("circuits.1", "circuits.8", "other-resources.1", "states.25")
 def test_a_circuit_serves_each_member_at_the_sae_of_its_layer(
-    live: Running, saes: list[str]
+    live: Running, demo_saes: list[str]
 ) -> None:
     circuit_id = imported(live)
     answer = activated(live, circuit_id)
@@ -337,8 +246,8 @@ def test_each_change_of_a_circuit_is_one_step_of_the_epoch(live: Running) -> Non
 # ------------------------------------------------------------------ gates
 
 
-@pytest.mark.shows("circuit-errors.2", "circuit-errors.8", "circuits.8", "states.25")
 @pytest.mark.parametrize("rung", [0, 1])
+@pytest.mark.shows("circuit-errors.2", "circuit-errors.8", "circuits.8", "states.25")
 def test_a_circuit_below_rung_2_serves_only_when_acknowledged(live: Running, rung: int) -> None:
     circuit_id = imported(live, rung=rung)
     code, details = failed(live, "POST", f"/api/circuits/{circuit_id}/activate")
@@ -360,22 +269,22 @@ def test_a_validated_circuit_needs_no_acknowledgement(live: Running, rung: int) 
     assert answer["acknowledged_unvalidated"] is False
 
 
-def test_evidence_is_asked_for_before_the_saes(bare: Running) -> None:
-    circuit_id = imported(bare, rung=0)
-    code, _ = failed(bare, "POST", f"/api/circuits/{circuit_id}/activate")
+def test_evidence_is_asked_for_before_the_saes(unattached: Running) -> None:
+    circuit_id = imported(unattached, rung=0)
+    code, _ = failed(unattached, "POST", f"/api/circuits/{circuit_id}/activate")
     assert code == "UNVALIDATED_CIRCUIT"
 
 
 @pytest.mark.shows("circuits.2", "states.25", "steering-errors.7")
-def test_without_saes_every_member_is_an_offender(bare: Running) -> None:
-    circuit_id = imported(bare)
-    status, code, details = bare.error("POST", f"/api/circuits/{circuit_id}/activate")
+def test_without_saes_every_member_is_an_offender(unattached: Running) -> None:
+    circuit_id = imported(unattached)
+    status, code, details = unattached.error("POST", f"/api/circuits/{circuit_id}/activate")
     assert (status, code) == (422, "SAE_SET_INCOMPLETE")
     assert [(one["layer"], one["feature_idx"]) for one in details["offenders"]] == [
         (LOW.layer, 70),
         (HIGH.layer, 31),
     ]
-    assert bare.data("GET", "/api/circuits/claims") == []
+    assert unattached.data("GET", "/api/circuits/claims") == []
 
 
 def test_an_index_outside_of_the_sae_is_refused_before_anything_changes(live: Running) -> None:
@@ -468,13 +377,13 @@ def test_the_same_feature_is_a_collision_that_nothing_overrides(live: Running) -
 # ------------------------------------------------------------------ ways out
 
 
-@pytest.mark.shows("circuits.11")
 @pytest.mark.parametrize(
     "way_out",
     ["deactivate", "delete", "clear", "clear one SAE", "detach", "profile"],
 )
+@pytest.mark.shows("circuits.11")
 def test_every_way_out_removes_the_values_and_releases_the_layers(
-    live: Running, saes: list[str], way_out: str
+    live: Running, demo_saes: list[str], way_out: str
 ) -> None:
     circuit_id = imported(live)
     activated(live, circuit_id)
@@ -489,9 +398,9 @@ def test_every_way_out_removes_the_values_and_releases_the_layers(
         case "clear":
             live.data("DELETE", "/api/saes/steering")
         case "clear one SAE":
-            live.data("DELETE", f"/api/saes/steering?sae_id={saes[1]}")
+            live.data("DELETE", f"/api/saes/steering?sae_id={demo_saes[1]}")
         case "detach":
-            live.data("POST", f"/api/saes/{saes[1]}/detach")
+            live.data("POST", f"/api/saes/{demo_saes[1]}/detach")
         case "profile":
             body = {"name": "calm", "steering": {"5": 1.0}}
             profile_id = live.data("POST", "/api/profiles", body, 201)["id"]
@@ -538,18 +447,18 @@ def test_a_release_of_claims_says_what_it_found(live: Running) -> None:
     assert len(live.data("GET", "/api/circuits/claims")) == 2
 
 
-def test_a_release_needs_a_circuit(bare: Running) -> None:
-    assert bare.error("POST", "/api/circuits/claims/release")[:2] == (422, "VALIDATION_ERROR")
+def test_a_release_needs_a_circuit(unattached: Running) -> None:
+    assert unattached.error("POST", "/api/circuits/claims/release")[:2] == (422, "VALIDATION_ERROR")
 
 
 # ------------------------------------------------------------------ slice-fallback
 
 
 @pytest.fixture
-def half(bare: Running, saes: list[str]) -> Running:
+def half(unattached: Running, demo_saes: list[str]) -> Running:
     """The shared service with only the SAE of the lower layer attached."""
-    attach(bare, saes, LOW.layer)
-    return bare
+    attach(unattached, demo_saes, LOW.layer)
+    return unattached
 
 
 def test_a_circuit_with_a_missing_sae_serves_one_layer_by_a_cluster(half: Running) -> None:
@@ -603,7 +512,7 @@ def test_only_one_slice_serves_at_a_time(half: Running) -> None:
 
 
 def test_a_slice_serves_beside_a_whole_circuit_on_another_layer(
-    live: Running, saes: list[str]
+    live: Running, demo_saes: list[str]
 ) -> None:
     whole = imported(live, name="whole", **at(LOW.layer, 1))
     activated(live, whole, acknowledge_unvalidated=True)
@@ -618,7 +527,7 @@ def test_a_slice_serves_beside_a_whole_circuit_on_another_layer(
 
 
 @pytest.mark.parametrize("way_out", ["cluster", "another cluster", "clear", "detach", "delete"])
-def test_a_slice_ends_with_its_cluster(half: Running, saes: list[str], way_out: str) -> None:
+def test_a_slice_ends_with_its_cluster(half: Running, demo_saes: list[str], way_out: str) -> None:
     circuit_id = imported(half)
     activated(half, circuit_id)
     cluster_id = half.data("GET", "/api/clusters")["active_cluster_id"]
@@ -632,7 +541,7 @@ def test_a_slice_ends_with_its_cluster(half: Running, saes: list[str], way_out: 
         case "clear":
             half.data("DELETE", "/api/saes/steering")
         case "detach":
-            half.data("POST", f"/api/saes/{saes[0]}/detach")
+            half.data("POST", f"/api/saes/{demo_saes[0]}/detach")
         case "delete":
             half.data("DELETE", f"/api/clusters/{cluster_id}")
     assert half.data("GET", "/api/circuits/active") == []
@@ -640,11 +549,11 @@ def test_a_slice_ends_with_its_cluster(half: Running, saes: list[str], way_out: 
 
 
 def test_a_whole_circuit_replaces_its_slice_once_its_saes_are_there(
-    half: Running, saes: list[str]
+    half: Running, demo_saes: list[str]
 ) -> None:
     circuit_id = imported(half)
     activated(half, circuit_id)
-    attach(half, saes)
+    attach(half, demo_saes)
     answer = activated(half, circuit_id)
     assert (answer["serving_mode"], answer["steering"]) == ("full", True)
     assert half.data("GET", "/api/clusters")["active_cluster_id"] is None

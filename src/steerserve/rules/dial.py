@@ -6,24 +6,30 @@ base values are those of `sae_steering`, else those of the named profile, else t
 else the live values; (4) the base values are multiplied by the request's intensity, else by the profile's own; (5) each
 product is clamped to [-200, 200]; (6) values that `sae_steering` adds are added to the values that the request would
 have had without them, and each sum is clamped; (7) a cluster has a range: `min` and `max` are its ends, a number above
-its end is lowered to the end, and a number below its floor counts as it is.
+its end is lowered to the end, and a number below its floor counts as it is; (8) where no profile is active and one
+circuit serves whole, its authored values are the base: a number other than 0 is held within its range at both ends, and
+the values that are not its own stay as they are; (9) where a profile is active beside circuits, their values stay as
+they are; (10) where several circuits serve, or a layer is shared, or members of the circuit are missing, an intensity
+other than 0 changes nothing, and no rung is reported.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from steerserve.errors import Refusal
-from steerserve.rules import members, sae_steering
+from steerserve.rules import circuit_serving, members, sae_steering
 from steerserve.rules.attachment import AttachedSae
+from steerserve.rules.binding import scaled as scaled_by
 from steerserve.rules.members import Range as Range
 from steerserve.rules.profile import Profile as Profile
 from steerserve.rules.profile import site
 from steerserve.rules.sae_steering import RequestSteering
+from steerserve.rules.served import ServedCircuit, composed
 from steerserve.rules.serving import dialed
-from steerserve.rules.steering import Live, Values, clamped, total
+from steerserve.rules.steering import MANUAL, Live, Values, clamped, total
 
 FIELD = "steering_intensity"
 HIGHEST = 2.0
@@ -52,10 +58,12 @@ class DialBase:
 @dataclass(frozen=True, slots=True)
 class Plan:
     """`overlay` replaces the live values of every attached SAE for one request; with None the request follows the live
-    values. `echo` is the intensity to report, None where the dial changes nothing."""
+    values. `echo` is the intensity to report, None where the dial changes nothing. `rung` is the evidence of the one
+    circuit that steers the request; None where no circuit does, or several do."""
 
     overlay: Mapping[str, Values] | None = None
     echo: float | None = None
+    rung: int | None = None
 
 
 def parse(raw: Any) -> Intensity | None:
@@ -87,7 +95,7 @@ def plan(
     configured: Range,
     own: RequestSteering | None = None,
 ) -> Plan:
-    """The steering of one request that names a profile, an intensity, or both, or has steering of its `own`.
+    """The steering of one request. It may name a profile, an intensity, or both, or have steering of its `own`.
 
     `profile` is the named profile. It is None where no profile has that name: such a request comes here only with the
     intensity 0. `configured` is the range of a base that declares none.
@@ -95,6 +103,27 @@ def plan(
     Raises:
         Refusal: PROFILE_INCOMPATIBLE; the refusals of `rules/sae_steering.values`.
     """
+    made = _planned(intensity, is_profile_named, profile, live, attached, configured, own)
+    return replace(made, rung=rung(live)) if made.overlay is None else made
+
+
+def rung(live: Live) -> int | None:
+    """The evidence of the circuit that steers requests that follow the live values. None where no circuit steers; and
+    where several serve whole, layers are shared or members are missing, because no document is evidence for that."""
+    circuit = _only_circuit(live)
+    is_steered = circuit is not None and circuit_serving.is_steering(live, circuit)
+    return circuit.rung if circuit is not None and is_steered else None
+
+
+def _planned(
+    intensity: Intensity | None,
+    is_profile_named: bool,
+    profile: Profile | None,
+    live: Live,
+    attached: Sequence[AttachedSae],
+    configured: Range,
+    own: RequestSteering | None,
+) -> Plan:
     if own is not None and intensity != 0.0:
         return _own(own, intensity, live, attached, configured)
     if own is not None and attached:
@@ -105,6 +134,8 @@ def plan(
     if intensity == 0.0:
         is_off = _has_base(is_profile_named, profile, live, attached)
         return Plan({}, 0.0 if is_off else None)  # (2)
+    if profile is None and live.active is None and _whole_circuits(live):
+        return _circuit(intensity, live)  # (8), (10)
     scaled = _dial_base(profile, live, attached, configured)
     strength = resolved(intensity, scaled)
     if profile is None and not any(scaled.values.values()):
@@ -114,7 +145,40 @@ def plan(
         for key, values in scaled.values.items()
     }
     is_dialed = intensity is not None and any(overlay.values())
+    if profile is None and live.enabled and _whole_circuits(live):
+        beside = [live.by(circuit.owner) for circuit in _whole_circuits(live)]
+        return Plan(total([*beside, overlay]), strength if is_dialed else None, rung(live))  # (9)
     return Plan(overlay, strength if is_dialed else None)
+
+
+def _circuit(intensity: Intensity | None, live: Live) -> Plan:
+    """The steering of a request whose base is the circuit that serves."""
+    circuit = _only_circuit(live)
+    if circuit is None or not live.enabled:
+        return Plan()  # (10)
+    limits = Range(*circuit.intensity_range)
+    wanted = resolved(intensity, DialBase(circuit.authored, limits))
+    strength = circuit_serving.held(wanted, circuit.intensity_range)
+    if strength == 0.0:
+        return Plan({}, 0.0)  # the same as `off`
+    others = [values for owner, values in live.owned.items() if owner != circuit.owner]
+    values = scaled_by(circuit.authored, strength)
+    is_steered = any(value for features in values.values() for value in features.values())
+    return Plan(total([*others, values]), strength, circuit.rung if is_steered else None)
+
+
+def _whole_circuits(live: Live) -> list[ServedCircuit]:
+    """The circuits that serve whole. A slice is a cluster."""
+    return [circuit for circuit in live.circuits if not circuit.is_slice]
+
+
+def _only_circuit(live: Live) -> ServedCircuit | None:
+    """The circuit that serves whole, if there is only one, which shares no layer and has all its members."""
+    circuits, shared = _whole_circuits(live), composed(live.circuits)
+    if len(circuits) != 1 or shared & set(circuits[0].layers):
+        return None
+    circuit = circuits[0]
+    return circuit if circuit.is_whole(live.by(circuit.owner)) else None
 
 
 def _own(
@@ -139,7 +203,7 @@ def _own(
         kept = live.values if live.enabled else {}
         overlay = total([kept if otherwise.overlay is None else otherwise.overlay, overlay])  # (6)
     is_dialed = intensity is not None and any(overlay.values())
-    return Plan(overlay, strength if is_dialed else None)
+    return Plan(overlay, strength if is_dialed else None, otherwise.rung if own.is_added else None)
 
 
 def echo(value: float) -> str:
@@ -167,6 +231,8 @@ def _dial_base(
 ) -> DialBase:
     """The named profile, else the active one, else the live values, with the range of a cluster."""
     values = base(profile, live, attached)
+    if profile is None and values is live.values and _whole_circuits(live):
+        values = live.by(MANUAL)  # (9)
     if profile is not None:
         declared = profile.cluster.declared_range if profile.cluster is not None else None
         limits = members.within(declared, configured)

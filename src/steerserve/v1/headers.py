@@ -5,7 +5,7 @@ from __future__ import annotations
 from urllib.parse import quote
 
 from steerserve.control.requests.generate import Run
-from steerserve.rules import dial, fields
+from steerserve.rules import dial, evidence, fields
 from steerserve.rules.intent import EmbedIntent, GenerateIntent, Intent, ScoreIntent
 
 
@@ -24,6 +24,8 @@ def of(intent: Intent, run: Run, *, limit: int, is_shared: bool) -> dict[str, st
         headers["X-Service-Constrained"] = f"{kind};name={quote(name)}" if name else kind
     if run.admitted.echo is not None:
         headers["X-Service-Steering-Intensity"] = dial.echo(run.admitted.echo)
+    if run.admitted.rung is not None:
+        headers["X-Service-Circuit-Rung"] = evidence.header(run.admitted.rung)
     if run.admitted.state is not None:
         headers["X-Service-Steering-State"] = run.admitted.state
     return headers

@@ -29,6 +29,7 @@ class Admitted:
     Attributes:
         plan: how the request is steered.
         echo: the intensity that the answer reports; None where the dial changes nothing.
+        rung: the evidence of the circuit that steers the request; None where no circuit or several do.
         state: which steering the request has (`rules/steering_state.py`); None where nothing is added.
         tapped: the SAE whose activations the request asks for; None where it asks for none.
         overlays: the steering of each prompt of a sweep, and `states` which steering each has; empty for other
@@ -39,6 +40,7 @@ class Admitted:
     resident: Resident
     plan: m.Plan
     echo: float | None
+    rung: int | None
     state: str | None
     tapped: Attachment | None
     overlays: tuple[compare.Overlay, ...]
@@ -64,6 +66,7 @@ class Planner:
             resident,
             self._overlay(plan.overlay),
             plan.echo,
+            plan.rung,
             self._state(resident, plan.overlay) if is_planned else None,
             _tapped(intent, resident),
             overlays,

@@ -1,0 +1,147 @@
+"""What a served circuit means for requests: the header with its rung, the dial, and the text that is written."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import httpx
+import pytest
+
+from steerserve import demo
+from tests.circuits import HIGH, LOW, activated, attach, feature, imported
+from tests.service import Running
+
+RUNG, INTENSITY = "x-service-circuit-rung", "x-service-steering-intensity"
+STATE = "x-service-steering-state"
+PROOF = demo.proof()
+
+
+def asked(live: Running, **fields: Any) -> httpx.Response:
+    body = {
+        "model": demo.MODEL_NAME,
+        "messages": [{"role": "user", "content": "Tell me a story."}],
+        "max_tokens": 8,
+        "temperature": 0,
+        **fields,
+    }
+    return live.post("/v1/chat/completions", body)
+
+
+def told(answer: httpx.Response) -> str:
+    return str(answer.json()["choices"][0]["message"]["content"])
+
+
+def strong(strength: float = PROOF["strength"]) -> dict[str, Any]:
+    """A circuit whose upper feature is the proven one of the demo."""
+    members = [
+        {"layer": LOW.layer, "feature": feature(1, 0.5)},
+        {"layer": HIGH.layer, "feature": feature(PROOF["feature_idx"], strength)},
+    ]
+    return {"members": members}
+
+
+@pytest.mark.parametrize(
+    ("rung", "header"),
+    [
+        (0, '0; language="associated"'),
+        (1, '1; language="suggested (attribution-supported)"'),
+        (2, '2; language="causally validated (edge)"'),
+        (3, '3; language="faithfulness-tested (circuit)"'),
+    ],
+)
+def test_the_header_has_the_rung_and_its_phrase_while_the_circuit_steers(
+    attached: Running, rung: int, header: str
+) -> None:
+    assert RUNG not in asked(attached).headers
+    circuit_id = imported(attached, rung=rung)
+    activated(attached, circuit_id, acknowledge_unvalidated=True)
+    answer = asked(attached)
+    assert answer.headers[RUNG] == header
+    assert INTENSITY not in answer.headers
+    attached.data("POST", f"/api/circuits/{circuit_id}/deactivate")
+    assert RUNG not in asked(attached).headers
+
+
+def test_a_stream_and_a_text_completion_have_the_header_too(attached: Running) -> None:
+    activated(attached, imported(attached))
+    assert RUNG in asked(attached, stream=True).headers
+    body = {"model": demo.MODEL_NAME, "prompt": "One day", "max_tokens": 1}
+    assert RUNG in attached.post("/v1/completions", body).headers
+
+
+@pytest.mark.parametrize("fields", [{"logprobs": True, "top_logprobs": 2, "max_tokens": 1}])
+def test_a_scoring_request_is_not_steered_and_has_no_header(
+    attached: Running, fields: dict[str, Any]
+) -> None:
+    activated(attached, imported(attached))
+    assert RUNG not in asked(attached, **fields).headers
+
+
+def test_the_dial_scales_every_layer_of_the_circuit(attached: Running) -> None:
+    plain = told(asked(attached))
+    activated(attached, imported(attached, **strong(2 * PROOF["strength"])))
+    full = asked(attached)
+    half = asked(attached, steering_intensity=0.5)
+    assert (half.headers[INTENSITY], half.headers[RUNG]) == ("0.5", full.headers[RUNG])
+    assert half.headers[STATE] != full.headers[STATE]
+    attached.data("PUT", "/api/circuits/active/intensity", {"intensity": 0.5})
+    assert asked(attached).headers[STATE] == half.headers[STATE]
+    # the dial is absolute: it does not scale what the operator has scaled already
+    again = asked(attached, steering_intensity=0.5)
+    assert (told(again), again.headers[STATE]) == (told(half), half.headers[STATE])
+    off = asked(attached, steering_intensity="off")
+    assert (told(off), off.headers[INTENSITY]) == (plain, "0")
+    assert RUNG not in off.headers
+
+
+@pytest.mark.parametrize(
+    ("intensity", "echo"), [("min", "0.2"), ("max", "1.4"), (0.05, "0.2"), (2.0, "1.4"), (0, "0")]
+)
+def test_the_dial_is_held_within_the_declared_range(
+    attached: Running, intensity: Any, echo: str
+) -> None:
+    activated(attached, imported(attached))
+    assert asked(attached, steering_intensity=intensity).headers[INTENSITY] == echo
+
+
+def test_two_circuits_are_not_dialed_and_have_no_header(attached: Running) -> None:
+    one = {"edges": []}
+    low = [{"layer": LOW.layer, "feature": feature(1)}]
+    high = [{"layer": HIGH.layer, "feature": feature(2)}]
+    for name, members in (("low", low), ("high", high)):
+        circuit_id = imported(attached, name=name, members=members, **one)
+        activated(attached, circuit_id, acknowledge_unvalidated=True)
+    followed, dialed = asked(attached), asked(attached, steering_intensity=0.5)
+    assert followed.headers[STATE] == dialed.headers[STATE]
+    for answer in (followed, dialed):
+        assert RUNG not in answer.headers
+        assert INTENSITY not in answer.headers
+    assert asked(attached, steering_intensity=0).headers[INTENSITY] == "0"
+
+
+def test_a_slice_is_dialed_as_a_cluster_and_has_no_header(
+    unattached: Running, demo_saes: list[str]
+) -> None:
+    attach(unattached, demo_saes, LOW.layer)
+    budget = {"budget": {"intensity": 1.0}}
+    answer = activated(unattached, imported(unattached, **budget))
+    assert answer["serving_mode"] == "slice_fallback"
+    assert RUNG not in asked(unattached).headers
+    assert asked(unattached, steering_intensity="min").headers[INTENSITY] == "0.5"
+    assert asked(unattached, steering_intensity="max").headers[INTENSITY] == "1.5"
+
+
+def test_switched_off_steering_has_no_header(attached: Running) -> None:
+    activated(attached, imported(attached))
+    attached.data("POST", "/api/saes/steering/disable")
+    answer = asked(attached, steering_intensity=1.0)
+    assert RUNG not in answer.headers
+    assert INTENSITY not in answer.headers
+    attached.data("POST", "/api/saes/steering/enable")
+    assert RUNG in asked(attached).headers
+
+
+def test_a_profile_named_in_the_request_has_no_header(attached: Running) -> None:
+    activated(attached, imported(attached))
+    attached.data("POST", "/api/profiles", {"name": "calm", "steering": {"5": 1.0}}, 201)
+    assert RUNG not in asked(attached, profile="calm").headers
