@@ -449,6 +449,7 @@ class World(Owners):
                 database=Database(settings.database_url),
                 launcher=launcher,
                 hub=hub_client.Hub(settings),
+                cluster_hub=hub_client.cluster_hub(settings),
                 breakers=self.hub,
                 cards=CardReadings(self.driver.read, torch_version="2.13.0"),
                 checker=Checker(),

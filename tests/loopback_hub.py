@@ -18,10 +18,11 @@ from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
-from urllib.parse import unquote, urlsplit
+from urllib.parse import parse_qs, unquote, urlsplit
 
 PATIENCE = 30.0
 _ROUTES = (
+    (re.compile(r"/api/models"), "search"),
     (re.compile(r"/api/models/(?P<repo>[^/]+(?:/[^/]+)?)/tree/(?P<rev>[^/]+)"), "tree"),
     (re.compile(r"/api/models/(?P<repo>[^/]+(?:/[^/]+)?)/revision/(?P<rev>[^/]+)"), "info"),
     (re.compile(r"/(?P<repo>[^/]+(?:/[^/]+)?)/resolve/(?P<rev>[^/]+)/(?P<path>.+)"), "file"),
@@ -191,6 +192,18 @@ class _Answer(BaseHTTPRequestHandler):
     do_HEAD = do_GET
 
     # ------------------------------------------------------------- what a hub answers
+
+    def _search(self) -> None:
+        """The public repositories whose names contain the text and that have all tags."""
+        asked = parse_qs(urlsplit(self.path).query)
+        found = []
+        for name, repo in self.server.hub.repos.items():
+            tags = repo.info.get("tags", [])
+            is_named = asked.get("search", [""])[0] in name
+            if is_named and set(asked.get("filter", [])) <= set(tags) and not repo.private:
+                facts = {fact: repo.info.get(fact) for fact in asked.get("expand[]", [])}
+                found.append({"_id": "0", "id": name} | facts)
+        self._json(found[: int(asked["limit"][0])])
 
     def _info(self, repo: str, rev: str = "main") -> None:
         if (held := self._repo(repo, rev, needs_access=False)) is None:

@@ -9,13 +9,14 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass
 
-from steerserve.control.breakers import Breakers
+from steerserve.control.breakers import AllBreakers, Breakers
 from steerserve.control.bus import Bus
 from steerserve.control.interventions.attachments import Attachments
 from steerserve.control.interventions.circuit_serving import CircuitServing
 from steerserve.control.interventions.circuit_slices import CircuitSlices
 from steerserve.control.interventions.circuits import Circuits
 from steerserve.control.interventions.claims import LayerClaims
+from steerserve.control.interventions.cluster_packs import ClusterPacks
 from steerserve.control.interventions.clusters import Clusters
 from steerserve.control.interventions.profiles import Profiles
 from steerserve.control.interventions.serving import Serving
@@ -43,7 +44,7 @@ from steerserve.control.vitals.cards import CardReadings, torch_version
 from steerserve.control.vitals.gauges import Gauges
 from steerserve.control.vitals.health import Vitals
 from steerserve.engine.sandbox.schemas import Checker
-from steerserve.hub.client import Hub
+from steerserve.hub.client import Hub, cluster_hub
 from steerserve.hub.downloads import Downloads
 from steerserve.settings import Settings
 from steerserve.store.catalog import Catalog, Clock, utc_now
@@ -63,6 +64,7 @@ class Surroundings:
     database: Database
     launcher: Engines
     hub: Hub
+    cluster_hub: Hub
     breakers: Breakers
     cards: CardReadings
     checker: Checker
@@ -73,12 +75,13 @@ class Surroundings:
 
 def surroundings(settings: Settings) -> Surroundings:
     """The surroundings of a service with these settings."""
-    hub = Hub(settings)
+    hub, clusters = Hub(settings), cluster_hub(settings)
     return Surroundings(
         database=Database(settings.database_url),
         launcher=Engines(settings),
         hub=hub,
-        breakers=hub,
+        cluster_hub=clusters,
+        breakers=AllBreakers([hub, clusters]),
         cards=CardReadings(torch_version=torch_version()),
         checker=Checker(
             # at most half of the waiting room, so that requests without a schema have room beside costly schemas
@@ -133,6 +136,9 @@ class Owners:
         self.serving = Serving(documents, self.steering, conductor, self.catalog, self.settings)
         self.profiles = Profiles(documents, self.serving, conductor, self.catalog)
         self.clusters = Clusters(documents, self.serving, conductor, self.profiles)
+        self.cluster_packs = ClusterPacks(
+            self.settings, around.cluster_hub, self.clusters, around.seconds
+        )
         store = CircuitStore(around.database)
         self.claims = LayerClaims(store, self.steering, bus)
         self.circuits = Circuits(store, self.steering, conductor, self.settings)

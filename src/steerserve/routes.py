@@ -52,7 +52,7 @@ def management(owners: Owners) -> list[APIRouter]:
         sae_routes.router(owners.saes, owners.sae_downloads, attached),
         compare_routes.router(owners.compare, owners.settings),
         profile_routes.router(owners.profiles, owners.serving),
-        cluster_routes.router(owners.clusters, owners.serving),
+        cluster_routes.router(owners.clusters, owners.cluster_packs, owners.serving),
         sensing_routes.router(owners.sensing),
         circuit_routes.router(owners.circuits, owners.circuit_serving, owners.claims),
         health_routes.router(owners.vitals, owners.gauges),

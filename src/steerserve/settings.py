@@ -237,6 +237,14 @@ class Settings(Secrets, RequestLimits, SensingSettings):
         description="Highest intensity of a circuit, and what `steering_intensity: max` means where no range is "
         "declared.",
     )
+    cluster_hub_tag: Annotated[str, Field(min_length=1, max_length=100)] = Field(
+        default="mistudio-cluster-definition",
+        description="Tag of the repositories of the hub that are packs of clusters.",
+    )
+    cluster_hub_cache_ttl_s: Patience = Field(
+        default=300.0,
+        description="Seconds for which an answer of the hub about packs of clusters is used again; 0 asks each time.",
+    )
     sae_activations_max_top_k: Count = Field(
         default=64, description="Largest `top_k` of `return_sae_activations`."
     )

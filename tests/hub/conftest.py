@@ -13,7 +13,8 @@ import pytest
 
 from steerserve.errors import Refusal
 from steerserve.files.folder import folder_of
-from steerserve.hub.client import Hub, Repository
+from steerserve.hub.client import Hub
+from steerserve.hub.described import Repository
 from steerserve.hub.downloads import Downloads, Read
 from steerserve.hub.job import FetchProgress, Job
 from steerserve.settings import Settings

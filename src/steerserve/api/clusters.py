@@ -18,6 +18,7 @@ from steerserve.api.envelope import (
     read_document,
     success,
 )
+from steerserve.control.interventions.cluster_packs import ClusterPacks
 from steerserve.control.interventions.clusters import (
     Clusters,
     ImportedItem,
@@ -38,6 +39,16 @@ class ClusterIntensity(RequestBody):
 
     intensity: Annotated[float, Field(ge=0.0, le=INTENSITY_MAXIMUM)]
     reapply: bool = True
+
+
+class HubImport(RequestBody):
+    """One file of a repository of the hub. It is fetched without a token."""
+
+    repo_id: Annotated[str, Field(min_length=3, max_length=200)]
+    filename: Annotated[str, Field(min_length=1, max_length=300)]
+    revision: Annotated[str, Field(min_length=1, max_length=100)] | None = None
+    activate: bool = False
+    on_conflict: OnConflict = "rename"
 
 
 _MEMBER = {
@@ -120,7 +131,7 @@ def _result(items: Sequence[ImportedItem]) -> dict[str, Any]:
     }
 
 
-def router(clusters: Clusters, serving: Serving) -> APIRouter:
+def router(clusters: Clusters, packs: ClusterPacks, serving: Serving) -> APIRouter:
     routes = APIRouter(prefix="/api/clusters", tags=["clusters"])
 
     @routes.get("", response_model=Envelope)
@@ -142,6 +153,30 @@ def router(clusters: Clusters, serving: Serving) -> APIRouter:
         definitions = await asyncio.to_thread(rules.definitions, document)
         items = await clusters.add_all(definitions, ImportOptions(on_conflict, activate))
         return success(_result(items))
+
+    @routes.get("/hub/search", response_model=Envelope)
+    async def search_hub(
+        q: Annotated[str, Query(max_length=200)] = "",
+        base_model: Annotated[str | None, Query(max_length=200)] = None,
+        limit: Annotated[int, Query(ge=1, le=50)] = 30,
+    ) -> Response:
+        """Public packs of clusters on the model hub."""
+        return success(await packs.search(q, base_model, limit))
+
+    @routes.get("/hub/{repo_id:path}/definitions", response_model=Envelope)
+    async def list_definitions(
+        repo_id: str,
+        revision: Annotated[str | None, Query(min_length=1, max_length=100)] = None,
+    ) -> Response:
+        """The cluster definitions of a repository of the model hub."""
+        return success(await packs.definitions(repo_id, revision))
+
+    @routes.post("/hub/import", response_model=Envelope)
+    async def import_from_hub(body: HubImport) -> Response:
+        """Import one definition of a repository. A file that does not fit the contract of cluster definitions is
+        refused with status 200 and `success: false`."""
+        options = ImportOptions(body.on_conflict, body.activate)
+        return success(await packs.add(body.repo_id, body.filename, body.revision, options))
 
     @routes.put("/active/intensity", response_model=Envelope)
     async def set_active_intensity(body: ClusterIntensity) -> Response:

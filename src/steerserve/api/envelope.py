@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import re
-from collections import Counter
 from collections.abc import Sequence
 from contextlib import suppress
 from difflib import get_close_matches
@@ -138,16 +137,7 @@ async def read_document(request: Request) -> Any:
         Refusal: VALIDATION_ERROR for a body that is not JSON.
     """
     require_json(request)
-    return await asyncio.to_thread(parse_document, await request.body())
-
-
-def parse_document(body: bytes) -> dict[str, Any]:
-    """The document in a body; see `read_document`."""
-    documents.check_body(body)
-    document = documents.unwrapped(read_json(body))
-    documents.check(document, documents.fields({}, {}))
-    documents.check_numbers(document)
-    return document  # type: ignore[no-any-return]
+    return await asyncio.to_thread(documents.parse, await request.body())
 
 
 def lossless(data: Any) -> Response:
@@ -166,20 +156,7 @@ def require_json(request: Request) -> None:
     if kind != "application/json" and not (
         kind.startswith("application/") and kind.endswith("+json")
     ):
-        raise _malformed("the body must be sent with content-type: application/json")
-
-
-def read_json(body: bytes) -> Any:
-    """The JSON of a body.
-
-    Raises:
-        Refusal: VALIDATION_ERROR for a body that is not JSON, and for a key that stands twice in one object, because
-            either of its values may be meant.
-    """
-    try:
-        return json.loads(body, object_pairs_hook=_once)
-    except (ValueError, RecursionError) as error:
-        raise _malformed("the body is not JSON that can be read") from error
+        raise documents.malformed("the body must be sent with content-type: application/json")
 
 
 async def unambiguous(request: Request) -> None:
@@ -197,17 +174,4 @@ async def unambiguous(request: Request) -> None:
 
 def _check_once(body: bytes) -> None:
     with suppress(ValueError, RecursionError):  # the route itself refuses a body that is not JSON
-        json.loads(body, object_pairs_hook=_once)
-
-
-def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    unique = dict(pairs)
-    if len(unique) < len(pairs):
-        twice = Counter(key for key, _ in pairs).most_common(1)[0][0]
-        key = shown(twice)
-        raise _malformed(f"the key {key!r} stands twice in one object", key)
-    return unique
-
-
-def _malformed(why: str, *place: str) -> Refusal:
-    return Refusal("VALIDATION_ERROR", why, errors=[{"loc": ["body", *place], "msg": why}])
+        json.loads(body, object_pairs_hook=documents.once)

@@ -11,10 +11,11 @@ from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
 from steerserve.api import monitoring as monitoring_routes
-from steerserve.api.envelope import Envelope, RequestBody, read_json, require_json, success
+from steerserve.api.envelope import Envelope, RequestBody, require_json, success
 from steerserve.control.observing.features import Features
 from steerserve.errors import Refusal
 from steerserve.rules import json_size
+from steerserve.rules.documents import read_json
 
 LARGEST_INTEGER = 2**31 - 1
 SEARCH_MAXIMUM = 100

@@ -24,7 +24,6 @@ from steerserve.api.envelope import (
     Envelope,
     RequestBody,
     failure,
-    read_json,
     require_json,
     success,
     unambiguous,
@@ -33,6 +32,7 @@ from steerserve.control.interventions.profiles import Profiles
 from steerserve.control.interventions.serving import Serving
 from steerserve.errors import Refusal
 from steerserve.rules import profile as rules
+from steerserve.rules.documents import read_json
 from steerserve.rules.instant import iso
 from steerserve.rules.profile import ImportedProfile
 from steerserve.rules.provenance import Origin

@@ -5,22 +5,27 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, Callable, Generator
+from collections.abc import AsyncGenerator, Callable, Generator, Sequence
 from contextlib import asynccontextmanager, contextmanager
-from dataclasses import dataclass
-from typing import Any
 
 import tenacity
 
 from steerserve.errors import Refusal
 from steerserve.hub.child import refusal, running, usable
+from steerserve.hub.described import Repository, repository
 from steerserve.hub.wire import (
+    Answer,
+    ContentRead,
     Describe,
     Described,
     DownloaderTask,
+    Found,
+    FoundRepository,
     HeaderRead,
     Headers,
     Kind,
+    ReadContent,
+    SearchRepositories,
     Trouble,
     WantedFile,
 )
@@ -31,6 +36,8 @@ from steerserve.rules.repository import RepoFile, check_paths, check_repo_id, ch
 from steerserve.settings import Settings
 
 NAME = "huggingface"
+CLUSTER_NAME = "cluster_hub"
+CLUSTER_LIMITS = Limits(failures=3, recovery_seconds=60)
 DESCRIBE_SECONDS = 20.0
 """The longest time in seconds for the answer to a question, including the second try."""
 
@@ -41,65 +48,32 @@ AT_ONCE = 4
 WAITING = 64
 """Most questions that wait. Each waits as long as one may take."""
 
-ARCHITECTURES = 8
-TEXT_CHARACTERS = 255
-
-
-@dataclass(frozen=True, slots=True)
-class Repository:
-    """The hub's description of a repository at one commit (`sha`). `config` is the content of config.json.
-    `parameters_by_dtype` counts the elements in the safetensors files. Unknown values are None."""
-
-    repo_id: str
-    sha: str
-    revision: str | None
-    is_gated: bool
-    is_private: bool
-    files: tuple[RepoFile, ...]
-    config: dict[str, Any] | None
-    downloads: int | None
-    likes: int | None
-    tags: tuple[str, ...]
-    pipeline_tag: str | None
-    license: str | None
-    language: str | None
-    parameters: int | None
-    parameters_by_dtype: dict[str, int]
-    gguf_architecture: str | None
-    gguf_context_length: int | None
-    gguf_parameters: int | None
-
-    @property
-    def architectures(self) -> tuple[str, ...]:
-        listed = (self.config or {}).get("architectures")
-        named = map(_text, listed[:ARCHITECTURES]) if isinstance(listed, list) else ()
-        return tuple(name for name in named if name)
-
-    @property
-    def model_type(self) -> str | None:
-        return _text((self.config or {}).get("model_type"))
-
-    @property
-    def requires_trust_remote_code(self) -> bool:
-        return bool((self.config or {}).get("auto_map"))
-
 
 class Hub:
-    """Owns the circuit breaker. `clock` gives seconds that never go back. A question may take `describe_seconds`."""
+    """Owns a circuit breaker with this name. `clock` gives seconds that never go back. A question may take
+    `describe_seconds`. With `is_anonymous`, no token is ever sent."""
 
     def __init__(
         self,
         settings: Settings,
         clock: Callable[[], float] = time.monotonic,
         describe_seconds: float = DESCRIBE_SECONDS,
+        *,
+        name: str = NAME,
+        limits: Limits | None = None,
+        is_anonymous: bool = False,
     ) -> None:
+        self.name = name
+        self._is_anonymous = is_anonymous
         self.settings = settings
         self._clock = clock
         self._describe_seconds = describe_seconds
         self._room = asyncio.Semaphore(AT_ONCE)
         self._waiting = 0
         self._breaker = Breaker()
-        self._limits = Limits(settings.hub_breaker_failures, settings.hub_breaker_recovery_s)
+        self._limits = limits or Limits(
+            settings.hub_breaker_failures, settings.hub_breaker_recovery_s
+        )
 
     async def describe(
         self, repo_id: str, revision: str | None = None, token: str | None = None
@@ -113,10 +87,10 @@ class Hub:
         check_repo_id(repo_id)
         if revision is not None:
             check_revision(revision)
-        described = await self._answer(Describe(repo_id, revision), token)
+        described = await self._answer(Describe(repo_id, revision), repo_id, token)
         assert isinstance(described, Described)
         # long listings are checked beside the event loop
-        return await asyncio.to_thread(_repository, described, revision)
+        return await asyncio.to_thread(repository, described, revision)
 
     async def header(
         self, repo_id: str, sha: str, file: RepoFile, token: str | None = None
@@ -129,17 +103,44 @@ class Hub:
         check_repo_id(repo_id)
         check_paths([file])
         wanted = WantedFile(file.path, file.size, file.digest)
-        header = await self._answer(Headers(repo_id, sha, wanted), token)
+        header = await self._answer(Headers(repo_id, sha, wanted), repo_id, token)
         assert isinstance(header, HeaderRead)
         return [
             StoredTensor(name, dtype, tuple(shape), n) for name, dtype, shape, n in header.tensors
         ]
 
-    async def _answer(self, job: Describe | Headers, token: str | None) -> Described | HeaderRead:
-        """Raises:
-        Refusal: as `describe` says.
+    async def search(self, query: str, tags: Sequence[str], limit: int) -> list[FoundRepository]:
+        """At most `limit` public repositories that match a text and have all tags.
+
+        Raises:
+            Refusal: HUB_UNAVAILABLE; DOWNLOAD_FAILED for a malformed answer.
         """
-        ask = DownloaderTask(self.settings.hf_endpoint, usable(token, self.settings.hub_token), job)
+        found = await self._answer(SearchRepositories(query, list(tags), limit), "the search", None)
+        assert isinstance(found, Found)
+        return found.repositories
+
+    async def content(self, repo_id: str, sha: str, path: str, max_bytes: int) -> bytes:
+        """The content of a file of a repository that was described.
+
+        Raises:
+            Refusal: what `describe` raises; DOWNLOAD_FAILED also for a file that is too large.
+        """
+        check_paths([RepoFile(path, None)])
+        read = await self._answer(ReadContent(repo_id, sha, path, max_bytes), repo_id, None)
+        assert isinstance(read, ContentRead)
+        return read.content
+
+    async def _answer(
+        self,
+        job: Describe | Headers | SearchRepositories | ReadContent,
+        subject: str,
+        token: str | None,
+    ) -> Answer:
+        """Raises:
+        Refusal: as `describe` says. The messages name the `subject`.
+        """
+        token = None if self._is_anonymous else usable(token, self.settings.hub_token)
+        ask = DownloaderTask(self.settings.hf_endpoint, token, job)
         async with self._turn():
             with self.call() as call:
                 try:
@@ -151,7 +152,7 @@ class Hub:
                     if trouble.kind is Kind.UNREACHABLE:
                         raise self._failed(call, trouble.reason) from None
                     call.answered()
-                    raise refusal(trouble, job.repo_id) from None
+                    raise refusal(trouble, subject) from None
                 call.answered()
         return answer
 
@@ -217,7 +218,7 @@ class Hub:
 
     def breakers(self) -> list[BreakerStatus]:
         """The one breaker, as shown to operators."""
-        return [breaker.status(NAME, self._breaker, self._limits, self._clock())]
+        return [breaker.status(self.name, self._breaker, self._limits, self._clock())]
 
     def reset(self, name: str) -> BreakerStatus:
         """Close a breaker.
@@ -225,8 +226,10 @@ class Hub:
         Raises:
             Refusal: BREAKER_NOT_FOUND.
         """
-        if name != NAME:
-            raise Refusal("BREAKER_NOT_FOUND", f"the only breaker is {NAME}", available=[NAME])
+        if name != self.name:
+            raise Refusal(
+                "BREAKER_NOT_FOUND", f"the only breaker is {self.name}", available=[self.name]
+            )
         self._breaker = breaker.reset(self._breaker)
         return self.breakers()[0]
 
@@ -240,7 +243,7 @@ class Hub:
         call.failed()
         return self.unavailable(why)
 
-    async def _asked(self, ask: DownloaderTask) -> Described | HeaderRead:
+    async def _asked(self, ask: DownloaderTask) -> Answer:
         """Ask the hub, and ask a second time if it did not answer.
 
         Raises:
@@ -254,12 +257,18 @@ class Hub:
         )
         return await retrying(self._asked_once, ask)
 
-    async def _asked_once(self, ask: DownloaderTask) -> Described | HeaderRead:
+    async def _asked_once(self, ask: DownloaderTask) -> Answer:
         async with running(ask, self.settings.model_cache_dir, self._describe_seconds) as events:
             async for event in events:
-                if isinstance(event, Described | HeaderRead):
+                if isinstance(event, Answer):
                     return event
         raise Trouble(Kind.FAILED, "the downloader ended early")
+
+
+def cluster_hub(settings: Settings, clock: Callable[[], float] = time.monotonic) -> Hub:
+    """The client for packs of clusters. It has a breaker of its own, so that faults there do not stop downloads, and
+    sends no token, because packs are public."""
+    return Hub(settings, clock, name=CLUSTER_NAME, limits=CLUSTER_LIMITS, is_anonymous=True)
 
 
 class Call:
@@ -281,26 +290,6 @@ class Call:
         self._hub.failed()
 
 
-def _text(value: object) -> str | None:
-    """The first printable characters of a text; None if it has none."""
-    shown = value[:TEXT_CHARACTERS] if isinstance(value, str) else ""
-    return "".join(c for c in shown if c.isprintable()) or None
-
-
 def is_transport(error: BaseException) -> bool:
     """Whether the failure is one of transport, so that another attempt may succeed."""
     return isinstance(error, Trouble) and error.is_transport
-
-
-def _repository(described: Described, revision: str | None) -> Repository:
-    """Raises:
-    Refusal: DOWNLOAD_FAILED for a hostile listing.
-    """
-    files = tuple(RepoFile(file.path, file.size, file.digest) for file in described.files)
-    check_paths(files)
-    facts = {
-        name: getattr(described, name)
-        for name in described.__struct_fields__
-        if name not in ("files", "tags")
-    }
-    return Repository(revision=revision, files=files, tags=tuple(described.tags), **facts)

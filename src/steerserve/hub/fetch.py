@@ -22,13 +22,16 @@ import msgspec
 from huggingface_hub import get_hf_file_metadata, hf_hub_url
 
 from steerserve.errors import Refusal
+from steerserve.hub.finding import content, search
 from steerserve.hub.header import fetch_header
 from steerserve.hub.session import Session, troubles
 from steerserve.hub.transfer import fetch_all
 from steerserve.hub.wire import (
+    Answer,
     Begun,
     Describe,
     Described,
+    Download,
     DownloadDone,
     DownloaderTask,
     Event,
@@ -36,6 +39,8 @@ from steerserve.hub.wire import (
     HeaderRead,
     Headers,
     Kind,
+    ReadContent,
+    SearchRepositories,
     Trouble,
     WantedFile,
 )
@@ -219,7 +224,7 @@ def main() -> None:
     ask = msgspec.json.decode(sys.stdin.buffer.readline(), type=DownloaderTask)
     threading.Thread(target=_end_with_input, daemon=True).start()
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    if isinstance(ask.job, Describe | Headers):
+    if not isinstance(ask.job, Download):
         # the memory is bounded, because a small compressed answer may unpack to a huge one
         with contextlib.suppress(ValueError, OSError):
             resource.setrlimit(resource.RLIMIT_AS, (DESCRIBE_MEMORY, DESCRIBE_MEMORY))
@@ -233,12 +238,8 @@ def _run(ask: DownloaderTask, out: BinaryIO) -> Event:
     """Do the task, and return the last event."""
     try:
         with troubles(ask.token is not None):
-            if isinstance(ask.job, Describe):
-                return describe(ask.job, Session(ask.endpoint, ask.token, READ_SECONDS))
-            if isinstance(ask.job, Headers):
-                return HeaderRead(
-                    fetch_header(ask.job, Session(ask.endpoint, ask.token, READ_SECONDS))
-                )
+            if not isinstance(ask.job, Download):
+                return _answer(ask.job, Session(ask.endpoint, ask.token, READ_SECONDS))
             # a download has no timeout here: the service sees its progress, and ends it when it makes none
             session = Session(ask.endpoint, ask.token, None)
             fetch_all(ask.job, session, lambda event: _send(out, event))
@@ -248,6 +249,23 @@ def _run(ask: DownloaderTask, out: BinaryIO) -> Event:
     except Exception as error:
         # border of the process: only the type is reported, because the text of an error may hold secrets
         return Failed(Kind.FAILED, type(error).__name__)
+
+
+def _answer(job: Describe | Headers | SearchRepositories | ReadContent, session: Session) -> Answer:
+    """The answer to a question.
+
+    Raises:
+        Trouble
+    """
+    match job:
+        case Describe():
+            return describe(job, session)
+        case Headers():
+            return HeaderRead(fetch_header(job, session))
+        case SearchRepositories():
+            return search(job, session)
+        case ReadContent():
+            return content(job, session)
 
 
 def _send(out: BinaryIO, event: Event) -> None:

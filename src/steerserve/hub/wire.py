@@ -47,6 +47,23 @@ class Headers(msgspec.Struct, frozen=True, tag="headers"):
     file: WantedFile
 
 
+class SearchRepositories(msgspec.Struct, frozen=True, tag="search"):
+    """Asks for public repositories that match a text and have all `tags`."""
+
+    query: str
+    tags: list[str]
+    limit: int
+
+
+class ReadContent(msgspec.Struct, frozen=True, tag="read"):
+    """Asks for the content of one small file of a commit."""
+
+    repo_id: str
+    sha: str
+    path: str
+    max_bytes: int
+
+
 class Download(msgspec.Struct, frozen=True, tag="download"):
     """Asks for a download. `use_xet` allows the hub's chunk store, if the hub offers it. In each `pace_seconds` enough
     bytes must arrive. `reserve_bytes` of the disk stay free."""
@@ -65,7 +82,7 @@ class DownloaderTask(msgspec.Struct, frozen=True):
 
     endpoint: str
     token: str | None
-    job: Describe | Headers | Download
+    job: Describe | Headers | SearchRepositories | ReadContent | Download
 
     def __repr__(self) -> str:
         return f"DownloaderTask({self.job!r})"
@@ -103,6 +120,28 @@ class HeaderRead(msgspec.Struct, frozen=True, tag="header_read"):
     tensors: list[tuple[str, str, list[int], int]]
 
 
+class FoundRepository(msgspec.Struct, frozen=True):
+    """One repository in the answer to a search. `last_modified` is as the hub writes it."""
+
+    repo_id: str
+    likes: int | None
+    downloads: int | None
+    last_modified: str | None
+    tags: list[str]
+
+
+class Found(msgspec.Struct, frozen=True, tag="found"):
+    """The answer to a search."""
+
+    repositories: list[FoundRepository]
+
+
+class ContentRead(msgspec.Struct, frozen=True, tag="content_read"):
+    """The content of the file."""
+
+    content: bytes
+
+
 class Progressed(msgspec.Struct, frozen=True, tag="progressed"):
     """The bytes of the job that are on the disk, including those of earlier attempts."""
 
@@ -121,7 +160,8 @@ class Failed(msgspec.Struct, frozen=True, tag="failed"):
     wait_seconds: float | None = None
 
 
-Event = Begun | Described | HeaderRead | Progressed | DownloadDone | Failed
+Answer = Described | HeaderRead | Found | ContentRead
+Event = Begun | Answer | Progressed | DownloadDone | Failed
 
 
 class Trouble(Exception):

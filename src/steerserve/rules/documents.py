@@ -6,13 +6,15 @@ value: its place in the document and the reason. Keys that a shape does not name
 
 from __future__ import annotations
 
+import json
 import math
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from typing import Any
 
-from steerserve.errors import DocumentRefusal
+from steerserve.errors import DocumentRefusal, Refusal
 from steerserve.rules.text import shown
 
 DOCUMENT_BYTES = 2**20
@@ -72,6 +74,47 @@ def depth(body: bytes) -> int:
 
 
 _OTHER_BYTES = bytes(byte for byte in range(256) if byte not in b"[]{}")
+
+
+def read_json(body: bytes) -> Any:
+    """The JSON of a body.
+
+    Raises:
+        Refusal: VALIDATION_ERROR for a body that is not JSON, and for a key that stands twice in one object, because
+            either of its values may be meant.
+    """
+    try:
+        return json.loads(body, object_pairs_hook=once)
+    except (ValueError, RecursionError) as error:
+        raise malformed("the body is not JSON that can be read") from error
+
+
+def once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    unique = dict(pairs)
+    if len(unique) < len(pairs):
+        twice = Counter(key for key, _ in pairs).most_common(1)[0][0]
+        key = shown(twice)
+        raise malformed(f"the key {key!r} stands twice in one object", key)
+    return unique
+
+
+def malformed(why: str, *place: str) -> Refusal:
+    return Refusal("VALIDATION_ERROR", why, errors=[{"loc": ["body", *place], "msg": why}])
+
+
+def parse(body: bytes) -> dict[str, Any]:
+    """The document in a body, alone or inside the `data` of an answer of this service.
+
+    Raises:
+        DocumentRefusal: PAYLOAD_TOO_LARGE; VALIDATION_ERROR for a document that is nested too deep, is no object, or
+            has a number that JSON does not have.
+        Refusal: VALIDATION_ERROR for a body that is not JSON.
+    """
+    check_body(body)
+    document = unwrapped(read_json(body))
+    check(document, fields({}, {}))
+    check_numbers(document)
+    return document  # type: ignore[no-any-return]
 
 
 def unwrapped(body: Any) -> Any:

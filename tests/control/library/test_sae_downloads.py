@@ -19,7 +19,7 @@ from steerserve.engine.wire import messages as m
 from steerserve.errors import Refusal
 from steerserve.files.folder import CommitFolder
 from steerserve.hub import client, downloads
-from steerserve.hub.client import Repository
+from steerserve.hub.described import Repository
 from steerserve.hub.downloads import Downloads
 from steerserve.hub.wire import Download, DownloadDone, DownloaderTask, Event
 from steerserve.rules.repository import RepoFile

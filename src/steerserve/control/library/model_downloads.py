@@ -29,7 +29,8 @@ from steerserve.control.library.recorded_downloads import NOT_STORED, RecordedDo
 from steerserve.control.residency.records import noted
 from steerserve.errors import Refusal
 from steerserve.files.folder import CommitFolder, folder_of
-from steerserve.hub.client import Hub, Repository
+from steerserve.hub.client import Hub
+from steerserve.hub.described import Repository
 from steerserve.hub.downloads import Downloads
 from steerserve.hub.job import FetchProgress
 from steerserve.rules import gguf, model_status, naming

@@ -9,7 +9,7 @@ from typing import Any
 
 from steerserve.errors import Refusal
 from steerserve.files.folder import folder_of
-from steerserve.hub.client import Repository
+from steerserve.hub.described import Repository
 from steerserve.hub.job import Job
 from steerserve.rules import gguf, naming, repository
 from steerserve.rules.fields import CHECKPOINT, GGUF

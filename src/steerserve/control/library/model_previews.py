@@ -13,7 +13,7 @@ from steerserve.control.residency import fitting
 from steerserve.errors import Refusal
 from steerserve.files.local import STORED_BITS
 from steerserve.files.weights import weights_of
-from steerserve.hub.client import Repository
+from steerserve.hub.described import Repository
 from steerserve.rules import precision, repository
 from steerserve.rules.gguf import GgufListing
 from steerserve.rules.precision import StoredTensor

@@ -30,7 +30,8 @@ from steerserve.control.residency.records import noted
 from steerserve.errors import Refusal
 from steerserve.files import sae_files
 from steerserve.files.folder import folder_of
-from steerserve.hub.client import Hub, Repository
+from steerserve.hub.client import Hub
+from steerserve.hub.described import Repository
 from steerserve.hub.downloads import Downloads
 from steerserve.hub.job import FetchProgress
 from steerserve.rules import sae_shapes, sae_units

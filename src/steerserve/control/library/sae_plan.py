@@ -10,7 +10,7 @@ from steerserve.control.library.sae_records import REPOSITORY, hub_name, sae_id_
 from steerserve.engine.wire import messages as m
 from steerserve.errors import Refusal
 from steerserve.files.folder import folder_of
-from steerserve.hub.client import Repository
+from steerserve.hub.described import Repository
 from steerserve.hub.job import Job
 from steerserve.rules.sae_shapes import Width
 from steerserve.rules.sae_units import TOP, Unit, UnitListing

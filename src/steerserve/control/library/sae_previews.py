@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from steerserve.control.library.sae_downloads import SaeDownloads
 from steerserve.errors import Refusal
-from steerserve.hub.client import Repository
+from steerserve.hub.described import Repository
 from steerserve.rules import sae_shapes, sae_units
 from steerserve.rules.precision import StoredTensor
 from steerserve.rules.repository import RepoFile

@@ -1,0 +1,91 @@
+"""Searches a hub, and reads a small file of a repository. Only the downloader process imports this."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+from urllib.parse import urlencode
+
+from huggingface_hub import hf_hub_url
+
+from steerserve.errors import Refusal
+from steerserve.hub.session import Session
+from steerserve.hub.wire import (
+    ContentRead,
+    Found,
+    FoundRepository,
+    Kind,
+    ReadContent,
+    SearchRepositories,
+    Trouble,
+)
+from steerserve.rules.repository import check_repo_id
+
+ANSWER_BYTES = 8 << 20
+_FACTS = ("likes", "downloads", "lastModified", "tags")
+_TEXT_MAXIMUM = 200
+_TAGS_MAXIMUM = 200
+_TIME = re.compile(r"[0-9T:.Z+-]{10,40}")
+
+
+def search(job: SearchRepositories, session: Session) -> Found:
+    """The repositories that match. An entry without a usable name is left out, and a value of the wrong type becomes
+    None.
+
+    Raises:
+        Trouble
+    """
+    asked = [("search", job.query)] if job.query else []
+    asked += [("filter", tag) for tag in job.tags] + [("limit", str(job.limit))]
+    asked += [("expand[]", fact) for fact in _FACTS]
+    url = f"{session.endpoint}/api/models?{urlencode(asked)}"
+    listed, _ = session.json(url, ANSWER_BYTES)
+    if not isinstance(listed, list):
+        raise Trouble(Kind.FAILED, "the hub's answer is not of the form that hubs give")
+    repositories = (_repository(entry) for entry in listed[: job.limit])
+    return Found([repository for repository in repositories if repository is not None])
+
+
+def content(job: ReadContent, session: Session) -> ContentRead:
+    """The bytes of a file.
+
+    Raises:
+        Trouble: FAILED also for a file that is too large.
+    """
+    url = hf_hub_url(job.repo_id, job.path, revision=job.sha, endpoint=session.endpoint)
+    body = bytearray()
+    with session.stream(url) as response:
+        for chunk in response.iter_bytes():
+            body += chunk
+            if len(body) > job.max_bytes:
+                raise Trouble(Kind.FAILED, f"the file has more than {job.max_bytes} bytes")
+    return ContentRead(bytes(body))
+
+
+def _repository(entry: Any) -> FoundRepository | None:
+    name = entry.get("id") if isinstance(entry, dict) else None
+    if not isinstance(name, str):
+        return None
+    try:
+        check_repo_id(name)
+    except Refusal:
+        return None
+    modified, tags = entry.get("lastModified"), entry.get("tags")
+    is_time = isinstance(modified, str) and _TIME.fullmatch(modified)
+    return FoundRepository(
+        name,
+        _count(entry.get("likes")),
+        _count(entry.get("downloads")),
+        modified if is_time else None,
+        [tag for tag in map(_text, tags[:_TAGS_MAXIMUM]) if tag] if isinstance(tags, list) else [],
+    )
+
+
+def _count(value: Any) -> int | None:
+    return value if type(value) is int and 0 <= value < 1 << 63 else None
+
+
+def _text(value: Any) -> str | None:
+    if not isinstance(value, str):
+        return None
+    return "".join(c for c in value[:_TEXT_MAXIMUM] if c.isprintable()) or None
