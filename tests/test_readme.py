@@ -79,13 +79,22 @@ def test_every_command_of_the_tour_works_in_order(port: int) -> None:
             )
             assert ran.returncode == 0, ran.stderr
             answers.append(json.loads(ran.stdout))
-    story, turned_up, attachment, steering, off = answers
+    story, turned_up, attachment, steering, off, *rest = answers
     assert story["choices"][0]["message"]["content"]
     proof = demo.proof()
     expected = {str(proof["feature_idx"]): proof["strength"]}
     assert turned_up["data"] == steering["data"] == {"enabled": True, "values": expected}
     assert attachment["data"]["is_attached"] is True
     assert off["data"] == {"enabled": False, "values": {}}
+    activated, dialed, _, firings, attached, served, _, ended = rest
+    assert activated["data"]["sensing_armed"] is True
+    assert dialed["data"]["reapplied"] is True
+    (firing,) = firings["data"]["events"]
+    assert firing["fired_count"] >= 2
+    assert attached["data"]["entries"][0]["status"] == "attached"
+    assert served["data"]["steering"] is True
+    assert served["data"]["serving_mode"] == "full"
+    assert ended["data"]["cleared_steering"] is True
 
 
 def test_the_python_example_streams_a_story(port: int) -> None:

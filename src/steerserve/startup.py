@@ -8,11 +8,13 @@ import shutil
 import sys
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import structlog
 
 from steerserve import __version__, demo
 from steerserve.composition import Owners
+from steerserve.control.interventions.clusters import ImportOptions
 from steerserve.errors import Refusal
 from steerserve.settings import Settings
 from steerserve.store.catalog import ModelRow
@@ -65,17 +67,19 @@ async def _load(owners: Owners, name: str) -> None:
 @dataclass(frozen=True, slots=True)
 class DemoReady:
     """The facts of the loaded demo that the text at the terminal names. `strength` is the value to try for the feature
-    `feature_idx`."""
+    `feature_idx`. `others` are the SAEs that are not attached, as `attach-set` takes them."""
 
     model_name: str
     sae_id: str
     layer: int
     feature_idx: int
     strength: float
+    others: list[dict[str, Any]]
 
 
 async def start_demo(owners: Owners) -> DemoReady:
-    """Copy the demo into the data folder, register its model and SAEs, load the model, and attach an SAE.
+    """Copy the demo into the data folder, register its model and SAEs, load the model, attach the SAE of the proof, and
+    import the example documents.
 
     Raises:
         Refusal: the load or the attaching is refused.
@@ -87,15 +91,45 @@ async def start_demo(owners: Owners) -> DemoReady:
     await asyncio.to_thread(_copy, demo.MODEL_DIR, model)
     await asyncio.to_thread(_copy, demo.DATA / "saes", saes)
     row = await _registered(owners, model)
-    ids = {}
+    rows = {}
     for sae in demo.saes():
-        ids[sae.name], _ = await owners.saes.add(str(saes / sae.name))
+        rows[sae.name], _ = await owners.saes.add(str(saes / sae.name))
     async with owners.conductor.use(row):
         proof = demo.proof()
-        attached = await owners.attachments.attach(ids[proof["sae"]], proof["layer"])
+        attached = await owners.attachments.attach(rows[proof["sae"]], proof["layer"])
+    await _import_examples(owners)
+    others = [
+        {"sae_id": rows[sae.name].id, "layer": sae.layer}
+        for sae in demo.saes()
+        if sae.name != proof["sae"]
+    ]
     return DemoReady(
-        row.name, attached.sae_id, attached.layer, proof["feature_idx"], proof["strength"]
+        row.name, attached.sae_id, attached.layer, proof["feature_idx"], proof["strength"], others
     )
+
+
+async def _import_examples(owners: Owners) -> None:
+    """Import the example cluster and the example circuit, if they are not there, and enable their sensing."""
+    try:
+        await owners.clusters.get(demo.CLUSTER_ID)
+    except Refusal as refusal:
+        if refusal.code != "PROFILE_NOT_FOUND":
+            raise
+        document = await asyncio.to_thread(_read, demo.CLUSTER)
+        options = ImportOptions(own_id=demo.CLUSTER_ID)
+        await owners.clusters.add_all([document], options)
+        await owners.sensing.enable(demo.CLUSTER_ID)
+    try:
+        await owners.circuits.document(demo.CIRCUIT_ID)
+    except Refusal as refusal:
+        if refusal.code != "CIRCUIT_NOT_FOUND":
+            raise
+        document = await asyncio.to_thread(_read, demo.CIRCUIT)
+        await owners.circuits.add(document, "rename", demo.CIRCUIT_ID)
+
+
+def _read(file: Path) -> Any:
+    return json.loads(file.read_text(encoding="utf-8"))
 
 
 def _copy(source: Path, target: Path) -> None:
@@ -127,6 +161,7 @@ def _announce(ready: DemoReady, settings: Settings) -> None:
     body = json.dumps({"feature_idx": ready.feature_idx, "value": ready.strength})
     message = {"role": "user", "content": "Tell me a story."}
     ask = json.dumps({"model": ready.model_name, "messages": [message]})
+    saes = json.dumps({"saes": ready.others})
     send = "-H 'content-type: application/json' -d"
     print(
         f"""
@@ -140,6 +175,14 @@ steerserve {__version__} is ready at {base}  (Ctrl-C stops it)
     curl -s {base}/api/saes/steering {send} '{body}'
   Turn it off:
     curl -s -X DELETE {base}/api/saes/steering
+  Steer by the example cluster, and turn its dial:
+    curl -s -X POST {base}/api/clusters/{demo.CLUSTER_ID}/activate
+    curl -s -X PUT {base}/api/clusters/active/intensity {send} '{{"intensity": 0.8}}'
+  See where its features fired together in the last story:
+    curl -s '{base}/api/sensing/events?limit=3'
+  Attach the other SAE too, and steer by the example circuit of two layers:
+    curl -s {base}/api/saes/attach-set {send} '{saes}'
+    curl -s -X POST {base}/api/circuits/{demo.CIRCUIT_ID}/activate
 """,
         file=sys.stdout,
         flush=True,

@@ -10,7 +10,9 @@ from safetensors import safe_open
 from transformers import AutoTokenizer
 
 from steerserve import demo
+from steerserve.demo.co_activation import soon, spearman
 from steerserve.demo.corpus import SPECIAL_TOKENS, render, take, topic_share
+from steerserve.demo.documents import EFFECT_OVER_CONTROL, LEAST_EFFECT
 from steerserve.demo.figures import holds, prompt_ids
 from steerserve.demo.language_model import load_model, token_losses
 from steerserve.demo.sae import load_sae, residuals, sae_figures
@@ -178,3 +180,29 @@ def test_the_sea_feature_still_steers(model):
     share = [topic_share(TOKENIZER.batch_decode(rows), "sea") for rows in (plain, steered)]
     assert share[0] < 0.4
     assert share[1] > 0.6
+
+
+def test_the_example_documents_are_of_the_shipped_saes_and_their_edges_are_measured():
+    cluster, circuit = (json.loads(path.read_text()) for path in (demo.CLUSTER, demo.CIRCUIT))
+    labels = {sae.layer: demo.labels(sae) for sae in SAES}
+    members = [(cluster["sae"]["layer"], one) for one in cluster["members"]]
+    members += [(one["layer"], one["feature"]) for one in circuit["members"]]
+    for layer, member in members:
+        assert member["label"] == labels[layer][member["feature_idx"]]["label"]
+        assert member["label"].startswith("sea")
+        assert member["max_activation"] > 0
+    assert circuit["edges"]
+    for edge in circuit["edges"]:
+        assert edge["rung"] == 2
+        assert edge["effect_size"] >= LEAST_EFFECT
+        assert edge["effect_size"] >= EFFECT_OVER_CONTROL * abs(edge["effect_of_control"])
+
+
+def test_an_edge_is_measured_over_the_next_tokens_of_one_document():
+    fires = torch.tensor([0, 0, 1, 0, 0, 0, 1, 0], dtype=torch.bool)
+    assert soon(fires, [4, 8]).tolist() == [True, True, False, False, True, True, False, False]
+    before = [False, False, False, True, False, False, False, True]
+    assert soon(fires, [4, 8], is_before=True).tolist() == before
+    assert spearman(
+        torch.tensor([1.0, 2.0, 2.0, 5.0]), torch.tensor([0.0, 3.0, 3.0, 9.0])
+    ) == pytest.approx(1)

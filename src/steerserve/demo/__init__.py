@@ -14,6 +14,11 @@ from typing import Any
 DATA = Path(__file__).parent / "data"
 MODEL_DIR = DATA / "model"
 MODEL_NAME = "steerserve-demo"
+CLUSTER = DATA / "documents" / "sea.cluster.json"
+CLUSTER_ID = "prof_5ea5ea5ea5ea"
+CIRCUIT = DATA / "documents" / "sea.circuit.json"
+CIRCUIT_ID = "circ_5ea5ea5ea5ea"
+"""The example documents, which `documents` made, and the ids of their records."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -106,12 +106,19 @@ class CircuitStore:
         return document
 
     async def add(
-        self, name: str, circuit: Circuit, intensity: float, document: Mapping[str, Any]
+        self,
+        name: str,
+        circuit: Circuit,
+        intensity: float,
+        document: Mapping[str, Any],
+        own_id: str | None = None,
     ) -> CircuitRow:
-        """Raises:
+        """Save a circuit under a new id, or under its own.
+
+        Raises:
         NameTaken: another circuit has exactly this name.
         """
-        circuit_id, now = self._new_id(), self._now()
+        circuit_id, now = own_id or self._new_id(), self._now()
         new = {
             "id": circuit_id,
             "name": name,

@@ -146,11 +146,13 @@ class Documents:
             )
         return row
 
-    async def add_profile(self, **values: Any) -> ProfileRow:
-        """Raises:
-        Refusal: PROFILE_ALREADY_EXISTS.
+    async def add_profile(self, *, own_id: str | None = None, **values: Any) -> ProfileRow:
+        """Save a profile under a new id, or under its own.
+
+        Raises:
+            Refusal: PROFILE_ALREADY_EXISTS.
         """
-        profile_id, now = self._new_id(), self._now()
+        profile_id, now = own_id or self._new_id(), self._now()
         try:
             async with self._writing() as connection:
                 await connection.execute(
@@ -172,13 +174,16 @@ class Documents:
         sae_id: str | None,
         warnings: tuple[str, ...],
         hub_ref: Mapping[str, Any] | None,
+        own_id: str | None = None,
     ) -> ProfileRow:
-        """Save an imported cluster under a name, bound to an SAE or, with None, to none.
+        """Save an imported cluster under a name and under a new id, or its own. It is bound to an SAE or, with None, to
+        none.
 
         Raises:
             Refusal: PROFILE_ALREADY_EXISTS.
         """
         return await self.add_profile(
+            own_id=own_id,
             name=name,
             description=imported.description,
             model_id=imported.model_id,

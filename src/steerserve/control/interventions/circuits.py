@@ -90,9 +90,13 @@ class Circuits:
     # ------------------------------------------------------------- importing
 
     async def add(
-        self, document: Mapping[str, Any], on_conflict: OnNameConflict
+        self,
+        document: Mapping[str, Any],
+        on_conflict: OnNameConflict,
+        own_id: str | None = None,
     ) -> tuple[CircuitView, tuple[str, ...]]:
-        """Save a circuit document, and return warnings. A circuit whose name is taken is renamed, or refused.
+        """Save a circuit document, and return warnings. A circuit whose name is taken is renamed, or refused. `own_id`
+        is the id of the record, by default a new one.
 
         Raises:
             DocumentRefusal: UNKNOWN_KIND, VALIDATION_ERROR.
@@ -103,7 +107,7 @@ class Circuits:
         for number in range(1, rules.NAME_TRIES + 1 if on_conflict == "rename" else 2):
             name = rules.numbered(circuit.name, number)
             try:
-                row = await self._store.add(name, circuit, intensity, document)
+                row = await self._store.add(name, circuit, intensity, document, own_id)
             except NameTaken:
                 continue
             return self._described(row), rules.warnings(circuit, self.limits(row)[1])

@@ -30,10 +30,12 @@ class HubReference:
 
 @dataclass(frozen=True, slots=True)
 class ImportOptions:
-    """How a document is imported. Only a single definition is activated."""
+    """How a document is imported. Only a single definition is activated. `own_id` is the id of its record, by default a
+    new one."""
 
     on_conflict: OnConflict = "rename"
     activate: bool = False
+    own_id: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,6 +151,7 @@ class Clusters:
                     sae_id,
                     warnings,
                     None if hub_ref is None else asdict(hub_ref),
+                    options.own_id,
                 )
             except Refusal as refusal:
                 if refusal.code != "PROFILE_ALREADY_EXISTS" or number == tries:
