@@ -133,6 +133,7 @@ class Service:
             await owners.downloads.close()
             await owners.conductor.close()
             await owners.sensing.recorder.settled()
+            await owners.circuit_sensing.recorder.settled()
             await around.checker.close()
             await owners.claims.close()
             await around.database.close()

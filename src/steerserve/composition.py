@@ -27,6 +27,7 @@ from steerserve.control.library.sae_downloads import SaeDownloads
 from steerserve.control.library.sae_reading import SaeReader
 from steerserve.control.library.saes import Saes
 from steerserve.control.metrics import Metrics
+from steerserve.control.observing.circuit_sensing import CircuitSensing
 from steerserve.control.observing.features import Features
 from steerserve.control.observing.monitoring import Monitoring
 from steerserve.control.observing.recorder import Recorder
@@ -53,7 +54,7 @@ from steerserve.store.db import Database
 from steerserve.store.documents import Documents
 from steerserve.store.labels import Labels
 from steerserve.store.sensing import FiringStore
-from steerserve.store.tables import sensing_events
+from steerserve.store.tables import circuit_sensing_events, sensing_events
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,7 +140,7 @@ class Owners:
         self.cluster_packs = ClusterPacks(
             self.settings, around.cluster_hub, self.clusters, around.seconds
         )
-        store = CircuitStore(around.database)
+        self.circuit_store = store = CircuitStore(around.database)
         self.claims = LayerClaims(store, self.steering, bus)
         self.circuits = Circuits(store, self.steering, conductor, self.settings)
         slices = CircuitSlices(store, self.clusters, self.serving, documents)
@@ -149,13 +150,26 @@ class Owners:
 
     def _make_observing(self) -> None:
         self.monitoring = Monitoring(self.conductor, self.bus, self.around.now)
-        settings, database, now = self.settings, self.around.database, self.around.now
+        self._make_sensing()
+        self.features = Features(
+            self.labels, self.saes, self.conductor, self.launcher, self.monitoring.counted
+        )
+
+    def _make_sensing(self) -> None:
+        settings, around, metrics = self.settings, self.around, self.metrics
         clusters = FiringStore(
-            database,
+            around.database,
             sensing_events,
             settings.sensing_max_events_per_cluster,
             settings.sensing_max_age_days,
-            now,
+            around.now,
+        )
+        circuits = FiringStore(
+            around.database,
+            circuit_sensing_events,
+            settings.circuit_sensing_max_events_per_circuit,
+            settings.circuit_sensing_max_age_days,
+            around.now,
         )
         self.sensing = ClusterSensing(
             settings,
@@ -163,10 +177,15 @@ class Owners:
             self.serving,
             self.conductor,
             self.bus,
-            Recorder(clusters, self.metrics.cluster_sensing, self.around.seconds),
+            Recorder(clusters, metrics.cluster_sensing, around.seconds),
         )
-        self.features = Features(
-            self.labels, self.saes, self.conductor, self.launcher, self.monitoring.counted
+        self.circuit_sensing = CircuitSensing(
+            settings,
+            self.circuit_store,
+            self.steering,
+            self.conductor,
+            self.bus,
+            Recorder(circuits, metrics.circuit_sensing, around.seconds),
         )
 
     def _make_requests(self) -> None:
@@ -187,6 +206,7 @@ class Owners:
             self.metrics,
             self.monitoring,
             self.sensing,
+            self.circuit_sensing,
         )
         self.compare = Compare(
             self.generation,
@@ -220,4 +240,5 @@ class Owners:
             self.monitoring,
             around.checker,
             self.sensing,
+            self.circuit_sensing,
         )

@@ -5,6 +5,7 @@ from __future__ import annotations
 from fastapi import APIRouter
 
 from steerserve.api import attachments as attachment_routes
+from steerserve.api import circuit_sensing as circuit_sensing_routes
 from steerserve.api import circuits as circuit_routes
 from steerserve.api import clusters as cluster_routes
 from steerserve.api import compare as compare_routes
@@ -54,6 +55,12 @@ def management(owners: Owners) -> list[APIRouter]:
         profile_routes.router(owners.profiles, owners.serving),
         cluster_routes.router(owners.clusters, owners.cluster_packs, owners.serving),
         sensing_routes.router(owners.sensing),
-        circuit_routes.router(owners.circuits, owners.circuit_serving, owners.claims),
+        circuit_sensing_routes.router(owners.circuit_sensing),
+        circuit_routes.router(
+            owners.circuits,
+            owners.circuit_serving,
+            owners.claims,
+            owners.circuit_sensing.settled,
+        ),
         health_routes.router(owners.vitals, owners.gauges),
     ]

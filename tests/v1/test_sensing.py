@@ -4,80 +4,22 @@ states, and everything that operators do with them."""
 from __future__ import annotations
 
 import asyncio
-import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
 import pytest
 import socketio
-import torch
-from numpy.typing import NDArray
-from safetensors.numpy import load_file
-from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from steerserve import demo
 from tests.service import Running
+from tests.v1.numpy_pass import PROMPTS, NumpyPass, Spans, ask, gap, of_request, often, spans
 
 SENSING = "/api/sensing"
 SAE = demo.saes()[0]
-COUNT = 24
 MEMBERS = 4
 EPSILON = 0.1
-OPENINGS = (
-    *("One day", "Far out", "My dog", "Two birds", "Rain fell", "Her boat", "Cold wind", "Soon"),
-    *("Then", "Once", "After that", "Every morning", "In the garden", "At night", "We saw", "He"),
-    "Nobody",
-)
-STORIES = (
-    "the old fisherman went to the harbour with his boat",
-    "a garden and a warm kitchen were waiting for Anna",
-    "the birds sang in the forest near the river",
-)
-PROMPTS = [f"{opening} {STORIES[i % 3]}" for i, opening in enumerate(OPENINGS)]
-"""Prompts that share no more than their first token."""
-
-Spans = list[tuple[int, int, str, dict[int, float]]]
-
-
-class NumpyPass:
-    """The demo model, and its SAE in numpy: the k largest pre-activations, rectified."""
-
-    def __init__(self) -> None:
-        self.tokenizer: Any = AutoTokenizer.from_pretrained(demo.MODEL_DIR)
-        self.model: Any = AutoModelForCausalLM.from_pretrained(demo.MODEL_DIR)
-        self.weights = load_file(SAE.path / "sae_weights.safetensors")
-        self.k = int(json.loads((SAE.path / "cfg.json").read_text())["k"])
-
-    def tokens(self, prompt: str, completion: str) -> tuple[list[int], int]:
-        """The tokens that the model has read for this answer, and how many of them are of the prompt."""
-        first = list(self.tokenizer(prompt)["input_ids"])
-        rest = list(self.tokenizer(completion, add_special_tokens=False)["input_ids"])
-        return [*first, *rest[:-1]], len(first)
-
-    def activations(self, tokens: Sequence[int]) -> NDArray[np.float32]:
-        with torch.inference_mode():
-            states = self.model(torch.tensor([tokens]), output_hidden_states=True).hidden_states
-        x = states[SAE.layer + 1][0].float().numpy() - self.weights["b_dec"]
-        pre = x @ self.weights["W_enc"] + self.weights["b_enc"]
-        values: NDArray[np.float32] = np.maximum(pre, 0)
-        np.put_along_axis(values, np.argsort(-pre, axis=1)[:, self.k :], 0, axis=1)
-        return values
-
-    def spans(self, tokens: Sequence[int], prompt: int, thetas: dict[int, float], k: int) -> Spans:
-        values, found = self.activations(tokens), Spans()
-        for at, row in enumerate(values):
-            fired = {f: float(row[f]) for f, theta in thetas.items() if row[f] > theta}
-            if len(fired) < k:
-                continue
-            if found and found[-1][1] == at - 1:
-                start, _, phase, peaks = found.pop()
-                both = {f: max(fired.get(f, 0.0), peaks.get(f, 0.0)) for f in {*fired, *peaks}}
-                found.append((start, at, phase, both))
-            else:
-                found.append((at, at, "prefill" if at < prompt else "decode", fired))
-        return found
 
 
 @pytest.fixture(scope="module")
@@ -85,44 +27,16 @@ def truth() -> NumpyPass:
     return NumpyPass()
 
 
-def ask(live: Running, prompt: str, *, stream: bool = False) -> tuple[str, str]:
-    """The id and the text of a greedy answer."""
-    body = {
-        "model": demo.MODEL_NAME,
-        "prompt": prompt,
-        "max_tokens": COUNT,
-        "temperature": 0,
-        "stream": stream,
-    }
-    if not stream:
-        answer = live.post("/v1/completions", body).json()
-        return answer["id"], answer["choices"][0]["text"]
-    chunks = [chunk for chunk in live.stream("/v1/completions", body) if isinstance(chunk, dict)]
-    text = "".join(choice["text"] for chunk in chunks for choice in chunk["choices"])
-    return chunks[0]["id"], text
-
-
-def gap(values: NDArray[np.float32]) -> float:
-    """A threshold below half of the activations that no activation is near, because another shape of a batch rounds
-    activations otherwise."""
-    ordered = np.unique(values[values > 1.0])
-    ordered = ordered[: max(2, len(ordered) // 2)]
-    at = int(np.argmax(np.diff(ordered)))
-    return float((ordered[at] + ordered[at + 1]) / 2)
-
-
 @pytest.fixture(scope="module")
 def thetas(shared: Running, truth: NumpyPass) -> dict[int, float]:
-    """The features that fire most often over the answers to the prompts but not at their first token, each with a
-    threshold that parts its activations clearly."""
-    texts = [ask(shared, prompt)[1] for prompt in PROMPTS[:4]]
+    """The features that fire most often over the answers to the prompts, each with a threshold that parts its
+    activations clearly."""
     passes = [
-        truth.activations(truth.tokens(prompt, text)[0])
-        for prompt, text in zip(PROMPTS, texts, strict=False)
+        truth.activations(truth.tokens(prompt, ask(shared, prompt)[1])[0], SAE)
+        for prompt in PROMPTS[:8]
     ]
     values = np.concatenate(passes)
-    often = (values > 1.0).mean(0) * (passes[0][0] == 0)
-    return {int(f): gap(values[:, f]) for f in np.argsort(-often)[:MEMBERS]}
+    return {feature: gap(values[:, feature]) for feature in often(values, MEMBERS)}
 
 
 def document(thetas: dict[int, float], **changes: Any) -> dict[str, Any]:
@@ -165,11 +79,6 @@ def events(live: Running, **query: Any) -> list[dict[str, Any]]:
     return found
 
 
-def of_request(found: list[dict[str, Any]], request_id: str) -> list[dict[str, Any]]:
-    """The events of one request, oldest first."""
-    return [event for event in reversed(found) if event["request_id"] == request_id]
-
-
 def same(told: list[dict[str, Any]], expected: Spans) -> None:
     assert [(e["pos_start"], e["pos_end"], e["phase"]) for e in told] == [e[:3] for e in expected]
     for event, (_, _, _, peaks) in zip(told, expected, strict=True):
@@ -183,9 +92,13 @@ def test_the_firings_of_a_request_are_those_of_an_independent_pass(
     sensed: tuple[Running, str], truth: NumpyPass, thetas: dict[int, float], stream: bool
 ) -> None:
     live, _ = sensed
-    request_id, text = ask(live, PROMPTS[0], stream=stream)
-    tokens, prompt = truth.tokens(PROMPTS[0], text)
-    expected = truth.spans(tokens, prompt, thetas, 1)
+    clear = iter(PROMPTS)
+    tokens: list[int] = []
+    while not (tokens and truth.is_clear(tokens, SAE, thetas)):
+        asked = next(clear)
+        request_id, text = ask(live, asked, stream=stream)
+        tokens, prompt = truth.tokens(asked, text)
+    expected = spans(truth.activations(tokens, SAE), prompt, thetas, 1)
     assert {phase for _, _, phase, _ in expected} == {"prefill", "decode"}
     same(of_request(events(live), request_id), expected)
 
@@ -197,13 +110,17 @@ def test_sixteen_rows_of_one_batch_have_their_own_firings(
     with ThreadPoolExecutor(16) as pool:
         answers = list(pool.map(lambda prompt: ask(live, prompt), PROMPTS[1:]))
     assert len(answers) == 16
-    found, fired = events(live), 0
+    found, fired, clear = events(live), 0, 0
     for prompt, (request_id, text) in zip(PROMPTS[1:], answers, strict=True):
         tokens, size = truth.tokens(prompt, text)
-        expected = truth.spans(tokens, size, thetas, 1)
+        if not truth.is_clear(tokens, SAE, thetas):
+            continue
+        clear += 1
+        expected = spans(truth.activations(tokens, SAE), size, thetas, 1)
         same(of_request(found, request_id), expected)
         fired += len(expected)
-    assert fired > 16
+    assert clear >= 6
+    assert fired >= 16
 
 
 @pytest.mark.shows("cluster-sensing.3", "other-resources.2")

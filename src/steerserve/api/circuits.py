@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Awaitable, Callable
 from dataclasses import asdict
 from typing import Annotated, Any
 
@@ -112,7 +113,13 @@ def _hazard(one: Hazard) -> dict[str, Any]:
     }
 
 
-def router(circuits: Circuits, serving: CircuitServing, claims: LayerClaims) -> APIRouter:
+def router(
+    circuits: Circuits,
+    serving: CircuitServing,
+    claims: LayerClaims,
+    settled: Callable[[], Awaitable[None]],
+) -> APIRouter:
+    """The routes. An activation and a deactivation are answered once they are `settled`: sensing has followed them."""
     routes = APIRouter(prefix="/api/circuits", tags=["circuits"])
 
     @routes.get("", response_model=Envelope)
@@ -213,12 +220,14 @@ def router(circuits: Circuits, serving: CircuitServing, claims: LayerClaims) -> 
             acknowledged=acknowledge_unvalidated,
             allows_overlap=allow_layer_overlap,
         )
+        await settled()
         return success(activated(done))
 
     @routes.post("/{circuit_id}/deactivate", response_model=Envelope)
     async def deactivate(circuit_id: str) -> Response:
         """Stop serving a circuit. Values of other owners stay."""
         view, was_serving = await serving.deactivate(circuit_id)
+        await settled()
         return success(record(view) | {"cleared_steering": was_serving})
 
     @routes.delete("/{circuit_id}", response_model=Envelope)

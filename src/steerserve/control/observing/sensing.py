@@ -7,7 +7,9 @@ record of a profile has the wish of the operator; this module follows it.
 from __future__ import annotations
 
 import asyncio
+from dataclasses import dataclass
 from datetime import datetime
+from functools import partial
 
 import structlog
 
@@ -21,7 +23,7 @@ from steerserve.control.bus import (
     UnloadComplete,
 )
 from steerserve.control.interventions.serving import Serving
-from steerserve.control.observing.cluster_arming import ClusterArming, SensedClusterAt
+from steerserve.control.observing.arming import ArmedAt, SensingState
 from steerserve.control.observing.recorder import Recorder
 from steerserve.control.observing.sensing_views import (
     QuorumReport,
@@ -32,6 +34,7 @@ from steerserve.control.observing.sensing_views import (
 from steerserve.control.residency.conductor import Conductor
 from steerserve.control.residency.resident import Attachment
 from steerserve.engine.wire import messages as m
+from steerserve.engine.wire.engine import Engine
 from steerserve.errors import Refusal
 from steerserve.rules import sensing as rules
 from steerserve.rules.cluster import Cluster
@@ -41,6 +44,17 @@ from steerserve.settings import Settings
 from steerserve.store.documents import Documents, ProfileRow
 
 log = structlog.get_logger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterFacts:
+    """The facts of the armed cluster that its status shows."""
+
+    name: str
+    plan: ClusterPlan
+
+
+_Armed = ArmedAt[m.ArmedCluster, ClusterFacts]
 
 
 class ClusterSensing:
@@ -62,7 +76,9 @@ class ClusterSensing:
         self.recorder = recorder
         recorder.publish(lambda row: bus.publish(ClusterFired(row)))
         self._thresholds = Thresholds(settings.sensing_epsilon, settings.sensing_theta_floor)
-        self._arming = ClusterArming(conductor, self._take)
+        self._arming: SensingState[m.ArmedCluster, ClusterFacts] = SensingState(
+            conductor, lambda engine, cluster: engine.sense_cluster(cluster), self._listen
+        )
         self._overhead: float | None = None
         self._tasks: set[asyncio.Task[None]] = set()
         serving.follow(self._follow)
@@ -81,13 +97,13 @@ class ClusterSensing:
         enabled = [row for row in await self._documents.clusters() if row.sensing_enabled]
         return SensingStatus(
             armed=armed is not None,
-            profile_id=armed.cluster.subject if armed else None,
-            profile_name=armed.name if armed else None,
-            member_count=len(armed.plan.members) if armed else 0,
-            sensable_count=armed.plan.sensable_count if armed else 0,
-            min_k=armed.plan.min_k if armed else None,
-            threshold_mode=armed.plan.mode if armed else None,
-            context_tokens=armed.cluster.context_tokens if armed else None,
+            profile_id=armed.message.subject if armed else None,
+            profile_name=armed.facts.name if armed else None,
+            member_count=len(armed.facts.plan.members) if armed else 0,
+            sensable_count=armed.facts.plan.sensable_count if armed else 0,
+            min_k=armed.facts.plan.min_k if armed else None,
+            threshold_mode=armed.facts.plan.mode if armed else None,
+            context_tokens=armed.message.context_tokens if armed else None,
             last_request_overhead_ms=self._overhead,
             overhead_warn_threshold_ms=settings.sensing_max_overhead_ms,
             events_recorded_since_start=self.recorder.written,
@@ -156,7 +172,7 @@ class ClusterSensing:
 
     async def _follow(self, row: ProfileRow | None) -> bool:
         """Called after each change of the active profile. Sensing that fails never fails the change."""
-        why = await self._arming.arm(lambda: self._wanted(row))
+        why = await self._arming.arm(partial(self._wanted, row))
         if why is not None:
             log.warning("cluster_not_armed", profile_id=row.id if row else None, reason=why.message)
         return self.is_armed
@@ -169,7 +185,7 @@ class ClusterSensing:
         """
         if self._serving.profile_id != row.id:
             return False
-        why = await self._arming.arm(lambda: self._wanted(row))
+        why = await self._arming.arm(partial(self._wanted, row))
         if why is not None and not row.sensing_enabled:
             raise why
         if why is not None:
@@ -181,7 +197,7 @@ class ClusterSensing:
             )
         return self.is_armed
 
-    def _wanted(self, row: ProfileRow | None) -> SensedClusterAt | None:
+    async def _wanted(self, row: ProfileRow | None) -> _Armed | None:
         """What is to be armed for the active profile.
 
         Raises:
@@ -210,7 +226,7 @@ class ClusterSensing:
             context_tokens=settings.sensing_context_tokens if around is None else around,
             skips_history=settings.sensing_dedup_history,
         )
-        return SensedClusterAt(engine, attachment, row.name, armed, plan)
+        return ArmedAt(engine, (attachment,), armed, ClusterFacts(row.name, plan))
 
     def _site(self, row: ProfileRow) -> Attachment:
         """The SAE that the cluster steers, or the first that fits it.
@@ -249,6 +265,9 @@ class ClusterSensing:
                 await self._follow(await self._serving.active())
         except Refusal as refusal:
             log.warning("cluster_not_armed", reason=refusal.message)
+
+    def _listen(self, engine: Engine) -> None:
+        engine.on_spans = self._take
 
     def _take(self, told: m.SensedSpans) -> None:
         """Record what was sensed in one choice."""

@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from steerserve.engine.wire import messages as m
-from steerserve.rules.firings import ClusterFiring, ContextParts
+from steerserve.rules.edge_sensing import Unsensable
+from steerserve.rules.firings import ClusterFiring, ContextParts, EdgeFiring, FiredFeature
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,9 +48,82 @@ class QuorumReport:
     armed: bool
 
 
+@dataclass(frozen=True, slots=True)
+class SensedCircuit:
+    """One circuit that is sensed, and the layers and edges that are."""
+
+    id: str
+    name: str
+    layers: tuple[int, ...]
+    sensable_edges: int
+    unsensable_edges: tuple[Unsensable, ...]
+    max_token_lag: int
+
+
+@dataclass(frozen=True, slots=True)
+class CircuitSensingStatus:
+    """The state of circuit sensing. `circuits` are the armed circuits, in the order of their activation. The edges
+    that cannot be observed are those of all circuits that serve and whose sensing is enabled. `paused_reason` says why
+    such a circuit is not armed."""
+
+    circuits: tuple[SensedCircuit, ...]
+    unsensable_edges: tuple[Unsensable, ...]
+    paused_reason: str | None
+    max_token_lag: int
+    last_request_overhead_ms: float | None
+    truncated_layers: tuple[int, ...]
+    requests_sensed: int
+    requests_truncated: int
+    events_recorded: int
+    ws_throttled: int
+    enabled_circuits: tuple[SensingIntent, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class CircuitSensingReport:
+    """The outcome of enabling or disabling the sensing of a circuit."""
+
+    enabled: bool
+    armed: bool
+    unsensable_edges: tuple[Unsensable, ...]
+    message: str
+
+
+def edge_firing(told: m.SensedEdges, fired: m.SensedEdge) -> EdgeFiring:
+    """One firing of an edge that the engine told, as it is recorded."""
+    return EdgeFiring(
+        told.label,
+        told.choice,
+        fired.phase,
+        fired.summary,
+        fired.is_truncated,
+        fired.ambient,
+        *_context(fired.window),
+        edge_key=fired.edge.name,
+        up=_feature(fired.up),
+        down=_feature(fired.down),
+        edge_rung=fired.edge.rung,
+        edge_rung_language=fired.edge.phrase,
+        edge_type=fired.edge.kind,
+    )
+
+
+def _feature(fire: m.FeatureFiring) -> FiredFeature:
+    return FiredFeature(fire.layer, fire.feature, fire.position, fire.activation)
+
+
+def _context(
+    window: m.Window,
+) -> tuple[str | None, tuple[int, ...] | None, ContextParts | None]:
+    return (
+        window.text,
+        None if window.token_ids is None else tuple(window.token_ids),
+        None if window.parts is None else ContextParts(*window.parts),
+    )
+
+
 def cluster_firing(told: m.SensedSpans, span: m.SensedSpan) -> ClusterFiring:
     """One span that the engine told, as it is recorded."""
-    window = span.window
     return ClusterFiring(
         told.label,
         told.choice,
@@ -57,9 +131,7 @@ def cluster_firing(told: m.SensedSpans, span: m.SensedSpan) -> ClusterFiring:
         span.summary,
         span.is_truncated,
         span.ambient,
-        window.text,
-        None if window.token_ids is None else tuple(window.token_ids),
-        None if window.parts is None else ContextParts(*window.parts),
+        *_context(span.window),
         pos_start=span.start,
         pos_end=span.end,
         fired_members=tuple((int(index), float(peak)) for index, peak in span.fired),

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from steerserve.control.interventions.profiles import Profiles
 from steerserve.control.interventions.serving import Serving
 from steerserve.control.metrics import Metrics, Timing
+from steerserve.control.observing.circuit_sensing import CircuitSensing
 from steerserve.control.observing.monitoring import Monitoring
 from steerserve.control.observing.sensing import ClusterSensing
 from steerserve.control.requests.planning import Admitted, Planner
@@ -93,6 +94,7 @@ class Generation:
         metrics: Metrics,
         monitoring: Monitoring,
         sensing: ClusterSensing,
+        circuit_sensing: CircuitSensing,
     ) -> None:
         self._settings = settings
         self._conductor = conductor
@@ -104,6 +106,7 @@ class Generation:
         self._metrics = metrics
         self._monitoring = monitoring
         self._sensing = sensing
+        self._circuit_sensing = circuit_sensing
         self._batched = Queue(settings.cbm_max_queue_size, 0, settings.queue_duration_window)
         self.is_closing = False
         self.active = 0
@@ -151,7 +154,9 @@ class Generation:
         fixed = batching.Fixed(settings.cbm_default_temperature, settings.cbm_default_top_p)
         is_batching = self.is_batching and row.engine == fields.CHECKPOINT
         is_monitored = settings.cbm_force_serial_monitoring and self._monitoring.key() is not None
-        is_observed = is_monitored or (settings.sensing_force_serial and self._sensing.is_armed)
+        is_sensed = settings.sensing_force_serial and self._sensing.is_armed
+        is_traced = settings.circuit_sensing_force_serial and self._circuit_sensing.armed_count > 0
+        is_observed = is_monitored or is_sensed or is_traced
         return batching.backend(intent, fixed if is_batching else None, is_observed=is_observed)
 
     async def _named(self, intent: GenerateIntent) -> dial.Profile | None:

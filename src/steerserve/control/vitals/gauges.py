@@ -19,6 +19,7 @@ from steerserve import __version__
 from steerserve.control.breakers import Breakers
 from steerserve.control.interventions.serving import Serving
 from steerserve.control.metrics import NAMESPACE, Metrics, percentiles
+from steerserve.control.observing.circuit_sensing import CircuitSensing
 from steerserve.control.observing.monitoring import Monitoring
 from steerserve.control.observing.sensing import ClusterSensing
 from steerserve.control.requests.queue import Queue
@@ -50,6 +51,7 @@ class Gauges:
         monitoring: Monitoring,
         checker: Checker,
         sensing: ClusterSensing,
+        circuit_sensing: CircuitSensing,
     ) -> None:
         self._metrics = metrics
         self._conductor = conductor
@@ -60,6 +62,7 @@ class Gauges:
         self._monitoring = monitoring
         self._checker = checker
         self._sensing = sensing
+        self._circuit_sensing = circuit_sensing
         self._since = metrics.clock()
         self._seen: dict[tuple[Any, ...], float] = {}
         self._made = _Made(metrics)
@@ -119,6 +122,7 @@ class Gauges:
         made.steering_enabled.set(live.enabled)
         made.active_features.set(self._serving.feature_count)
         made.sensing_armed.labels("cluster").set(self._sensing.is_armed)
+        made.sensing_armed.labels("circuit").set(self._circuit_sensing.armed_count)
         self._count_applied()
         self._read_breakers()
         self._read_memory()
