@@ -117,7 +117,7 @@ async def _import_examples(owners: Owners) -> None:
             raise
         document = await asyncio.to_thread(_read, demo.CLUSTER)
         options = ImportOptions(own_id=demo.CLUSTER_ID)
-        await owners.clusters.add_all([document], options)
+        await owners.clusters.add_document(document, options)
         await owners.sensing.enable(demo.CLUSTER_ID)
     try:
         await owners.circuits.document(demo.CIRCUIT_ID)

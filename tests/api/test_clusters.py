@@ -268,6 +268,12 @@ def test_each_definition_of_a_bundle_is_imported_on_its_own(empty: Running) -> N
     assert empty.data("GET", CLUSTERS)["active_cluster_id"] is None
 
 
+def test_nothing_of_a_bundle_is_activated(empty: Running) -> None:
+    item = imported(empty, {"definitions": [MINIMAL]}, "?activate=true")
+    assert item["status"] == "imported"
+    assert one(empty)["is_active"] is False
+
+
 def test_a_document_that_leaves_out_its_kind_is_recognised_by_its_parts(empty: Running) -> None:
     bare = {key: value for key, value in MINIMAL.items() if key != "kind"}
     assert imported(empty, bare)["status"] == "imported"
@@ -486,6 +492,7 @@ def test_the_values_of_a_cluster_cannot_be_changed_as_those_of_a_profile(empty: 
     path = f"{PROFILES}/{profile_id}"
     for change in ({"steering": {"1": 1}}, {"layer": 3}, {"model_id": "x"}, {"intensity": 1.7}):
         assert empty.error("PATCH", path, change)[:2] == (422, "VALIDATION_ERROR")
+    assert empty.data("PATCH", path, empty.data("GET", path))["steering"] == AT_ONE
     renamed = empty.data("PATCH", path, {"name": "rain", "intensity": 0.1})
     assert (renamed["name"], renamed["source_kind"], renamed["intensity"]) == (
         "rain",

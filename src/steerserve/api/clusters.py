@@ -137,9 +137,13 @@ def router(clusters: Clusters, packs: ClusterPacks, serving: Serving) -> APIRout
     @routes.get("", response_model=Envelope)
     async def list_clusters() -> Response:
         rows, active_id = await clusters.list(), serving.profile_id
-        listed = [summary(row, active_id) for row in rows]
-        active = next((one["id"] for one in listed if one["is_active"]), None)
-        return success({"clusters": listed, "active_cluster_id": active})
+
+        def answer() -> Response:
+            listed = [summary(row, active_id) for row in rows]
+            active = next((one["id"] for one in listed if one["is_active"]), None)
+            return success({"clusters": listed, "active_cluster_id": active})
+
+        return await asyncio.to_thread(answer)
 
     @routes.post("/import", response_model=Envelope, openapi_extra=_DOCUMENT)
     async def import_clusters(
@@ -150,8 +154,7 @@ def router(clusters: Clusters, packs: ClusterPacks, serving: Serving) -> APIRout
         """Import a cluster definition or a bundle. A document that does not fit its contract is refused with status 200
         and `success: false`."""
         document = await read_document(request)
-        definitions = await asyncio.to_thread(rules.definitions, document)
-        items = await clusters.add_all(definitions, ImportOptions(on_conflict, activate))
+        items = await clusters.add_document(document, ImportOptions(on_conflict, activate))
         return success(_result(items))
 
     @routes.get("/hub/search", response_model=Envelope)

@@ -85,8 +85,8 @@ def check_intensity(intensity: float) -> None:
 def check_cluster_changes(
     facts: Cluster, profile_id: str, changes: Mapping[str, Any], configured: Range
 ) -> None:
-    """Check the changes of a profile that is a cluster. Its values, its layer and its model come from its document, so
-    that they always agree with the export. Its intensity stays within its range.
+    """Check the new values of fields of a profile that is a cluster. Its values, its layer and its model come from its
+    document, so that they always agree with the export. Its intensity stays within its range.
 
     Raises:
         Refusal: VALIDATION_ERROR.

@@ -3,6 +3,7 @@ every profile."""
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal
@@ -30,8 +31,7 @@ class HubReference:
 
 @dataclass(frozen=True, slots=True)
 class ImportOptions:
-    """How a document is imported. Only a single definition is activated. `own_id` is the id of its record, by default a
-    new one."""
+    """How a document is imported. `own_id` is the id of its record, by default a new one."""
 
     on_conflict: OnConflict = "rename"
     activate: bool = False
@@ -95,12 +95,20 @@ class Clusters:
 
     # ------------------------------------------------------------- importing
 
-    async def add_all(
-        self, definitions: Sequence[Mapping[str, Any]], options: ImportOptions
+    async def add_document(
+        self, document: Mapping[str, Any], options: ImportOptions
     ) -> Sequence[ImportedItem]:
-        """Import checked definitions, each on its own. One that cannot be saved does not keep the others out."""
-        only = options if len(definitions) == 1 else replace(options, activate=False)
-        return [await self.add(rules.read(document), only) for document in definitions]
+        """Import a definition or a bundle, which is checked as a whole. Each definition is then imported on its own:
+        one that cannot be saved does not keep the others out. Nothing of a bundle is activated.
+
+        Raises:
+            DocumentRefusal: UNKNOWN_KIND, VALIDATION_ERROR.
+            Refusal: DATABASE_UNAVAILABLE.
+        """
+        definitions = await asyncio.to_thread(rules.definitions, document)
+        if definitions[0] is not document:
+            options = replace(options, activate=False)
+        return [await self.add(rules.read(one), options) for one in definitions]
 
     async def add(
         self,

@@ -107,7 +107,8 @@ class Profiles:
         async with self._serving.editing:
             row = await self._documents.profile(profile_id)
             if row.cluster is not None:
-                rules.check_cluster_changes(row.cluster, row.id, changed, self._serving.configured)
+                new = {field: v for field, v in changed.items() if v != getattr(row, field)}
+                rules.check_cluster_changes(row.cluster, row.id, new, self._serving.configured)
             changed |= await self._changed_origin(profile_id, changed)
             row = await self._documents.change_profile(profile_id, changed)
             await self._serving.amend(row)
