@@ -17,6 +17,7 @@ def drawn(model: Checkpoint, seed: int | None, **fields: object) -> Answer:
     return answer
 
 
+@pytest.mark.shows("seeds.3")
 @pytest.mark.parametrize("top_p", [1.0, 0.9])
 def test_a_seeded_text_is_the_same_alone_and_in_a_crowd(llama: Checkpoint, top_p: float) -> None:
     truth = drawn(llama, 42, top_p=top_p)
@@ -33,6 +34,19 @@ def test_a_seeded_text_is_the_same_alone_and_in_a_crowd(llama: Checkpoint, top_p
     assert answer.text.encode() == truth.text.encode()
     assert (answer.tokens, answer.finish) == (truth.tokens, truth.finish)
     assert [p.text for p in answer.pieces] == [p.text for p in truth.pieces]
+
+
+@pytest.mark.shows("seeds.3")
+def test_the_rows_of_a_seeded_request_share_no_pass_with_others(llama: Checkpoint) -> None:
+    """The number of rows in a pass changes the last bits of the logits, and with them sometimes a token."""
+    bench, rows = Bench(llama), []
+    bench.ask(1, PROMPT, seed=5, n=2, temperature=1.0, max_tokens=8)
+    bench.ask(2, PROMPT, n=3, temperature=1.0, max_tokens=8)
+    head = llama.model.get_output_embeddings()
+    handle = head.register_forward_hook(lambda *of_pass: rows.append(of_pass[-1].shape[0]))
+    bench.run()
+    handle.remove()
+    assert set(rows) == {2, 3}
 
 
 def test_a_seeded_text_does_not_depend_on_how_long_it_waited(llama: Checkpoint) -> None:
