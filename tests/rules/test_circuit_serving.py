@@ -172,6 +172,7 @@ def test_a_slice_and_an_unknown_circuit_take_no_intensity(circuit_id: str) -> No
     assert circuit_serving.redial(live, circuit_id, 0.5) is live
 
 
+@pytest.mark.shows("steering-dial.6")
 @pytest.mark.parametrize(
     ("declared", "envelope", "limits"),
     [

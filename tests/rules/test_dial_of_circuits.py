@@ -54,6 +54,7 @@ def planned(intensity: Intensity | None, live: Live, **more: Any) -> Plan:
 # ------------------------------------------------------------------ one circuit
 
 
+@pytest.mark.shows("steering-dial.6", "steering-dial.8")
 @pytest.mark.parametrize(
     ("intensity", "strength"),
     [
@@ -73,6 +74,7 @@ def test_a_number_is_held_within_the_range_at_both_ends(
     assert plan == Plan({A: {1: 8.0 * strength}, B: {5: high}}, strength, 2)
 
 
+@pytest.mark.shows("steering-dial.6")
 @pytest.mark.parametrize("applied", [0.0, 0.5, 2.0])
 def test_the_dial_is_absolute_whatever_intensity_the_operator_set(applied: float) -> None:
     live = circuit_serving.redial(serve(RAIN), "circ_1", applied)
@@ -154,6 +156,7 @@ def test_a_profile_with_values_set_by_hand_is_scaled_without_the_circuit() -> No
     assert planned(0.5, live).overlay == {**RAIN.authored, C: {7: 1.5, 8: 2.0}}
 
 
+@pytest.mark.shows("steering-dial.7")
 def test_a_slice_follows_the_rule_of_clusters_with_their_floor() -> None:
     facts = Cluster((AuthoredMember(7, 3.0),))
     cluster = Profile("fog", {7: 3.0}, cluster=facts)

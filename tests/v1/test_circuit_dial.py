@@ -40,6 +40,14 @@ def strong(strength: float = PROOF["strength"]) -> dict[str, Any]:
     return {"members": members}
 
 
+@pytest.mark.shows(
+    "steering-dial.11",
+    "steering-dial.12",
+    "steering-dial.13",
+    "steering-dial.14",
+    "steering-dial.15",
+    "steering-dial.16",
+)
 @pytest.mark.parametrize(
     ("rung", "header"),
     [
@@ -62,6 +70,7 @@ def test_the_header_has_the_rung_and_its_phrase_while_the_circuit_steers(
     assert RUNG not in asked(attached).headers
 
 
+@pytest.mark.shows("steering-dial.11")
 def test_a_stream_and_a_text_completion_have_the_header_too(attached: Running) -> None:
     activated(attached, imported(attached))
     assert RUNG in asked(attached, stream=True).headers
@@ -77,6 +86,7 @@ def test_a_scoring_request_is_not_steered_and_has_no_header(
     assert RUNG not in asked(attached, **fields).headers
 
 
+@pytest.mark.shows("steering-dial.6")
 def test_the_dial_scales_every_layer_of_the_circuit(attached: Running) -> None:
     plain = told(asked(attached))
     activated(attached, imported(attached, **strong(2 * PROOF["strength"])))
@@ -94,6 +104,7 @@ def test_the_dial_scales_every_layer_of_the_circuit(attached: Running) -> None:
     assert RUNG not in off.headers
 
 
+@pytest.mark.shows("steering-dial.6")
 @pytest.mark.parametrize(
     ("intensity", "echo"), [("min", "0.2"), ("max", "1.4"), (0.05, "0.2"), (2.0, "1.4"), (0, "0")]
 )
@@ -102,6 +113,35 @@ def test_the_dial_is_held_within_the_declared_range(
 ) -> None:
     activated(attached, imported(attached))
     assert asked(attached, steering_intensity=intensity).headers[INTENSITY] == echo
+
+
+@pytest.mark.shows("steering-dial.6", "limits.21")
+def test_without_a_declared_range_min_is_off(attached: Running) -> None:
+    plain = told(asked(attached))
+    activated(attached, imported(attached, **strong(), budget={"intensity": 1.0}))
+    least = asked(attached, steering_intensity="min")
+    assert (told(least), least.headers[INTENSITY]) == (plain, "0")
+    assert told(asked(attached, steering_intensity="max")) != plain
+
+
+@pytest.mark.shows("steering-dial.11")
+def test_a_member_layer_without_its_sae_has_no_header(
+    attached: Running, demo_saes: list[str]
+) -> None:
+    activated(attached, imported(attached))
+    assert RUNG in asked(attached).headers
+    attached.data("POST", f"/api/saes/{demo_saes[1]}/detach")
+    assert RUNG not in asked(attached).headers
+
+
+@pytest.mark.shows("steering-dial.11")
+def test_a_definition_that_cannot_be_read_has_no_header(attached: Running) -> None:
+    """Such a definition is refused at its import, so it never serves."""
+    body = {"kind": "mistudio.circuit-definition", "schema_version": "1", "members": 5}
+    answer = attached.http.post("/api/circuits/import", json=body).json()
+    assert answer["success"] is False
+    assert attached.data("GET", "/api/circuits")["total"] == 0
+    assert RUNG not in asked(attached, steering_intensity=1.0).headers
 
 
 def test_two_circuits_are_not_dialed_and_have_no_header(attached: Running) -> None:
@@ -119,6 +159,7 @@ def test_two_circuits_are_not_dialed_and_have_no_header(attached: Running) -> No
     assert asked(attached, steering_intensity=0).headers[INTENSITY] == "0"
 
 
+@pytest.mark.shows("steering-dial.7", "steering-dial.11")
 def test_a_slice_is_dialed_as_a_cluster_and_has_no_header(
     unattached: Running, demo_saes: list[str]
 ) -> None:
@@ -131,6 +172,7 @@ def test_a_slice_is_dialed_as_a_cluster_and_has_no_header(
     assert asked(unattached, steering_intensity="max").headers[INTENSITY] == "1.5"
 
 
+@pytest.mark.shows("steering-dial.11", "steering-dial.12", "steering-dial.10")
 def test_switched_off_steering_has_no_header(attached: Running) -> None:
     activated(attached, imported(attached))
     attached.data("POST", "/api/saes/steering/disable")
