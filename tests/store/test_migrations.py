@@ -13,7 +13,7 @@ from sqlalchemy import create_engine, event, inspect, text
 from sqlalchemy.engine import Engine
 
 import steerserve.store.db
-from steerserve.errors import CannotStart
+from steerserve.errors import CannotStart, Refusal
 from steerserve.store.catalog import Catalog
 from steerserve.store.db import Database
 from steerserve.store.documents import Documents
@@ -76,6 +76,29 @@ async def test_going_back_takes_only_the_profiles(url: str, database: Database) 
     found = [(row.name, row.engine) for row in await Catalog(again).models()]
     assert found == [("m", "checkpoint")]
     await again.close()
+
+
+async def test_profiles_of_before_clusters_stay_profiles_and_their_names_stay_taken(
+    url: str,
+) -> None:
+    migrate(
+        url,
+        "0006",
+        "INSERT INTO profiles (id, name, steering, intensity, source_kind, created_at, updated_at) VALUES "
+        "('prof_000000000001', 'calm', '{\"14\": 2.5}', 0.5, 'manual', "
+        "'2026-01-05 10:00:00', '2026-01-05 10:00:00')",
+    )
+    database = Database(url)
+    await database.open()
+    documents = Documents(database)
+    (row,) = await documents.profiles()
+    assert (row.name, row.steering, row.intensity) == ("calm", {14: 2.5}, 0.5)
+    assert (row.cluster, row.warnings, row.hub_ref) == (None, (), None)
+    assert (row.sensing_enabled, row.sensing_min_k) == (False, None)
+    assert await documents.document(row.id) is None
+    with pytest.raises(Refusal, match="calm"):
+        await documents.add_profile(name="calm", steering={})
+    await database.close()
 
 
 async def test_an_upgrade_copies_the_file_beside_itself_first(

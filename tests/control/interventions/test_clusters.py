@@ -125,10 +125,12 @@ async def test_a_refused_activation_leaves_what_serves(world: World) -> None:
     await attached(world)
     first = await imported(world)
     second = await imported(world, activate=False, name="wind")
+    epoch = world.steering.live.epoch
     world.launcher.fail("steer", Refusal("ENGINE_UNAVAILABLE", "the engine refuses"))
     with pytest.raises(Refusal, match="refuses"):
         await world.clusters.activate(second)
     assert (world.serving.profile_id, live(world)) == (first, {KEY: {3: 4.0, 5: -2.0}})
+    assert world.steering.live.epoch == epoch
 
 
 async def test_a_cluster_serves_again_after_a_crash_at_the_intensity_set_meanwhile(
