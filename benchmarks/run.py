@@ -11,7 +11,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from benchmarks import engine, inference, machine, models, saes, service
+from benchmarks import engine, inference, machine, models, requests, saes, service
 from steerserve import __version__
 
 RESULTS = Path(__file__).parent / "results"
@@ -87,17 +87,26 @@ def _of_saes(measured: dict[str, Any]) -> list[str]:
     ]
 
 
+def _of_requests(asked: dict[str, Any]) -> list[str]:
+    return [
+        f"{asked['requests']} requests with {asked['requests']} different steerings over unsteered ones, throughput: "
+        f"{asked['throughput_ratio']['median']:.3f}"
+    ]
+
+
 PARTS: dict[str, Callable[[Path, Path], dict[str, Any]]] = {
     "service": lambda scratch, big: asyncio.run(service.measure(scratch, big)),
     "engine": lambda _, big: engine.measure(big),
     "inference": lambda _, big: inference.measure(big),
     "saes": saes.measure,
+    "requests": lambda scratch, big: asyncio.run(requests.measure(scratch, big)),
 }
 LINES: dict[str, Callable[[dict[str, Any]], list[str]]] = {
     "service": _of_service,
     "engine": _of_engine,
     "inference": _of_inference,
     "saes": _of_saes,
+    "requests": _of_requests,
 }
 
 

@@ -58,7 +58,7 @@ class Wire:
 async def measure(scratch: Path, big: Path) -> dict[str, Any]:
     """Times through the service and through the bare engine, in turn, on the demo model."""
     async with running(scratch / "home") as client:
-        await _load(client, demo.MODEL_DIR, demo.MODEL_NAME)
+        await load(client, demo.MODEL_DIR, demo.MODEL_NAME)
         engine = await Launcher("WARNING", "console").launch()
         try:
             await engine.load(
@@ -154,19 +154,19 @@ def _difference(through: list[float], bare: list[float], per: int) -> dict[str, 
     }
 
 
-async def _load(client: httpx.AsyncClient, folder: Path, name: str) -> None:
+async def load(client: httpx.AsyncClient, folder: Path, name: str) -> None:
     body = {"source": "local", "local_path": str(folder), "custom_name": name}
     added = (await client.post("/api/models", json=body)).json()["data"]
     (await client.post(f"/api/models/{added['id']}/load?wait=true")).raise_for_status()
 
 
 @asynccontextmanager
-async def running(home: Path) -> AsyncIterator[httpx.AsyncClient]:
+async def running(home: Path, **settings: str) -> AsyncIterator[httpx.AsyncClient]:
     """The service as a process of its own on a free port."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    environment = os.environ | {"STEERSERVE_HOME": str(home), "LOG_LEVEL": "WARNING"}
+    environment = os.environ | {"STEERSERVE_HOME": str(home), "LOG_LEVEL": "WARNING"} | settings
     arguments = [sys.executable, "-m", "steerserve", "serve", "--port", str(port)]
     process = await asyncio.create_subprocess_exec(*arguments, env=environment)
     try:

@@ -236,6 +236,17 @@ def test_streams_and_several_prompts_are_recorded_under_their_one_id(monitored: 
     assert {r["choice"] for r in records} == {0, 1}
 
 
+def test_each_conversation_of_a_request_has_its_record(monitored: Running) -> None:
+    talk = [{"role": "user", "content": "Tell me a story."}]
+    other = [{"role": "user", "content": "Tell me about the sea."}]
+    body = {"model": demo.MODEL_NAME, "messages": talk, "max_tokens": 2}
+    answer = monitored.post("/v1/chat/completions", body | {"extra_messages": [other, talk]})
+    records = history(monitored)
+    assert {record["request_id"] for record in records} == {answer.json()["id"]}
+    assert sorted(record["choice"] for record in records) == [0, 1, 2]
+    assert all(record["fired"] for record in records)
+
+
 @pytest.mark.shows("monitoring.3")
 def test_a_restricted_record_has_exactly_its_features(monitored: Running) -> None:
     monitored.complete("One day", max_tokens=4, temperature=0)

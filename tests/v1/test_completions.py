@@ -277,6 +277,29 @@ def test_content_parts_are_read_as_one_text(shared: Running) -> None:
     assert split["choices"] == whole["choices"]
 
 
+WHOLE = {"id", "object", "created", "model", "choices", "usage", "system_fingerprint"}
+CHUNK = {"id", "object", "created", "model", "choices"}
+
+
+def test_answers_have_no_keys_that_the_request_did_not_ask_for(shared: Running) -> None:
+    text, chat = shared.complete("One day", max_tokens=2), shared.chat("Hello.", max_tokens=2)
+    assert set(text) == set(chat) == WHOLE
+    assert set(text["choices"][0]) == {"index", "text", "finish_reason"}
+    assert set(chat["choices"][0]) == {"index", "message", "finish_reason"}
+    assert set(chat["choices"][0]["message"]) == {"role", "content"}
+    talk = {"model": MODEL, "messages": [{"role": "user", "content": "Hello."}], "max_tokens": 2}
+    prompt = {"model": MODEL, "prompt": "One day", "max_tokens": 2}
+    streams = {
+        "/v1/chat/completions": (talk, {"index", "delta", "finish_reason"}),
+        "/v1/completions": (prompt, {"index", "text", "finish_reason"}),
+    }
+    for path, (body, choice) in streams.items():
+        *chunks, last, _ = shared.stream(path, body)
+        assert all(set(chunk) == CHUNK for chunk in chunks)
+        assert set(last) == CHUNK | {"usage"}
+        assert all(set(chunk["choices"][0]) == choice for chunk in [*chunks, last])
+
+
 @pytest.mark.shows("chat-parameters.20")
 def test_the_fingerprint_names_model_dtype_and_engine(shared: Running) -> None:
     answer = shared.complete("One day", max_tokens=1)
