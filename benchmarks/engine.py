@@ -114,9 +114,15 @@ class Bench:
 
     def _add(self, batch: Batch, rows: int, plan: m.Plan, prompt: str = PROMPT) -> None:
         sampling = m.Sampling(temperature=0.8, top_p=0.9, max_tokens=160)
-        command = m.Generate(len(batch._waiting) + 1, [m.Text(prompt)] * rows, 1, sampling, plan)
+        command = m.Generate(
+            len(batch._waiting) + 1, [self.tokens(prompt)] * rows, 1, sampling, plan
+        )
         context = self.model.model_max_context
         batch.add(rows_of(command, self.model, context, KV_TOKENS), is_seeded=False)
+
+    def tokens(self, text: str) -> m.Tokens:
+        """A prompt as the engine gets it."""
+        return m.Tokens(self.model.encode(text, special=True))
 
     def timed(self, work: Callable[[], Any]) -> float:
         synchronise(self.model.device)

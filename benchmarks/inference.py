@@ -52,7 +52,7 @@ class Scoring:
         batch = Batch(model, self._bench.steering, self._bench.observers, KV_TOKENS)
 
         def run() -> None:
-            command = m.Score(1, [m.Text(t) for t in self._texts], 1.0, 5)
+            command = m.Score(1, [self._bench.tokens(t) for t in self._texts], 1.0, 5)
             rows = admission.scoring_rows(command, model, model.model_max_context)
             batch.add(admission.shortest_first(rows), is_seeded=False)
             while not batch.is_idle:
@@ -110,7 +110,7 @@ class Masks:
         model = self._bench.model
         batch = Batch(model, self._bench.steering, self._bench.observers, KV_TOKENS)
         sampling = m.Sampling(temperature=0.8, top_p=0.9, max_tokens=160)
-        command = m.Generate(1, [m.Text("x" * 8)] * rows, 1, sampling, m.Suppressed())
+        command = m.Generate(1, [self._bench.tokens("x" * 8)] * rows, 1, sampling, m.Suppressed())
         grammar = self._grammars.compile(SCHEMA).result() if is_masked else None
         batch.add(
             admission.rows_of(
@@ -151,7 +151,7 @@ class SecondTurn:
     def _begin(self, batch: Batch, text: str, max_tokens: int) -> None:
         model = self._bench.model
         sampling = m.Sampling(temperature=0.0, max_tokens=max_tokens)
-        command = m.Generate(1, [m.Text(text)], 1, sampling, m.Follow())
+        command = m.Generate(1, [self._bench.tokens(text)], 1, sampling, m.Follow())
         rows = admission.rows_of(command, model, model.model_max_context, KV_TOKENS)
         batch.add(rows, is_seeded=False)
 

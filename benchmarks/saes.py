@@ -19,6 +19,7 @@ from steerserve.engine.worker import memory
 from steerserve.engine.worker.attached.attach import attach
 from steerserve.engine.worker.batch.admission import rows_of
 from steerserve.engine.worker.batch.batch import Batch
+from steerserve.engine.worker.model.budget import SaeRoom
 from steerserve.engine.worker.observing.target import target_of
 from steerserve.rules.steering import Live
 
@@ -71,7 +72,9 @@ class Saes:
     @torch.inference_mode()
     def attached(self, *, check: bool, dtype: str | None = None) -> m.Attached:
         command = m.Attach(1, KEY, self._source, self._layer, dtype, check)
-        return attach(command, self._bench.model, self._bench.steering, lambda *_: None)
+        model = self._bench.model
+        room = SaeRoom.beside(model, KV_TOKENS, 0, 0)
+        return attach(command, model, self._bench.steering, room)
 
     @torch.inference_mode()
     def attach_seconds(self, *, check: bool) -> list[float]:
@@ -154,7 +157,9 @@ class Saes:
         batch = Batch(model, self._bench.steering, self._bench.observers, KV_TOKENS)
         sampling = m.Sampling(temperature=0.8, top_p=0.9, max_tokens=tokens)
         for number, plan in enumerate(plans, start=1):
-            command = m.Generate(number, [m.Text(PROMPT)], 1, sampling, plan, label=label)
+            command = m.Generate(
+                number, [self._bench.tokens(PROMPT)], 1, sampling, plan, label=label
+            )
             batch.add(rows_of(command, model, model.model_max_context, KV_TOKENS), is_seeded=False)
         batch.step()
         while batch._shared.joining or batch._shared.partial:
