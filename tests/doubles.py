@@ -555,6 +555,7 @@ class World(Owners):
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         await self.conductor.close()
+        await self.claims.close()
         await self.database.close()
 
 

@@ -229,6 +229,7 @@ class Owners:
             around.breakers,
             around.launcher.failure,
             self.serving,
+            self.claims,
         )
         self.gauges = Gauges(
             self.metrics,
@@ -237,6 +238,7 @@ class Owners:
             around.cards,
             around.breakers,
             self.serving,
+            self.claims,
             self.monitoring,
             around.checker,
             self.sensing,

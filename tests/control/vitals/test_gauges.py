@@ -48,7 +48,7 @@ async def test_nothing_has_happened_and_what_is_not_measured_is_null(world: Worl
     assert set(body) >= FIELDS
     assert (body["total_requests"], body["model_loaded"], body["model_name"]) == (0, False, None)
     assert body["latency_ms"] == {"p50": None, "p95": None, "p99": None}
-    assert body["circuits_serving"] is None
+    assert body["circuits_serving"] == 0
     assert body["gpu"]["gpu_memory_used_mb"] is None
     assert body["gpu"]["reason"] == "no driver"
     assert body["timestamp"].endswith("Z")

@@ -19,6 +19,7 @@ from steerserve.control.interventions.steering import Steering
 from steerserve.errors import Refusal
 from steerserve.rules import claims as rules
 from steerserve.rules.claims import LayerClaim, Wanted
+from steerserve.rules.served import composed
 from steerserve.store.circuits import CircuitStore, LayerTaken
 
 log = structlog.get_logger(__name__)
@@ -28,13 +29,16 @@ _TRIES = 2
 
 
 @dataclass(frozen=True, slots=True)
-class ClaimsHealth:
-    """Whether the claims agree with the circuits that serve. `reasons` say where they do not. `faults` counts the
-    claims that the database did not write."""
+class CircuitsHealth:
+    """The circuits that serve, and whether their claims agree with them. `reasons` say where they do not.
+    `claim_faults` counts the readings and writings of claims that the database refused."""
 
-    is_degraded: bool
+    serving: int
+    layers_served: int
+    layers_composed: int
+    claims_degraded: bool
     reasons: tuple[str, ...]
-    faults: int
+    claim_faults: int
 
 
 class LayerClaims:
@@ -64,13 +68,23 @@ class LayerClaims:
         await self.settle()
         return sorted(self._held, key=lambda claim: (claim.layer, claim.circuit_id))
 
-    async def health(self) -> ClaimsHealth:
-        """Whether the claims agree with the circuits that serve. A release that failed is tried again first."""
-        with suppress(Refusal):
-            if self._fault is not None:
-                await self.settle()
-        reasons = self._unreleased() + self._unclaimed()
-        return ClaimsHealth(bool(reasons), tuple(reasons), self._faults)
+    def health(self) -> CircuitsHealth:
+        """The circuits that serve, and whether the claims in memory agree with them."""
+        circuits, reasons = self._steering.circuits, self._unreleased() + self._unclaimed()
+        return CircuitsHealth(
+            serving=len(circuits),
+            layers_served=len({layer for circuit in circuits for layer in circuit.layers}),
+            layers_composed=len(composed(circuits)),
+            claims_degraded=bool(reasons),
+            reasons=tuple(reasons),
+            claim_faults=self._faults,
+        )
+
+    async def checked_health(self) -> CircuitsHealth:
+        """The same as `health`, after a release that failed was tried again."""
+        if self._fault is not None:
+            await self.tidy()
+        return self.health()
 
     # ------------------------------------------------------------- changing
 

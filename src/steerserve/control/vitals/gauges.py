@@ -17,6 +17,7 @@ from prometheus_client.registry import Collector
 
 from steerserve import __version__
 from steerserve.control.breakers import Breakers
+from steerserve.control.interventions.claims import LayerClaims
 from steerserve.control.interventions.serving import Serving
 from steerserve.control.metrics import NAMESPACE, Metrics, percentiles
 from steerserve.control.observing.circuit_sensing import CircuitSensing
@@ -48,6 +49,7 @@ class Gauges:
         cards: CardReadings,
         hub: Breakers,
         serving: Serving,
+        claims: LayerClaims,
         monitoring: Monitoring,
         checker: Checker,
         sensing: ClusterSensing,
@@ -59,6 +61,7 @@ class Gauges:
         self._cards = cards
         self._hub = hub
         self._serving = serving
+        self._claims = claims
         self._monitoring = monitoring
         self._checker = checker
         self._sensing = sensing
@@ -78,7 +81,7 @@ class Gauges:
         metrics, total = self._metrics, self._metrics.total
         resident, attachments = self._conductor.resident, self._conductor.attachments()
         live, monitored = self._serving.live, self._monitoring.watched()
-        breakers = self._hub.breakers()
+        breakers, circuits = self._hub.breakers(), self._claims.health()
         reading = self._cards.last
         return MetricsReport(
             total_requests=int(total("requests_total")),
@@ -101,6 +104,10 @@ class Gauges:
             monitored_features=monitored,
             circuit_breaker_open=any(breaker.is_open for breaker in breakers),
             circuit_breaker_trips=sum(breaker.trips for breaker in breakers),
+            circuits_serving=circuits.serving,
+            circuit_layers_served=circuits.layers_served,
+            circuit_layers_composed=circuits.layers_composed,
+            circuit_claim_faults=circuits.claim_faults,
             gpu=_with_reason(reading) if reading else None,
             uptime_seconds=round(metrics.clock() - self._since, 3),
             timestamp=utc_now(),
@@ -121,11 +128,21 @@ class Gauges:
         made.sae_attached.set(len(self._conductor.attachments()))
         made.steering_enabled.set(live.enabled)
         made.active_features.set(self._serving.feature_count)
+        self._read_circuits()
         made.sensing_armed.labels("cluster").set(self._sensing.is_armed)
         made.sensing_armed.labels("circuit").set(self._circuit_sensing.armed_count)
         self._count_applied()
         self._read_breakers()
         self._read_memory()
+
+    def _read_circuits(self) -> None:
+        made, circuits = self._made, self._claims.health()
+        made.circuits_serving.set(circuits.serving)
+        made.circuit_layers.labels("served").set(circuits.layers_served)
+        made.circuit_layers.labels("composed").set(circuits.layers_composed)
+        made.claims_degraded.set(circuits.claims_degraded)
+        known = self._metrics.total("circuit_claim_faults_total")
+        made.claim_faults.inc(max(0, circuits.claim_faults - known))
 
     def _count_applied(self) -> None:
         resident = self._conductor.resident
@@ -188,6 +205,17 @@ class _Made:
         self.sae_attached = gauge("sae_attached", "Attached SAEs.")
         self.steering_enabled = gauge("steering_enabled", "1 while steering is enabled.")
         self.active_features = gauge("steering_active_features", "Features being steered.")
+        self.circuits_serving = gauge("circuits_serving", "Circuits that serve.")
+        self.circuit_layers = gauge(
+            "circuit_layers", "Layers that circuits serve, and those that several serve.", "kind"
+        )
+        self.claims_degraded = gauge(
+            "circuit_claims_degraded",
+            "1 while the claims of layers do not agree with the circuits.",
+        )
+        self.claim_faults = counter(
+            "circuit_claim_faults", "Readings and writings of claims that the database refused."
+        )
         self.sensing_armed = gauge("sensing_armed", "Clusters or circuits that are sensed.", "kind")
         self.applied = counter(
             "steering_applied", "Forward passes in which an SAE added to the model's activations."

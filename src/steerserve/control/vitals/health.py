@@ -12,6 +12,7 @@ import structlog
 
 from steerserve import __version__
 from steerserve.control.breakers import Breakers
+from steerserve.control.interventions.claims import LayerClaims
 from steerserve.control.interventions.serving import Serving
 from steerserve.control.requests.generate import Generation
 from steerserve.control.requests.queue import Queue
@@ -67,6 +68,7 @@ class Vitals:
         hub: Breakers,
         starts: Callable[[], str | None],
         serving: Serving,
+        claims: LayerClaims,
     ) -> None:
         self._settings = settings
         self._database = database
@@ -77,6 +79,7 @@ class Vitals:
         self._hub = hub
         self._starts = starts
         self._serving = serving
+        self._claims = claims
         self._since = time.monotonic()
         self.load_failure: str | None = None
         """Why the model that is loaded at the start of the service could not be loaded; None if it could."""
@@ -125,6 +128,7 @@ class Vitals:
             inference=self.inference(),
             engine=blocks.built("engine", self.engine),
             active_profile=await blocks.read("active_profile", self._serving.profile),
+            circuits=await blocks.read("circuits", self._claims.checked_health),
             lease=blocks.built("lease", self._conductor.leases.status),
             errors=blocks.errors,
         )
@@ -214,6 +218,9 @@ class Vitals:
 
     def _components(self, database: Component, reading: CardReading | None) -> list[Component]:
         components = [database, self._engine_health(), _gpu_health(reading), self._hub_health()]
+        claims = self._claims.health()
+        if claims.claims_degraded:
+            components.append(Component("circuits", "degraded", "; ".join(claims.reasons)))
         if self._generation.is_closing:
             components.append(Component("service", "unhealthy", "the service is shutting down"))
         return components

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
+from steerserve.control.interventions.claims import CircuitsHealth
 from steerserve.control.interventions.serving import ServingProfile
 from steerserve.rules.breaker import BreakerStatus
 from steerserve.rules.lease_status import LeaseStatus
@@ -92,6 +93,7 @@ class DetailedHealth:
     inference: InferenceHealth
     engine: EngineHealth | None
     active_profile: ServingProfile | None
+    circuits: CircuitsHealth | None
     lease: LeaseStatus | None
     errors: Mapping[str, str]
 
@@ -225,10 +227,10 @@ class MetricsReport:
     monitored_features: int
     circuit_breaker_open: bool
     circuit_breaker_trips: int
+    circuits_serving: int
+    circuit_layers_served: int
+    circuit_layers_composed: int
+    circuit_claim_faults: int
     gpu: ReasonedCardTotals | None
     uptime_seconds: float
     timestamp: datetime
-    circuits_serving: int | None = None
-    circuit_layers_served: int | None = None
-    circuit_layers_composed: int | None = None
-    circuit_claim_faults: int | None = None
