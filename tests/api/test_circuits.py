@@ -168,7 +168,7 @@ def test_an_unknown_circuit_is_404(unattached: Running, method: str, path: str) 
 # ------------------------------------------------------------------ serving
 
 
-@pytest.mark.shows("circuits.1", "circuits.8", "other-resources.1", "states.25")
+@pytest.mark.shows("circuits.1", "circuits.8", "other-resources.1", "states.25", "circuits.4")
 def test_a_circuit_serves_each_member_at_the_sae_of_its_layer(
     live: Running, demo_saes: list[str]
 ) -> None:
@@ -197,6 +197,7 @@ def test_a_circuit_serves_each_member_at_the_sae_of_its_layer(
     (row,) = live.data("GET", "/api/circuits/active")
     assert row["id"] == circuit_id
     assert row["steering"] is True
+    assert row["rung_language"] == "causally validated (edge)"
     assert live.data("GET", "/api/circuits/active?single=true") == row
     assert live.data("GET", "/api/circuits")["active_circuit_id"] == circuit_id
 
@@ -306,7 +307,7 @@ def at(layer: int, *indices: int) -> dict[str, Any]:
     }
 
 
-@pytest.mark.shows("circuit-errors.5", "circuits.5", "circuits.10")
+@pytest.mark.shows("circuit-errors.5", "circuits.5", "circuits.10", "circuits.4")
 def test_circuits_on_disjoint_layers_serve_at_once(live: Running) -> None:
     low = imported(live, name="low", **at(LOW.layer, 1))
     high = imported(live, name="high", **at(HIGH.layer, 2))
@@ -619,6 +620,7 @@ def test_a_new_intensity_below_rung_2_is_acknowledged_anew(live: Running) -> Non
 # ------------------------------------------------------------------ words
 
 
+@pytest.mark.shows("circuits.4")
 @pytest.mark.parametrize("rung", [0, 1])
 def test_no_answer_about_a_circuit_below_rung_2_has_the_word_causal(
     live: Running, rung: int

@@ -69,6 +69,7 @@ def breaker(live: Running, name: str) -> dict[str, Any]:
 # ------------------------------------------------------------------ searching
 
 
+@pytest.mark.shows("clusters.4")
 def test_packs_are_found_by_their_tag_and_by_the_model_they_are_made_for(
     live: Running, hub: LoopbackHub
 ) -> None:
@@ -108,6 +109,7 @@ def test_facts_of_a_wrong_form_are_null_and_repositories_without_a_name_are_left
 # ------------------------------------------------------------------ definitions
 
 
+@pytest.mark.shows("clusters.5")
 def test_the_definitions_of_a_pack_are_its_files_with_the_suffix(live: Running) -> None:
     nothing = {"name": None, "member_count": None, "base_model": None}
     assert live.data("GET", f"{HUB}/{PACK}/definitions") == [
@@ -119,6 +121,7 @@ def test_the_definitions_of_a_pack_are_its_files_with_the_suffix(live: Running) 
 # ------------------------------------------------------------------ importing
 
 
+@pytest.mark.shows("clusters.6")
 def test_a_definition_is_imported_without_a_token_and_remembers_where_it_came_from(
     live: Running, hub: LoopbackHub
 ) -> None:
@@ -134,6 +137,7 @@ def test_a_definition_is_imported_without_a_token_and_remembers_where_it_came_fr
     assert {seen.token for seen in hub.seen} == {None}
 
 
+@pytest.mark.shows("clusters.6")
 @pytest.mark.parametrize(
     "filename",
     [

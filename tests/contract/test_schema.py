@@ -44,7 +44,13 @@ REFUSES_WITH_200 = {
     "/api/circuits/{circuit_id}/activate",
 }
 """Routes that tell a document that is none of theirs, or that nothing is active, with `success: false` alone."""
-LISTS = {"/api/circuits/active", "/api/circuits/claims", "/api/health/circuits"}
+LISTS = {
+    "/api/circuits/active",
+    "/api/circuits/claims",
+    "/api/health/circuits",
+    "/api/clusters/hub/search",
+    "/api/clusters/hub/{repo_id}/definitions",
+}
 """Routes whose `data` is a list."""
 
 STANDARD = (
