@@ -86,7 +86,7 @@ def test_every_command_of_the_tour_works_in_order(port: int) -> None:
     assert turned_up["data"] == steering["data"] == {"enabled": True, "values": expected}
     assert attachment["data"]["is_attached"] is True
     assert off["data"] == {"enabled": False, "values": {}}
-    activated, dialed, _, firings, attached, served, _, ended = rest
+    activated, dialed, _, firings, attached, served, _, edge_firings, ended = rest
     assert activated["data"]["sensing_armed"] is True
     assert dialed["data"]["reapplied"] is True
     (firing,) = firings["data"]["events"]
@@ -94,6 +94,8 @@ def test_every_command_of_the_tour_works_in_order(port: int) -> None:
     assert attached["data"]["entries"][0]["status"] == "attached"
     assert served["data"]["steering"] is True
     assert served["data"]["serving_mode"] == "full"
+    (edge,) = edge_firings["data"]["events"]
+    assert edge["token_lag"] >= 1
     assert ended["data"]["cleared_steering"] is True
 
 

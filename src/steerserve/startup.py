@@ -126,6 +126,7 @@ async def _import_examples(owners: Owners) -> None:
             raise
         document = await asyncio.to_thread(_read, demo.CIRCUIT)
         await owners.circuits.add(document, "rename", demo.CIRCUIT_ID)
+        await owners.circuit_sensing.enable(demo.CIRCUIT_ID)
 
 
 def _read(file: Path) -> Any:
@@ -183,6 +184,8 @@ steerserve {__version__} is ready at {base}  (Ctrl-C stops it)
   Attach the other SAE too, and steer by the example circuit of two layers:
     curl -s {base}/api/saes/attach-set {send} '{saes}'
     curl -s -X POST {base}/api/circuits/{demo.CIRCUIT_ID}/activate
+  See which of its edges fired in the last story:
+    curl -s '{base}/api/circuit-sensing/events?limit=3'
 """,
         file=sys.stdout,
         flush=True,
