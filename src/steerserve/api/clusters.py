@@ -219,7 +219,7 @@ def router(clusters: Clusters, packs: ClusterPacks, serving: Serving) -> APIRout
     @routes.get("/{cluster_id}/export", response_model=Envelope)
     async def export_cluster(cluster_id: str) -> Response:
         """The document as it was imported, with all of its keys."""
-        return lossless(await clusters.document(cluster_id))
+        return await asyncio.to_thread(lossless, await clusters.document(cluster_id))
 
     return routes
 

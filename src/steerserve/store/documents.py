@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import asdict, dataclass, fields
 from datetime import datetime
@@ -166,6 +166,12 @@ class Documents:
         assert row is not None
         self._keep(row)
         return row
+
+    async def taken_names(self, names: Sequence[str]) -> set[str]:
+        """Those of the names that profiles have now."""
+        wanted = select(profiles.c.name).where(profiles.c.name.in_(names))
+        async with self._database.read() as connection:
+            return set((await connection.execute(wanted)).scalars())
 
     async def add_cluster(
         self,

@@ -180,6 +180,21 @@ async def test_a_cluster_steers_another_sae_of_the_declared_layer_and_width_with
     assert live(world) == {"sae_b@1": {3: 4.0, 5: -2.0}}
 
 
+async def test_imports_at_once_get_different_names_until_all_numbers_are_taken(
+    world: World,
+) -> None:
+    document = rules.definition(CLUSTER)
+    items = await asyncio.gather(*(world.clusters.add(document, ImportOptions()) for _ in range(6)))
+    assert {item.name for item in items} == {"rain", *(f"rain ({n})" for n in range(2, 7))}
+    for _ in range(rules.NAME_TRIES - 6):
+        last = await world.clusters.add(document, ImportOptions())
+    assert last.name == f"rain ({rules.NAME_TRIES})"
+    full = await world.clusters.add(document, ImportOptions())
+    assert (full.status, full.profile_id) == ("error", None)
+    assert full.error is not None
+    assert "rain (50)" in full.error
+
+
 async def test_an_export_is_read_from_the_database_alone(world: World) -> None:
     document = CLUSTER | {"unknown": {"large": [1.0, 1, None, "\ud800"]}}
     item = await world.clusters.add(rules.definition(document), ImportOptions())

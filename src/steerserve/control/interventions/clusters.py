@@ -151,20 +151,26 @@ class Clusters:
         Refusal: PROFILE_ALREADY_EXISTS.
         """
         tries = rules.NAME_TRIES if options.on_conflict == "rename" else 1
-        for number in range(1, tries + 1):
+        names = [rules.numbered(imported.name, number) for number in range(1, tries + 1)]
+        taken = await self._documents.taken_names(names)
+        refused: Refusal | None = None
+        # where all names are taken, the refusal comes from the last one
+        for name in [name for name in names if name not in taken] or names[-1:]:
             try:
                 return await self._documents.add_cluster(
                     imported,
-                    rules.numbered(imported.name, number),
+                    name,
                     sae_id,
                     warnings,
                     None if hub_ref is None else asdict(hub_ref),
                     options.own_id,
                 )
             except Refusal as refusal:
-                if refusal.code != "PROFILE_ALREADY_EXISTS" or number == tries:
+                if refusal.code != "PROFILE_ALREADY_EXISTS":
                     raise
-        raise AssertionError("a name is tried at least once")
+                refused = refusal  # another import has just taken the name
+        assert refused is not None
+        raise refused
 
     async def _activated(self, row: ProfileRow) -> tuple[str, ...]:
         """Activate an imported cluster, and return warnings."""
