@@ -131,6 +131,7 @@ class Stage:
                 live.data("POST", f"/api/sensing/{ids[name]}/enable")
             else:
                 ids[name] = live.data("POST", "/api/circuits/import", document)["id"]
+                live.data("POST", f"/api/circuit-sensing/{ids[name]}/enable")
         return cls(live, saes, ids)
 
     def attach(self) -> None:
@@ -331,6 +332,11 @@ class Operators(RuleBasedStateMachine):
             for name, values in self.expected.circuits.items()
             for layer, features in values.items()
         }
+
+    @invariant()
+    def the_serving_circuit_with_edges_is_sensed(self) -> None:
+        status = self.live.data("GET", "/api/circuit-sensing/status")
+        assert status["armed"] is ("both" in self.expected.circuits), status
 
     @invariant()
     def the_active_cluster_is_the_expected_one_and_is_sensed(self) -> None:
