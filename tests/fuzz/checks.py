@@ -15,6 +15,7 @@ UNPARSED = frozenset({400, 408, 411, 413, 414, 417, 421, 426, 431, 501, 505})
 """Statuses of refusals of bytes that are no request: such bytes name no path, so no surface gives the form."""
 TOLD = frozenset({"/api/profiles/import", "/api/clusters/import", "/api/clusters/active/intensity"})
 """Routes that refuse some documents, or a state without an active cluster, with status 200."""
+COMPARE = "/api/compare"
 _INSIDE = re.compile(rb"Traceback \(most recent|site-packages| object at 0x[0-9a-f]+")
 _V1 = {(row.v1_code, row.v1) for row in TABLE.values() if row.code != "INTERNAL_ERROR"}
 
@@ -121,6 +122,9 @@ def _of_error(error: dict[str, Any], status: int | None) -> Iterator[str]:
 def _of_management(path: str, answer: Answer) -> Iterator[str]:
     if path.endswith("/prometheus") and answer.status == 200:
         return
+    if path == COMPARE and answer.headers.get("content-type", "").startswith("text/event-stream"):
+        yield from comparison_faults(answer.body)
+        return
     body = _object(answer)
     if not isinstance(body, dict) or set(body) != {"success", "data", "error"}:
         yield f"a {answer.status} outside the envelope"
@@ -169,6 +173,22 @@ def stream_faults(body: bytes) -> Iterator[str]:
         yield from _of_error(events[-1]["error"], None)
     elif sum("usage" in event for event in events) != 1:
         yield "a stream without one usage"
+
+
+def comparison_faults(body: bytes) -> Iterator[str]:
+    """What is wrong with a streamed comparison that ended: it begins, and is complete or has one error at its end."""
+    frames = body.split(b"\n\n")
+    names = [frame.split(b"\n")[0] for frame in frames[:-1]]
+    if frames[-1] != b"" or not names or names[0] != b"event: started":
+        yield "a comparison that does not begin, or was cut"
+    elif names[-1] not in (b"event: done", b"event: error"):
+        yield "a comparison without an end"
+    elif set(names[1:-1]) - {b"event: text", b"event: prompt"}:
+        yield "a comparison with an unknown event"
+    elif names[-1] == b"event: error":
+        error = json.loads(frames[-2].split(b"\n")[1].removeprefix(b"data: "))
+        if error.get("code") not in TABLE or error["code"] == "INTERNAL_ERROR":
+            yield f"an untyped error event {error.get('code')!r}"
 
 
 def _object(answer: Answer) -> Any:

@@ -21,6 +21,8 @@ CHAT_FULL = CHAT | {
     "profile": "calm",
     "steering_intensity": "max",
 }
+OWN = {"features": [{"index": 1, "value": 2.0, "sae_id": "{sae}"}], "mode": "add"}
+READ = {"sae_id": "{sae}", "top_k": 2, "positions": "all", "stream_positions": True}
 MEMBER = {"sae_id": "{sae}", "layer": 2}
 CLUSTER = {
     "kind": "mistudio.cluster-definition",
@@ -64,6 +66,12 @@ ROUTES: tuple[tuple[float, str, str, Any], ...] = (
         "/v1/chat/completions",
         CHAT | {"return_sae_activations": {"sae_id": "{sae}", "top_k": 2, "positions": "all"}},
     ),
+    (
+        1,
+        "POST",
+        "/v1/chat/completions",
+        CHAT | {"stream": True, "return_sae_activations": READ, "sae_steering": OWN},
+    ),
     (0.3, "POST", "/v1/chat/completions", CHAT | {"response_format": {"type": "json_object"}}),
     (4, "POST", "/v1/completions", TEXT),
     (
@@ -74,7 +82,9 @@ ROUTES: tuple[tuple[float, str, str, Any], ...] = (
     ),
     (2, "POST", "/v1/completions", TEXT | {"prompt": ["One day", "The sea"], "seed": 3}),
     (2, "POST", "/v1/completions", SCORE),
-    (1, "POST", "/v1/completions", SCORE | {"allowed_token_ids": [1, 2, 3], "echo": True}),
+    (1, "POST", "/v1/completions", SCORE | {"allowed_token_ids": [1, 2, 3]}),
+    (1, "POST", "/v1/completions", SCORE | {"echo": True, "prompt": ["One day", "The sea"]}),
+    (1, "POST", "/v1/completions", TEXT | {"sae_steering": OWN}),
     (2, "POST", "/v1/embeddings", {"model": "{name}", "input": ["One day", "The sea"]}),
     (1, "POST", "/v1/embeddings", {"model": "{name}", "input": "Sea", "encoding_format": "base64"}),
     (1, "GET", "/v1/models", None),
@@ -184,6 +194,18 @@ ROUTES: tuple[tuple[float, str, str, Any], ...] = (
         "POST",
         "/api/compare",
         {"prompt": "One day", "steering": {"1": 2.0}, "intensities": [0.0, 1.0], "max_tokens": 2},
+    ),
+    (
+        0.5,
+        "POST",
+        "/api/compare",
+        {
+            "prompt": "One day",
+            "steering": {"1": 2.0},
+            "max_tokens": 2,
+            "stream": True,
+            "activations": {"top_k": 2, "positions": "all"},
+        },
     ),
     (1, "GET", "/api/health", None),
     (1, "GET", "/api/health/ready", None),
