@@ -19,6 +19,7 @@ from steerserve.engine.worker.batch.batch import Batch
 from steerserve.engine.worker.model.checkpoint import Checkpoint
 from steerserve.engine.worker.observing.monitor import FeatureMonitor
 from steerserve.engine.worker.observing.observers import Observers
+from steerserve.engine.worker.observing.sensing import Sensing
 from steerserve.engine.worker.observing.taps import Taps
 from steerserve.engine.worker.sae import sites
 from steerserve.engine.worker.sae.canonical import Sae
@@ -41,7 +42,8 @@ class Bench:
             folder, quantization="FP16", trust_remote_code=False, report=lambda *_: None
         )
         self.monitor = FeatureMonitor()
-        self.observers = Observers([self.monitor, Taps()])
+        self.sensing = Sensing(self.model.decode)
+        self.observers = Observers([self.monitor, Taps(), self.sensing])
         self.steering = HookedSaes(self.model.dtype, on_detach=self.observers.detached)
 
     @torch.inference_mode()

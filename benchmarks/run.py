@@ -11,7 +11,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from benchmarks import engine, inference, machine, models, requests, saes, service
+from benchmarks import engine, inference, machine, models, requests, saes, sensing, service
 from steerserve import __version__
 
 RESULTS = Path(__file__).parent / "results"
@@ -77,6 +77,13 @@ def _of_inference(asked: dict[str, Any]) -> list[str]:
     ]
 
 
+def _of_sensing(measured: dict[str, Any]) -> list[str]:
+    return [
+        f"a sensed step over a plain one, {name}: {ratio['median']:.4f}"
+        for name, ratio in measured["step_ratio"].items()
+    ]
+
+
 def _of_saes(measured: dict[str, Any]) -> list[str]:
     steering, monitoring = measured["steering_step_ratio"], measured["monitoring_step_ratio"]
     return [
@@ -100,6 +107,7 @@ PARTS: dict[str, Callable[[Path, Path], dict[str, Any]]] = {
     "inference": lambda _, big: inference.measure(big),
     "saes": saes.measure,
     "requests": lambda scratch, big: asyncio.run(requests.measure(scratch, big)),
+    "sensing": lambda _, big: sensing.measure(big),
 }
 LINES: dict[str, Callable[[dict[str, Any]], list[str]]] = {
     "service": _of_service,
@@ -107,6 +115,7 @@ LINES: dict[str, Callable[[dict[str, Any]], list[str]]] = {
     "inference": _of_inference,
     "saes": _of_saes,
     "requests": _of_requests,
+    "sensing": _of_sensing,
 }
 
 

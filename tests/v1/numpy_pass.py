@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -42,9 +43,9 @@ class NumpyPass:
     """The demo model, and its SAEs in numpy: the k largest pre-activations rectified, or those above their
     thresholds."""
 
-    def __init__(self) -> None:
-        self.tokenizer: Any = AutoTokenizer.from_pretrained(demo.MODEL_DIR)
-        self.model: Any = AutoModelForCausalLM.from_pretrained(demo.MODEL_DIR)
+    def __init__(self, folder: Path = demo.MODEL_DIR) -> None:
+        self.tokenizer: Any = AutoTokenizer.from_pretrained(folder)
+        self.model: Any = AutoModelForCausalLM.from_pretrained(folder)
 
     def tokens(self, prompt: str, completion: str) -> tuple[list[int], int]:
         """The tokens that the model has read for this answer, and how many of them are of the prompt."""
@@ -121,10 +122,12 @@ def often(values: Values, count: int, share: float = 1.0) -> list[int]:
     return [int(feature) for feature in np.argsort(-wanted)[:count]]
 
 
-def ask(live: Running, prompt: str, *, stream: bool = False) -> tuple[str, str]:
+def ask(
+    live: Running, prompt: str, *, stream: bool = False, model: str = demo.MODEL_NAME
+) -> tuple[str, str]:
     """The id and the text of a greedy answer."""
     body = {
-        "model": demo.MODEL_NAME,
+        "model": model,
         "prompt": prompt,
         "max_tokens": COUNT,
         "temperature": 0,
