@@ -151,7 +151,7 @@ def test_the_detailed_body_has_every_block(shared: Running) -> None:
     body = shared.data("GET", "/api/health/detailed")
     expected = (
         "status version timestamp uptime_seconds components circuit_breakers model_loaded model_name "
-        "model_placement sae_attached sae_id sae_count sae_ids inference engine active_profile lease errors"
+        "model_placement sae_attached sae_id sae_count sae_ids inference engine active_profile circuits lease errors"
     )
     assert set(body) == set(expected.split())
     assert body["errors"] == {}

@@ -151,6 +151,16 @@ async def test_a_write_that_lands_after_the_new_intensity_supersedes_it(
     assert await dialed(0.7) == (False, True)
 
 
+async def test_a_damaged_document_is_refused_before_anything_changes(world: World) -> None:
+    await attached(world)
+    circuit_id = await imported(world)
+    await CircuitStore(world.database).change(circuit_id, document={"name": "rain"})
+    refusal = await refused(activate(world, circuit_id))
+    assert (refusal.code, type(refusal)) == ("VALIDATION_ERROR", Refusal)
+    assert await claims(world) == []
+    assert world.steering.live.circuits == ()
+
+
 # ------------------------------------------------------------------ crashes
 
 
