@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
 import pytest
+import socketio
 
 from steerserve import demo
 from tests.service import Running, add_sae
@@ -204,6 +206,30 @@ def test_firings_are_listed_shown_and_cleared(sensed: tuple[Running, str]) -> No
         "CIRCUIT_SENSING_EVENT_NOT_FOUND",
     )
     assert live.error("POST", f"{SENSING}/circ_0/enable")[:2] == (404, "CIRCUIT_NOT_FOUND")
+
+
+@pytest.mark.shows("circuit-sensing.2")
+async def test_a_firing_is_told_over_the_socket_without_its_text(
+    sensed: tuple[Running, str],
+) -> None:
+    live, circuit_id = sensed
+    client = socketio.AsyncSimpleClient()
+    await client.connect(live.url, transports=["websocket"])
+    try:
+        for prompt in PROMPTS[:4]:
+            await asyncio.to_thread(ask, live, prompt)
+        name, told = "", {}
+        while name != "circuit:sensing:event":
+            name, told = await client.receive(timeout=20)
+    finally:
+        await client.disconnect()
+    event = live.data("GET", f"{SENSING}/events/{told['id']}")
+    assert told["circuit_id"] == circuit_id
+    assert {key for key in event if key not in told} == {
+        "context_text",
+        "context_token_ids",
+        "context_parts",
+    }
 
 
 @pytest.mark.shows("circuit-sensing.8")

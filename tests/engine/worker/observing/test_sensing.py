@@ -28,6 +28,7 @@ from steerserve.engine.wire.messages import (
 from steerserve.engine.worker.model.checkpoint import Checkpoint
 from steerserve.engine.worker.observing import armed as armed_module
 from steerserve.engine.worker.sae.canonical import Sae
+from steerserve.errors import Refusal
 from tests.engine.running import (
     Answer,
     Bench,
@@ -324,6 +325,43 @@ def test_detaching_the_sae_disarms_its_cluster(llama: Checkpoint) -> None:
         bench.ask(1, words(60), label="one")
         bench.run()
     assert bench.spans == []
+
+
+def test_a_feature_that_the_sae_does_not_have_is_refused_before_anything_is_armed(
+    llama: Checkpoint,
+) -> None:
+    bench = Bench(llama)
+    with bench.attached(KEY, SAE):
+        armed(bench)
+        for index in (-1, SAE.d_sae):
+            with pytest.raises(Refusal) as refused:
+                armed(bench, members=[ClusterMember(index, 1.0)])
+            assert refused.value.code == "INVALID_FEATURE_INDEX"
+        answer = bench.ask(1, words(60), label="one", max_tokens=4)
+        bench.run()
+        check(llama, bench.spans[0], answer)
+
+
+def test_a_pass_is_sent_to_the_host_in_one_transfer(
+    llama: Checkpoint, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    transfers: list[int] = []
+    plain = torch.Tensor.cpu
+
+    def counted(value: torch.Tensor) -> torch.Tensor:
+        transfers.append(len(value))
+        return plain(value)
+
+    bench = Bench(llama)
+    with bench.attached(KEY, SAE), bench.attached(OTHER, OTHER_SAE, 1):
+        armed(bench)
+        bench.sensing.sense_circuits([circuit()], bench.steering)
+        answers = [bench.ask(i, words(60, i), label="r", max_tokens=40) for i in range(4)]
+        monkeypatch.setattr(torch.Tensor, "cpu", counted)
+        bench.run()
+    read_by_all = sum(len(read(answer)) for answer in answers)
+    assert sum(transfers) == read_by_all
+    assert len(transfers) <= 1 + read_by_all // 64
 
 
 def test_a_failure_of_sensing_ends_no_request(
