@@ -32,6 +32,7 @@ NEVER_SUCCEED = {
     "DELETE /api/saes/{sae_id}",
     # nothing fires
     "GET /api/sensing/events/{event_id}",
+    "GET /api/circuit-sensing/events/{event_id}",
 }
 NAMING = {"/api/profiles", "/api/profiles/save-current", "/api/profiles/import"}
 REFUSES_WITH_200 = {

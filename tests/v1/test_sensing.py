@@ -162,7 +162,13 @@ async def test_a_firing_is_told_over_the_socket_without_its_text(
     assert event["context_parts"]["before"] + event["context_parts"]["span"] not in str(told)
 
 
-@pytest.mark.shows("cluster-sensing.1", "cluster-sensing.2", "cluster-sensing.4")
+@pytest.mark.shows(
+    "cluster-sensing.1",
+    "cluster-sensing.2",
+    "cluster-sensing.4",
+    "circuit-errors.7",
+    "cluster-sensing.3",
+)
 def test_events_are_listed_scoped_and_cleared(sensed: tuple[Running, str]) -> None:
     live, cluster_id = sensed
     ask(live, PROMPTS[0])
