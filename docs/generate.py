@@ -1,6 +1,7 @@
 """Writes the tables of docs/ that are made from code: `python -m docs.generate`.
 
-docs/errors.md comes from `errors.TABLE`, docs/settings.md from the fields of `Settings`.
+docs/errors.md comes from `errors.TABLE`, docs/settings.md from the fields of `Settings`, and
+docs/specification-coverage.md from the markers of the tests.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from typing import Any
 from pydantic import SecretStr
 from pydantic.fields import FieldInfo
 
+from docs import coverage
 from steerserve.errors import TABLE, Retry, Row
 from steerserve.setting_limits import RequestLimits
 from steerserve.settings import Settings
@@ -147,7 +149,11 @@ def escaped(cell: str) -> str:
     return cell.replace("|", "\\|")
 
 
-PAGES: dict[str, Callable[[], str]] = {"errors.md": errors_page, "settings.md": settings_page}
+PAGES: dict[str, Callable[[], str]] = {
+    "errors.md": errors_page,
+    "settings.md": settings_page,
+    "specification-coverage.md": coverage.page,
+}
 
 
 def main() -> None:

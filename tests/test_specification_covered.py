@@ -20,6 +20,17 @@ def test_each_marker_names_a_sentence() -> None:
     assert {id: tests for id, tests in coverage.shown().items() if id not in known} == {}
 
 
+def test_each_promise_is_shown_by_a_test() -> None:
+    shown = coverage.shown()
+    promises = [one for one in coverage.sentences() if one.kind == coverage.PROMISE]
+    assert [one.id for one in promises if one.id not in shown] == []
+
+
+def test_the_page_is_fresh() -> None:
+    page = coverage.FOLDER / "specification-coverage.md"
+    assert page.read_text(encoding="utf-8") == coverage.page(), "run `make docs`"
+
+
 def test_each_sentence_has_an_id_of_its_own() -> None:
     ids = [sentence.id for sentence in coverage.sentences()]
     assert len(ids) == len(set(ids))
