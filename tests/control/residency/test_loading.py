@@ -12,9 +12,11 @@ import pytest
 from steerserve.control.residency import fitting, loading
 from steerserve.control.residency.engines import Engines
 from steerserve.errors import Refusal
+from steerserve.rules import placement
 from steerserve.rules.cards import Card, CardProcess
 from steerserve.settings import Settings
-from tests.control.residency.test_fitting import checkpoint
+from tests.control.residency.test_fitting import cards, checkpoint
+from tests.doubles import World, soon
 
 ROW = {"status": "ready", "error_message": None, "engine": "checkpoint", "quantization": "FP16"}
 
@@ -41,3 +43,20 @@ async def test_a_gguf_model_on_a_card_makes_room_for_the_next(
     assert refused.value.code == "INSUFFICIENT_MEMORY"
     found = await loading.prepare(row, loading.ANYWHERE, resident, launcher, settings)
     assert found.plan.shares[0].device.free_mb == 10 + (800 if is_told else 700)
+
+
+@pytest.mark.parametrize(
+    ("gpu", "device"),
+    [(None, "cuda:1"), ("auto", "cuda:1"), (0, "cuda:0"), ("1", "cuda:1")],
+)
+async def test_the_card_that_is_chosen_reaches_the_engine(
+    world: World, monkeypatch: pytest.MonkeyPatch, gpu: int | str | None, device: str
+) -> None:
+    monkeypatch.setattr(fitting, "built_for_cards", lambda: True)
+    monkeypatch.setattr(loading, "read_cards", lambda: (cards(8_000, 9_000), None))
+    row = await world.model()
+    await soon((await world.conductor.load(row, gpu=placement.parse(gpu))).ready)
+    assert world.launcher.engine.loaded is not None
+    assert world.launcher.engine.loaded["devices"] == [device]
+    assert world.resident.placement is not None
+    assert world.resident.placement["devices"] == [device]
