@@ -11,7 +11,16 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from benchmarks import engine, inference, machine, models, requests, saes, sensing, service
+from benchmarks import (
+    engine,
+    inference,
+    machine,
+    models,
+    saes,
+    sensing,
+    service,
+    steered_requests,
+)
 from steerserve import __version__
 
 RESULTS = Path(__file__).parent / "results"
@@ -106,7 +115,7 @@ PARTS: dict[str, Callable[[Path, Path], dict[str, Any]]] = {
     "engine": lambda _, big: engine.measure(big),
     "inference": lambda _, big: inference.measure(big),
     "saes": saes.measure,
-    "requests": lambda scratch, big: asyncio.run(requests.measure(scratch, big)),
+    "requests": lambda scratch, big: asyncio.run(steered_requests.measure(scratch, big)),
     "sensing": lambda _, big: sensing.measure(big),
 }
 LINES: dict[str, Callable[[dict[str, Any]], list[str]]] = {
