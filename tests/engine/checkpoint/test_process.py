@@ -457,7 +457,7 @@ def test_a_command_to_an_engine_that_is_ending_is_refused(
         await stream.aclose()
         asked = asyncio.create_task(engine.measure())
         stopping = asyncio.create_task(engine.stop())
-        await until(lambda: engine._asks._answers)
+        await asyncio.sleep(0)  # both have begun, and wait for the end of the process
         assert not asked.done()
         ends.set()
         with pytest.raises(Refusal) as refused:
