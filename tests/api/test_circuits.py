@@ -102,6 +102,12 @@ def test_a_document_is_refused_with_status_200(
     assert unattached.data("GET", "/api/circuits")["total"] == 0
 
 
+def test_a_kind_and_a_version_that_are_null_count_as_missing(unattached: Running) -> None:
+    nulls = document(kind=None, schema_version=None)
+    made = unattached.data("POST", "/api/circuits/import", nulls)
+    assert unattached.data("GET", f"/api/circuits/{made['id']}/export") == nulls
+
+
 def test_a_document_that_is_nested_too_deep_is_refused(unattached: Running) -> None:
     deep: Any = 1
     for _ in range(40):

@@ -80,6 +80,23 @@ def test_the_same_feature_of_a_layer_is_a_collision_that_nothing_overrides(
     assert "rung_header_suppressed_if_overridden" not in details
 
 
+def test_a_collision_names_only_the_circuits_that_steer_the_same_feature() -> None:
+    refused = refusal(WANTED, held(2, 1), held(2, 8, by="circ_c"), allows_overlap=True)
+    assert refused.details["incumbent"] == {"id": "circ_c", "name": "name of circ_c"}
+    assert [one["id"] for one in refused.details["all_incumbents"]] == ["circ_a", "circ_c"]
+    assert refused.message == (
+        "'name of circ_c' steers the same features: 8 at layer 2; deactivate the other circuit first"
+    )
+
+
+def test_a_contention_names_every_circuit_that_serves_there() -> None:
+    refused = refusal(WANTED, held(2, 1), held(3, 1, by="circ_c"))
+    assert refused.message == (
+        "'name of circ_a', 'name of circ_c' serve on layers 2, 3;"
+        " allow_layer_overlap=true serves both circuits there"
+    )
+
+
 def test_the_same_index_on_another_layer_is_no_collision() -> None:
     assert "colliding_keys" not in refusal(WANTED, held(3, 7, 8)).details
 

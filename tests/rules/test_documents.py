@@ -139,6 +139,14 @@ def test_the_first_ten_faults_are_named() -> None:
     assert [error["loc"][-1] for error in raised.value.details["errors"]] == list(range(10))
 
 
+@pytest.mark.parametrize(
+    ("value", "why"),
+    [(-1, "less than 0"), (2**31, "more than 2147483647"), (10**30, "more than 2147483647")],
+)
+def test_a_whole_number_outside_its_bounds_is_told_the_bound(value: int, why: str) -> None:
+    assert [fault.why for fault in documents.whole()(value, ())] == [why]
+
+
 @pytest.mark.parametrize(("kind", "name"), [("other", "other"), (None, "NoneType"), ([], "list")])
 def test_an_unknown_kind_names_the_known_kinds(kind: Any, name: str) -> None:
     refusal = documents.unknown_kind({"kind": kind}, ("a", "b"))

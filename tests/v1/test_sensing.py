@@ -195,6 +195,51 @@ def test_events_are_listed_scoped_and_cleared(sensed: tuple[Running, str]) -> No
     )
 
 
+@pytest.mark.parametrize("path", [SENSING, "/api/circuit-sensing"])
+@pytest.mark.parametrize(
+    ("since", "are_newer"),
+    [("0001-01-01T00:00:00%2B14:00", True), ("9999-12-31T23:59:59-14:00", False)],
+)
+def test_a_time_that_is_no_year_in_utc_is_before_or_after_all_events(
+    sensed: tuple[Running, str], path: str, since: str, are_newer: bool
+) -> None:
+    live, _ = sensed
+    ask(live, PROMPTS[0])
+    every = live.data("GET", f"{path}/events")["events"]
+    newer = live.data("GET", f"{path}/events?since={since}")["events"]
+    assert newer == (every if are_newer else [])
+    assert bool(every) == (path == SENSING)
+
+
+def test_a_profile_route_tells_too_whether_an_activated_cluster_is_sensed(
+    sensed: tuple[Running, str],
+) -> None:
+    live, cluster_id = sensed
+    done = live.data("POST", f"/api/profiles/{cluster_id}/activate")
+    assert done["sensing_armed"] is True
+    live.data("POST", f"{SENSING}/{cluster_id}/disable")
+    done = live.data("POST", f"/api/profiles/{cluster_id}/activate")
+    assert done["sensing_armed"] is False
+
+
+def test_an_active_cluster_that_cannot_be_armed_is_refused_with_the_reason(
+    sensed: tuple[Running, str],
+) -> None:
+    live, _ = sensed
+    unarmable = {"name": "no peaks", "members": [{"feature_idx": 1, "strength": 1}]}
+    made = live.data("POST", "/api/clusters/import?activate=true", unarmable)
+    cluster_id = made["results"][0]["profile_id"]
+    try:
+        status, code, details = live.error("POST", f"{SENSING}/{cluster_id}/enable")
+        assert (status, code) == (422, "VALIDATION_ERROR")
+        assert details["profile_id"] == cluster_id
+        assert "max_activation" in details["reason"]
+        enabled = live.data("GET", f"{SENSING}/status")["enabled_clusters"]
+        assert {"id": cluster_id, "name": "no peaks", "is_active": True} in enabled
+    finally:
+        live.data("DELETE", f"/api/clusters/{cluster_id}")
+
+
 @pytest.mark.shows("cluster-sensing.7")
 def test_a_quorum_is_kept_beside_the_document(sensed: tuple[Running, str]) -> None:
     live, cluster_id = sensed

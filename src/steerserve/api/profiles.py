@@ -272,6 +272,7 @@ def router(profiles: Profiles, serving: Serving) -> APIRouter:
     async def activate(profile_id: str, body: Activation | None = None) -> Response:
         applies = body is None or body.apply_steering
         done = await serving.activate(profile_id, applies=applies)
+        sensed = {} if done.is_sensed is None else {"sensing_armed": done.is_sensed}
         return success(
             {
                 "profile_id": profile_id,
@@ -279,6 +280,7 @@ def router(profiles: Profiles, serving: Serving) -> APIRouter:
                 "feature_count": done.count,
                 "warnings": done.warnings,
             }
+            | sensed
         )
 
     @routes.post("/{profile_id}/deactivate", response_model=Envelope)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from datetime import UTC, datetime
+from datetime import MINYEAR, UTC, datetime
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Query
@@ -73,10 +73,14 @@ def router(sensing: ClusterSensing) -> APIRouter:
 
 
 def utc(since: datetime | None) -> datetime | None:
-    """A time from a query. A time without a zone is UTC."""
-    if since is None or since.tzinfo is not None:
-        return since
-    return since.replace(tzinfo=UTC)
+    """A time from a query. A time without a zone is UTC. A time of no year that UTC has is the nearest one that is."""
+    if since is None:
+        return None
+    try:
+        return since.astimezone(UTC) if since.tzinfo else since.replace(tzinfo=UTC)
+    except OverflowError:
+        nearest = datetime.min if since.year == MINYEAR else datetime.max
+        return nearest.replace(tzinfo=UTC)
 
 
 def intents(enabled: tuple[SensingIntent, ...]) -> list[dict[str, Any]]:

@@ -117,7 +117,7 @@ def read(document: Mapping[str, Any]) -> Circuit:
     Raises:
         DocumentRefusal: UNKNOWN_KIND; VALIDATION_ERROR, whose details have the first faults.
     """
-    if document.get("kind", KIND) != KIND:
+    if document.get("kind") not in (None, KIND):
         raise documents.unknown_kind(document, [KIND])
     documents.check(document, SHAPE)
     circuit = _circuit(document)

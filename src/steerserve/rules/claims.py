@@ -76,7 +76,7 @@ def contention(wanted: Wanted, incumbents: Sequence[LayerClaim]) -> Refusal:
     layers = sorted({claim.layer for claim in incumbents} & wanted.features.keys())
     details: dict[str, Any] = {
         "contended_layers": layers,
-        "incumbent": _name(incumbents[0]),
+        "incumbent": colliding[0]["incumbent"] if colliding else _name(incumbents[0]),
         "requested": {"id": wanted.circuit_id, "name": wanted.name},
         "all_incumbents": _all(incumbents),
         "overridable": not (colliding or is_second_slice),
@@ -129,17 +129,23 @@ def _all(claims: Sequence[LayerClaim]) -> list[dict[str, Any]]:
 
 
 def _sentence(details: Mapping[str, Any]) -> str:
-    holders = ", ".join(repr(one["name"]) for one in details["all_incumbents"])
     if "colliding_keys" in details:
         keys = details["colliding_keys"]
+        holders, ending = _holders([key["incumbent"] for key in keys])
         named = ", ".join(f"{key['feature_idx']} at layer {key['layer']}" for key in keys[:5])
         more = f" and {len(keys) - 5} more" if len(keys) > 5 else ""
-        return (
-            f"{holders} steers the same features: {named}{more}; deactivate the other circuit first"
-        )
+        return f"{holders} steer{ending} the same features: {named}{more}; deactivate the other circuit first"
+    holders, ending = _holders(details["all_incumbents"])
     if "reason" in details:
         return (
             f"one layer of {holders} is served by a cluster, and only one cluster serves at a time"
         )
-    layers = ", ".join(map(str, details["contended_layers"]))
-    return f"{holders} serves on layer {layers}; {OVERRIDE}=true serves both circuits there"
+    layers = details["contended_layers"]
+    where = f"layer{'s' if len(layers) > 1 else ''} {', '.join(map(str, layers))}"
+    return f"{holders} serve{ending} on {where}; {OVERRIDE}=true serves both circuits there"
+
+
+def _holders(incumbents: Sequence[Mapping[str, Any]]) -> tuple[str, str]:
+    """The names of circuits, each once, and the ending of a verb that follows them."""
+    names = {one["id"]: repr(one["name"]) for one in incumbents}
+    return ", ".join(names.values()), "s" if len(names) == 1 else ""

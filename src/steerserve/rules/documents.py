@@ -218,7 +218,7 @@ def number(least: float = -math.inf, most: float = math.inf) -> Check:
         if as_number(value) is None:
             yield DocumentFault(place, "not a finite number")
         elif not least <= value <= most:
-            yield DocumentFault(place, _outside(least, most))
+            yield DocumentFault(place, _outside(value, least, most))
 
     return fault
 
@@ -231,7 +231,7 @@ def whole(least: int = 0, most: int = LARGEST_WHOLE) -> Check:
         if size is None or size != int(size):
             yield DocumentFault(place, "not a whole number")
         elif not least <= size <= most:
-            yield DocumentFault(place, _outside(least, most))
+            yield DocumentFault(place, _outside(value, least, most))
 
     return fault
 
@@ -322,7 +322,9 @@ def part_of(document: Mapping[str, Any], name: str) -> Mapping[str, Any]:
     return value if isinstance(value, dict) else {}
 
 
-def _outside(least: float, most: float) -> str:
+def _outside(value: float, least: float, most: float) -> str:
+    if most == LARGEST_WHOLE and value > most:
+        return f"more than {LARGEST_WHOLE}"
     if most in (math.inf, LARGEST_WHOLE) and math.isfinite(least):
         return f"less than {least:g}"
     return f"outside [{least:g}, {most:g}]"

@@ -41,12 +41,13 @@ Followed = Callable[[ProfileRow | None], Awaitable[bool]]
 
 @dataclass(frozen=True, slots=True)
 class ActivationReport:
-    """The outcome of an activation. `count` is the number of features that the profile steers now."""
+    """The outcome of an activation. `count` is the number of features that the profile steers now. `is_sensed` is None
+    for a profile that is no cluster, because only clusters are sensed."""
 
     applied: bool
     count: int
     warnings: tuple[str, ...]
-    is_sensed: bool = False
+    is_sensed: bool | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,7 +182,12 @@ class Serving:
                 warnings += tuple(await displaced())
         row = await self._recorded(row, profile) if applied else row
         is_sensed = await self._tell(row)
-        return ActivationReport(applied, len(row.steering) if applied else 0, warnings, is_sensed)
+        return ActivationReport(
+            applied,
+            len(row.steering) if applied else 0,
+            warnings,
+            None if row.cluster is None else is_sensed,
+        )
 
     async def redial(self, row: ProfileRow) -> bool:
         """Give the active profile the intensity of its record, and return whether its values are live now. Nothing

@@ -169,7 +169,7 @@ class CircuitSensing:
                 "VALIDATION_ERROR",
                 f"sensing is {'enabled' if enabled else 'disabled'}, but the engine refuses: {why.message}",
                 circuit_id=circuit_id,
-                reason=why.code,
+                reason=why.message,
             )
         plan = self._candidate(row).plan
         armed = self._arming.now

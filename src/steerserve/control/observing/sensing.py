@@ -193,7 +193,7 @@ class ClusterSensing:
                 "VALIDATION_ERROR",
                 f"sensing stays enabled, but the cluster cannot be armed: {why.message}",
                 profile_id=row.id,
-                reason=why.code,
+                reason=why.message,
             )
         return self.is_armed
 
