@@ -294,6 +294,15 @@ def test_without_saes_every_member_is_an_offender(unattached: Running) -> None:
     assert unattached.data("GET", "/api/circuits/claims") == []
 
 
+def test_a_circuit_whose_saes_are_attached_but_do_not_fit_is_told_so(live: Running) -> None:
+    saes = [{"layer": layer, "n_features": D_SAE + 1} for layer in (LOW.layer, HIGH.layer)]
+    made = live.data("POST", "/api/circuits/import", document(saes=saes))
+    error = live.http.post(f"/api/circuits/{made['id']}/activate").json()["error"]
+    assert error["code"] == "SAE_SET_INCOMPLETE"
+    assert error["message"] == "no attached SAE fits a layer of the circuit"
+    assert all("features" in one["reason"] for one in error["details"]["offenders"])
+
+
 def test_an_index_outside_of_the_sae_is_refused_before_anything_changes(live: Running) -> None:
     circuit_id = imported(live, high=D_SAE)
     status, code, details = live.error("POST", f"/api/circuits/{circuit_id}/activate")

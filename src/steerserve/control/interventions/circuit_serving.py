@@ -76,7 +76,7 @@ class CircuitServing:
             bindings = binding.bind(binding.declared(circuit), attached)
             bound = binding.bound_layers(bindings)
             if not bound:
-                message = "no SAE is attached for any layer of the circuit"
+                message = "no attached SAE fits a layer of the circuit"
                 raise binding.incomplete(circuit, bindings, message)
             if binding.is_serveable(bindings):
                 done = await self._serve_whole(row, circuit, allows_overlap)
