@@ -102,6 +102,13 @@ def test_a_document_is_refused_with_status_200(
     assert unattached.data("GET", "/api/circuits")["total"] == 0
 
 
+def test_a_narrative_may_have_any_characters(unattached: Running) -> None:
+    content = document(narrative="one\u2028two\x0b")
+    made = unattached.data("POST", "/api/circuits/import", content)
+    assert made["description"] == "one\ufffdtwo\ufffd"
+    assert unattached.data("GET", f"/api/circuits/{made['id']}/export") == content
+
+
 def test_a_kind_and_a_version_that_are_null_count_as_missing(unattached: Running) -> None:
     nulls = document(kind=None, schema_version=None)
     made = unattached.data("POST", "/api/circuits/import", nulls)

@@ -235,6 +235,18 @@ def test_a_document_with_explicit_nulls_is_imported(empty: Running) -> None:
     assert (summary["intensity_range"], summary["layer"], summary["intensity"]) == (None, None, 1.0)
 
 
+def test_a_narrative_may_have_any_characters_and_is_shown_without_control_characters(
+    empty: Running,
+) -> None:
+    narrative = "one\u2028two\x0b\tthree\u0000\ud800\r\n\u200dfour"
+    document = MINIMAL | {"narrative": narrative}
+    profile_id = imported(empty, document)["profile_id"]
+    shown = "one\ufffdtwo\ufffd\tthree\ufffd\ufffd\r\n\u200dfour"
+    assert one(empty)["description"] == shown
+    assert empty.data("GET", f"{PROFILES}/{profile_id}")["description"] == shown
+    assert empty.data("GET", f"{CLUSTERS}/{profile_id}/export") == document
+
+
 @pytest.mark.parametrize("declared", [[], [1.0], ["a", 2], [0.5, 1, 2], "wide", [None, 1], None])
 def test_a_range_of_another_form_counts_as_not_declared(empty: Running, declared: Any) -> None:
     imported(empty, MINIMAL | {"budget": {"intensity_range": declared}})

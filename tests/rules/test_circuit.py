@@ -276,7 +276,7 @@ def test_a_document_may_not_have(changes: dict[str, Any], place: list[Any]) -> N
 
 
 @pytest.mark.parametrize(
-    "kind", ["mistudio.circuit-definition/v1", "mistudio.cluster-definition", "", 7, None]
+    "kind", ["mistudio.circuit-definition/v1", "mistudio.cluster-definition", "", 7, False]
 )
 def test_another_kind_is_unknown(kind: Any) -> None:
     with pytest.raises(DocumentRefusal) as raised:

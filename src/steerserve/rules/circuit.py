@@ -158,7 +158,7 @@ def _circuit(document: Mapping[str, Any]) -> Circuit:
     layers = tuple(sorted({int(entry["layer"]) for entry in entries}))
     return Circuit(
         name=document["name"],
-        narrative=document.get("narrative"),
+        narrative=members.narrative(document),
         model=members.model_name(document),
         layers=layers,
         members={layer: members_ for layer in layers if (members_ := _members(entries, layer))},

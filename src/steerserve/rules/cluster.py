@@ -161,7 +161,7 @@ def read(document: Mapping[str, Any]) -> ImportedCluster:
     intensity = members.declared_intensity(budget)
     return ImportedCluster(
         document["name"],
-        document.get("narrative"),
+        members.narrative(document),
         members.model_name(document),
         1.0 if intensity is None else intensity,
         document,

@@ -27,7 +27,7 @@ from steerserve.rules.documents import (
     text,
     whole,
 )
-from steerserve.rules.text import line_fault, lines_fault, name_fault, storable
+from steerserve.rules.text import line_fault, name_fault, readable, storable
 
 SCHEMA_VERSION = "1"
 STRENGTH_MAXIMUM = 300.0
@@ -147,7 +147,7 @@ BUDGET_FIELDS: Mapping[str, Check] = {
 }
 """`intensity_range` is not checked: `declared_range` reads any other form of it as no range."""
 
-NARRATIVE: Check = text(most=NARRATIVE_MAXIMUM, why=lines_fault)
+NARRATIVE: Check = text(most=NARRATIVE_MAXIMUM)
 
 
 # ------------------------------------------------------------- values
@@ -220,6 +220,12 @@ def sae_reference(raw: Any) -> SaeReference:
         _whole(raw.get("layer")),
         _whole(raw.get("n_features")),
     )
+
+
+def narrative(document: Mapping[str, Any]) -> str | None:
+    """The narrative of a checked document as the service stores and shows it; an export has it as it came."""
+    written = document.get("narrative")
+    return None if written is None else readable(written)
 
 
 def model_name(document: Mapping[str, Any]) -> str | None:

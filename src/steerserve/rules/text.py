@@ -44,6 +44,11 @@ def storable(text: str) -> str:
     return UNSTORABLE.sub("\ufffd", text)
 
 
+def readable(text: str) -> str:
+    """The text with U+FFFD in the place of each character that a free text may not have."""
+    return "".join("\ufffd" if lines_fault(character) else character for character in text)
+
+
 def shown(text: str, longest: int = SHOWN) -> str:
     """At most `longest` characters of a text, for a message. Half a surrogate pair is written as its escape
     sequence."""
