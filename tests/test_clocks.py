@@ -39,7 +39,9 @@ TELLERS = {
     "control/vitals/gauges.py": "the time of the metrics",
     "control/vitals/health.py": "the time of an answer about health",
     "store/catalog.py": "the times of records",
+    "store/circuits.py": "the times of circuits and claims",
     "store/documents.py": "the times of profiles",
+    "store/sensing.py": "the times of events",
 }
 """File that uses `utc_now` -> what it tells with the time. None of them measures how long something takes."""
 

@@ -13,7 +13,12 @@ from steerserve.rules import evidence
 
 ROOT = Path(__file__).parent.parent
 SOURCES = sorted((ROOT / "src" / "steerserve").rglob("*.py"))
-PAGES = sorted([*(ROOT / "docs").glob("*.md"), ROOT / "README.md"])
+QUOTED = "specification-coverage.md"
+"""The page that quotes the specification."""
+
+PAGES = sorted(
+    [*(page for page in (ROOT / "docs").glob("*.md") if page.name != QUOTED), ROOT / "README.md"]
+)
 ABOUT_MODELS = re.compile(
     r"causal language model|causal attention|causallm|attention\.causal", re.I
 )

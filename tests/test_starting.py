@@ -85,7 +85,9 @@ def test_a_start_that_cannot_succeed_ends_in_one_sentence(
 def test_a_name_in_the_file_of_settings_that_is_none_is_warned_of(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (tmp_path / ".env").write_text("MAX_CONCURENT_REQUESTS=4\nmax_messages=100\nSENTINEL=secret\n")
+    (tmp_path / ".env").write_text(
+        "MAX_CONCURENT_REQUESTS=4\nmax_messages=100\nQWERTZUIOP=secret\n"
+    )
     monkeypatch.chdir(tmp_path)
     with serving(tmp_path / "home") as served:
         warned = [line for line in served.lines if "unknown_setting" in line]

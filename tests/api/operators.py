@@ -300,9 +300,10 @@ class Operators(RuleBasedStateMachine):
     @rule()
     def kill_the_engine(self) -> None:
         """The next request loads the model again, with everything that steered before."""
-        (engine,) = (
-            one for one in psutil.Process().children(recursive=True) if one.name() == "steer-engine"
-        )
+        resident = self.live.service.owners.conductor.resident
+        assert resident is not None
+        assert resident.engine is not None
+        engine = psutil.Process(resident.engine.pid)
         engine.kill()
         engine.wait(10)
         self.stage.serve()

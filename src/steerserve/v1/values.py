@@ -57,7 +57,8 @@ def generate(
         raise invalid("stop", "an empty stop string")
     max_tokens = _max_tokens(body)
     if max_tokens == 0:
-        raise invalid("max_tokens", "at least 1; only echo with logprobs takes 0")
+        named = "max_tokens" if body.max_completion_tokens is None else "max_completion_tokens"
+        raise invalid(named, "at least 1; only echo with logprobs takes 0")
     sampling = intent.SamplingParameters(
         temperature=1.0 if body.temperature is None else body.temperature,
         top_p=1.0 if body.top_p is None else body.top_p,

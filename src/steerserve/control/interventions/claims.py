@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 
 import structlog
@@ -144,11 +144,9 @@ class LayerClaims:
             return []
 
     async def close(self) -> None:
-        """End the release in the background."""
+        """Wait for the end of the release in the background."""
         if self._settling is not None:
-            self._settling.cancel()
-            with suppress(asyncio.CancelledError):
-                await self._settling
+            await asyncio.wait([self._settling])
 
     # ------------------------------------------------------------- inside
 
