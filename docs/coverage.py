@@ -89,6 +89,6 @@ def _row(sentence: Sentence, tests: Mapping[str, list[str]]) -> str:
 _HEAD = (
     "# Specification coverage",
     "",
-    "Each sentence of the specification, and each row of its tables, with the tests in `tests/` that show it. This page",
-    "is written by `make docs` from `specification.txt` and from the markers `shows` of the tests.",
+    "Each sentence of the specification, and each row of its tables, with the tests in `tests/` that show it.",
+    "`make docs` writes this page from `specification.txt` and from the markers `shows` of the tests.",
 )
