@@ -523,6 +523,36 @@ def test_the_cluster_of_a_slice_is_made_once(half: Running) -> None:
     assert steered(half) == {LOW.layer: {"70": 4.0}}
 
 
+def test_the_clusters_of_the_slices_are_deleted_with_their_circuit(half: Running) -> None:
+    ids = [imported(half, name="x" * 120, low=low) for low in (70, 71)]
+    for circuit_id in ids * 2:
+        activated(half, circuit_id)
+        half.data("POST", f"/api/circuits/{circuit_id}/deactivate")
+    assert len(half.data("GET", "/api/clusters")["clusters"]) == 2
+    half.data("DELETE", f"/api/circuits/{ids[0]}")
+    (left,) = half.data("GET", "/api/clusters")["clusters"]
+    assert left["members"][0][0] == 71
+    activated(half, ids[1])
+    half.data("DELETE", f"/api/circuits/{ids[1]}")
+    assert half.data("GET", "/api/clusters")["clusters"] == []
+    assert steered(half) == {LOW.layer: {}}
+
+
+@pytest.mark.parametrize("keeps", ["renamed", "activated"])
+def test_the_cluster_of_a_slice_stays_where_an_operator_uses_it(half: Running, keeps: str) -> None:
+    circuit_id = imported(half)
+    activated(half, circuit_id)
+    half.data("POST", f"/api/circuits/{circuit_id}/deactivate")
+    (cluster,) = half.data("GET", "/api/clusters")["clusters"]
+    if keeps == "renamed":
+        half.data("PATCH", f"/api/profiles/{cluster['id']}", {"name": "mine"})
+    else:
+        half.data("POST", f"/api/clusters/{cluster['id']}/activate")
+    half.data("DELETE", f"/api/circuits/{circuit_id}")
+    (left,) = half.data("GET", "/api/clusters")["clusters"]
+    assert (left["id"], left["is_active"]) == (cluster["id"], keeps == "activated")
+
+
 def test_only_one_slice_serves_at_a_time(half: Running) -> None:
     activated(half, imported(half, name="first"))
     second = imported(half, name="second", low=9)
@@ -620,6 +650,40 @@ def test_a_new_intensity_is_live_at_once_and_absolute(live: Running) -> None:
     # the intensity is kept for the next activation
     live.data("POST", f"/api/circuits/{circuit_id}/deactivate")
     assert activated(live, circuit_id)["applied_per_layer"][str(LOW.layer)] == {"70": 1.6}
+
+
+def test_an_activation_uses_the_saved_intensity_and_not_that_of_the_document(live: Running) -> None:
+    circuit_id = imported(live)
+    activated(live, circuit_id)
+    live.data("PUT", "/api/circuits/active/intensity", {"intensity": 0.5, "reapply": False})
+    live.data("POST", f"/api/circuits/{circuit_id}/deactivate")
+    answer = activated(live, circuit_id)
+    assert (answer["intensity"], answer["warnings"]) == (0.5, [])
+    assert steered(live) == {LOW.layer: {"70": 4.0}, HIGH.layer: {"31": -3.0}}
+    exported = live.data("GET", f"/api/circuits/{circuit_id}/export")
+    assert exported["budget"]["intensity"] == 1.0
+
+
+@pytest.mark.parametrize(("asked", "held"), [(2.0, 1.4), (0.1, 0.2), (0.0, 0.0)])
+def test_a_row_has_the_intensity_at_which_the_circuit_serves(
+    live: Running, asked: float, held: float
+) -> None:
+    budget = {"intensity": asked, "intensity_range": [0.2, 1.4]}
+    row = live.data("POST", "/api/circuits/import", document(budget=budget))
+    assert row["intensity"] == held
+    assert [("is used" in warning) for warning in row["warnings"]] == [True] * (asked != held)
+    (listed,) = live.data("GET", "/api/circuits")["circuits"]
+    assert listed["intensity"] == held
+    served = activated(live, row["id"])
+    assert served["intensity"] == held
+    assert served["applied_per_layer"][str(LOW.layer)]["70"] == pytest.approx(8 * held)
+
+
+def test_a_slice_has_the_intensity_of_its_circuit_within_its_range(half: Running) -> None:
+    budget = {"intensity": 2.0, "intensity_range": [0.2, 1.5]}
+    answer = activated(half, imported(half, budget=budget))
+    assert (answer["intensity"], answer["serving_mode"]) == (1.5, "slice_fallback")
+    assert steered(half) == {LOW.layer: {"70": 12.0}}
 
 
 @pytest.mark.parametrize("body", [{}, {"intensity": 2.5}, {"intensity": -1}, {"intensity": "1"}])

@@ -66,7 +66,7 @@ def record(view: CircuitView) -> dict[str, Any]:
         "serveable": view.is_serveable,
         "is_active": view.served is not None,
         "serving_mode": view.mode,
-        "intensity": row.intensity,
+        "intensity": view.intensity,
         "steering": view.is_steering,
         "composed_layers": view.composed_layers,
         "per_sae_warnings": [

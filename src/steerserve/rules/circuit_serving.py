@@ -33,6 +33,15 @@ def held(intensity: float, within: tuple[float, float]) -> float:
     return intensity if intensity == 0.0 else min(max(intensity, within[0]), within[1])
 
 
+def outside(intensity: float, within: tuple[float, float]) -> tuple[str, ...]:
+    """A warning about an intensity that the limits change."""
+    used = held(intensity, within)
+    if used == intensity:
+        return ()
+    lowest, highest = within
+    return (f"the intensity {intensity:g} is outside [{lowest:g}, {highest:g}]; {used:g} is used",)
+
+
 def activate(live: Live, circuit: ServedCircuit, attached: Sequence[AttachedSae]) -> Live:
     """Serve a circuit whole. (1) Its values, each clamped, become the values of its owner, and steering is switched on.
     (2) The active profile ends if it steers one of the layers, and the values at its SAE that no circuit owns are

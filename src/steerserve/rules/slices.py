@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -9,6 +10,9 @@ from steerserve.rules import cluster, evidence
 from steerserve.rules.circuit import Circuit
 from steerserve.rules.documents import part_of
 from steerserve.rules.members import SCHEMA_VERSION
+
+_PROJECTION = "projection_of"
+_NAME = re.compile(r" \[L[0-9]+ s[lice]*\]?( \([0-9]+\))?$")
 
 
 def project(
@@ -40,18 +44,28 @@ def project(
         ],
         "budget": budget,
         "provenance": {
-            "source_note": f"projection_of={circuit_id}; parent_rung={circuit.rung}; "
+            "source_note": f"{_PROJECTION}={circuit_id}; parent_rung={circuit.rung}; "
             f"parent_evidence={evidence.language(circuit.rung)}; partial_rendering=true"
         },
     }
 
 
-def is_same_slice(first: Mapping[str, Any], second: Mapping[str, Any]) -> bool:
-    """Whether two documents are the same layer of the same circuit."""
-    notes = [str(part_of(one, "provenance").get("source_note")) for one in (first, second)]
-    layers = [part_of(one, "sae").get("layer") for one in (first, second)]
-    circuits = [note.partition(";")[0] for note in notes]
-    return circuits[0] == circuits[1] and layers[0] == layers[1]
+def circuit_of(document: Mapping[str, Any]) -> str | None:
+    """The id of the circuit that a cluster document is a layer of; None for any other document."""
+    note = str(part_of(document, "provenance").get("source_note"))
+    key, _, circuit_id = note.partition(";")[0].partition("=")
+    return circuit_id if key == _PROJECTION else None
+
+
+def layer_of(document: Mapping[str, Any]) -> Any:
+    """The layer that a cluster document declares."""
+    return part_of(document, "sae").get("layer")
+
+
+def is_name(cluster_name: str) -> bool:
+    """Whether a cluster may be a layer of a circuit by its name. A number after the name may have cut off the end of
+    the word `slice`."""
+    return _NAME.search(cluster_name) is not None
 
 
 def name(circuit_name: str, layer: int) -> str:

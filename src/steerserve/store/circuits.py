@@ -105,6 +105,12 @@ class CircuitStore:
             document: dict[str, Any] = (await connection.execute(wanted)).scalar_one()
         return document
 
+    async def taken_names(self, names: Sequence[str]) -> set[str]:
+        """Those of the names that circuits have."""
+        wanted = select(circuits.c.name).where(circuits.c.name.in_(names))
+        async with self._database.read() as connection:
+            return set((await connection.execute(wanted)).scalars())
+
     async def add(
         self,
         name: str,

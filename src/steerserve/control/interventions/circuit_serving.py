@@ -91,10 +91,11 @@ class CircuitServing:
         self, row: CircuitRow, circuit: Circuit, allows_overlap: bool
     ) -> tuple[ServedCircuit, tuple[int, ...], tuple[str, ...]]:
         limits = self._circuits.limits(row)
-        intensity = rules.held(row.intensity, limits)
-        warnings = list(documents.warnings(circuit, intensity))
-        if intensity != row.intensity:
-            warnings.append(_held(row.intensity, intensity, limits))
+        intensity = self._circuits.intensity(row)
+        warnings = [
+            *documents.warnings(circuit, intensity),
+            *rules.outside(row.intensity, limits),
+        ]
         before = await self._serving.active()
         made: list[ServedCircuit] = []
 
@@ -122,19 +123,20 @@ class CircuitServing:
     ) -> tuple[ServedCircuit, tuple[int, ...], tuple[str, ...]]:
         wanted = Wanted(row.id, row.name, {layer: circuit.features[layer]}, is_slice=True)
         async with self._claims.taking(wanted, allows_overlap=allows_overlap) as shared:
-            profile_id, warnings = await self._slices.serve(row, circuit, layer)
+            intensity, limits = self._circuits.intensity(row), self._circuits.limits(row)
+            profile_id, warnings = await self._slices.serve(row, circuit, layer, intensity)
             served = ServedCircuit(
                 row.id,
                 row.name,
                 row.rung,
                 (layer,),
-                intensity=row.intensity,
-                intensity_range=self._circuits.limits(row),
+                intensity=intensity,
+                intensity_range=limits,
                 profile_id=profile_id,
             )
             await self._steering.act(lambda live, _: rules.serve_slice(live, served))
         note = f"only layer {layer} of the circuit is served, by the cluster {profile_id}"
-        return served, shared, (note, *warnings)
+        return served, shared, (note, *rules.outside(row.intensity, limits), *warnings)
 
     # ------------------------------------------------------------- ending
 
@@ -150,7 +152,7 @@ class CircuitServing:
             return self._circuits.described(row), was_serving
 
     async def remove(self, circuit_id: str) -> None:
-        """Delete a circuit. If it serves, it is ended first.
+        """Delete a circuit, and the clusters that were made of its layers. If it serves, it is ended first.
 
         Raises:
             Refusal: CIRCUIT_NOT_FOUND; ENGINE_UNAVAILABLE, in which case nothing is deleted.
@@ -158,6 +160,7 @@ class CircuitServing:
         async with self._serving.editing:
             await self._store.circuit(circuit_id)
             await self._end(circuit_id)
+            await self._slices.remove(circuit_id)
             await self._store.remove(circuit_id)
 
     async def release(self, circuit_id: str) -> ClaimRelease:
@@ -189,7 +192,7 @@ class CircuitServing:
                 _check_evidence(row)
             limits = self._circuits.limits(row)
             wanted = rules.held(intensity, limits)
-            warnings = [] if wanted == intensity else [_held(intensity, wanted, limits)]
+            warnings = list(rules.outside(intensity, limits))
             changed = await self._store.change(row.id, intensity=wanted)
             if circuit.is_slice:
                 warnings.append("a cluster serves one layer of the circuit, so nothing was applied")
@@ -321,9 +324,3 @@ def _check_evidence(row: CircuitRow) -> None:
             rung_language=language,
             next_step=evidence.next_step(row.rung),
         )
-
-
-def _held(wanted: float, intensity: float, limits: tuple[float, float]) -> str:
-    return (
-        f"the intensity {wanted:g} is outside [{limits[0]:g}, {limits[1]:g}]; {intensity:g} is used"
-    )

@@ -26,7 +26,7 @@ class CircuitSlices:
         self._serving = serving
 
     async def serve(
-        self, row: CircuitRow, circuit: Circuit, layer: int
+        self, row: CircuitRow, circuit: Circuit, layer: int, intensity: float
     ) -> tuple[str, tuple[str, ...]]:
         """Activate the cluster of a layer, and return its id and warnings. The cluster of an earlier activation is used
         again, or replaced where the circuit has another intensity by now. The caller holds `editing`.
@@ -35,8 +35,8 @@ class CircuitSlices:
             Refusal: SAE_SET_INCOMPLETE where the cluster cannot be saved and bound, or not be activated.
         """
         raw = await self._store.document(row.id)
-        document = slices.project(raw, circuit, row.id, layer, row.intensity)
-        saved = await self._earlier(document)
+        document = slices.project(raw, circuit, row.id, layer, intensity)
+        saved = await self._earlier(row.id, document)
         if saved is None:
             imported = cluster.read(document)
             item = await self._clusters.add(imported, ImportOptions("rename"))
@@ -51,18 +51,32 @@ class CircuitSlices:
             ) from refusal
         return saved.id, report.warnings
 
-    async def _earlier(self, document: Mapping[str, Any]) -> ProfileRow | None:
-        """The saved cluster with exactly this document. A cluster of the same layer of the same circuit with another
+    async def remove(self, circuit_id: str) -> None:
+        """Delete the clusters of a circuit's layers. A cluster that an operator renamed or activated by hand stays.
+        The caller holds `editing`."""
+        for row, _ in await self._of_circuit(circuit_id):
+            if row.id != self._serving.profile_id:
+                await self._documents.remove_profile(row.id)
+
+    async def _earlier(self, circuit_id: str, document: Mapping[str, Any]) -> ProfileRow | None:
+        """The saved cluster with exactly this document. A cluster of the same layer of the circuit with another
         document is deleted."""
-        for row in await self._clusters.list():
-            if row.name != document["name"]:
-                continue
-            earlier = await self._clusters.document(row.id)
+        for row, earlier in await self._of_circuit(circuit_id):
             if earlier == document:
                 return row
-            if slices.is_same_slice(earlier, document):
+            if slices.layer_of(earlier) == slices.layer_of(document):
                 await self._documents.remove_profile(row.id)
         return None
+
+    async def _of_circuit(self, circuit_id: str) -> list[tuple[ProfileRow, Mapping[str, Any]]]:
+        """The clusters that were made of layers of a circuit, with their documents."""
+        found = []
+        for row in await self._clusters.list():
+            if slices.is_name(row.name):
+                document = await self._clusters.document(row.id)
+                if slices.circuit_of(document) == circuit_id:
+                    found.append((row, document))
+        return found
 
 
 def _incomplete(circuit: Circuit, layer: int, reason: str, why: str | None) -> Refusal:

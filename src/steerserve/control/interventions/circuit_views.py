@@ -18,6 +18,7 @@ class CircuitView:
     """A circuit as it is now.
 
     Attributes:
+        intensity: the saved intensity, held within the range of the circuit. An activation uses it.
         bindings: how each of its layers is bound to the SAEs that are attached now.
         served: how it serves; None while it does not.
         is_steering: whether it changes what the model computes; None where this was not looked at.
@@ -25,6 +26,7 @@ class CircuitView:
     """
 
     row: CircuitRow
+    intensity: float
     bindings: tuple[LayerBinding, ...]
     served: ServedCircuit | None = None
     is_steering: bool | None = None

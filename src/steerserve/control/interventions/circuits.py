@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from steerserve.control.interventions.circuit_views import CircuitView
@@ -81,11 +81,15 @@ class Circuits:
         shared = served.composed(self._steering.circuits)
         layers = view.served.layers if view.served is not None else ()
         composed = tuple(layer for layer in layers if layer in shared)
-        return CircuitView(row, view.bindings, view.served, is_steering, composed)
+        return replace(view, is_steering=is_steering, composed_layers=composed)
 
     def limits(self, row: CircuitRow) -> tuple[float, float]:
         """The lowest and the highest intensity of a circuit."""
         return circuit_serving.limits(row.circuit.intensity_range, self._envelope)
+
+    def intensity(self, row: CircuitRow) -> float:
+        """The saved intensity of a circuit, held within its limits: the intensity at which the circuit serves."""
+        return circuit_serving.held(row.intensity, self.limits(row))
 
     # ------------------------------------------------------------- importing
 
@@ -104,13 +108,17 @@ class Circuits:
         """
         circuit = rules.read(document)
         intensity = circuit_serving.INTENSITY if circuit.intensity is None else circuit.intensity
-        for number in range(1, rules.NAME_TRIES + 1 if on_conflict == "rename" else 2):
-            name = rules.numbered(circuit.name, number)
+        tries = rules.NAME_TRIES if on_conflict == "rename" else 1
+        names = [rules.numbered(circuit.name, number) for number in range(1, tries + 1)]
+        taken = await self._store.taken_names(names)
+        for name in [name for name in names if name not in taken]:
             try:
                 row = await self._store.add(name, circuit, intensity, document, own_id)
             except NameTaken:
-                continue
-            return self._described(row), rules.warnings(circuit, self.limits(row)[1])
+                continue  # another import has just taken the name
+            limits = self.limits(row)
+            warnings = rules.warnings(circuit, limits[1])
+            return self._described(row), warnings + circuit_serving.outside(intensity, limits)
         why = f"a circuit is named {circuit.name!r}"
         errors = [{"loc": ["body", "name"], "msg": why}]
         raise Refusal("VALIDATION_ERROR", why, name=circuit.name, errors=errors)
@@ -121,4 +129,4 @@ class Circuits:
         serving = (one for one in self._steering.circuits if one.circuit_id == row.id)
         needs = binding.declared(row.circuit)
         bindings = binding.bind(needs, self._conductor.attachments())
-        return CircuitView(row, bindings, next(serving, None))
+        return CircuitView(row, self.intensity(row), bindings, next(serving, None))
