@@ -15,8 +15,8 @@ from benchmarks import saes, service
 from benchmarks.machine import Spread
 
 REQUESTS = 32
-TOKENS = 24
-ROUNDS = 7
+TOKENS = 48
+ROUNDS = 15
 MODEL = "big"
 STATE = "x-service-steering-state"
 
