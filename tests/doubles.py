@@ -27,6 +27,7 @@ from steerserve.engine.wire import messages as m
 from steerserve.engine.wire.engine import Engine, Report
 from steerserve.errors import Refusal
 from steerserve.hub import client as hub_client
+from steerserve.hub.child import Downloaders
 from steerserve.rules.breaker import BreakerStatus
 from steerserve.rules.cards import Card
 from steerserve.rules.intent import GenerateIntent, Intent, SamplingParameters
@@ -443,13 +444,15 @@ class World(Owners):
         self.free_mb: int | None = None
         self._tasks: list[asyncio.Task[Any]] = []
         launcher: Any = Launcher()
+        downloaders = Downloaders(settings.model_cache_dir)
         super().__init__(
             settings,
             Surroundings(
                 database=Database(settings.database_url),
                 launcher=launcher,
-                hub=hub_client.Hub(settings),
-                cluster_hub=hub_client.cluster_hub(settings),
+                downloaders=downloaders,
+                hub=hub_client.Hub(settings, downloaders),
+                cluster_hub=hub_client.cluster_hub(settings, downloaders),
                 breakers=self.hub,
                 cards=CardReadings(self.driver.read, torch_version="2.13.0"),
                 checker=Checker(),

@@ -134,6 +134,7 @@ class Service:
             await owners.conductor.close()
             await owners.sensing.recorder.settled()
             await owners.circuit_sensing.recorder.settled()
+            await around.downloaders.close()
             await around.checker.close()
             await owners.claims.close()
             await around.database.close()

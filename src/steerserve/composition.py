@@ -45,6 +45,7 @@ from steerserve.control.vitals.cards import CardReadings, torch_version
 from steerserve.control.vitals.gauges import Gauges
 from steerserve.control.vitals.health import Vitals
 from steerserve.engine.sandbox.schemas import Checker
+from steerserve.hub.child import Downloaders
 from steerserve.hub.client import Hub, cluster_hub
 from steerserve.hub.downloads import Downloads
 from steerserve.settings import Settings
@@ -64,6 +65,7 @@ class Surroundings:
 
     database: Database
     launcher: Engines
+    downloaders: Downloaders
     hub: Hub
     cluster_hub: Hub
     breakers: Breakers
@@ -76,10 +78,12 @@ class Surroundings:
 
 def surroundings(settings: Settings) -> Surroundings:
     """The surroundings of a service with these settings."""
-    hub, clusters = Hub(settings), cluster_hub(settings)
+    downloaders = Downloaders(settings.model_cache_dir)
+    hub, clusters = Hub(settings, downloaders), cluster_hub(settings, downloaders)
     return Surroundings(
         database=Database(settings.database_url),
         launcher=Engines(settings),
+        downloaders=downloaders,
         hub=hub,
         cluster_hub=clusters,
         breakers=AllBreakers([hub, clusters]),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from pathlib import Path
@@ -13,6 +14,7 @@ import pytest
 
 from steerserve.errors import Refusal
 from steerserve.files.folder import folder_of
+from steerserve.hub.child import Downloaders
 from steerserve.hub.client import Hub
 from steerserve.hub.described import Repository
 from steerserve.hub.downloads import Downloads, Read
@@ -113,13 +115,16 @@ def assert_there(job: Job, files: dict[str, bytes] = FILES) -> None:
 
 def downloaders() -> list[psutil.Process]:
     """The running downloader processes that this process has started."""
+    return [process for server in fork_servers() for process in server.children()]
+
+
+def fork_servers() -> list[psutil.Process]:
+    """The fork servers of downloaders that this process has started."""
     found = []
-    for child in psutil.Process().children(recursive=True):
-        try:
-            if "steerserve.hub.fetch" in child.cmdline():
+    for child in psutil.Process().children():
+        with contextlib.suppress(psutil.NoSuchProcess):
+            if "steerserve.hub.forking" in child.cmdline():
                 found.append(child)
-        except psutil.NoSuchProcess:
-            continue
     return found
 
 
@@ -165,10 +170,32 @@ def clock() -> Clock:
     return Clock()
 
 
+@pytest.fixture(scope="session")
+def shared_downloaders(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Downloaders]:
+    """One fork server for all tests, because its start takes longer than most tests."""
+    downloaders = Downloaders(tmp_path_factory.mktemp("hub"))
+    yield downloaders
+    asyncio.run(downloaders.close())
+
+
 @pytest.fixture
-def make_hub(settings: Callable[..., Settings], clock: Clock) -> Callable[..., Hub]:
-    def make(describe_seconds: float = PATIENCE, **values: Any) -> Hub:
-        return Hub(settings(**values), clock, describe_seconds)
+async def own_downloaders(tmp_path: Path) -> AsyncIterator[Downloaders]:
+    """A fork server for one test. It starts with the first downloader, in the environment of that moment."""
+    downloaders = Downloaders(tmp_path / "own")
+    yield downloaders
+    await downloaders.close()
+
+
+@pytest.fixture
+def make_hub(
+    settings: Callable[..., Settings], shared_downloaders: Downloaders, clock: Clock
+) -> Callable[..., Hub]:
+    def make(
+        describe_seconds: float = PATIENCE,
+        downloaders: Downloaders = shared_downloaders,
+        **values: Any,
+    ) -> Hub:
+        return Hub(settings(**values), downloaders, clock, describe_seconds)
 
     return make
 

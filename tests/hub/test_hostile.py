@@ -8,14 +8,12 @@ import socket
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
 from steerserve.hub import client
 from steerserve.hub.job import Job
 from steerserve.rules.repository import RepoFile
-from steerserve.settings import Settings
 from tests.hub.conftest import (
     FILES,
     GET,
@@ -94,12 +92,11 @@ SLOW = ("provisional answers", "chunks")
 
 @pytest.mark.parametrize("kind", ENDLESS)
 async def test_an_answer_without_end_ends(
-    endless: Callable[[bytes, bytes], str], tmp_path: Path, kind: str
+    endless: Callable[[bytes, bytes], str], make_hub: MakeHub, kind: str
 ) -> None:
     begin, more, code = ENDLESS[kind]
-    settings = Settings(_env_file=None, steerserve_home=tmp_path, hf_endpoint=endless(begin, more))  # type: ignore[call-arg]
     # only the answers in SLOW take so long; all others are noticed by their size
-    hub = client.Hub(settings, describe_seconds=3 if kind in SLOW else 30)
+    hub = make_hub(1.0 if kind in SLOW else 30.0, hf_endpoint=endless(begin, more))
     async with asyncio.timeout(25):
         assert (await refused(hub.describe("acme/tiny"))).code == code
     assert not downloaders()

@@ -17,6 +17,7 @@ import pytest
 from steerserve import log
 from steerserve.errors import Refusal
 from steerserve.hub import child
+from steerserve.hub.child import Downloaders
 from steerserve.hub.job import Job
 from steerserve.hub.session import Session
 from steerserve.hub.wire import Describe, DownloaderTask, Kind, Trouble
@@ -55,11 +56,16 @@ async def test_the_token_is_seen_by_the_hub_only(
     logged: Callable[[], str],
     monkeypatch: pytest.MonkeyPatch,
     tmp_path: Path,
+    own_downloaders: Downloaders,
     is_own: bool,
 ) -> None:
     for name in ("HUB_TOKEN", "HF_TOKEN", "HUGGING_FACE_HUB_TOKEN"):
         monkeypatch.setenv(name, SENTINEL)
-    desk = make_desk(hub_token=SENTINEL if is_own else None, download_attempts=2)
+    desk = make_desk(
+        downloaders=own_downloaders,
+        hub_token=SENTINEL if is_own else None,
+        download_attempts=2,
+    )
     token = None if is_own else SENTINEL
     job = desk.job(await desk.hub.describe("acme/tiny", token=token), token=token)
     with LoopbackHub() as elsewhere:
@@ -191,6 +197,7 @@ def test_places_the_hub_may_send_us_to(endpoint: str, target: str, is_allowed: b
 SERVICE = """
 import asyncio, sys
 from pathlib import Path
+from steerserve.hub.child import Downloaders
 from steerserve.hub.client import Hub
 from steerserve.hub.downloads import Downloads
 from steerserve.hub.job import Job
@@ -202,7 +209,7 @@ async def end(key, refusal):
 
 async def main(url, home):
     settings = Settings(_env_file=None, steerserve_home=home, hf_endpoint=url, disk_reserve_mb=0)
-    hub = Hub(settings)
+    hub = Hub(settings, Downloaders(settings.model_cache_dir))
     downloads = Downloads(hub)
     found = await hub.describe("acme/tiny")
     folder = folder_of(settings.model_cache_dir, found.repo_id, found.sha)
@@ -223,7 +230,7 @@ def test_a_service_that_is_killed_leaves_no_downloader(
     try:
         assert fault.held.wait(PATIENCE)
         left = psutil.Process(service.pid).children(recursive=True)
-        assert [p for p in left if "steerserve.hub.fetch" in p.cmdline()]
+        assert len([p for p in left if "steerserve.hub.forking" in p.cmdline()]) == 2
         os.kill(service.pid, signal.SIGKILL)
         gone, alive = psutil.wait_procs(left, PATIENCE)
     finally:

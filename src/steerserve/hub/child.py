@@ -1,4 +1,4 @@
-"""Runs a downloader process: its environment, its events, its end. Turns failures of the process into refusals."""
+"""Runs downloader processes: their fork server, their events, their ends. Turns failures of a process into refusals."""
 
 from __future__ import annotations
 
@@ -6,8 +6,9 @@ import asyncio
 import contextlib
 import os
 import re
+import socket
+import subprocess
 import sys
-from asyncio.subprocess import DEVNULL, PIPE
 from collections.abc import AsyncGenerator, AsyncIterator
 from pathlib import Path
 
@@ -18,7 +19,7 @@ from steerserve.errors import Refusal
 from steerserve.hub.wire import Begun, DownloaderTask, Event, Failed, Kind, Trouble
 
 START_SECONDS = 30.0
-"""The longest time in seconds that the process may take for its imports."""
+"""The longest time in seconds that the fork server may take for its imports."""
 
 LINE_BYTES = 16 << 20
 SHORT_BYTES = 1 << 16
@@ -67,39 +68,92 @@ def environment(home: Path) -> dict[str, str]:
     }
 
 
+class Downloaders:
+    """Owns the fork server of the downloaders, `forking.py`. The fork server starts with the first downloader, and
+    again when it has died. The hub's library keeps its files below `home`."""
+
+    def __init__(self, home: Path) -> None:
+        self._home = home
+        self._server: subprocess.Popen[bytes] | None = None
+        self._control: socket.socket | None = None
+        self._is_closed = False
+
+    def start(self) -> tuple[socket.socket, socket.socket]:
+        """Start a downloader. Returns our ends of its link and of its leash.
+
+        Raises:
+            Refusal: SHUTTING_DOWN
+        """
+        if self._is_closed:
+            raise Refusal("SHUTTING_DOWN", "the service is shutting down")
+        (link, its_link), (leash, its_leash) = socket.socketpair(), socket.socketpair()
+        with its_link, its_leash:
+            self._hand_over(its_link.fileno(), its_leash.fileno())
+        link.setblocking(False)
+        leash.setblocking(False)
+        return link, leash
+
+    async def close(self) -> None:
+        """End the fork server, and the downloaders that still run."""
+        self._is_closed = True
+        await asyncio.to_thread(self._end_server)
+
+    def _hand_over(self, *descriptors: int) -> None:
+        if self._control is not None:
+            try:
+                socket.send_fds(self._control, [b"\0"], descriptors)
+                return
+            except ConnectionError:  # the fork server has died
+                self._end_server()
+        socket.send_fds(self._start_server(), [b"\0"], descriptors)
+
+    def _start_server(self) -> socket.socket:
+        self._control, theirs = socket.socketpair()
+        with theirs:
+            self._server = subprocess.Popen(
+                [sys.executable, "-m", "steerserve.hub.forking"],
+                stdin=theirs.fileno(),
+                stdout=subprocess.DEVNULL,
+                # the libraries of the process write addresses to stderr, so it is not kept
+                stderr=subprocess.DEVNULL,
+                env=environment(self._home),
+            )
+        return self._control
+
+    def _end_server(self) -> None:
+        if self._control is not None and self._server is not None:
+            self._control.close()
+            self._server.wait()
+        self._control = self._server = None
+
+
 @contextlib.asynccontextmanager
 async def running(
-    ask: DownloaderTask, home: Path, patience: float
+    downloaders: Downloaders, ask: DownloaderTask, patience: float
 ) -> AsyncGenerator[AsyncIterator[Event], None]:
     """Start a downloader, and give its events. When the block ends, for whatever reason, the process is ended too. The
     last event is `DownloadDone` or the answer to the question. The process may be silent for `patience` seconds.
 
     Raises:
         Trouble: the failure that the process reported, or UNREACHABLE when it was silent for too long.
+        Refusal: SHUTTING_DOWN
     """
-    process = await asyncio.create_subprocess_exec(
-        sys.executable,
-        "-m",
-        "steerserve.hub.fetch",
-        stdin=PIPE,
-        stdout=PIPE,
-        # the libraries of the process write addresses to stderr, so it is not kept
-        stderr=DEVNULL,
-        env=environment(home),
-        limit=LINE_BYTES,
-    )
-    assert process.stdin is not None
-    assert process.stdout is not None
-    try:
-        # the input is not closed, because the downloader ends when its input closes
-        process.stdin.write(msgspec.json.encode(ask) + b"\n")
-        with contextlib.suppress(ConnectionError):
-            await process.stdin.drain()
-        yield _Events(process.stdout, patience)
-    finally:
-        with contextlib.suppress(ProcessLookupError):
-            process.kill()
-        await process.communicate()
+    link, leash = downloaders.start()
+    with leash:
+        source, sink = await asyncio.open_connection(sock=link, limit=LINE_BYTES)
+        try:
+            # our end of the link stays open, because the downloader ends when it closes
+            sink.write(msgspec.json.encode(ask) + b"\n")
+            with contextlib.suppress(ConnectionError):
+                await sink.drain()
+            yield _Events(source, patience)
+        finally:
+            leash.shutdown(socket.SHUT_WR)
+            sink.transport.abort()
+            with contextlib.suppress(ConnectionError):
+                # the fork server closes its end when the process has ended
+                await asyncio.get_running_loop().sock_recv(leash, 1)
+                await sink.wait_closed()
 
 
 class _Events:
@@ -128,6 +182,8 @@ class _Events:
             raise Trouble(Kind.UNREACHABLE, "the hub sends nothing") from None
         except ValueError:
             raise Trouble(Kind.FAILED, "the hub's answer is too large") from None
+        except ConnectionError:
+            line = b""
         is_short = len(line) <= SHORT_BYTES
         event = _decoded(line) if is_short else await asyncio.to_thread(_decoded, line)
         if isinstance(event, Failed):
@@ -139,7 +195,7 @@ def _decoded(line: bytes) -> Event:
     try:
         return _EVENT.decode(line)
     except (msgspec.DecodeError, RecursionError):
-        # the last line is incomplete: the process was killed, most likely because it used too much memory
+        # the last line is incomplete: the process ended early, most likely because it used too much memory
         raise Trouble(Kind.FAILED, "the downloader ended early") from None
 
 

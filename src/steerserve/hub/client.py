@@ -11,7 +11,7 @@ from contextlib import asynccontextmanager, contextmanager
 import tenacity
 
 from steerserve.errors import Refusal
-from steerserve.hub.child import refusal, running, usable
+from steerserve.hub.child import Downloaders, refusal, running, usable
 from steerserve.hub.described import Repository, repository
 from steerserve.hub.wire import (
     Answer,
@@ -56,6 +56,7 @@ class Hub:
     def __init__(
         self,
         settings: Settings,
+        downloaders: Downloaders,
         clock: Callable[[], float] = time.monotonic,
         describe_seconds: float = DESCRIBE_SECONDS,
         *,
@@ -66,6 +67,7 @@ class Hub:
         self.name = name
         self._is_anonymous = is_anonymous
         self.settings = settings
+        self.downloaders = downloaders
         self._clock = clock
         self._describe_seconds = describe_seconds
         self._room = asyncio.Semaphore(AT_ONCE)
@@ -258,17 +260,26 @@ class Hub:
         return await retrying(self._asked_once, ask)
 
     async def _asked_once(self, ask: DownloaderTask) -> Answer:
-        async with running(ask, self.settings.model_cache_dir, self._describe_seconds) as events:
+        async with running(self.downloaders, ask, self._describe_seconds) as events:
             async for event in events:
                 if isinstance(event, Answer):
                     return event
         raise Trouble(Kind.FAILED, "the downloader ended early")
 
 
-def cluster_hub(settings: Settings, clock: Callable[[], float] = time.monotonic) -> Hub:
+def cluster_hub(
+    settings: Settings, downloaders: Downloaders, clock: Callable[[], float] = time.monotonic
+) -> Hub:
     """The client for packs of clusters. It has a breaker of its own, so that faults there do not stop downloads, and
     sends no token, because packs are public."""
-    return Hub(settings, clock, name=CLUSTER_NAME, limits=CLUSTER_LIMITS, is_anonymous=True)
+    return Hub(
+        settings,
+        downloaders,
+        clock,
+        name=CLUSTER_NAME,
+        limits=CLUSTER_LIMITS,
+        is_anonymous=True,
+    )
 
 
 class Call:

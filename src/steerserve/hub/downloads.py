@@ -226,8 +226,8 @@ class Downloads:
         with self._hub.call(is_repeated=number > 1) as call:
             try:
                 async with running(
+                    self._hub.downloaders,
                     self._ask(run.job, use_xet=number == 1),
-                    self._settings.model_cache_dir,
                     self._settings.download_stall_timeout,
                 ) as events:
                     async for event in events:

@@ -1,8 +1,8 @@
-"""The downloader, `python -m steerserve.hub.fetch`: one process for one question or one download.
+"""The downloader: one process, forked by `forking.py`, for one question or one download.
 
-It reads one JSON line (`wire.DownloaderTask`), writes JSON lines, and ends when its input closes, so no downloader is
-left when the service is killed. huggingface_hub and its HTTP client live only here, in `session.py` and in
-`transfer.py`.
+It reads one JSON line (`wire.DownloaderTask`) from its link, writes JSON lines, and ends when the service closes the
+link, so no downloader is left when the service is killed. Only the fork server and the downloaders import
+huggingface_hub and its HTTP client.
 """
 
 from __future__ import annotations
@@ -12,10 +12,9 @@ import json
 import os
 import re
 import resource
-import signal
-import sys
+import socket
 import threading
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, Never
 from urllib.parse import quote
 
 import msgspec
@@ -215,23 +214,22 @@ def _texts(value: object) -> list[str]:
 # ------------------------------------------------------------------ the process
 
 
-def main() -> None:
+def main(link: socket.socket) -> Never:
     """Read one task, write its events, and exit."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    # the events go to stdout, so output of libraries must not
-    out = os.fdopen(os.dup(1), "wb")
-    os.dup2(2, 1)
-    ask = msgspec.json.decode(sys.stdin.buffer.readline(), type=DownloaderTask)
-    threading.Thread(target=_end_with_input, daemon=True).start()
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    if not isinstance(ask.job, Download):
-        # the memory is bounded, because a small compressed answer may unpack to a huge one
-        with contextlib.suppress(ValueError, OSError):
-            resource.setrlimit(resource.RLIMIT_AS, (DESCRIBE_MEMORY, DESCRIBE_MEMORY))
-    _send(out, Begun())
-    _send(out, _run(ask, out))
-    # exit at once, because threads of libraries could keep the process running
-    os._exit(0)
+    try:
+        source, out = link.makefile("rb"), link.makefile("wb")
+        ask = msgspec.json.decode(source.readline(), type=DownloaderTask)
+        threading.Thread(target=_end_with, args=(source,), daemon=True).start()
+        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+        if not isinstance(ask.job, Download):
+            # the memory is bounded, because a small compressed answer may unpack to a huge one
+            with contextlib.suppress(ValueError, OSError):
+                resource.setrlimit(resource.RLIMIT_AS, (DESCRIBE_MEMORY, DESCRIBE_MEMORY))
+        _send(out, Begun())
+        _send(out, _run(ask, out))
+    finally:
+        # exit at once, because threads of libraries could keep the process running
+        os._exit(0)
 
 
 def _run(ask: DownloaderTask, out: BinaryIO) -> Event:
@@ -273,11 +271,9 @@ def _send(out: BinaryIO, event: Event) -> None:
     out.flush()
 
 
-def _end_with_input() -> None:
-    while sys.stdin.buffer.read(1):
-        pass
+def _end_with(source: BinaryIO) -> None:
+    """End the process when its link closes."""
+    with contextlib.suppress(OSError):
+        while source.read(1):
+            pass
     os._exit(0)
-
-
-if __name__ == "__main__":
-    main()

@@ -23,6 +23,9 @@ from steerserve.hub.wire import Kind, Trouble
 
 CONNECT_SECONDS = 10.0
 REDIRECTS = 5
+CERTIFICATES = httpx2.create_ssl_context()
+"""The certificates to trust. The fork server reads them once, because reading them takes longer than an answer."""
+
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _PORTS = {"http": 80, "https": 443}
 _PACKINGS = ("identity", "gzip")
@@ -47,7 +50,9 @@ class Session:
         timeout = httpx2.Timeout(CONNECT_SECONDS, read=read_seconds)
         # calls that huggingface_hub makes itself use this client too
         set_client_factory(
-            lambda: httpx2.Client(event_hooks={"request": [self._guard]}, timeout=timeout)
+            lambda: httpx2.Client(
+                verify=CERTIFICATES, event_hooks={"request": [self._guard]}, timeout=timeout
+            )
         )
 
     def is_home(self, url: str) -> bool:

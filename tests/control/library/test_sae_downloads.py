@@ -19,6 +19,7 @@ from steerserve.engine.wire import messages as m
 from steerserve.errors import Refusal
 from steerserve.files.folder import CommitFolder
 from steerserve.hub import client, downloads
+from steerserve.hub.child import Downloaders
 from steerserve.hub.described import Repository
 from steerserve.hub.downloads import Downloads
 from steerserve.hub.wire import Download, DownloadDone, DownloaderTask, Event
@@ -52,7 +53,7 @@ class Hub(client.Hub):
 
 @asynccontextmanager
 async def _fetching(
-    ask: DownloaderTask, _: Path, __: float
+    _: Downloaders, ask: DownloaderTask, __: float
 ) -> AsyncGenerator[AsyncIterator[Event], None]:
     """What a downloader process does."""
     job = ask.job
@@ -73,7 +74,7 @@ class Desk:
 
     def __init__(self, world: World) -> None:
         self.world = world
-        hub = Hub(world.settings)
+        hub = Hub(world.settings, world.around.downloaders)
         self.downloads = Downloads(hub)
         self.sae_downloads = SaeDownloads(
             world.settings, world.catalog, hub, world.bus, self.downloads, world.sae_reader
