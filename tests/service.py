@@ -19,6 +19,7 @@ import uvicorn
 from steerserve import demo, protocols
 from steerserve.app import Service
 from steerserve.settings import Settings
+from tests.described import Held
 
 JSON = {"content-type": "application/json"}
 STOP_SECONDS = 20
@@ -26,13 +27,15 @@ STOP_SECONDS = 20
 
 
 class Running:
-    """A running service on a loopback port, with a client for it."""
+    """A running service on a loopback port, with a client for it. The client holds every answer of `/api` to the
+    description of the API."""
 
     def __init__(self, service: Service, url: str, home: Path) -> None:
         self.service = service
         self.url = url
         self.home = home
-        self.http = httpx.Client(base_url=url, timeout=60)
+        self.held = Held(service.api.openapi)
+        self.http = httpx.Client(base_url=url, timeout=60, event_hooks={"response": [self.held]})
 
     # ------------------------------------------------------------- shorthands that fail loudly
 

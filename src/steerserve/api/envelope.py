@@ -25,6 +25,7 @@ from pydantic_core import InitErrorDetails, PydanticCustomError
 from starlette.requests import Request
 from starlette.responses import Response
 
+from steerserve.api.answers import RefusedAnswer
 from steerserve.errors import DocumentRefusal, Refusal
 from steerserve.rules import documents
 from steerserve.rules.text import shown
@@ -106,7 +107,7 @@ class Envelope(BaseModel):
 
 
 RESPONSES: dict[int | str, dict[str, Any]] = {
-    status: {"model": Envelope, "description": "a refusal; `error.code` says which"}
+    status: {"model": RefusedAnswer, "description": "a refusal; `error.code` says which"}
     for status in (400, 403, 404, 405, 408, 409, 413, 422, 431, 500, 503, 507)
 }
 """The refusals that every management route may answer."""

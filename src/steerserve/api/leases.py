@@ -13,11 +13,13 @@ from fastapi import APIRouter, Body, Header
 from pydantic import WithJsonSchema
 from starlette.responses import Response
 
-from steerserve.api.envelope import Envelope, RowId, success
+from steerserve.api.answers import Answer
+from steerserve.api.answers.models import GrantedLease, LeaseState
+from steerserve.api.envelope import RowId, success
 from steerserve.control.library.models import Models
 from steerserve.control.residency.conductor import Conductor
 from steerserve.rules import lease as rules
-from steerserve.rules.lease_status import ended_status, status
+from steerserve.rules.lease_status import EndedLeaseStatus, LeaseStatus, ended_status, status
 
 LeaseHeader = Annotated[str | None, Header(alias=rules.HEADER)]
 TTL = {"type": "integer", "minimum": 1, "description": "seconds; at most LEASE_MAX_TTL_SECONDS"}
@@ -48,7 +50,7 @@ def router(models: Models, conductor: Conductor) -> APIRouter:
     routes = APIRouter(prefix="/api/models/{model_id}/lease", tags=["models"])
     leases = conductor.leases
 
-    @routes.post("", response_model=Envelope, status_code=201)
+    @routes.post("", response_model=Answer[GrantedLease], status_code=201)
     async def grant_lease(model_id: RowId, body: GrantBody = None) -> Response:
         terms = rules.terms(body, leases.limits)
         granted = conductor.lease(await models.get(model_id), terms)
@@ -57,14 +59,14 @@ def router(models: Models, conductor: Conductor) -> APIRouter:
         response.headers["Cache-Control"] = "no-store"
         return response
 
-    @routes.get("", response_model=Envelope)
+    @routes.get("", response_model=Answer[LeaseState])
     async def get_lease(model_id: RowId) -> Response:
         await models.get(model_id)
         return success(
             {"lease": leases.status(model_id), "last_ended": leases.last_ended(model_id)}
         )
 
-    @routes.post("/renew", response_model=Envelope)
+    @routes.post("/renew", response_model=Answer[LeaseStatus])
     async def renew_lease(
         model_id: RowId, body: RenewBody = None, lease: LeaseHeader = None
     ) -> Response:
@@ -72,7 +74,7 @@ def router(models: Models, conductor: Conductor) -> APIRouter:
         renewed = leases.renew(model_id, lease_id, rules.renewal(body, leases.limits))
         return success(status(renewed, leases.now()))
 
-    @routes.delete("", response_model=Envelope)
+    @routes.delete("", response_model=Answer[EndedLeaseStatus])
     async def release_lease(model_id: RowId, lease: LeaseHeader = None) -> Response:
         return success(ended_status(leases.release(model_id, rules.required_id(lease))))
 

@@ -10,7 +10,9 @@ from fastapi import APIRouter, HTTPException, Query
 from pydantic import AliasChoices, Field, SecretStr
 from starlette.responses import Response
 
-from steerserve.api.envelope import Envelope, RequestBody, RowId, success
+from steerserve.api.answers import Answer
+from steerserve.api.answers.models import DeletedModel, ModelList, ModelRecord, OfferedModels
+from steerserve.api.envelope import RequestBody, RowId, success
 from steerserve.api.leases import LeaseHeader
 from steerserve.control.library.model_downloads import ModelDownloads
 from steerserve.control.library.model_plan import ModelRequest
@@ -135,7 +137,7 @@ def router(models: Models, downloads: ModelDownloads, conductor: Conductor) -> A
         locked = {"locked": state.locked_id == row.id}
         return record(row, state.resident, lease, downloads.progress(row.id)) | locked
 
-    @routes.get("", response_model=Envelope)
+    @routes.get("", response_model=Answer[ModelList])
     async def list_models() -> Response:
         rows = await models.list()
         state = SlotState.of(conductor)
@@ -148,7 +150,7 @@ def router(models: Models, downloads: ModelDownloads, conductor: Conductor) -> A
 
         return await asyncio.to_thread(answer)
 
-    @routes.post("", response_model=Envelope, status_code=202)
+    @routes.post("", response_model=Answer[ModelRecord], status_code=202)
     async def add_model(body: NewModel) -> Response:
         if body.source == "huggingface":
             row = await downloads.begin(
@@ -172,7 +174,7 @@ def router(models: Models, downloads: ModelDownloads, conductor: Conductor) -> A
             )
         return success(body_of(row), 202)
 
-    @routes.post("/preview", response_model=Envelope)
+    @routes.post("/preview", response_model=Answer[OfferedModels])
     async def preview_repository(body: ModelPreviewBody) -> Response:
         query = ModelQuery(body.repo_id, body.revision, body.token)
         return success(preview(await preview_model(downloads, query)))
@@ -182,23 +184,28 @@ def router(models: Models, downloads: ModelDownloads, conductor: Conductor) -> A
         # without this route, `preview` would be read as the id of a model
         raise HTTPException(405)
 
-    @routes.get("/{model_id}", response_model=Envelope)
+    @routes.get("/{model_id}", response_model=Answer[ModelRecord])
     async def get_model(model_id: RowId) -> Response:
         return success(body_of(await models.get(model_id)))
 
-    @routes.delete("/{model_id}", response_model=Envelope)
+    @routes.delete("/{model_id}", response_model=Answer[DeletedModel])
     async def delete_model(model_id: RowId) -> Response:
         row = await models.remove(model_id)
         return success({"id": row.id, "name": row.name, "deleted": True})
 
-    @routes.post("/{model_id}/cancel", response_model=Envelope)
+    @routes.post("/{model_id}/cancel", response_model=Answer[ModelRecord])
     async def cancel_download_or_load(model_id: RowId) -> Response:
         await models.get(model_id)
         await conductor.end_load(model_id)
         row, _ = await downloads.cancel(model_id)
         return success(body_of(row))
 
-    @routes.post("/{model_id}/load", response_model=Envelope, status_code=202)
+    @routes.post(
+        "/{model_id}/load",
+        response_model=Answer[ModelRecord],
+        status_code=202,
+        responses={200: {"model": Answer[ModelRecord], "description": "loaded, with `wait`"}},
+    )
     async def load_model(
         model_id: RowId,
         body: LoadBody | None = None,
@@ -213,19 +220,19 @@ def router(models: Models, downloads: ModelDownloads, conductor: Conductor) -> A
         row = replace(await models.get(model_id), status="loading", error_message=None)
         return success(body_of(row), 202)
 
-    @routes.post("/{model_id}/unload", response_model=Envelope)
+    @routes.post("/{model_id}/unload", response_model=Answer[ModelRecord])
     async def unload_model(model_id: RowId, lease: LeaseHeader = None) -> Response:
         await models.get(model_id)
         await conductor.unload(model_id, lease)
         return success(body_of(await models.get(model_id)))
 
-    @routes.post("/{model_id}/lock", response_model=Envelope)
+    @routes.post("/{model_id}/lock", response_model=Answer[ModelRecord])
     async def lock_model(model_id: RowId) -> Response:
         row = await models.get(model_id)
         conductor.lock(model_id)
         return success(body_of(row))
 
-    @routes.post("/{model_id}/unlock", response_model=Envelope)
+    @routes.post("/{model_id}/unlock", response_model=Answer[ModelRecord])
     async def unlock_model(model_id: RowId) -> Response:
         row = await models.get(model_id)
         conductor.unlock(model_id)

@@ -1,0 +1,49 @@
+"""What the routes of `/api` answer, as types for the description of the API. Each file has the answers of one noun.
+
+The types only describe: no answer is checked or converted by them while the service runs. The tests hold every answer
+to them. A field that may be missing is NotRequired; a field that may be null has `None` among its types. All objects
+are closed, except documents of users.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Generic, Literal, TypeVar
+
+from pydantic import BaseModel, ConfigDict, Field, WithJsonSchema
+
+from steerserve.errors import TABLE
+
+Data = TypeVar("Data")
+Instant = Annotated[str, Field(json_schema_extra={"format": "date-time"})]
+"""A time in UTC, in the form of ISO 8601."""
+ErrorCode = Annotated[str, WithJsonSchema({"type": "string", "enum": sorted(TABLE)})]
+
+
+class ErrorBody(BaseModel):
+    """Why a request was refused. `details` depend on the code; the page on errors names them."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    code: ErrorCode
+    message: str
+    details: dict[str, Any]
+
+
+class RefusedAnswer(BaseModel):
+    """The answer to a request that was refused."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    success: Literal[False]
+    data: None
+    error: ErrorBody
+
+
+class Answer(BaseModel, Generic[Data]):
+    """The answer to a request that succeeded."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    success: Literal[True]
+    data: Data
+    error: None
