@@ -2,25 +2,17 @@
 
 from __future__ import annotations
 
-import asyncio
-import io
 import json
 import shutil
-import threading
-from collections.abc import AsyncGenerator, AsyncIterator, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from huggingface_hub import close_session
 
 from steerserve import demo
-from steerserve.hub import child, client
-from steerserve.hub import fetch as downloader
-from steerserve.hub.wire import DownloaderTask, Event, Failed, Trouble
 from tests.api.test_downloads import Events
 from tests.loopback_hub import LoopbackHub
 from tests.sae import checkpoints
@@ -47,37 +39,6 @@ ONE = {f"{PATH}/{name}": content for name, content in SAE.items()}
 def hub() -> Iterator[LoopbackHub]:
     with LoopbackHub() as made:
         yield made
-
-
-_ASKING = threading.Lock()
-
-
-@asynccontextmanager
-async def _asking_here(
-    ask: DownloaderTask, _: Path, __: float
-) -> AsyncGenerator[AsyncIterator[Event], None]:
-    """What a downloader process answers to a question, without the second that it takes to start."""
-
-    def answered() -> Event:
-        # one at a time, as in a process of its own: the library has one connection
-        with _ASKING:
-            return downloader._run(ask, io.BytesIO())
-
-    async def events() -> AsyncIterator[Event]:
-        answer = await asyncio.to_thread(answered)
-        if isinstance(answer, Failed):
-            raise Trouble(answer.kind, answer.reason, answer.wait_seconds)
-        yield answer
-
-    yield events()
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _questions() -> Iterator[None]:
-    with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(client, "running", _asking_here)
-        yield
-    close_session()
 
 
 @pytest.fixture(scope="module")
@@ -628,9 +589,7 @@ def test_the_token_goes_to_the_hub_and_nowhere_else(
     hub: LoopbackHub,
     events: Told,
     capfd: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(client, "running", child.running)
     hub.add("acme/gated", ONE, gated="manual", tokens=(SENTINEL,))
     shown = {"repository_id": "acme/gated", "file_path": PATH, "token": SENTINEL}
     told: list[Any] = [live.data("POST", "/api/saes/preview", shown)]
