@@ -15,26 +15,44 @@ import pytest
 import socketio
 
 from steerserve import demo
-from tests.conftest import Start
 from tests.loopback_hub import LoopbackHub
-from tests.service import Running, add_model
+from tests.service import Running, add_model, running
 
 SENTINEL = "hf_SentinelTokenThatNobodyElseMaySee"
 DEMO = {f.name: f.read_bytes() for f in demo.MODEL_DIR.iterdir() if f.is_file()}
 REPO = "acme/tiny-stories"
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def hub() -> Iterator[LoopbackHub]:
     with LoopbackHub() as made:
-        made.add(REPO, DEMO | {"pytorch_model.bin": b"never fetched", "run.py": b"never fetched"})
         yield made
 
 
+@pytest.fixture(scope="module")
+def service(hub: LoopbackHub, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
+    """One service for all tests of this file."""
+    home = tmp_path_factory.mktemp("home")
+    settings = {"hf_endpoint": hub.url, "disk_reserve_mb": 0, "hub_breaker_failures": 2}
+    with running(home, **settings) as live:
+        yield live
+
+
 @pytest.fixture
-def live(hub: LoopbackHub, start: Start) -> Iterator[Running]:
-    with start(hf_endpoint=hub.url, disk_reserve_mb=0) as running:
-        yield running
+def live(service: Running, hub: LoopbackHub) -> Iterator[Running]:
+    """The service without models and with a closed breaker, and its hub with one repository."""
+    hub.repos.clear()
+    hub.add(REPO, DEMO | {"pytorch_model.bin": b"never fetched", "run.py": b"never fetched"})
+    hub.seen.clear()
+    yield service
+    for fault in hub.faults:
+        fault.release.set()
+    hub.heal()
+    service.data("POST", "/api/health/circuits/huggingface/reset")
+    for row in service.data("GET", "/api/models")["models"]:
+        if row["status"] == "loaded":
+            service.data("POST", f"/api/models/{row['id']}/unload")
+        service.data("DELETE", f"/api/models/{row['id']}")
 
 
 class Events:
