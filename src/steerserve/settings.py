@@ -143,7 +143,7 @@ class Settings(Secrets, RequestLimits, SensingSettings):
     engine_stall_timeout: TimeLimit = Field(
         default=300.0,
         description="Seconds without a sign of life of the engine after which it is ended. Each layer of a pass is a "
-        "sign of life.",
+        "sign of life; of a GGUF model, each pass.",
     )
     default_max_tokens: Count = Field(
         default=512,

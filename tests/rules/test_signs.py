@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from steerserve.rules import signs
-from steerserve.rules.signs import LOOK_SECONDS, Activity, Bounds, Condition, Sign, Silence
+from steerserve.rules.signs import LOOK_SECONDS, Activity, Bounds, Condition, Pace, Sign, Silence
 
 BOUNDS = Bounds(stall=300.0, load=1800.0)
 
@@ -31,9 +31,9 @@ def test_a_number_says_the_activity_and_the_count(activity: Activity, count: int
     assert signs.sign(number) == Sign(activity, count % (1 << 56))
 
 
-@pytest.mark.parametrize("code", [8, 100, 255])
+@pytest.mark.parametrize("code", [7, 100, 255])
 def test_a_number_that_no_engine_writes_is_read_all_the_same(code: int) -> None:
-    assert signs.sign((code << 56) + 3) == Sign(Activity.SERVE, 3)
+    assert signs.sign((code << 56) + 3) == Sign(Activity.COMMAND, 3)
 
 
 def test_every_new_sign_ends_a_silence() -> None:
@@ -60,7 +60,6 @@ def test_time_in_which_nobody_looked_does_not_count_against_the_engine() -> None
         (Activity.PREFILL, 20, "stalled"),
         (Activity.DECODE, 299, "stalled"),
         (Activity.DECODE, 300, "lost"),
-        (Activity.SERVE, 20, "stalled"),
         (Activity.SAE, 1799, "alive"),
         (Activity.SAE, 1800, "lost"),
         (Activity.LOAD, 1799, "alive"),
@@ -71,6 +70,39 @@ def test_a_silence_means_what_the_activity_allows(
     activity: Activity, seconds: float, expected: str
 ) -> None:
     assert signs.condition(silent(activity, seconds), BOUNDS) == expected
+
+
+def test_work_without_a_sign_before_its_end_has_more_time() -> None:
+    def at(seconds: float) -> Condition:
+        looks = [Sign(Activity.PREFILL, 7, extra=100.0)] * (int(seconds / LOOK_SECONDS) + 1)
+        return signs.condition(watched(*looks), BOUNDS)
+
+    assert [at(seconds) for seconds in (119, 120, 399, 400)] == [
+        "alive",
+        "stalled",
+        "stalled",
+        "lost",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("measures", "expected"),
+    [
+        ([], 50.0),  # nothing is measured: the slowest pace
+        ([(31, 100.0)], 50.0),  # too few tokens
+        ([(100, 0.0)], 50.0),
+        ([(100, 1.0)], 10.0),
+        ([(100, 1.0), (100, 2.0), (100, 0.5)], 20.0),  # the slowest measure
+        ([(100, 500.0)], 50.0),  # a measure beyond the slowest pace, as of a suspended machine
+    ],
+)
+def test_a_pass_may_take_a_multiple_of_the_slowest_measure(
+    measures: list[tuple[int, float]], expected: float
+) -> None:
+    pace = Pace()
+    for tokens, seconds in measures:
+        pace = pace.measured(tokens, seconds)
+    assert pace.seconds(100) == pytest.approx(expected)
 
 
 @pytest.mark.parametrize("activity", Activity)

@@ -30,15 +30,13 @@ class Activity(IntEnum):
     COMMAND = 2
     """It carries out a command, such as an edit of the steering, or it tokenizes a prompt."""
     PREFILL = 3
-    """It computes a pass over prompts. Each layer of the model is a sign."""
+    """It computes a pass over prompts. Each layer of the model is a sign; of llama.cpp, each pass."""
     DECODE = 4
-    """It computes a pass for the next tokens. Each layer of the model is a sign."""
+    """It computes a pass for the next tokens, with the same signs."""
     SAE = 5
     """It reads an SAE from the disk."""
     LOAD = 6
-    """It loads the model."""
-    SERVE = 7
-    """It serves without telling more. Each answer of the process is a sign."""
+    """It loads the model, or reads the model from the disk in its first pass."""
 
 
 PATIENCE: dict[Activity, float] = {
@@ -46,19 +44,49 @@ PATIENCE: dict[Activity, float] = {
     Activity.COMMAND: 20.0,
     Activity.PREFILL: 20.0,
     Activity.DECODE: 20.0,
-    Activity.SERVE: 20.0,
 }
 """Seconds of silence after which an engine counts as stalled. Loads and SAEs are not listed: reading from a slow disk
 gives no sign, so only LOAD_TIMEOUT bounds it."""
 
+SLOWEST_PACE = 0.5
+"""Seconds for each token of a prompt on the slowest machine that counts as working."""
+
+PACE_HEADROOM = 10
+"""How many times slower than measured a pass may be: a token that follows a long text takes longer."""
+
+LEAST_MEASURED = 32
+"""The fewest tokens whose time says how fast an engine reads."""
+
+
+@dataclass(frozen=True, slots=True)
+class Pace:
+    """How fast an engine reads prompts whose passes give no sign before their end. `slowest` is the slowest pace
+    measured so far, in seconds per token; None before the first measure."""
+
+    slowest: float | None = None
+
+    def measured(self, tokens: int, seconds: float) -> Pace:
+        """The pace after `tokens` were read in `seconds`. A few tokens say nothing."""
+        if tokens < LEAST_MEASURED or seconds <= 0:
+            return self
+        return Pace(max(self.slowest or 0.0, seconds / tokens))
+
+    def seconds(self, tokens: int) -> float:
+        """The seconds that a pass over so many tokens may take."""
+        if self.slowest is None:
+            return SLOWEST_PACE * tokens
+        return min(SLOWEST_PACE, PACE_HEADROOM * self.slowest) * tokens
+
 
 @dataclass(frozen=True, slots=True)
 class Sign:
-    """The last sign of an engine. `is_stopped` says that the system has stopped the process (SIGSTOP)."""
+    """The last sign of an engine. `is_stopped` says that the system has stopped the process (SIGSTOP). `extra` is the
+    time in seconds that the work at hand may take beyond the patience, because it gives no sign before its end."""
 
     activity: Activity = Activity.STARTING
     count: int = 0
     is_stopped: bool = False
+    extra: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,9 +123,9 @@ def word(activity: Activity, count: int) -> int:
 
 
 def sign(number: int, *, is_stopped: bool = False) -> Sign:
-    """The sign that a number means. An activity that is not known counts as SERVE."""
+    """The sign that a number means. An activity that is not known counts as COMMAND."""
     code = number >> _COUNT_BITS
-    activity = Activity(code) if code <= max(Activity) else Activity.SERVE
+    activity = Activity(code) if code <= max(Activity) else Activity.COMMAND
     return Sign(activity, number & ((1 << _COUNT_BITS) - 1), is_stopped)
 
 
@@ -120,16 +148,16 @@ def condition(silent: Silence, bounds: Bounds) -> Condition:
 
     (1) A process that the system has stopped is stalled at once. (2) An engine that reads from the disk is never called
     stalled, and is lost after LOAD_TIMEOUT. (3) Otherwise an engine is stalled after the patience of its activity, and
-    lost after ENGINE_STALL_TIMEOUT.
+    lost after ENGINE_STALL_TIMEOUT. Both are longer by the extra time of the work at hand.
     """
     patience = PATIENCE.get(silent.sign.activity)
     if silent.stopped_seconds >= min(STOPPED_PATIENCE, bounds.stall):  # (1)
         return Condition.LOST if silent.stopped_seconds >= bounds.stall else Condition.STALLED
     if patience is None:  # (2)
         return Condition.LOST if silent.seconds >= bounds.load else Condition.ALIVE
-    if silent.seconds >= bounds.stall:  # (3)
+    if silent.seconds >= bounds.stall + silent.sign.extra:  # (3)
         return Condition.LOST
-    return Condition.STALLED if silent.seconds >= patience else Condition.ALIVE
+    return Condition.STALLED if silent.seconds >= patience + silent.sign.extra else Condition.ALIVE
 
 
 def described(silent: Silence) -> str:
@@ -151,5 +179,4 @@ _DOING = {
     Activity.DECODE: "it was writing",
     Activity.SAE: "it was reading an SAE",
     Activity.LOAD: "it was loading the model",
-    Activity.SERVE: "it was serving",
 }

@@ -47,7 +47,7 @@ async def test_each_answer_of_the_server_is_a_sign_and_a_stopped_process_gives_n
         before = engine.sign().count
         while engine.sign().count == before:
             await asyncio.sleep(0.01)
-        assert engine.sign().activity is Activity.SERVE
+        assert engine.sign().activity is Activity.IDLE
         assert engine.pid
         os.kill(engine.pid, signal.SIGSTOP)
         while not engine.sign().is_stopped:

@@ -17,6 +17,7 @@ from typing import Any
 from steerserve.engine.gguf import loading as llama_loading
 from steerserve.engine.gguf import process as llama_process
 from steerserve.engine.gguf.gate import Gate
+from steerserve.engine.gguf.life import LlamaLife
 from steerserve.engine.gguf.loading import Model, Opened, Options
 from steerserve.engine.gguf.process import LlamaProcess
 from steerserve.engine.gguf.rows import (
@@ -35,7 +36,7 @@ from steerserve.engine.wire.prompts import NamedPrompt, Prompt, check_length, ma
 from steerserve.engine.wire.stops import StopStrings
 from steerserve.errors import Refusal
 from steerserve.rules.gguf_header import Header
-from steerserve.rules.signs import SIGN_SECONDS, Activity, Sign
+from steerserve.rules.signs import SIGN_SECONDS, Sign
 
 __all__ = ["GgufEngine", "LlamaLauncher", "Options"]
 
@@ -69,7 +70,7 @@ class GgufEngine(Engine):
         self._reason: str | None = None
         self._ending: asyncio.Task[None] | None = None
         self._listening: asyncio.Task[None] | None = None
-        self._heard = 0
+        self._life = LlamaLife()
 
     @property
     def pid(self) -> int | None:
@@ -104,7 +105,9 @@ class GgufEngine(Engine):
             if self._is_stopped and isinstance(error, Refusal):
                 raise self._gone() from None
             raise
-        self._opened, self._gate = opened, Gate(opened.room.pool, opened.slots)
+        self._gate = Gate(opened.room.pool, opened.slots)
+        self._life = LlamaLife(opened.batch, is_warm=bool(opened.embed_context))
+        self._opened = opened
         self._ending = asyncio.create_task(self._end_with(opened.process))
         self._listening = asyncio.create_task(self._listen(opened.server), name="llama-listener")
         return llama_loading.facts(opened, self._options.cache_type)
@@ -128,8 +131,7 @@ class GgufEngine(Engine):
     # ------------------------------------------------------------- signs of life
 
     def sign(self) -> Sign:
-        activity = Activity.LOAD if self._opened is None else Activity.SERVE
-        return Sign(activity, self._heard, is_stopped(self.pid))
+        return self._life.sign(is_stopped=is_stopped(self.pid))
 
     def lose(self, reason: str) -> None:
         if self._process is not None and not self.ended.done():
@@ -137,11 +139,11 @@ class GgufEngine(Engine):
             self._process.kill()
 
     async def _listen(self, server: LlamaServer) -> None:
-        """Ask the server every SIGN_SECONDS whether it is alive. Each answer is a sign of life."""
+        """Ask the server every SIGN_SECONDS whether it is alive."""
         while True:
             with suppress(Lost, Refusal):
                 await server.alive()
-                self._heard += 1
+                self._life.answered()
             await asyncio.sleep(SIGN_SECONDS)
 
     # ------------------------------------------------------------- requests
@@ -265,7 +267,8 @@ class GgufEngine(Engine):
             for index, text in enumerate(await self._texts(opened.header, prompts)):
                 with NamedPrompt(prompts, index, field):
                     check_length(text, opened.header.longest_token, context, sampling.max_tokens)
-                    tokens = await opened.server.tokenize(text.text, special=text.special)
+                    with self._life.tokenizing():
+                        tokens = await opened.server.tokenize(text.text, special=text.special)
                     if not tokens:
                         why = "the prompt has no tokens"
                         raise Refusal("INVALID_PARAMETER", why, param="prompt")
@@ -312,17 +315,19 @@ class GgufEngine(Engine):
         stops, cached, is_over = StopStrings(row.stops), list(row.tokens), False
         completion = opened.server.complete(row.tokens, row.max_tokens, place.number, fields)
         try:
-            async with aclosing(completion) as chunks:
-                async for chunk in chunks:
-                    cached += chunk.tokens
-                    is_over = chunk.finish is not None
-                    piece = piece_of(stops, chunk, number, row.choice)
-                    if piece.text or piece.finish:
-                        events.put_nowait(piece)
-                    if piece.finish or not row.is_wanted:
-                        break
-            if not is_over:
-                await opened.server.until_idle(place.number)
+            with self._life.working(len(row.tokens)) as work:
+                async with aclosing(completion) as chunks:
+                    async for chunk in chunks:
+                        self._life.progressed(work, chunk)
+                        cached += chunk.tokens
+                        is_over = chunk.finish is not None
+                        piece = piece_of(stops, chunk, number, row.choice)
+                        if piece.text or piece.finish:
+                            events.put_nowait(piece)
+                        if piece.finish or not row.is_wanted:
+                            break
+                if not is_over:
+                    await opened.server.until_idle(place.number)
         finally:
             place.tokens = cached
             self._gate.leave(place)
@@ -337,5 +342,6 @@ class GgufEngine(Engine):
             for row in rows:
                 if not row.is_wanted:
                     return
-                vector = await server.embed(row.tokens)
+                with self._life.working(len(row.tokens)):
+                    vector = await server.embed(row.tokens)
                 events.put_nowait(m.Embedded(number, row.choice, vector))

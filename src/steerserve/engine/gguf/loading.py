@@ -51,14 +51,15 @@ class Options:
 
 @dataclass(frozen=True, slots=True)
 class Opened:
-    """A model that is served. Lengths are in tokens; `embed_context` is 0 where the model does not embed; `cards` are
-    the cards that hold the model."""
+    """A model that is served. Lengths are in tokens; `batch` is the longest pass; `embed_context` is 0 where the model
+    does not embed; `cards` are the cards that hold the model."""
 
     process: LlamaProcess
     server: LlamaServer
     header: Header
     room: Room
     slots: int
+    batch: int
     embed_context: int
     cards: list[LlamaCard]
 
@@ -177,7 +178,9 @@ async def _attempt(
         await process.stop()
         raise
     embed_context = min(room.context, serve.batch) if embeds else 0
-    return Opened(process, server, model.header, room, serve.slots, embed_context, cards)
+    return Opened(
+        process, server, model.header, room, serve.slots, serve.batch, embed_context, cards
+    )
 
 
 def _split(options: Options, model: Model, cards: int) -> list[float] | None:

@@ -41,15 +41,25 @@ class Lost(Exception):
     """The connection broke, or the answer cannot be read: the engine has ended or is broken."""
 
 
+class PromptProgress(msgspec.Struct):
+    """How many of the `total` tokens of a prompt were `processed`, of which `cache` were in the cache, in `time_ms`."""
+
+    total: int = 0
+    cache: int = 0
+    processed: int = 0
+    time_ms: float = 0.0
+
+
 @dataclass(frozen=True, slots=True)
 class Chunk:
     """New text of a completion. `count` is the number of tokens of the completion so far, `tokens` are the new ones;
-    `finish` is None, `stop` or `length`."""
+    `finish` is None, `stop` or `length`. `progress` is set while the prompt is read."""
 
     text: str
     count: int
     tokens: list[int]
     finish: str | None = None
+    progress: PromptProgress | None = None
 
 
 def sampling_fields(wanted: m.Sampling, context: int) -> dict[str, Any]:
@@ -213,7 +223,7 @@ class _Written(msgspec.Struct):
     tokens: list[int] = []
     stop: bool = False
     stop_type: str = "none"
-    prompt_progress: Any = None
+    prompt_progress: PromptProgress | None = None
     error: Any = None
 
 
@@ -263,6 +273,7 @@ def _chunk(data: bytes) -> Chunk:
         count=answer.tokens_predicted,
         tokens=answer.tokens if answer.prompt_progress is None else [],
         finish=_FINISHES.get(answer.stop_type, "length") if answer.stop else None,
+        progress=answer.prompt_progress,
     )
 
 
