@@ -21,7 +21,7 @@ def fork_server(live: Running) -> psutil.Process:
     return parent
 
 
-@pytest.mark.parametrize("is_loaded", [False, True])
+@pytest.mark.parametrize("is_loaded", [pytest.param(False, marks=pytest.mark.soak), True])
 def test_a_killed_fork_server_is_started_anew_by_the_next_load(
     start: Start, is_loaded: bool
 ) -> None:
