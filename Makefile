@@ -9,7 +9,7 @@ STAMP := $(VENV)/.installed
 # compiled modules are kept, because each worker of the tests and each service of a test would compile them anew
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: run serve test test-cpus test-all test-gpu soak fuzz contract check format bench demo-model docs clean
+.PHONY: run serve ui test test-cpus test-all test-gpu soak fuzz contract check format bench demo-model docs clean
 
 $(STAMP): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
@@ -22,7 +22,11 @@ run: $(STAMP) ## serve the demo model with its SAE attached on port 8000
 serve: $(STAMP) ## serve with the settings of the environment
 	$(BIN)/python -m steerserve serve
 
-test: $(STAMP) ## the test suite
+ui: $(STAMP) ## build the web page, and serve it with reloading on port 5173, beside `make run` in another terminal
+	$(BIN)/python hatch_build.py watch
+
+test: $(STAMP) ## the test suite, with the tests of the web page
+	$(BIN)/python hatch_build.py test
 	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile -m 'not slow and not gpu and not soak'
 
 # what a processor may do differently: vector instructions of torch and oneDNN, and the number of threads; no mode says
@@ -72,4 +76,5 @@ docs: $(STAMP) ## rewrite the generated tables in docs/
 	$(BIN)/python -m docs.generate
 
 clean: ## remove the environment and caches
-	rm -rf $(VENV) .venv-clients tests/contract/node/node_modules .mypy_cache .ruff_cache
+	rm -rf $(VENV) .venv-clients tests/contract/node/node_modules .mypy_cache .ruff_cache ui/node_modules \
+		src/steerserve/webui

@@ -60,7 +60,6 @@ FLOORS: dict[str, set[str]] = {
     "event_stream": set(),
     "live": ZERO | {"rules", "control"},
     "live_door": {"errors"},
-    "webui": ZERO | {"rules", "control"},
     "meter": {"control.metrics"},
     "guards": {"errors", "settings", "rules"},  # runs before every route
     "connections": {"settings"},
@@ -72,7 +71,7 @@ FLOORS: dict[str, set[str]] = {
         "setting_values",
         "protocols",
     },  # imports the application by its name
-    "doctor": ZERO | {"setting_values", "setting_secrets"},
+    "doctor": ZERO | {"setting_values", "setting_secrets", "api.webui"},
     "cli": ZERO | {"doctor", "serve"},
     "__main__": {"cli"},
     "startup": ZERO | {"store", "control", "composition", "demo"},
@@ -81,7 +80,7 @@ FLOORS: dict[str, set[str]] = {
     "refusals": ZERO | {"control", "v1", "api", "meter", "guards"},
     "app": ZERO
     | {"composition", "routes", "refusals", "startup"}
-    | {"v1", "api", "live", "live_door", "guards", "meter", "webui"},
+    | {"v1", "api", "live", "live_door", "guards", "meter"},
     "demo": {"demo"},  # the scripts that made the data
 }
 THIRD_PARTY = {"guards": {"starlette", "structlog"}, "rules": set(), "errors": set()}

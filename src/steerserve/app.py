@@ -16,7 +16,7 @@ from starlette.types import ASGIApp as Application
 from starlette.types import Receive, Scope, Send
 
 from steerserve import __version__, log, routes, startup
-from steerserve.api import envelope, reference
+from steerserve.api import envelope, reference, webui
 from steerserve.composition import Owners, surroundings
 from steerserve.guards import Guards
 from steerserve.live import LiveEvents
@@ -92,9 +92,10 @@ class Service:
         for router in routes.management(self.owners):
             self.api.include_router(router, responses=envelope.RESPONSES)
             added += router.routes
-        pages = reference.router(self.api.openapi)
-        self.api.include_router(pages)
-        return added + pages.routes
+        for router in (reference.router(self.api.openapi), webui.router(self.api.openapi)):
+            self.api.include_router(router)
+            added += router.routes
+        return added
 
     def _guarded(self) -> Application:
         server = self.live.server
@@ -118,6 +119,8 @@ class Service:
     async def _lifespan(self, _: FastAPI) -> AsyncIterator[None]:
         owners, around = self.owners, self.owners.around
         await self.open()
+        if not webui.is_built():
+            logger.warning("web_page_missing", build=webui.BUILD)
         # some answers show this first reading of the cards, because they must not wait for the driver
         around.cards.begin()
         starting = asyncio.create_task(startup.begin(owners))

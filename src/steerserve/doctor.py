@@ -15,6 +15,7 @@ import psutil
 import pynvml
 
 from steerserve import __version__
+from steerserve.api import webui
 from steerserve.setting_secrets import NAMES as SECRETS
 from steerserve.setting_secrets import SUFFIX, is_open_to_others
 from steerserve.setting_values import names_in
@@ -35,6 +36,7 @@ def report(settings: Settings) -> str:
         ("engines", engines),
         ("hub", lambda: hub(settings.hf_endpoint)),
         ("listens on", lambda: listens_on(settings)),
+        ("web page", web_page),
         ("secrets", lambda: secrets(settings)),
     ]
     return "\n".join(f"{name:>11}: {say()}" for name, say in facts)
@@ -113,6 +115,12 @@ def listens_on(settings: Settings) -> str:
         else f"every machine that reaches it, {'with a key' if settings.api_keys else 'without a login'}"
     )
     return f"{settings.host}:{settings.port}, for {who}"
+
+
+def web_page() -> str:
+    if webui.is_built():
+        return "served at /ui"
+    return f"not built; in a checkout of the sources, `{webui.BUILD}` builds it"
 
 
 def secrets(settings: Settings) -> str:

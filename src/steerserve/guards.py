@@ -130,12 +130,14 @@ class Guards:
         )
 
     def _keyless(self, scope: Scope, headers: Headers) -> Refusal | None:
-        """Refuse a request without one of the keys of API_KEYS, if there are any. Probes need no key. The question of a
-        browser whether it may send a request (CORS preflight) needs no key, because it cannot carry one."""
+        """Refuse a request without one of the keys of API_KEYS, if there are any. Probes need no key,
+        nor do the files of the web page, because a browser cannot send one with them. The question of a browser whether
+        it may send a request (CORS preflight) needs no key for the same reason."""
         is_preflight = (
             scope.get("method") == "OPTIONS" and "access-control-request-method" in headers
         )
-        if not self._keys or scope["path"] in PROBES or is_preflight:
+        is_open = scope["path"] in PROBES or _is_page(scope)
+        if not self._keys or is_open or is_preflight:
             return None
         scheme, _, key = headers.get("authorization", "").partition(" ")
         digest = _digest(key.strip().encode("latin-1", "replace"))
@@ -170,6 +172,12 @@ class Guards:
             await send(message)
 
         return completed
+
+
+def _is_page(scope: Scope) -> bool:
+    """Whether a request reads a file of the web page. The files hold nothing of the service's state."""
+    path = scope["path"]
+    return scope.get("method") in _SAFE and (path in ("/", "/ui") or path.startswith("/ui/"))
 
 
 def too_large(limit: int) -> Refusal:

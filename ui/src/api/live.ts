@@ -1,0 +1,169 @@
+// Live events: the one connection, and the one place where its events reach the answers that the pages show.
+//
+// An event either writes to the cached answers or marks them as stale. A page that draws events themselves, such as the
+// chart of activations, takes them with `useLiveEvent`.
+import { useEffect, useRef, useSyncExternalStore } from "react";
+import { skipToken, useQuery, type QueryClient } from "@tanstack/react-query";
+import { io, type Socket } from "socket.io-client";
+import { base } from "./client";
+import { key, keyHeader, onKey } from "./key";
+import type { Noun } from "./queries";
+
+export type Connection = "connecting" | "connected" | "lost";
+export type Payload = Record<string, unknown>;
+
+/** The nouns whose answers an event makes stale. */
+const STALE: Record<string, readonly Noun[]> = {
+  "model:download:complete": ["models"],
+  "model:download:error": ["models"],
+  "model:load:complete": ["models", "health", "attachments", "steering", "saes"],
+  "model:load:error": ["models", "health"],
+  "model:unload:complete": ["models", "health", "attachments", "steering", "saes", "features"],
+  "sae:attached": ["attachments", "saes", "health", "models", "steering", "features"],
+  "sae:detached": ["attachments", "saes", "health", "models", "steering", "features"],
+  "sae:download:complete": ["saes"],
+  "sae:download:error": ["saes"],
+  "steering:update": ["steering", "health", "profiles", "clusters", "circuits", "claims"],
+  "monitoring:state": ["monitoring"],
+  "sensing:event": ["sensing"],
+  "circuit:sensing:event": ["sensing"],
+};
+/** Events of progress and the key of the answer that holds the last report of each piece of work. */
+const PROGRESS: Record<string, readonly [Noun, string, idField: string]> = {
+  "model:download:progress": ["models", "download", "modelId"],
+  "model:load:progress": ["models", "load", "modelId"],
+  "sae:download:progress": ["saes", "download", "saeId"],
+};
+/** Events that end a piece of work, with the same parts as its progress. */
+const ENDED: typeof PROGRESS = {
+  "model:download:complete": ["models", "download", "modelId"],
+  "model:download:error": ["models", "download", "modelId"],
+  "model:load:complete": ["models", "load", "modelId"],
+  "model:load:error": ["models", "load", "modelId"],
+  "sae:download:complete": ["saes", "download", "saeId"],
+  "sae:download:error": ["saes", "download", "saeId"],
+};
+/** The least time between two refreshes of one noun by events, in milliseconds. */
+const CALM = 250;
+
+let socket: Socket | null = null;
+let connection: Connection = "connecting";
+const watchers = new Set<() => void>();
+const calming = new Map<Noun, { again: boolean }>();
+const drawn = new Map<string, Set<(payload: Payload) => void>>();
+
+/** Connect, and keep the connection until the returned function is called. */
+export function connect(client: QueryClient): () => void {
+  const address = new URL(base());
+  const open = () => {
+    socket?.disconnect();
+    become("connecting");
+    socket = io(address.origin, {
+      path: `${address.pathname}socket.io`,
+      // a browser cannot send a key with a WebSocket
+      transports: key() === null ? ["websocket", "polling"] : ["polling"],
+      extraHeaders: keyHeader(),
+      reconnectionDelayMax: 5_000,
+    });
+    socket.on("connect", () => {
+      if (connection === "lost") void client.invalidateQueries();
+      become("connected");
+    });
+    socket.on("disconnect", () => become("lost"));
+    socket.on("connect_error", () => become("lost"));
+    socket.onAny((name: string, payload: Payload) => arrived(client, name, payload));
+  };
+  open();
+  const end = onKey(open);
+  return () => {
+    end();
+    socket?.disconnect();
+    socket = null;
+  };
+}
+
+/** What an event does to the answers and to the pages that draw it. */
+export function arrived(client: QueryClient, name: string, payload: Payload): void {
+  const progress = PROGRESS[name];
+  if (progress !== undefined) {
+    const [noun, work, id] = progress;
+    client.setQueryData(progressKey(noun, work, payload[id]), payload);
+  }
+  const ended = ENDED[name];
+  if (ended !== undefined) {
+    const [noun, work, id] = ended;
+    client.removeQueries({ queryKey: progressKey(noun, work, payload[id]) });
+  }
+  for (const noun of STALE[name] ?? []) refresh(client, noun);
+  for (const draw of drawn.get(name) ?? []) draw(payload);
+}
+
+/** The last report of a piece of work that runs; undefined where none runs or none was reported yet. */
+export function useProgress(noun: Noun, work: "download" | "load", id: unknown): Payload | undefined {
+  return useQuery<Payload>({ queryKey: progressKey(noun, work, id), queryFn: skipToken }).data;
+}
+
+function progressKey(noun: Noun, work: string, id: unknown) {
+  return ["progress", noun, work, id];
+}
+
+/** Mark the answers of a noun as stale: at once, and where more events follow, once more when they calm down. */
+function refresh(client: QueryClient, noun: Noun): void {
+  const waiting = calming.get(noun);
+  if (waiting !== undefined) {
+    waiting.again = true;
+    return;
+  }
+  const state = { again: false };
+  calming.set(noun, state);
+  setTimeout(() => {
+    calming.delete(noun);
+    if (state.again) refresh(client, noun);
+  }, CALM);
+  void client.invalidateQueries({ queryKey: [noun] });
+}
+
+/** Whether the live events arrive. */
+export function useConnection(): Connection {
+  return useSyncExternalStore(watch, () => connection);
+}
+
+/** Call a function with each event of a name while the component is shown. */
+export function useLiveEvent(name: string, draw: (payload: Payload) => void): void {
+  const latest = useRef(draw);
+  useEffect(() => {
+    latest.current = draw;
+  });
+  useEffect(() => {
+    const call = (payload: Payload) => latest.current(payload);
+    const calls = drawn.get(name) ?? new Set();
+    drawn.set(name, calls.add(call));
+    return () => {
+      calls.delete(call);
+    };
+  }, [name]);
+}
+
+/** Send a subscription, now and after each reconnection, while the component is shown. */
+export function useJoin(join: string, leave?: string): void {
+  const now = useConnection();
+  useEffect(() => {
+    if (now !== "connected") return undefined;
+    socket?.emit(join);
+    return () => {
+      if (leave !== undefined) socket?.emit(leave);
+    };
+  }, [now, join, leave]);
+}
+
+function watch(watcher: () => void): () => void {
+  watchers.add(watcher);
+  return () => watchers.delete(watcher);
+}
+
+function become(next: Connection): void {
+  if (next === connection) return;
+  connection = next;
+  for (const watcher of watchers) watcher();
+}
+

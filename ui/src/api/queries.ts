@@ -1,0 +1,78 @@
+// The questions that several pages ask, and the keys of all questions. A page's own questions stand in `<noun>.ts`.
+//
+// A key begins with its noun. `live.ts` marks all questions of a noun as stale when an event says so.
+import { QueryClient, queryOptions } from "@tanstack/react-query";
+import { request } from "./client";
+import { ApiError } from "../rules/errors";
+import type { Attachments, Cards, Health, Metrics, Models, Steering } from "./interim";
+
+export type Noun =
+  | "health"
+  | "models"
+  | "saes"
+  | "attachments"
+  | "steering"
+  | "profiles"
+  | "clusters"
+  | "circuits"
+  | "claims"
+  | "sensing"
+  | "monitoring"
+  | "features";
+
+/** The time between two readings of what no event reports, in milliseconds. */
+export const POLL = 10_000;
+
+export function queryClient(): QueryClient {
+  return new QueryClient({
+    defaultOptions: {
+      queries: {
+        staleTime: 2_000,
+        refetchOnWindowFocus: true,
+        networkMode: "always",
+        retry: (failures, error) => isTransient(error) && failures < 2,
+        retryDelay: (failures) => 500 * 2 ** failures,
+      },
+      mutations: { retry: false, networkMode: "always" },
+    },
+  });
+}
+
+function isTransient(error: unknown): boolean {
+  return error instanceof ApiError && (error.code === "UNREACHABLE" || error.status === 503);
+}
+
+export const health = queryOptions({
+  queryKey: ["health", "detailed"] as const,
+  queryFn: ({ signal }) => request("get", "/api/health/detailed", { signal }) as Promise<Health>,
+  refetchInterval: POLL,
+});
+
+export const cards = queryOptions({
+  queryKey: ["health", "gpus"] as const,
+  queryFn: ({ signal }) => request("get", "/api/health/gpus", { signal }) as Promise<Cards>,
+  refetchInterval: POLL,
+});
+
+export const metrics = queryOptions({
+  queryKey: ["health", "metrics"] as const,
+  queryFn: ({ signal }) => request("get", "/api/health/metrics", { signal }) as Promise<Metrics>,
+  refetchInterval: POLL / 2,
+});
+
+export const models = queryOptions({
+  queryKey: ["models"] as const,
+  queryFn: ({ signal }) => request("get", "/api/models", { signal }) as Promise<Models>,
+});
+
+export const attachments = queryOptions({
+  queryKey: ["attachments"] as const,
+  queryFn: ({ signal }) => request("get", "/api/saes/attachments", { signal }) as Promise<Attachments>,
+  refetchInterval: POLL,
+});
+
+export const steering = queryOptions({
+  queryKey: ["steering"] as const,
+  queryFn: ({ signal }) => request("get", "/api/saes/steering", { signal }) as Promise<Steering>,
+  refetchInterval: POLL,
+});

@@ -1,0 +1,14 @@
+// The pages, in the order of the navigation. A page gets its line when it is whole; the first page is the start.
+import { lazy, type ComponentType, type LazyExoticComponent } from "react";
+
+export interface PageEntry {
+  path: string;
+  title: string;
+  /** The second key of `g <key>`, which goes to the page. */
+  key: string;
+  Page: LazyExoticComponent<ComponentType>;
+}
+
+export const PAGES: readonly PageEntry[] = [
+  { path: "/health", title: "Health", key: "h", Page: lazy(() => import("./pages/Health")) },
+];

@@ -1,0 +1,62 @@
+// Whether the service is well: components, queue, latencies, memory of the cards, circuit breakers.
+import { useQuery } from "@tanstack/react-query";
+import { cards, health, metrics } from "../api/queries";
+import { QueryPanel } from "../parts/Panel";
+import { Status } from "../parts/Status";
+import { ago, span } from "../rules/age";
+import { useNow } from "../parts/useNow";
+import { Breakers } from "./health/Breakers";
+import { CardList } from "./health/CardList";
+import { Components } from "./health/Components";
+import { Latencies } from "./health/Latencies";
+import { Queue } from "./health/Queue";
+
+export default function Health() {
+  const state = useQuery(health);
+  const figures = useQuery(metrics);
+  const memory = useQuery(cards);
+  const now = useNow();
+  return (
+    <div className="page">
+      <header className="page-head">
+        <h1>Health</h1>
+        {state.data !== undefined && (
+          <p className="row">
+            <Status status={state.data.status} />
+            <span className="quiet">
+              steerserve {state.data.version}, up for {span(state.data.uptime_seconds)}, read {ago(state.dataUpdatedAt, now)}
+            </span>
+          </p>
+        )}
+      </header>
+      <div className="grid">
+        <QueryPanel title="Components" query={state}>
+          {(data) => <Components components={data.components} engine={data.engine} />}
+        </QueryPanel>
+        <QueryPanel title="Queue" query={state}>
+          {(data) => <Queue inference={data.inference} />}
+        </QueryPanel>
+        <QueryPanel title="Latency" query={figures} about="Of the last 1,000 requests, from the start of the service.">
+          {(data) => <Latencies metrics={data} />}
+        </QueryPanel>
+        <QueryPanel title="Circuit breakers" query={state} about="They stop calls to the model hub while the hub fails.">
+          {(data) => <Breakers breakers={data.circuit_breakers} />}
+        </QueryPanel>
+        <QueryPanel
+          className="whole"
+          title="Cards"
+          query={memory}
+          isEmpty={(data) => data.cards.length === 0}
+          empty={
+            <p>
+              No card is used: models run on the processor, and every feature works there.{" "}
+              <span className="quiet">{memory.data?.reason}</span>
+            </p>
+          }
+        >
+          {(data) => <CardList report={data} />}
+        </QueryPanel>
+      </div>
+    </div>
+  );
+}

@@ -1,0 +1,35 @@
+import type { Cards } from "../../api/interim";
+import { MemoryBar } from "../../parts/MemoryBar";
+import { count, mebibytes } from "../../rules/bytes";
+
+export function CardList({ report }: { report: Cards }) {
+  return (
+    <div className="flow">
+      {report.reason !== null && <p className="quiet">{report.reason}</p>}
+      {report.cards.map((card) => (
+        <article key={card.uuid} className="card" aria-label={card.name}>
+          <h3>
+            {card.smi_index}: {card.name}
+          </h3>
+          <MemoryBar name={card.name} total={card.total_mb} used={card.used_mb} ours={card.millm_reserved_mb} />
+          {card.processes.length > 0 ? (
+            <details>
+              <summary>
+                {count(card.processes.length)} {card.processes.length === 1 ? "process" : "processes"}
+              </summary>
+              <ul className="lines">
+                {card.processes.map(({ pid, used_mb }) => (
+                  <li key={pid}>
+                    <code>pid {pid}</code> <span>{mebibytes(used_mb)}</span>
+                  </li>
+                ))}
+              </ul>
+            </details>
+          ) : (
+            card.processes_reason !== null && <p className="quiet">{card.processes_reason}</p>
+          )}
+        </article>
+      ))}
+    </div>
+  );
+}

@@ -1,0 +1,40 @@
+// Values as horizontal bars, drawn to the largest value, which is printed as the scale.
+import type { ReactNode } from "react";
+import { decimal } from "../rules/bytes";
+
+export interface Bar {
+  id: string;
+  label: ReactNode;
+  value: number;
+  action?: ReactNode;
+}
+
+export function Bars({ label, bars, scale, unit = "" }: { label: string; bars: readonly Bar[]; scale?: number; unit?: string }) {
+  const most = scale ?? Math.max(0, ...bars.map((bar) => Math.abs(bar.value)));
+  return (
+    <figure className="bars">
+      <ol aria-label={label}>
+        {bars.map((bar) => (
+          <li key={bar.id}>
+            <span className="bar-label">{bar.label}</span>
+            <span className="bar-track" aria-hidden="true">
+              <span
+                className={bar.value < 0 ? "bar-fill negative" : "bar-fill"}
+                style={{ inlineSize: `${most > 0 ? Math.min(100, (100 * Math.abs(bar.value)) / most) : 0}%` }}
+              />
+            </span>
+            <span className="bar-value">
+              {decimal(bar.value)}
+              {unit}
+            </span>
+            {bar.action}
+          </li>
+        ))}
+      </ol>
+      <figcaption className="quiet">
+        A full bar is {decimal(most)}
+        {unit}.
+      </figcaption>
+    </figure>
+  );
+}

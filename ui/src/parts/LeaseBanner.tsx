@@ -1,0 +1,25 @@
+// The lease of the loaded model: who holds it, why, and for how long still.
+import { span } from "../rules/age";
+import { useNow } from "./useNow";
+
+export interface Lease {
+  model_name: string;
+  holder: string;
+  reason: string;
+  expires_at: string;
+}
+
+export function LeaseBanner({ lease }: { lease: Lease }) {
+  const left = Math.max(0, (Date.parse(lease.expires_at) - useNow()) / 1000);
+  return (
+    <aside className="banner" aria-label="Lease">
+      <p>
+        <strong>{lease.holder}</strong> holds a lease on <strong>{lease.model_name}</strong>
+        {lease.reason !== "" && <>: {lease.reason}</>}. Until its end, no other request loads or unloads a model.
+      </p>
+      <p className="numbers" aria-live="off">
+        {left > 0 ? `ends in ${span(left)}` : "has ended"}
+      </p>
+    </aside>
+  );
+}

@@ -1,0 +1,73 @@
+// Notices of what happened, at the corner of the page, read out by a live region.
+import { useSyncExternalStore } from "react";
+import { ErrorNotice } from "./ErrorNotice";
+
+export interface Notice {
+  id: number;
+  /** A sentence for a success; an error for a refusal. */
+  text?: string;
+  error?: unknown;
+}
+
+/** The time after which a success goes by itself, in milliseconds. Refusals stay until they are closed. */
+const SHOWN = 5_000;
+const MOST = 4;
+let notices: readonly Notice[] = [];
+let last = 0;
+const watchers = new Set<() => void>();
+
+/** Say that something was done. */
+export function notify(text: string): void {
+  const id = add({ text });
+  setTimeout(() => close(id), SHOWN);
+}
+
+/** Say that something was refused. */
+export function notifyError(error: unknown): void {
+  add({ error });
+}
+
+export function Notices() {
+  const shown = useSyncExternalStore(watch, () => notices);
+  return (
+    <div className="notices" role="region" aria-label="Notices">
+      <div aria-live="polite">
+        {shown.map((notice) => (
+          <div key={notice.id} className="notice-card">
+            {notice.error === undefined ? (
+              <p className="notice notice-good">
+                <strong>Done.</strong> {notice.text}
+              </p>
+            ) : (
+              <ErrorNotice error={notice.error} />
+            )}
+            <button type="button" className="small close" aria-label="Close the notice" onClick={() => close(notice.id)}>
+              ✕
+            </button>
+          </div>
+        ))}
+      </div>
+    </div>
+  );
+}
+
+function add(notice: Omit<Notice, "id">): number {
+  last += 1;
+  notices = [...notices, { id: last, ...notice }].slice(-MOST);
+  tell();
+  return last;
+}
+
+function close(id: number): void {
+  notices = notices.filter((notice) => notice.id !== id);
+  tell();
+}
+
+function watch(watcher: () => void): () => void {
+  watchers.add(watcher);
+  return () => watchers.delete(watcher);
+}
+
+function tell(): void {
+  for (const watcher of watchers) watcher();
+}
