@@ -24,6 +24,7 @@ class Description:
     """An OpenAPI document, with a validator for each answer of `/api` that it describes."""
 
     def __init__(self, document: dict[str, Any]) -> None:
+        self._document = document
         self._registry = jsonschema_rs.Registry([(BASE, document)])
         self._paths = {
             path: operations
@@ -76,13 +77,14 @@ class Description:
 
     def _validator(self, place: tuple[str, ...]) -> jsonschema_rs.Validator | None:
         if place not in self._validators:
-            pointer = "/".join(part.replace("~", "~0").replace("/", "~1") for part in place)
+            part: Any = self._document
+            for step in place:
+                part = part.get(step, {})
+            pointer = "/".join(step.replace("~", "~0").replace("/", "~1") for step in place)
             schema = {"$ref": f"{BASE}#/{quote(pointer, safe='/~')}"}
-            try:
-                made = jsonschema_rs.validator_for(schema, registry=self._registry)
-            except jsonschema_rs.ReferencingError:
-                made = None
-            self._validators[place] = made
+            self._validators[place] = (
+                jsonschema_rs.validator_for(schema, registry=self._registry) if part else None
+            )
         return self._validators[place]
 
 

@@ -7,6 +7,7 @@ import json
 import socket
 import sys
 import threading
+from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -14,6 +15,7 @@ from traceback import format_stack
 from typing import Any
 
 import httpx
+import socketio
 import uvicorn
 
 from steerserve import demo, protocols
@@ -22,6 +24,8 @@ from steerserve.settings import Settings
 from tests.described import Held
 
 JSON = {"content-type": "application/json"}
+EVENTS_HELD = 1000
+"""The most live events of a service that are held to the description of the API."""
 STOP_SECONDS = 20
 """Seconds in which a service must have stopped."""
 
@@ -35,7 +39,17 @@ class Running:
         self.url = url
         self.home = home
         self.held = Held(service.api.openapi)
+        self._events = _emitted(service.live.server)
         self.http = httpx.Client(base_url=url, timeout=60, event_hooks={"response": [self.held]})
+
+    def check_events(self) -> None:
+        """The live events that were sent, held to the description of the API."""
+        description = self.held.description if self._events else None
+        for name, payload in self._events:
+            assert description is not None
+            sent = json.loads(json.dumps(payload))
+            faults = description.component(f"LiveEvents/properties/{name}", sent)
+            assert not faults, f"{name} has {payload}: {faults}"
 
     # ------------------------------------------------------------- shorthands that fail loudly
 
@@ -96,6 +110,19 @@ class Running:
             return [_event(line) for line in answer.iter_lines() if line]
 
 
+def _emitted(server: socketio.AsyncServer) -> deque[tuple[str, Any]]:
+    """The last live events that a server sends, as name and payload."""
+    sent: deque[tuple[str, Any]] = deque(maxlen=EVENTS_HELD)
+    emit = server.emit
+
+    async def noted(name: str, payload: Any, **fields: Any) -> None:
+        sent.append((name, payload))
+        await emit(name, payload, **fields)
+
+    server.emit = noted
+    return sent
+
+
 def _event(line: str) -> Any:
     assert line.startswith("data: "), line
     text = line.removeprefix("data: ")
@@ -124,6 +151,7 @@ def running(home: Path, **settings: Any) -> Iterator[Running]:
         thread.join(STOP_SECONDS)
         listening.close()
         assert not thread.is_alive(), f"the service did not stop\n{started.still_running()}"
+    live.check_events()
 
 
 class _Started:

@@ -6,6 +6,7 @@ import asyncio
 import os
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
+from typing import Any
 
 import structlog
 from fastapi import FastAPI
@@ -17,6 +18,7 @@ from starlette.types import Receive, Scope, Send
 
 from steerserve import __version__, log, routes, startup
 from steerserve.api import envelope, reference, webui
+from steerserve.api.answers import events
 from steerserve.composition import Owners, surroundings
 from steerserve.guards import Guards
 from steerserve.live import LiveEvents
@@ -28,6 +30,16 @@ from steerserve.v1 import bodies
 
 _SECRETS = frozenset({"HUB_TOKEN", "API_KEYS"})
 logger = structlog.get_logger(__name__)
+
+
+class DescribedApi(FastAPI):
+    """The routes. Their description has the payloads of the live events too."""
+
+    def openapi(self) -> dict[str, Any]:
+        if self.openapi_schema is None:
+            document = super().openapi()
+            document["components"]["schemas"] |= events.components()
+        return super().openapi()
 
 
 class Service:
@@ -45,7 +57,7 @@ class Service:
         log.configure(self.settings.log_level, self.settings.log_format)
         self.owners = Owners(self.settings, surroundings(self.settings))
         self.live = LiveEvents(self.owners.bus, self.settings, self.owners.around.cards)
-        self.api = FastAPI(
+        self.api = DescribedApi(
             title="steerserve",
             version=__version__,
             lifespan=self._lifespan,

@@ -160,10 +160,14 @@ def streamed(live: Running, **body: Any) -> list[Event]:
     answer = live.post("/api/compare", asked)
     assert answer.headers["content-type"].startswith("text/event-stream")
     blocks = [block.split("\n") for block in answer.text.split("\n\n") if block]
-    return [
+    events = [
         (name.removeprefix("event: "), json.loads(data.removeprefix("data: ")))
         for name, data in blocks
     ]
+    described = live.held.description
+    for name, data in events:
+        assert described.component(f"CompareEvents/properties/{name}", data) == []
+    return events
 
 
 def test_a_stream_has_the_texts_of_the_whole_comparison_each_named_by_its_side(

@@ -9,7 +9,17 @@ from fastapi import APIRouter, HTTPException, Query
 from pydantic import Field, field_validator
 from starlette.responses import Response
 
-from steerserve.api.envelope import Envelope, RequestBody, success
+from steerserve.api.answers import Answer
+from steerserve.api.answers.saes import (
+    AttachedSet,
+    AttachmentList,
+    Compatibility,
+    DetachedSae,
+    FirstAttachment,
+    NewAttachment,
+    NoAttachment,
+)
+from steerserve.api.envelope import RequestBody, success
 from steerserve.control.interventions.attachments import Attachments, Member
 from steerserve.control.interventions.steering import Steering
 from steerserve.control.library.saes import Saes
@@ -157,11 +167,11 @@ def router(saes: Saes, attachments: Attachments, status: Status, settings: Setti
             "vram_warning": total > envelope_mb,
         }
 
-    @routes.get("/attachment", response_model=Envelope)
+    @routes.get("/attachment", response_model=Answer[FirstAttachment | NoAttachment])
     async def get_attachment() -> Response:
         return success(status.first())
 
-    @routes.get("/attachments", response_model=Envelope)
+    @routes.get("/attachments", response_model=Answer[AttachmentList])
     async def get_attachments() -> Response:
         """Every attached SAE. `to_restore` lists the SAEs that were attached when an engine ended by itself: the next
         load of their model attaches them again."""
@@ -180,7 +190,7 @@ def router(saes: Saes, attachments: Attachments, status: Status, settings: Setti
             }
         )
 
-    @routes.post("/attach-set", response_model=Envelope)
+    @routes.post("/attach-set", response_model=Answer[AttachedSet])
     async def attach_set(body: AttachSetBody) -> Response:
         members = [(member.sae_id, member.layer) for member in body.saes]
         attached = await attachments.attach_set(members, body.dtype)
@@ -201,7 +211,7 @@ def router(saes: Saes, attachments: Attachments, status: Status, settings: Setti
         # without this route, these words would be read as ids of SAEs
         raise HTTPException(405)
 
-    @routes.get("/{sae_id}/compatibility", response_model=Envelope)
+    @routes.get("/{sae_id}/compatibility", response_model=Answer[Compatibility])
     async def compatibility(sae_id: str, layer: Annotated[int, Query()]) -> Response:
         verdict = attachments.compatibility(await saes.get(sae_id), layer)
         return success(
@@ -212,7 +222,7 @@ def router(saes: Saes, attachments: Attachments, status: Status, settings: Setti
             }
         )
 
-    @routes.post("/{sae_id}/attach", response_model=Envelope)
+    @routes.post("/{sae_id}/attach", response_model=Answer[NewAttachment])
     async def attach_sae(sae_id: str, body: AttachBody) -> Response:
         attached = await attachments.attach(
             await saes.get(sae_id),
@@ -233,7 +243,7 @@ def router(saes: Saes, attachments: Attachments, status: Status, settings: Setti
             }
         )
 
-    @routes.post("/{sae_id}/detach", response_model=Envelope)
+    @routes.post("/{sae_id}/detach", response_model=Answer[DetachedSae])
     async def detach_sae(sae_id: str) -> Response:
         await saes.get(sae_id)
         freed = await attachments.detach(sae_id)

@@ -12,7 +12,15 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Query
 from starlette.responses import Response
 
-from steerserve.api.envelope import Envelope, RowId, success
+from steerserve.api.answers import Answer
+from steerserve.api.answers.sensing import (
+    CircuitSensingChange,
+    CircuitSensingState,
+    DeletedFirings,
+    EdgeFiringRecord,
+    EdgeFirings,
+)
+from steerserve.api.envelope import RowId, success
 from steerserve.api.sensing import Limit, Scope, Since, intents, utc
 from steerserve.control.observing.circuit_sensing import CircuitSensing
 from steerserve.control.observing.sensing_views import CircuitSensingReport, CircuitSensingStatus
@@ -25,11 +33,11 @@ EdgeKey = Annotated[str | None, Query(max_length=200)]
 def router(sensing: CircuitSensing) -> APIRouter:
     routes = APIRouter(prefix="/api/circuit-sensing", tags=["sensing"])
 
-    @routes.get("/status", response_model=Envelope)
+    @routes.get("/status", response_model=Answer[CircuitSensingState])
     async def get_status() -> Response:
         return success(status_body(await sensing.status()))
 
-    @routes.get("/events", response_model=Envelope)
+    @routes.get("/events", response_model=Answer[EdgeFirings])
     async def list_firings(
         circuit_id: Scope = None,
         edge_key: EdgeKey = None,
@@ -39,19 +47,19 @@ def router(sensing: CircuitSensing) -> APIRouter:
         rows, total = await sensing.events(limit, circuit_id, edge_key, utc(since))
         return success({"total": total, "events": [edge_body(row) for row in rows]})
 
-    @routes.get("/events/{event_id}", response_model=Envelope)
+    @routes.get("/events/{event_id}", response_model=Answer[EdgeFiringRecord])
     async def get_firing(event_id: RowId) -> Response:
         return success(edge_body(await sensing.event(event_id)))
 
-    @routes.delete("/events", response_model=Envelope)
+    @routes.delete("/events", response_model=Answer[DeletedFirings])
     async def clear_firings(circuit_id: Scope = None) -> Response:
         return success({"deleted": await sensing.recorder.clear(circuit_id)})
 
-    @routes.post("/{circuit_id}/enable", response_model=Envelope)
+    @routes.post("/{circuit_id}/enable", response_model=Answer[CircuitSensingChange])
     async def enable_sensing(circuit_id: str) -> Response:
         return success(_report(circuit_id, await sensing.enable(circuit_id)))
 
-    @routes.post("/{circuit_id}/disable", response_model=Envelope)
+    @routes.post("/{circuit_id}/disable", response_model=Answer[CircuitSensingChange])
     async def disable_sensing(circuit_id: str) -> Response:
         return success(_report(circuit_id, await sensing.enable(circuit_id, enabled=False)))
 

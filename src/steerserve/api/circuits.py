@@ -12,7 +12,19 @@ from pydantic import Field
 from starlette.requests import Request
 from starlette.responses import Response
 
-from steerserve.api.envelope import Envelope, RequestBody, lossless, read_document, success
+from steerserve.api.answers import Answer, RefusedAnswer
+from steerserve.api.answers.circuits import (
+    ActivatedCircuit,
+    CircuitList,
+    CircuitRecord,
+    ClaimedLayer,
+    DeactivatedCircuit,
+    DeletedCircuit,
+    ImportedCircuitRecord,
+    RedialledCircuit,
+    ReleasedClaims,
+)
+from steerserve.api.envelope import RequestBody, lossless, read_document, success
 from steerserve.control.interventions.circuit_serving import CircuitServing
 from steerserve.control.interventions.circuit_views import CircuitActivation, CircuitView
 from steerserve.control.interventions.circuits import Circuits, OnNameConflict
@@ -36,9 +48,6 @@ _DOCUMENT = {
             }
         },
     }
-}
-_REFUSED: dict[int | str, dict[str, Any]] = {
-    200: {"model": Envelope, "description": "done, or a refusal; `success` says which"}
 }
 
 
@@ -122,7 +131,7 @@ def router(
     """The routes. An activation and a deactivation are answered once they are `settled`: sensing has followed them."""
     routes = APIRouter(prefix="/api/circuits", tags=["circuits"])
 
-    @routes.get("", response_model=Envelope)
+    @routes.get("", response_model=Answer[CircuitList])
     async def list_circuits(
         min_rung: Annotated[int, Query(ge=0, le=evidence.HIGHEST)] = 0,
         serveable: bool | None = None,
@@ -146,7 +155,7 @@ def router(
 
         return await asyncio.to_thread(answer)
 
-    @routes.get("/active", response_model=Envelope)
+    @routes.get("/active", response_model=Answer[list[CircuitRecord] | CircuitRecord | None])
     async def get_active(single: bool = False) -> Response:
         """The circuits that serve. With `single=true` the first of them, or null."""
         active = [record(view) for view in await circuits.active()]
@@ -154,7 +163,7 @@ def router(
             return success(active[0] if active else None)
         return success(active)
 
-    @routes.get("/claims", response_model=Envelope)
+    @routes.get("/claims", response_model=Answer[list[ClaimedLayer]])
     async def list_claims() -> Response:
         """Which circuit holds which layer."""
         held = await claims.current()
@@ -172,7 +181,7 @@ def router(
             ]
         )
 
-    @routes.post("/claims/release", response_model=Envelope)
+    @routes.post("/claims/release", response_model=Answer[ReleasedClaims])
     async def release_claims(circuit_id: Annotated[str, Query()]) -> Response:
         """Release the layers that one circuit holds."""
         released = await serving.release(circuit_id)
@@ -184,7 +193,11 @@ def router(
             }
         )
 
-    @routes.post("/import", response_model=Envelope, openapi_extra=_DOCUMENT, responses=_REFUSED)
+    @routes.post(
+        "/import",
+        response_model=Answer[ImportedCircuitRecord] | RefusedAnswer,
+        openapi_extra=_DOCUMENT,
+    )
     async def import_circuit(request: Request, on_conflict: OnNameConflict = "rename") -> Response:
         """Save a circuit document. A document of another kind, or one that does not match its form, is refused with
         status 200 and `success: false`."""
@@ -192,7 +205,7 @@ def router(
         view, warnings = await circuits.add(document, on_conflict)
         return success(record(view) | {"warnings": warnings})
 
-    @routes.put("/active/intensity", response_model=Envelope, responses=_REFUSED)
+    @routes.put("/active/intensity", response_model=Answer[RedialledCircuit] | RefusedAnswer)
     async def set_intensity(body: CircuitIntensityBody) -> Response:
         """Set the intensity of the one circuit that serves."""
         done = await serving.set_intensity(
@@ -207,7 +220,7 @@ def router(
             }
         )
 
-    @routes.post("/{circuit_id}/activate", response_model=Envelope, responses=_REFUSED)
+    @routes.post("/{circuit_id}/activate", response_model=Answer[ActivatedCircuit] | RefusedAnswer)
     async def activate(
         circuit_id: str,
         acknowledge_unvalidated: bool = False,
@@ -223,20 +236,20 @@ def router(
         await settled()
         return success(activated(done))
 
-    @routes.post("/{circuit_id}/deactivate", response_model=Envelope)
+    @routes.post("/{circuit_id}/deactivate", response_model=Answer[DeactivatedCircuit])
     async def deactivate(circuit_id: str) -> Response:
         """Stop serving a circuit. Values of other owners stay."""
         view, was_serving = await serving.deactivate(circuit_id)
         await settled()
         return success(record(view) | {"cleared_steering": was_serving})
 
-    @routes.delete("/{circuit_id}", response_model=Envelope)
+    @routes.delete("/{circuit_id}", response_model=Answer[DeletedCircuit])
     async def delete_circuit(circuit_id: str) -> Response:
         """Delete a circuit. A circuit that serves is deactivated first."""
         await serving.remove(circuit_id)
         return success({"circuit_id": circuit_id, "deleted": True})
 
-    @routes.get("/{circuit_id}/export", response_model=Envelope)
+    @routes.get("/{circuit_id}/export", response_model=Answer[dict[str, Any]])
     async def export_circuit(circuit_id: str) -> Response:
         """The document of a circuit, as it was imported."""
         return lossless(await circuits.document(circuit_id))

@@ -11,14 +11,23 @@ from pydantic import Field
 from starlette.requests import Request
 from starlette.responses import Response
 
+from steerserve.api.answers import Answer, RefusedAnswer
+from steerserve.api.answers.profiles import (
+    ActivatedCluster,
+    ClusterDocument,
+    ClusterImport,
+    ClusterList,
+    DeactivatedProfile,
+    DeletedProfile,
+    OfferedPack,
+)
 from steerserve.api.envelope import (
-    Envelope,
     RequestBody,
     lossless,
     read_document,
     success,
 )
-from steerserve.control.interventions.cluster_packs import ClusterPacks
+from steerserve.control.interventions.cluster_packs import ClusterPacks, PackedDefinition
 from steerserve.control.interventions.clusters import (
     Clusters,
     ImportedItem,
@@ -134,7 +143,7 @@ def _result(items: Sequence[ImportedItem]) -> dict[str, Any]:
 def router(clusters: Clusters, packs: ClusterPacks, serving: Serving) -> APIRouter:
     routes = APIRouter(prefix="/api/clusters", tags=["clusters"])
 
-    @routes.get("", response_model=Envelope)
+    @routes.get("", response_model=Answer[ClusterList])
     async def list_clusters() -> Response:
         rows, active_id = await clusters.list(), serving.profile_id
 
@@ -145,7 +154,9 @@ def router(clusters: Clusters, packs: ClusterPacks, serving: Serving) -> APIRout
 
         return await asyncio.to_thread(answer)
 
-    @routes.post("/import", response_model=Envelope, openapi_extra=_DOCUMENT)
+    @routes.post(
+        "/import", response_model=Answer[ClusterImport] | RefusedAnswer, openapi_extra=_DOCUMENT
+    )
     async def import_clusters(
         request: Request,
         on_conflict: OnConflict = "rename",
@@ -157,7 +168,7 @@ def router(clusters: Clusters, packs: ClusterPacks, serving: Serving) -> APIRout
         items = await clusters.add_document(document, ImportOptions(on_conflict, activate))
         return success(_result(items))
 
-    @routes.get("/hub/search", response_model=Envelope)
+    @routes.get("/hub/search", response_model=Answer[list[OfferedPack]])
     async def search_hub(
         q: Annotated[str, Query(max_length=200)] = "",
         base_model: Annotated[str | None, Query(max_length=200)] = None,
@@ -166,7 +177,7 @@ def router(clusters: Clusters, packs: ClusterPacks, serving: Serving) -> APIRout
         """Public packs of clusters on the model hub."""
         return success(await packs.search(q, base_model, limit))
 
-    @routes.get("/hub/{repo_id:path}/definitions", response_model=Envelope)
+    @routes.get("/hub/{repo_id:path}/definitions", response_model=Answer[list[PackedDefinition]])
     async def list_definitions(
         repo_id: str,
         revision: Annotated[str | None, Query(min_length=1, max_length=100)] = None,
@@ -174,25 +185,25 @@ def router(clusters: Clusters, packs: ClusterPacks, serving: Serving) -> APIRout
         """The cluster definitions of a repository of the model hub."""
         return success(await packs.definitions(repo_id, revision))
 
-    @routes.post("/hub/import", response_model=Envelope)
+    @routes.post("/hub/import", response_model=Answer[ImportedItem] | RefusedAnswer)
     async def import_from_hub(body: HubImport) -> Response:
         """Import one definition of a repository. A file that does not fit the contract of cluster definitions is
         refused with status 200 and `success: false`."""
         options = ImportOptions(body.on_conflict, body.activate)
         return success(await packs.add(body.repo_id, body.filename, body.revision, options))
 
-    @routes.put("/active/intensity", response_model=Envelope)
+    @routes.put("/active/intensity", response_model=Answer[IntensityReport] | RefusedAnswer)
     async def set_active_intensity(body: ClusterIntensity) -> Response:
         """Set the intensity of the cluster that serves. Without one, the answer has status 200 and `success: false`."""
         return _intensity(await clusters.set_active_intensity(body.intensity, reapply=body.reapply))
 
-    @routes.put("/{cluster_id}/intensity", response_model=Envelope)
+    @routes.put("/{cluster_id}/intensity", response_model=Answer[IntensityReport] | RefusedAnswer)
     async def set_intensity(cluster_id: str, body: ClusterIntensity) -> Response:
         return _intensity(
             await clusters.set_intensity(cluster_id, body.intensity, reapply=body.reapply)
         )
 
-    @routes.post("/{cluster_id}/activate", response_model=Envelope)
+    @routes.post("/{cluster_id}/activate", response_model=Answer[ActivatedCluster] | RefusedAnswer)
     async def activate_cluster(cluster_id: str) -> Response:
         """Steer by a cluster. Every check comes before the live values change."""
         done = await clusters.activate(cluster_id)
@@ -206,17 +217,17 @@ def router(clusters: Clusters, packs: ClusterPacks, serving: Serving) -> APIRout
             }
         )
 
-    @routes.post("/{cluster_id}/deactivate", response_model=Envelope)
+    @routes.post("/{cluster_id}/deactivate", response_model=Answer[DeactivatedProfile])
     async def deactivate_cluster(cluster_id: str) -> Response:
         cleared = await clusters.deactivate(cluster_id)
         return success({"profile_id": cluster_id, "cleared_steering": cleared})
 
-    @routes.delete("/{cluster_id}", response_model=Envelope)
+    @routes.delete("/{cluster_id}", response_model=Answer[DeletedProfile])
     async def delete_cluster(cluster_id: str) -> Response:
         was_active = await clusters.remove(cluster_id)
         return success({"profile_id": cluster_id, "was_active": was_active})
 
-    @routes.get("/{cluster_id}/export", response_model=Envelope)
+    @routes.get("/{cluster_id}/export", response_model=Answer[ClusterDocument])
     async def export_cluster(cluster_id: str) -> Response:
         """The document as it was imported, with all of its keys."""
         return await asyncio.to_thread(lossless, await clusters.document(cluster_id))

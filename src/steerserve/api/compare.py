@@ -14,7 +14,9 @@ from pydantic import Field
 from starlette.requests import Request
 from starlette.responses import Response
 
-from steerserve.api.envelope import Envelope, RequestBody, success, unambiguous
+from steerserve.api.answers import Answer
+from steerserve.api.answers.steering import Comparison
+from steerserve.api.envelope import RequestBody, success, unambiguous
 from steerserve.api.steering import Value
 from steerserve.control import retry
 from steerserve.control.requests.compare import Compare, Compared, Comparing, Side
@@ -68,7 +70,7 @@ class CompareBody(RequestBody):
 
 STREAMED: dict[int | str, dict[str, Any]] = {
     200: {
-        "description": "the comparison; with `stream: true` as server-sent events",
+        "description": "the comparison; with `stream: true` as server-sent events, whose data are `CompareEvents`",
         "content": {"text/event-stream": {}},
     }
 }
@@ -79,7 +81,7 @@ def router(compare: Compare, settings: Settings) -> APIRouter:
         prefix="/api/compare", tags=["steering"], dependencies=[Depends(unambiguous)]
     )
 
-    @routes.post("", response_model=Envelope, responses=STREAMED)
+    @routes.post("", response_model=Answer[Comparison], responses=STREAMED)
     async def run(body: CompareBody, request: Request) -> Response:
         """Run the comparison. It ends early when the client goes away."""
         model = await compare.model()

@@ -98,14 +98,6 @@ def _unknown_field(name: str, known: Sequence[str]) -> InitErrorDetails:
     return InitErrorDetails(type=problem, loc=(shown(name),), input=None)
 
 
-class Envelope(BaseModel):
-    """The answer of every `/api` route."""
-
-    success: bool
-    data: Any | None
-    error: dict[str, Any] | None
-
-
 RESPONSES: dict[int | str, dict[str, Any]] = {
     status: {"model": RefusedAnswer, "description": "a refusal; `error.code` says which"}
     for status in (400, 403, 404, 405, 408, 409, 413, 422, 431, 500, 503, 507)

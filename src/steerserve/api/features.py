@@ -11,7 +11,10 @@ from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
 from steerserve.api import monitoring as monitoring_routes
-from steerserve.api.envelope import Envelope, RequestBody, require_json, success
+from steerserve.api.answers import Answer
+from steerserve.api.answers.features import FeatureDetails, FeatureSearch, ImportedLabels, LabelPage
+from steerserve.api.answers.monitoring import Cleared
+from steerserve.api.envelope import RequestBody, require_json, success
 from steerserve.control.observing.features import Features
 from steerserve.errors import Refusal
 from steerserve.rules import json_size
@@ -61,7 +64,7 @@ _IMPORT = {
 def router(features: Features) -> APIRouter:
     routes = APIRouter(prefix="/api/saes", tags=["features"])
 
-    @routes.get("/{sae_id}/labels", response_model=Envelope)
+    @routes.get("/{sae_id}/labels", response_model=Answer[LabelPage])
     async def get_labels(
         sae_id: str,
         query: Annotated[str | None, Query(max_length=200)] = None,
@@ -82,7 +85,7 @@ def router(features: Features) -> APIRouter:
 
     @routes.post(
         "/{sae_id}/labels",
-        response_model=Envelope,
+        response_model=Answer[ImportedLabels],
         openapi_extra=_IMPORT,
     )
     async def add_labels(sae_id: str, request: Request, replace: bool = False) -> Response:
@@ -98,12 +101,12 @@ def router(features: Features) -> APIRouter:
             }
         )
 
-    @routes.delete("/{sae_id}/labels", response_model=Envelope)
+    @routes.delete("/{sae_id}/labels", response_model=Answer[Cleared])
     async def clear_labels(sae_id: str) -> Response:
         cleared = await features.clear_labels(sae_id)
         return success({"cleared": cleared, "message": "the labels are forgotten"})
 
-    @routes.post("/{sae_id}/features/search", response_model=Envelope)
+    @routes.post("/{sae_id}/features/search", response_model=Answer[FeatureSearch])
     async def search(sae_id: str, body: Search) -> Response:
         matches, matched = await features.search(sae_id, body.query, body.feature_idx, body.limit)
         return success(
@@ -124,7 +127,7 @@ def router(features: Features) -> APIRouter:
         """Answers 405. Without this route, `search` would be read as the index of a feature."""
         raise HTTPException(405)
 
-    @routes.get("/{sae_id}/features/{index}", response_model=Envelope)
+    @routes.get("/{sae_id}/features/{index}", response_model=Answer[FeatureDetails])
     async def get_feature(sae_id: str, index: int) -> Response:
         feature = await features.get(sae_id, index)
         facts, attached = feature.facts, feature.attached

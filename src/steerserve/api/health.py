@@ -9,40 +9,50 @@ from fastapi import APIRouter
 from starlette.responses import Response
 
 from steerserve import __version__
-from steerserve.api.envelope import Envelope, success
+from steerserve.api.answers import Answer
+from steerserve.api.answers.health import BackendReport, ServiceVersion
+from steerserve.api.envelope import success
 from steerserve.control.vitals.gauges import CONTENT_TYPE, Gauges
 from steerserve.control.vitals.health import Vitals
-from steerserve.control.vitals.views import InferenceBackend
+from steerserve.control.vitals.views import (
+    CardReport,
+    DetailedHealth,
+    InferenceBackend,
+    Liveness,
+    MetricsReport,
+    Readiness,
+)
 from steerserve.errors import Refusal
+from steerserve.rules.breaker import BreakerStatus
 
 
 def router(vitals: Vitals, gauges: Gauges) -> APIRouter:
     routes = APIRouter(prefix="/api/health", tags=["health"])
 
-    @routes.get("", response_model=Envelope)
+    @routes.get("", response_model=Answer[Liveness])
     async def liveness() -> Response:
         return success(vitals.liveness())
 
-    @routes.get("/ready", response_model=Envelope)
+    @routes.get("/ready", response_model=Answer[Readiness])
     async def readiness() -> Response:
         state = await vitals.readiness()
         if state.ready:
             return success(state)
         raise Refusal("NOT_READY", "the service is not ready", **asdict(state))
 
-    @routes.get("/detailed", response_model=Envelope)
+    @routes.get("/detailed", response_model=Answer[DetailedHealth])
     async def detailed() -> Response:
         return success(await vitals.detailed())
 
-    @routes.get("/gpus", response_model=Envelope)
+    @routes.get("/gpus", response_model=Answer[CardReport])
     async def gpus() -> Response:
         return success(await vitals.gpus())
 
-    @routes.get("/inference", response_model=Envelope)
+    @routes.get("/inference", response_model=Answer[BackendReport])
     async def inference() -> Response:
         return success(_backend(vitals.backend()))
 
-    @routes.get("/metrics", response_model=Envelope)
+    @routes.get("/metrics", response_model=Answer[MetricsReport])
     async def metrics() -> Response:
         return success(await gauges.body())
 
@@ -54,15 +64,15 @@ def router(vitals: Vitals, gauges: Gauges) -> APIRouter:
     async def prometheus() -> Response:
         return Response(await gauges.text(), headers={"content-type": CONTENT_TYPE})
 
-    @routes.get("/circuits", response_model=Envelope)
+    @routes.get("/circuits", response_model=Answer[list[BreakerStatus]])
     async def circuits() -> Response:
         return success(vitals.breakers())
 
-    @routes.post("/circuits/{name}/reset", response_model=Envelope)
+    @routes.post("/circuits/{name}/reset", response_model=Answer[BreakerStatus])
     async def reset(name: str) -> Response:
         return success(vitals.reset(name))
 
-    @routes.get("/version", response_model=Envelope)
+    @routes.get("/version", response_model=Answer[ServiceVersion])
     async def version() -> Response:
         return success({"version": __version__, "app": "steerserve"})
 

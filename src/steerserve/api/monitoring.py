@@ -10,7 +10,15 @@ from fastapi import APIRouter, Query
 from pydantic import Field
 from starlette.responses import Response
 
-from steerserve.api.envelope import Envelope, RequestBody, success
+from steerserve.api.answers import Answer
+from steerserve.api.answers.monitoring import (
+    Cleared,
+    MonitoringHistory,
+    MonitoringReport,
+    MonitoringStatistics,
+    TopFeatures,
+)
+from steerserve.api.envelope import RequestBody, success
 from steerserve.control.observing.monitoring import Counted, FeatureCount, Monitoring, State
 from steerserve.rules import monitoring as rules
 from steerserve.rules.instant import iso
@@ -45,12 +53,12 @@ class Top(RequestBody):
 def router(monitoring: Monitoring, labels_of: LabelsOf) -> APIRouter:
     routes = APIRouter(tags=["monitoring"])
 
-    @routes.get("/api/monitoring", response_model=Envelope)
+    @routes.get("/api/monitoring", response_model=Answer[MonitoringReport])
     async def get_state() -> Response:
         return success(state(monitoring.state()))
 
-    @routes.post("/api/saes/monitoring", response_model=Envelope)
-    @routes.post("/api/monitoring/configure", response_model=Envelope)
+    @routes.post("/api/saes/monitoring", response_model=Answer[MonitoringReport])
+    @routes.post("/api/monitoring/configure", response_model=Answer[MonitoringReport])
     async def configure(body: Configure) -> Response:
         made = await monitoring.configure(
             enabled=body.enabled,
@@ -60,11 +68,11 @@ def router(monitoring: Monitoring, labels_of: LabelsOf) -> APIRouter:
         )
         return success(state(made))
 
-    @routes.post("/api/monitoring/enable", response_model=Envelope)
+    @routes.post("/api/monitoring/enable", response_model=Answer[MonitoringReport])
     async def enable(body: Enable) -> Response:
         return success(state(await monitoring.enable(body.enabled)))
 
-    @routes.get("/api/monitoring/history", response_model=Envelope)
+    @routes.get("/api/monitoring/history", response_model=Answer[MonitoringHistory])
     async def history(
         limit: Annotated[int, Query(ge=1, le=rules.HISTORY_MAXIMUM)] = rules.LIMIT_DEFAULT,
         request_id: Annotated[str | None, Query(max_length=200)] = None,
@@ -78,12 +86,12 @@ def router(monitoring: Monitoring, labels_of: LabelsOf) -> APIRouter:
 
         return await asyncio.to_thread(answer)
 
-    @routes.delete("/api/monitoring/history", response_model=Envelope)
+    @routes.delete("/api/monitoring/history", response_model=Answer[Cleared])
     async def clear_history() -> Response:
         cleared = monitoring.clear_history()
         return success({"cleared": cleared, "message": "the records are forgotten"})
 
-    @routes.get("/api/monitoring/statistics", response_model=Envelope)
+    @routes.get("/api/monitoring/statistics", response_model=Answer[MonitoringStatistics])
     async def statistics(features: Annotated[str | None, Query()] = None) -> Response:
         counted = await monitoring.statistics(rules.parse_features(features))
         labels = await labels_of(counted.sae_id)
@@ -93,12 +101,12 @@ def router(monitoring: Monitoring, labels_of: LabelsOf) -> APIRouter:
 
         return await asyncio.to_thread(answer)
 
-    @routes.delete("/api/monitoring/statistics", response_model=Envelope)
+    @routes.delete("/api/monitoring/statistics", response_model=Answer[Cleared])
     async def reset_statistics() -> Response:
         cleared = await monitoring.reset_statistics()
         return success({"cleared": cleared, "message": "the statistics begin anew"})
 
-    @routes.post("/api/monitoring/statistics/top", response_model=Envelope)
+    @routes.post("/api/monitoring/statistics/top", response_model=Answer[TopFeatures])
     async def top(body: Top) -> Response:
         counted = await monitoring.statistics(None, body.metric, body.k)
         labels = await labels_of(counted.sae_id)

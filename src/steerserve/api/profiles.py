@@ -20,8 +20,17 @@ from pydantic import (
 from starlette.requests import Request
 from starlette.responses import Response
 
+from steerserve.api.answers import Answer, RefusedAnswer
+from steerserve.api.answers.profiles import (
+    ActivatedProfile,
+    DeactivatedProfile,
+    DeletedProfile,
+    ImportedProfileRecord,
+    ProfileExport,
+    ProfileList,
+    ProfileRecord,
+)
 from steerserve.api.envelope import (
-    Envelope,
     RequestBody,
     failure,
     require_json,
@@ -155,7 +164,10 @@ _LOCAL = ("id", "source_kind", "is_active")
 """Fields of a record that its exported document does not have."""
 
 _NO_DOCUMENT: dict[int | str, dict[str, Any]] = {
-    200: {"model": Envelope, "description": "a document that is no profile; `error.code` says why"}
+    200: {
+        "model": RefusedAnswer,
+        "description": "a document that is no profile; `error.code` says why",
+    }
 }
 
 
@@ -196,7 +208,7 @@ def router(profiles: Profiles, serving: Serving) -> APIRouter:
     def described(row: Any) -> dict[str, Any]:
         return record(row, serving.profile_id)
 
-    @routes.get("", response_model=Envelope)
+    @routes.get("", response_model=Answer[ProfileList])
     async def list_profiles() -> Response:
         rows, active_id = await profiles.list(), serving.profile_id
 
@@ -209,18 +221,20 @@ def router(profiles: Profiles, serving: Serving) -> APIRouter:
 
         return await asyncio.to_thread(answer)
 
-    @routes.post("", response_model=Envelope, status_code=201, dependencies=maps)
+    @routes.post("", response_model=Answer[ProfileRecord], status_code=201, dependencies=maps)
     async def create_profile(body: NewProfile) -> Response:
         return success(described(await profiles.create(**body.model_dump())), 201)
 
-    @routes.post("/save-current", response_model=Envelope, status_code=201, dependencies=maps)
+    @routes.post(
+        "/save-current", response_model=Answer[ProfileRecord], status_code=201, dependencies=maps
+    )
     async def save_current(body: Snapshot) -> Response:
         """Save the live values, which must all belong to one SAE."""
         return success(described(await profiles.save_current(body.name, body.description)), 201)
 
     @routes.post(
         "/import",
-        response_model=Envelope,
+        response_model=Answer[ImportedProfileRecord],
         status_code=201,
         openapi_extra=_DOCUMENT,
         responses=_NO_DOCUMENT,
@@ -246,29 +260,31 @@ def router(profiles: Profiles, serving: Serving) -> APIRouter:
             return failure(refusal, 200)
         return success(described(row) | {"warnings": imported.warnings}, 201)
 
-    @routes.get("/active", response_model=Envelope)
+    @routes.get("/active", response_model=Answer[ProfileRecord | None])
     async def get_active() -> Response:
         """The active profile, or null."""
         row = await serving.active()
         return success(described(row) if row is not None else None)
 
-    @routes.get("/{profile_id}", response_model=Envelope)
+    @routes.get("/{profile_id}", response_model=Answer[ProfileRecord])
     async def get_profile(profile_id: str) -> Response:
         return success(described(await profiles.get(profile_id)))
 
-    @routes.patch("/{profile_id}", response_model=Envelope, dependencies=maps)
+    @routes.patch("/{profile_id}", response_model=Answer[ProfileRecord], dependencies=maps)
     async def change_profile(profile_id: str, body: ProfileChanges) -> Response:
         """The live values stay as they are until the profile is activated again; the dial of an active profile uses
         the new values at once."""
         changes = body.model_dump(include=body.model_fields_set)
         return success(described(await profiles.change(profile_id, changes)))
 
-    @routes.delete("/{profile_id}", response_model=Envelope)
+    @routes.delete("/{profile_id}", response_model=Answer[DeletedProfile])
     async def delete_profile(profile_id: str) -> Response:
         was_active = await profiles.remove(profile_id)
         return success({"profile_id": profile_id, "was_active": was_active})
 
-    @routes.post("/{profile_id}/activate", response_model=Envelope, dependencies=maps)
+    @routes.post(
+        "/{profile_id}/activate", response_model=Answer[ActivatedProfile], dependencies=maps
+    )
     async def activate(profile_id: str, body: Activation | None = None) -> Response:
         applies = body is None or body.apply_steering
         done = await serving.activate(profile_id, applies=applies)
@@ -283,12 +299,12 @@ def router(profiles: Profiles, serving: Serving) -> APIRouter:
             | sensed
         )
 
-    @routes.post("/{profile_id}/deactivate", response_model=Envelope)
+    @routes.post("/{profile_id}/deactivate", response_model=Answer[DeactivatedProfile])
     async def deactivate(profile_id: str, clear_steering: bool = True) -> Response:
         cleared = await serving.deactivate(profile_id, clears=clear_steering)
         return success({"profile_id": profile_id, "cleared_steering": cleared})
 
-    @routes.get("/{profile_id}/export", response_model=Envelope)
+    @routes.get("/{profile_id}/export", response_model=Answer[ProfileExport])
     async def export_profile(profile_id: str) -> Response:
         row = await profiles.get(profile_id)
         return success(document(row, await profiles.origin(row)))

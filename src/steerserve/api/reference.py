@@ -90,19 +90,25 @@ def _sections(document: Schema) -> Iterator[str]:
         '<p>The same for programs: <a href="openapi.json">openapi.json</a>. Routes under <code>/v1</code> are '
         "those of the OpenAI API. Routes under <code>/api</code> answer <code>{success, data, error}</code>.</p>"
     )
+    schemas = document.get("components", {}).get("schemas", {})
     tagged: defaultdict[str, list[str]] = defaultdict(list)
     for path, operations in document["paths"].items():
         for method, operation in operations.items():
             tag = (operation.get("tags") or ["other"])[0]
-            tagged[tag].append(_operation(method, path, operation))
+            tagged[tag].append(_operation(method, path, operation, schemas))
     for tag, parts in tagged.items():
         yield f"<h2>{escape(tag)}</h2>{''.join(parts)}"
-    schemas = document.get("components", {}).get("schemas", {})
-    parts = [_schema(name, schema) for name, schema in schemas.items()]
-    yield f"<h2>Bodies</h2>{''.join(parts)}"
+    parts = [_schema(name, schema) for name, schema in schemas.items() if _is_shown(name)]
+    yield f"<h2>Bodies, answers and events</h2>{''.join(parts)}"
 
 
-def _operation(method: str, path: str, operation: Schema) -> str:
+def _is_shown(name: str) -> bool:
+    """Whether a schema has a place of its own on the page. The envelopes of answers have none: their routes show the
+    data in them."""
+    return not name.startswith("Answer_")
+
+
+def _operation(method: str, path: str, operation: Schema, schemas: Schema) -> str:
     summary = (
         f"<summary><b>{method.upper()}</b> <code>{escape(path)}</code> "
         f"{escape(operation.get('summary', ''))}</summary>"
@@ -122,9 +128,37 @@ def _operation(method: str, path: str, operation: Schema) -> str:
         f"{_fields(media.get('schema', {}))}"
         for kind, media in operation.get("requestBody", {}).get("content", {}).items()
     )
-    statuses = ", ".join(sorted(operation.get("responses", {})))
-    answers = f"<p>Answers: {escape(statuses)}</p>"
-    return f"<details>{summary}{about}{_table(rows)}{body}{answers}</details>"
+    responses = operation.get("responses", {})
+    answers = "".join(
+        _answer(status, response["content"]["application/json"]["schema"], schemas)
+        for status, response in responses.items()
+        if status.startswith("2") and "application/json" in response.get("content", {})
+    )
+    statuses = f"<p>Answers: {escape(', '.join(sorted(responses)))}</p>"
+    return f"<details>{summary}{about}{_table(rows)}{body}{answers}{statuses}</details>"
+
+
+def _answer(status: str, schema: Schema, schemas: Schema) -> str:
+    """The answer of one status, folded: its type and, where it is one object, its fields. Of an answer in an envelope
+    only the data is shown."""
+    kinds = [_data(kind, schemas) for kind in schema.get("anyOf", [schema])]
+    types = " or ".join(_type(kind) for kind in kinds)
+    fields = _fields(_resolved(kinds[0], schemas))
+    words = f"Answer {escape(status)}: {types}"
+    return f"<details><summary>{words}</summary>{fields}</details>" if fields else f"<p>{words}</p>"
+
+
+def _data(schema: Schema, schemas: Schema) -> Schema:
+    whole = _resolved(schema, schemas)
+    name = str(schema.get("$ref", "")).rpartition("/")[2]
+    data: Schema = schema if _is_shown(name) else whole["properties"]["data"]
+    return data
+
+
+def _resolved(schema: Schema, schemas: Schema) -> Schema:
+    """The schema that a reference names, or the schema itself."""
+    named: Schema = schemas.get(str(schema.get("$ref", "")).rpartition("/")[2], schema)
+    return named
 
 
 def _schema(name: str, schema: Schema) -> str:
@@ -169,7 +203,9 @@ def _type(schema: Schema) -> str:
             return " or ".join(kinds) + _default(schema)
     kind = schema.get("type", "any")
     words = escape(" or ".join(kind) if isinstance(kind, list) else str(kind))
-    if "items" in schema:
+    if "prefixItems" in schema:
+        words = f"list of {', '.join(map(_type, schema['prefixItems']))}"
+    elif "items" in schema:
         words = f"list of {_type(schema['items'])}"
     elif isinstance(schema.get("additionalProperties"), Mapping):
         words = f"object of {_type(schema['additionalProperties'])}"

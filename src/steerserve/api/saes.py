@@ -10,8 +10,17 @@ from fastapi import APIRouter, HTTPException
 from pydantic import AliasChoices, Field, SecretStr
 from starlette.responses import Response
 
+from steerserve.api.answers import Answer
+from steerserve.api.answers.saes import (
+    CancelledSae,
+    DeletedSae,
+    OfferedSaes,
+    RegisteredSae,
+    SaeDetails,
+    SaeList,
+)
 from steerserve.api.attachments import Status
-from steerserve.api.envelope import Envelope, RequestBody, success
+from steerserve.api.envelope import RequestBody, success
 from steerserve.control.library.recorded_downloads import FetchProgress
 from steerserve.control.library.sae_downloads import SaeDownloads
 from steerserve.control.library.sae_plan import SaeRequest
@@ -120,7 +129,7 @@ def record(row: SaeRow, progress: FetchProgress | None = None) -> dict[str, Any]
 def router(saes: Saes, downloads: SaeDownloads, attached: Status) -> APIRouter:
     routes = APIRouter(prefix="/api/saes", tags=["saes"])
 
-    @routes.get("", response_model=Envelope)
+    @routes.get("", response_model=Answer[SaeList])
     async def list_saes() -> Response:
         rows, attachment = await saes.list(), attached.first()
 
@@ -130,14 +139,14 @@ def router(saes: Saes, downloads: SaeDownloads, attached: Status) -> APIRouter:
 
         return await asyncio.to_thread(answer)
 
-    @routes.post("/preview", response_model=Envelope)
+    @routes.post("/preview", response_model=Answer[OfferedSaes])
     async def preview_repository(body: SaePreviewBody) -> Response:
         chosen = body.model_dump(exclude={"repository_id", "hub_token"})
         query = SaeQuery(repo_id=body.repository_id, token=body.token, **chosen)
         shown = await preview_saes(downloads, query)
         return success(preview(shown) | {"limit": body.limit, "offset": body.offset})
 
-    @routes.post("/download", response_model=Envelope, status_code=202)
+    @routes.post("/download", response_model=Answer[RegisteredSae], status_code=202)
     async def download_sae(body: NewSae) -> Response:
         if body.repository_id is not None and body.local_path is None:
             wanted = SaeRequest(body.repository_id, body.revision, body.file_path, body.token)
@@ -159,20 +168,20 @@ def router(saes: Saes, downloads: SaeDownloads, attached: Status) -> APIRouter:
         # without this route, these words would be read as ids of SAEs
         raise HTTPException(405)
 
-    @routes.get("/{sae_id}", response_model=Envelope)
+    @routes.get("/{sae_id}", response_model=Answer[SaeDetails])
     async def get_sae(sae_id: str) -> Response:
         row, *units = await downloads.with_units(sae_id)
         body = record(row, downloads.progress(row.id))
         return success(body | _units(units) if row.format == REPOSITORY else body)
 
-    @routes.post("/{sae_id}/cancel", response_model=Envelope)
+    @routes.post("/{sae_id}/cancel", response_model=Answer[CancelledSae])
     async def cancel_download(sae_id: str) -> Response:
         row, is_cancelled = await downloads.cancel(sae_id)
         status = "cancelled" if is_cancelled else row.status
         message = row.error_message if is_cancelled else f"nothing to cancel: it is {row.status}"
         return success({"sae_id": row.id, "status": status, "message": message})
 
-    @routes.delete("/{sae_id}", response_model=Envelope)
+    @routes.delete("/{sae_id}", response_model=Answer[DeletedSae])
     async def delete_sae(sae_id: str) -> Response:
         row, freed = await saes.remove(sae_id)
         freed_mb = -(-freed // MIB)

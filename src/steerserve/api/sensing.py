@@ -9,7 +9,16 @@ from fastapi import APIRouter, Query
 from pydantic import Field
 from starlette.responses import Response
 
-from steerserve.api.envelope import Envelope, RequestBody, RowId, success
+from steerserve.api.answers import Answer
+from steerserve.api.answers.sensing import (
+    ClusterFiringRecord,
+    ClusterFirings,
+    ClusterSensingReport,
+    DeletedFirings,
+    QuorumChange,
+    SensingChange,
+)
+from steerserve.api.envelope import RequestBody, RowId, success
 from steerserve.control.observing.sensing import ClusterSensing
 from steerserve.control.observing.sensing_views import SensingIntent, SensingStatus
 from steerserve.rules.firings import LIMIT_DEFAULT, LIMIT_MAXIMUM, cluster_body
@@ -28,36 +37,36 @@ class SensingConfig(RequestBody):
 def router(sensing: ClusterSensing) -> APIRouter:
     routes = APIRouter(tags=["sensing"])
 
-    @routes.get("/api/sensing/status", response_model=Envelope)
+    @routes.get("/api/sensing/status", response_model=Answer[ClusterSensingReport])
     async def status() -> Response:
         return success(status_body(await sensing.status()))
 
-    @routes.get("/api/sensing/events", response_model=Envelope)
+    @routes.get("/api/sensing/events", response_model=Answer[ClusterFirings])
     async def events(
         profile_id: Scope = None, limit: Limit = LIMIT_DEFAULT, since: Since = None
     ) -> Response:
         rows, total = await sensing.events(limit, profile_id, utc(since))
         return success({"events": [cluster_body(row) for row in rows], "total": total})
 
-    @routes.get("/api/sensing/events/{event_id}", response_model=Envelope)
+    @routes.get("/api/sensing/events/{event_id}", response_model=Answer[ClusterFiringRecord])
     async def event(event_id: RowId) -> Response:
         return success(cluster_body(await sensing.event(event_id)))
 
-    @routes.delete("/api/sensing/events", response_model=Envelope)
+    @routes.delete("/api/sensing/events", response_model=Answer[DeletedFirings])
     async def clear(profile_id: Scope = None) -> Response:
         return success({"deleted": await sensing.recorder.clear(profile_id)})
 
-    @routes.post("/api/sensing/{profile_id}/enable", response_model=Envelope)
+    @routes.post("/api/sensing/{profile_id}/enable", response_model=Answer[SensingChange])
     async def enable(profile_id: str) -> Response:
         armed = await sensing.enable(profile_id)
         return success({"profile_id": profile_id, "sensing_enabled": True, "armed": armed})
 
-    @routes.post("/api/sensing/{profile_id}/disable", response_model=Envelope)
+    @routes.post("/api/sensing/{profile_id}/disable", response_model=Answer[SensingChange])
     async def disable(profile_id: str) -> Response:
         armed = await sensing.enable(profile_id, enabled=False)
         return success({"profile_id": profile_id, "sensing_enabled": False, "armed": armed})
 
-    @routes.put("/api/sensing/{profile_id}/config", response_model=Envelope)
+    @routes.put("/api/sensing/{profile_id}/config", response_model=Answer[QuorumChange])
     async def configure(profile_id: str, body: SensingConfig) -> Response:
         report = await sensing.configure(profile_id, body.min_k)
         return success(

@@ -12,7 +12,9 @@ from fastapi import APIRouter, Depends, Query
 from pydantic import Field
 from starlette.responses import Response
 
-from steerserve.api.envelope import Envelope, RequestBody, RowId, success, unambiguous
+from steerserve.api.answers import Answer
+from steerserve.api.answers.steering import SteeringState
+from steerserve.api.envelope import RequestBody, RowId, success, unambiguous
 from steerserve.control.interventions.steering import Steering
 from steerserve.rules.attachment import FIRST_SAE, SaeChoice
 from steerserve.rules.steering import BATCH_MAXIMUM, MAXIMUM, MINIMUM, plain_indices
@@ -68,39 +70,39 @@ def router(steering: Steering) -> APIRouter:
         more = {"others": others} if others else {}
         return success({"enabled": enabled, "values": _texts(values), **more})
 
-    @routes.get("", response_model=Envelope)
+    @routes.get("", response_model=Answer[SteeringState])
     async def get_steering(choice: Chosen) -> Response:
         return state(choice)
 
-    @routes.post("", response_model=Envelope)
+    @routes.post("", response_model=Answer[SteeringState])
     async def set_feature(body: OneFeature) -> Response:
         await steering.set_values({body.feature_idx: body.value}, body.choice)
         return state(body.choice)
 
-    @routes.post("/batch", response_model=Envelope)
+    @routes.post("/batch", response_model=Answer[SteeringState])
     async def set_features(body: ManyFeatures) -> Response:
         values = plain_indices(body.steering, steering.attachment(body.choice).d_sae)
         await steering.set_values(values, body.choice)
         return state(body.choice)
 
-    @routes.post("/enable", response_model=Envelope)
+    @routes.post("/enable", response_model=Answer[SteeringState])
     async def enable(enabled: bool = True) -> Response:
         """Switch steering on for all SAEs. `enabled=false` switches it off, because older clients use this route for
         both."""
         await (steering.enable() if enabled else steering.disable())
         return state()
 
-    @routes.post("/disable", response_model=Envelope)
+    @routes.post("/disable", response_model=Answer[SteeringState])
     async def disable() -> Response:
         await steering.disable()
         return state()
 
-    @routes.delete("/{index}", response_model=Envelope)
+    @routes.delete("/{index}", response_model=Answer[SteeringState])
     async def remove_feature(index: RowId, choice: Chosen) -> Response:
         await steering.remove(index, choice)
         return state(choice)
 
-    @routes.delete("", response_model=Envelope)
+    @routes.delete("", response_model=Answer[SteeringState])
     async def clear(choice: Chosen) -> Response:
         """Forget all values of every SAE, also the values that wait for their model to be loaded again after a crash.
         With `sae_id` or `layer`, forget only the values of that attached SAE."""

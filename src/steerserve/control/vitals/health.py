@@ -26,6 +26,7 @@ from steerserve.control.vitals.views import (
     DetailedHealth,
     EngineHealth,
     FixedSampling,
+    HealthStatus,
     InferenceBackend,
     InferenceHealth,
     Liveness,
@@ -302,6 +303,7 @@ def _gpu_health(reading: CardReading | None) -> Component:
     return Component("gpu", "healthy", ", ".join(card.name for card in reading.cards))
 
 
-def _worst(components: list[Component]) -> str:
+def _worst(components: list[Component]) -> HealthStatus:
     statuses = {component.status for component in components}
-    return next(s for s in ("unhealthy", "degraded", "healthy") if s in statuses)
+    worst_first: tuple[HealthStatus, ...] = ("unhealthy", "degraded", "healthy")
+    return next(status for status in worst_first if status in statuses)

@@ -5,27 +5,29 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any
+from typing import Any, Literal
 
 from steerserve.control.interventions.claims import CircuitsHealth
 from steerserve.control.interventions.serving import ServingProfile
 from steerserve.rules.breaker import BreakerStatus
 from steerserve.rules.lease_status import LeaseStatus
 
+HealthStatus = Literal["healthy", "degraded", "unhealthy"]
+
 
 @dataclass(frozen=True, slots=True)
 class Component:
-    """A part of the service; `status` is `healthy`, `degraded` or `unhealthy`."""
+    """A part of the service. `message` says more about its status."""
 
     name: str
-    status: str
+    status: HealthStatus
     message: str | None = None
     latency_ms: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Liveness:
-    status: str
+    status: HealthStatus
     version: str
     timestamp: datetime
     uptime_seconds: float
@@ -36,7 +38,7 @@ class Readiness:
     """`status` is the worst status of the components."""
 
     ready: bool
-    status: str
+    status: HealthStatus
     version: str
     timestamp: datetime
     components: Sequence[Component]
@@ -77,7 +79,7 @@ class DetailedHealth:
     """All parts of health in one answer. `errors` has the type of the exception for each block that could not be
     built."""
 
-    status: str
+    status: HealthStatus
     version: str
     timestamp: datetime
     uptime_seconds: float

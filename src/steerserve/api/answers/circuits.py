@@ -1,0 +1,134 @@
+"""What the routes of circuits answer."""
+
+from __future__ import annotations
+
+from typing import Literal, NotRequired
+
+from typing_extensions import TypedDict
+
+from steerserve.api.answers import Instant
+from steerserve.api.answers.steering import Values
+
+
+class LayerVerdict(TypedDict):
+    """How a layer of a circuit is bound to the attached SAEs: `warn` where the SAE may be another one than declared,
+    `block` where the SAE has another feature space, `unbound` where none is attached there. `reason` says why."""
+
+    layer: int
+    sae_id: str | None
+    verdict: Literal["bind", "warn", "block", "unbound"]
+    reason: str | None
+
+
+class CircuitRecord(TypedDict):
+    """A circuit as it is now. `rung` is its evidence, and `rung_language` the phrase for it; `rung_next_step` is the
+    test that would raise it. `serveable` says whether the attached SAEs can serve it whole. `serving_mode` and
+    `steering` are null where the circuit does not serve, or where this was not looked at. `composed_layers` are the
+    layers that it serves together with other circuits."""
+
+    id: str
+    name: str
+    description: str | None
+    rung: int
+    rung_language: str
+    rung_next_step: str | None
+    validated: bool
+    edge_count: int
+    layers: list[int]
+    serveable: bool
+    is_active: bool
+    serving_mode: Literal["full", "slice_fallback"] | None
+    intensity: float
+    steering: bool | None
+    composed_layers: list[int]
+    per_sae_warnings: list[LayerVerdict]
+    created_at: Instant
+    updated_at: Instant
+
+
+class CircuitList(TypedDict):
+    """A page of circuits, the newest first, and how many circuits fit the request."""
+
+    circuits: list[CircuitRecord]
+    active_circuit_id: str | None
+    total: int
+
+
+class ImportedCircuitRecord(CircuitRecord):
+    """The circuit that was imported."""
+
+    warnings: list[str]
+
+
+class HazardEnd(TypedDict):
+    """One end of an edge, with the value at which it is steered."""
+
+    layer: int
+    feature_idx: int | None
+    value: float
+
+
+class CircuitHazard(TypedDict):
+    """Two steered features on different layers that are joined by an edge. `kind` is `compounding` where both values
+    have the same sign. `label` says where the strength of the edge comes from."""
+
+    kind: Literal["compounding", "cancelling"]
+    edge_key: str
+    up: HazardEnd
+    down: HazardEnd
+    label: str | None
+
+
+class ActivatedCircuit(CircuitRecord):
+    """The outcome of an activation. `applied_per_layer` has the live values of the circuit by layer; null where one
+    layer is served as a cluster, which is `slice_layer` then. `allowed_layer_overlap` is there where the operator
+    allowed an overlap that the activation used."""
+
+    bound_layers: list[int]
+    slice_layer: int | None
+    applied_per_layer: dict[str, Values] | None
+    hazards: list[CircuitHazard]
+    warnings: list[str]
+    acknowledged_unvalidated: bool
+    allowed_layer_overlap: NotRequired[Literal[True]]
+
+
+class DeactivatedCircuit(CircuitRecord):
+    """The circuit that was ended; `cleared_steering` says whether it served."""
+
+    cleared_steering: bool
+
+
+class RedialledCircuit(CircuitRecord):
+    """The circuit with its new intensity. `reapplied` says that the intensity is live now. `superseded` says that it
+    was applied, and that the steering was changed again since."""
+
+    reapplied: bool
+    superseded: bool
+    warnings: list[str]
+
+
+class ClaimedLayer(TypedDict):
+    """A layer that a circuit holds, and the features that it steers there. `composed` says that several circuits hold
+    the layer."""
+
+    layer: int
+    circuit_id: str
+    circuit_name: str
+    composed: bool
+    steering_keys: list[int]
+
+
+class ReleasedClaims(TypedDict):
+    """The layers that a circuit held and that are free now."""
+
+    circuit_id: str
+    released_layers: list[int]
+    warnings: list[str]
+
+
+class DeletedCircuit(TypedDict):
+    """The circuit that was deleted."""
+
+    circuit_id: str
+    deleted: Literal[True]

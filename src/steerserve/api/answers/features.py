@@ -1,0 +1,72 @@
+"""What the routes of labels and of single features answer."""
+
+from __future__ import annotations
+
+from typing_extensions import TypedDict
+
+from steerserve.api.answers.monitoring import FeatureFigures
+
+
+class FeatureLabel(TypedDict):
+    """The label of one feature."""
+
+    feature_idx: int
+    label: str
+
+
+class LabelPage(TypedDict):
+    """A page of the labels of an SAE. `matched` counts the labels that fit the query, `total` all labels of the SAE."""
+
+    sae_id: str
+    labels: list[FeatureLabel]
+    matched: int
+    total: int
+    limit: int
+    offset: int
+
+
+class ImportedLabels(TypedDict):
+    """How many labels were imported, and how many the SAE has now."""
+
+    sae_id: str
+    imported: int
+    total: int
+    warnings: list[str]
+
+
+class SimilarFeature(TypedDict):
+    """One result of a search. `cosine` compares its decoder direction with that of the feature that the request names,
+    and is null where it names none."""
+
+    feature_idx: int
+    label: str | None
+    cosine: float | None
+
+
+class FeatureSearch(TypedDict):
+    """The features that a search found. `matched` counts all features that fit the search."""
+
+    sae_id: str
+    query: str | None
+    feature_idx: int | None
+    features: list[SimilarFeature]
+    matched: int
+
+
+class FeatureDetails(TypedDict):
+    """One feature. Norms are lengths in the model's residual stream. `threshold` is null for activations without one.
+    `layer`, `residual_norm` (the median length of the activations that the SAE reads) and `typical_strength` (a usual
+    value for steering the feature) are null while the SAE is not attached. `statistics` is null for an SAE that was
+    never monitored."""
+
+    sae_id: str
+    feature_idx: int
+    label: str | None
+    decoder_norm: float
+    encoder_norm: float
+    encoder_bias: float
+    threshold: float | None
+    layer: int | None
+    residual_norm: float | None
+    typical_strength: float | None
+    statistics: FeatureFigures | None

@@ -1,0 +1,27 @@
+"""What the routes of health answer, beside the views of `control/vitals`, which are answered as they are."""
+
+from __future__ import annotations
+
+from typing import NotRequired
+
+from typing_extensions import TypedDict
+
+from steerserve.control.vitals.views import Capabilities, FixedSampling, QueueLimits
+
+
+class BackendReport(TypedDict):
+    """The backend that serves. Either `queue` or `cbm_config` is there, with the limits of the backend in use."""
+
+    backend: str
+    description: str
+    capabilities: Capabilities
+    limitations: list[str]
+    queue: NotRequired[QueueLimits]
+    cbm_config: NotRequired[FixedSampling]
+
+
+class ServiceVersion(TypedDict):
+    """The version of the service."""
+
+    version: str
+    app: str

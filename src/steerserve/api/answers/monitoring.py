@@ -1,0 +1,95 @@
+"""What the routes of monitoring answer."""
+
+from __future__ import annotations
+
+from typing import Literal, NotRequired
+
+from typing_extensions import TypedDict
+
+from steerserve.api.answers import Instant
+
+
+class MonitoringReport(TypedDict):
+    """The state of monitoring. `sae_id` and `layer` are null while no SAE is attached. An empty `monitored_features`
+    means that all features are monitored. Activations are read at `read_point`."""
+
+    enabled: bool
+    sae_attached: bool
+    sae_id: str | None
+    layer: int | None
+    monitored_features: list[int]
+    history_size: int
+    history_count: int
+    top_k: int
+    read_point: Literal["pre_steering"]
+
+
+class FeatureActivation(TypedDict):
+    """The activation of one feature; a feature without a label has no field `label`."""
+
+    feature_index: int
+    activation: float
+    label: NotRequired[str]
+
+
+class MonitoredToken(TypedDict):
+    """What was recorded at the last token of a choice. `token_position` counts from the beginning of the prompt.
+    `fired` counts all features that were active there."""
+
+    timestamp: Instant
+    request_id: str
+    sae_id: str
+    layer: int
+    choice: int
+    token_position: int
+    token_id: int
+    activations: list[FeatureActivation]
+    top_k: list[FeatureActivation]
+    fired: int
+    read_point: Literal["pre_steering"]
+
+
+class MonitoringHistory(TypedDict):
+    """Records, the newest first."""
+
+    records: list[MonitoredToken]
+    total: int
+
+
+class Cleared(TypedDict):
+    """How many entries were forgotten."""
+
+    cleared: int
+    message: str
+
+
+class FeatureFigures(TypedDict):
+    """The figures of one feature over the observed tokens. `active_ratio` is the fraction of the tokens at which the
+    feature was active; `mean`, `std`, `min` and `max` are those of its activations there. A feature without a label has
+    no field `label`."""
+
+    feature_idx: int
+    count: int
+    mean: float
+    std: float
+    min: float
+    max: float
+    active_ratio: float
+    label: NotRequired[str]
+
+
+class MonitoringStatistics(TypedDict):
+    """The figures of the features. `total_activations` counts the active features of all `tokens`. `since` is when
+    counting began, null for an SAE that was never monitored."""
+
+    features: list[FeatureFigures]
+    total_activations: int
+    tokens: int
+    since: Instant | None
+
+
+class TopFeatures(MonitoringStatistics):
+    """The `k` features with the largest values of a figure."""
+
+    metric: Literal["mean", "max", "active_ratio", "count"]
+    k: int

@@ -1,0 +1,275 @@
+"""What the routes of SAEs and of attached SAEs answer."""
+
+from __future__ import annotations
+
+from typing import Literal, NotRequired
+
+from typing_extensions import TypedDict
+
+from steerserve.api.answers import Instant
+
+SaeStatus = Literal["downloading", "cached", "attached", "error"]
+
+
+class SaeRecord(TypedDict):
+    """A registered SAE. `d_in` is the width of the activations that it reads, `d_sae` the number of its features, and
+    `width` the same as a short text, such as `16k`. Facts that are only known once the files are read are null before.
+    `download_progress` is in percent. `reason` says why the SAE cannot be attached as it is, where `is_loadable` is
+    false."""
+
+    id: str
+    repository_id: str | None
+    revision: str | None
+    file_path: str | None
+    local_path: str | None
+    name: str
+    format: str
+    architecture: str
+    d_in: int | None
+    d_sae: int | None
+    dtype: str
+    hook_name: str | None
+    site: str | None
+    normalisation: str | None
+    trained_on: str | None
+    trained_layer: int | None
+    width: str | None
+    average_l0: float | None
+    file_size_bytes: int | None
+    status: SaeStatus
+    download_progress: int | None
+    error_message: str | None
+    is_loadable: bool
+    reason: str | None
+    needs: list[str]
+    warnings: list[str]
+    created_at: Instant
+    updated_at: Instant
+
+
+class SaeUnit(TypedDict):
+    """One SAE of a repository that is registered as a whole."""
+
+    sae_id: str
+    path: str | None
+    layer: int | None
+    width: str | None
+    status: SaeStatus
+
+
+class SaeDetails(SaeRecord):
+    """A registered SAE. The record of a whole repository has its `units`, each of which can be attached."""
+
+    units: NotRequired[list[SaeUnit]]
+
+
+class SaeCheck(TypedDict):
+    """The figures of an SAE on a short text at the place where it is attached: L0, which is the number of features that
+    fire per token; the fraction of the variance that its reconstruction leaves unexplained (FVU); the fraction of
+    features that never fire; the median norm of the activations it reads; the smallest and the largest norm of its
+    decoder rows. A figure that is not finite is left out; without a check there is none."""
+
+    l0: NotRequired[float]
+    fvu: NotRequired[float]
+    dead_fraction: NotRequired[float]
+    residual_norm: NotRequired[float]
+    decoder_norm_min: NotRequired[float]
+    decoder_norm_max: NotRequired[float]
+
+
+class AttachedPlace(TypedDict):
+    """Where and how an SAE is attached. `is_calibrated` says whether its scale was measured here."""
+
+    layer_module_path: str
+    site: str
+    dtype: str
+    is_calibrated: bool
+
+
+class AttachmentEntry(AttachedPlace):
+    """An attached SAE. Its memory is in MiB. `steering_apply_count` counts the passes in which it was steered."""
+
+    sae_id: str
+    layer: int
+    memory_usage_mb: int
+    steering_enabled: bool
+    monitoring_enabled: bool
+    steering_apply_count: int
+
+
+class FirstAttachment(AttachmentEntry):
+    """The SAE that was attached first, with the figures of its self-check."""
+
+    is_attached: Literal[True]
+    warnings: list[str]
+    check: SaeCheck
+
+
+class NoAttachment(TypedDict):
+    """No SAE is attached."""
+
+    is_attached: Literal[False]
+    sae_id: None
+    layer: None
+    memory_usage_mb: None
+    steering_enabled: Literal[False]
+    monitoring_enabled: Literal[False]
+    steering_apply_count: Literal[0]
+
+
+class SaeList(TypedDict):
+    """All registered SAEs, and the SAE that was attached first."""
+
+    saes: list[SaeRecord]
+    total: int
+    attachment: FirstAttachment | NoAttachment
+
+
+class OtherFile(TypedDict):
+    """A file of a repository that belongs to no SAE."""
+
+    path: str
+    size_bytes: int | None
+
+
+class StoredHeader(TypedDict):
+    """A tensor of a file, as its header describes it."""
+
+    name: str
+    dtype: str
+    shape: list[int]
+
+
+class OfferedSae(TypedDict):
+    """One SAE of a repository, with what its path tells. The fields from `d_in` on are there for the SAE that
+    `file_path` names; they come from the header of its file. `note` says why they are not known."""
+
+    path: str
+    size_bytes: int | None
+    file_count: int
+    layer: int | None
+    width: str | None
+    l0: float | None
+    site: str | None
+    format: str
+    is_loadable: bool
+    reason: str | None
+    d_in: NotRequired[int | None]
+    d_sae: NotRequired[int | None]
+    dtype: NotRequired[str | None]
+    tensors: NotRequired[list[StoredHeader] | None]
+    note: NotRequired[str | None]
+
+
+class OfferedSaes(TypedDict):
+    """The SAEs that a repository of the hub offers. `model_id` is the model that the repository names. `matched` counts
+    the SAEs that fit the request, and `files` has the page of them that `limit` and `offset` ask for. `other_files` has
+    the first files that belong to no SAE, and `total_other_files` counts them all."""
+
+    repository_id: str
+    revision: str
+    model_id: str | None
+    files: list[OfferedSae]
+    total_files: int
+    total_units: int
+    matched: int
+    total_bytes: int
+    other_files: list[OtherFile]
+    total_other_files: int
+    limit: int | None
+    offset: int
+
+
+class RegisteredSae(TypedDict):
+    """The SAE that was registered, or was registered before."""
+
+    sae_id: str
+    status: Literal["downloading", "already_downloading", "cached", "attached", "error"]
+    message: str
+
+
+class CancelledSae(TypedDict):
+    """What became of a download."""
+
+    sae_id: str
+    status: Literal["cancelled"] | SaeStatus
+    message: str | None
+
+
+class DeletedSae(TypedDict):
+    """The SAE that was deleted, and the MiB that were freed on disk."""
+
+    status: Literal["deleted"]
+    sae_id: str
+    freed_disk_mb: int
+
+
+class AttachmentMemory(TypedDict):
+    """The memory of all attached SAEs, and the memory from which on `vram_warning` is true, in MiB."""
+
+    total_memory_usage_mb: int | None
+    vram_envelope_mb: int
+    vram_warning: bool
+
+
+class LostAttachment(TypedDict):
+    """An SAE that was attached when an engine ended by itself. The next load of its model attaches it again."""
+
+    model_id: int
+    sae_id: str
+    layer: int
+
+
+class AttachmentList(AttachmentMemory):
+    """All attached SAEs."""
+
+    is_attached: bool
+    count: int
+    entries: list[AttachmentEntry]
+    to_restore: list[LostAttachment]
+
+
+class NewAttachment(AttachedPlace):
+    """The SAE that was attached. Its memory is in MiB."""
+
+    status: Literal["attached"]
+    sae_id: str
+    layer: int
+    memory_usage_mb: int
+    warnings: list[str]
+    check: SaeCheck
+
+
+class SetMember(AttachedPlace):
+    """One SAE of a set that was attached."""
+
+    status: Literal["attached", "already_attached"]
+    sae_id: str
+    layer: int
+    memory_usage_mb: int
+    warnings: list[str]
+    check: SaeCheck
+
+
+class AttachedSet(AttachmentMemory):
+    """The SAEs that were attached together. `attached_count` counts all attached SAEs."""
+
+    status: Literal["attached"]
+    entries: list[SetMember]
+    attached_count: int
+
+
+class Compatibility(TypedDict):
+    """Whether an SAE can be attached at a layer of the loaded model."""
+
+    compatible: bool
+    errors: list[str]
+    warnings: list[str]
+
+
+class DetachedSae(TypedDict):
+    """The SAE that was detached, and the MiB that were freed."""
+
+    status: Literal["detached"]
+    sae_id: str
+    memory_freed_mb: int
