@@ -19,6 +19,8 @@ from steerserve.settings import Settings
 
 UI = Path(__file__).resolve().parents[1]
 FILE = UI / "src" / "api" / "types.gen.ts"
+EVENTS = ("LiveEvents", "CompareEvents")
+"""The schemas of events, which no path names."""
 _KEPT_IN_OPERATIONS = ("parameters", "requestBody", "responses", "operationId")
 _LEFT_OUT = frozenset(
     """title description summary default examples example minimum maximum exclusiveMinimum exclusiveMaximum minLength
@@ -34,7 +36,8 @@ def description() -> dict[str, Any]:
         for path, operations in document["paths"].items()
     }
     schemas = document.get("components", {}).get("schemas", {})
-    used = {name: _schema(schemas[name]) for name in sorted(_names(paths, schemas))}
+    named = [{"$ref": f"#/components/schemas/{name}"} for name in EVENTS]
+    used = {name: _schema(schemas[name]) for name in sorted(_names([paths, named], schemas))}
     return {
         "openapi": document["openapi"],
         "info": {"title": "steerserve", "version": "0"},

@@ -44,7 +44,7 @@ FOREVER = "public, max-age=31536000, immutable"
 """How long a browser keeps a file whose name has the digest of its content."""
 
 _PLACES = (
-    ("docs", "the API: every route with its parameters and its body"),
+    ("docs", "the API: every route with its parameters, its body and its answer"),
     ("openapi.json", "the same for programs (OpenAPI)"),
     ("v1/models", "the models that <code>/v1</code>, the OpenAI-compatible API, serves"),
     ("api/health/detailed", "the state of the service"),

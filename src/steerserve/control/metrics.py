@@ -52,6 +52,15 @@ CURRENT: ContextVar[RequestRecord | None] = ContextVar("CURRENT", default=None)
 """The record of the request that this task serves."""
 
 
+@dataclass(frozen=True, slots=True)
+class Percentiles:
+    """Percentiles of a time in milliseconds, each None before anything was measured."""
+
+    p50: float | None
+    p95: float | None
+    p99: float | None
+
+
 class Metrics:
     """The counters and histograms of one service.
 
@@ -273,12 +282,11 @@ class _Choice:
         self.first = self.last = now
 
 
-def percentiles(seconds: Iterable[float]) -> dict[str, float | None]:
-    """`{p50, p95, p99}` in milliseconds. Each is one of the measured values, or None without any."""
+def percentiles(seconds: Iterable[float]) -> Percentiles:
+    """The percentiles in milliseconds. Each is one of the measured values."""
     ordered = sorted(seconds)
-    return {
-        f"p{percent}": round(ordered[-(-percent * len(ordered) // 100) - 1] * 1000, 3)
-        if ordered
-        else None
-        for percent in PERCENTILES
-    }
+    if not ordered:
+        return Percentiles(None, None, None)
+    return Percentiles(
+        *(round(ordered[-(-n * len(ordered) // 100) - 1] * 1000, 3) for n in PERCENTILES)
+    )

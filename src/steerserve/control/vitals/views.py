@@ -9,6 +9,7 @@ from typing import Any, Literal
 
 from steerserve.control.interventions.claims import CircuitsHealth
 from steerserve.control.interventions.serving import ServingProfile
+from steerserve.control.metrics import Percentiles
 from steerserve.rules.breaker import BreakerStatus
 from steerserve.rules.lease_status import LeaseStatus
 
@@ -212,8 +213,8 @@ class MetricsReport:
     total_requests: int
     active_requests: int
     request_errors: int
-    latency_ms: Mapping[str, float | None]
-    time_to_first_token_ms: Mapping[str, float | None]
+    latency_ms: Percentiles
+    time_to_first_token_ms: Percentiles
     prompt_tokens: int
     completion_tokens: int
     model_loaded: bool
