@@ -515,6 +515,37 @@ def test_the_values_of_a_cluster_cannot_be_changed_as_those_of_a_profile(empty: 
     assert empty.http.get(f"{CLUSTERS}/{profile_id}/export").json()["data"] == WEATHER
 
 
+def test_a_cluster_is_not_exported_as_a_profile(empty: Running) -> None:
+    cluster_id = imported(empty, WEATHER)["profile_id"]
+    status, code, details = empty.error("GET", f"{PROFILES}/{cluster_id}/export")
+    assert (status, code) == (422, "VALIDATION_ERROR")
+    assert (details["profile_id"], details["source_kind"]) == (cluster_id, "cluster")
+    assert [one["loc"] for one in details["errors"]] == [["path", "profile_id"]]
+    assert empty.http.get(details["export_path"]).json()["data"] == WEATHER
+
+
+@pytest.mark.parametrize(
+    ("declared", "status", "code"),
+    [
+        ({"n_features": WIDTH + 1}, 422, "VALIDATION_ERROR"),
+        ({"n_features": WIDTH, "layer": 99}, 400, "PROFILE_INCOMPATIBLE"),
+        ({"n_features": WIDTH}, 400, "PROFILE_INCOMPATIBLE"),
+        ({}, 400, "PROFILE_INCOMPATIBLE"),
+    ],
+)
+def test_a_bound_cluster_whose_sae_is_not_attached_steers_no_sae_that_does_not_fit(
+    empty: Running, declared: dict[str, Any], status: int, code: str
+) -> None:
+    cluster_id = imported(empty, MINIMAL | {"sae": declared})["profile_id"]
+    empty.data("PATCH", f"{PROFILES}/{cluster_id}", {"sae_id": "sae_elsewhere"})
+    for routes in (CLUSTERS, PROFILES):
+        refusal = empty.error("POST", f"{routes}/{cluster_id}/activate")
+        assert refusal[:2] == (status, code)
+    if status == 422:
+        assert refusal[2]["attached_d_sae"] == WIDTH
+    assert values(empty) == {}
+
+
 def test_a_profile_that_is_no_cluster_is_refused(empty: Running) -> None:
     made = empty.data("POST", PROFILES, {"name": "calm"}, 201)["id"]
     for method, path, body in (

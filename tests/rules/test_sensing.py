@@ -105,7 +105,12 @@ def test_a_quorum_above_the_sensable_members_is_refused_with_the_numbers() -> No
     sensing.check_quorum(3, 4, 3)
     with pytest.raises(Refusal) as refused:
         sensing.check_quorum(4, 4, 3)
-    assert refused.value.details == {"min_k": 4, "member_count": 4, "sensable_count": 3}
+    assert refused.value.details == {
+        "min_k": 4,
+        "member_count": 4,
+        "sensable_count": 3,
+        "errors": [{"loc": ["body", "min_k"], "msg": refused.value.message}],
+    }
 
 
 def test_a_feature_that_is_named_twice_counts_once() -> None:

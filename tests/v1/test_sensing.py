@@ -13,7 +13,7 @@ import pytest
 import socketio
 
 from steerserve import demo
-from tests.service import Running
+from tests.service import JSON, Running
 from tests.v1.numpy_pass import PROMPTS, NumpyPass, Spans, ask, gap, of_request, often, spans
 
 SENSING = "/api/sensing"
@@ -195,6 +195,19 @@ def test_events_are_listed_scoped_and_cleared(sensed: tuple[Running, str]) -> No
     )
 
 
+def test_what_is_no_cluster_is_not_sensed_and_the_refusal_says_where(
+    sensed: tuple[Running, str],
+) -> None:
+    live, _ = sensed
+    made = live.data("POST", "/api/profiles", {"name": "plain"}, 201)["id"]
+    try:
+        status, code, details = live.error("POST", f"{SENSING}/{made}/enable")
+    finally:
+        live.data("DELETE", f"/api/profiles/{made}")
+    assert (status, code, details["source_kind"]) == (422, "VALIDATION_ERROR", "manual")
+    assert [one["loc"] for one in details["errors"]] == [["path", "profile_id"]]
+
+
 @pytest.mark.parametrize("path", [SENSING, "/api/circuit-sensing"])
 @pytest.mark.parametrize(
     ("since", "are_newer"),
@@ -234,6 +247,8 @@ def test_an_active_cluster_that_cannot_be_armed_is_refused_with_the_reason(
         assert (status, code) == (422, "VALIDATION_ERROR")
         assert details["profile_id"] == cluster_id
         assert "max_activation" in details["reason"]
+        expected = {"loc": ["path", "profile_id"], "msg": details["reason"]}
+        assert details["errors"] == [expected]
         enabled = live.data("GET", f"{SENSING}/status")["enabled_clusters"]
         assert {"id": cluster_id, "name": "no peaks", "is_active": True} in enabled
     finally:
@@ -254,6 +269,8 @@ def test_a_quorum_is_kept_beside_the_document(sensed: tuple[Running, str]) -> No
     }
     status, code, details = live.error("PUT", config, {"min_k": MEMBERS + 1})
     assert (status, code) == (422, "VALIDATION_ERROR")
+    (fault,) = details.pop("errors")
+    assert fault["loc"] == ["body", "min_k"]
     assert details == {
         "min_k": MEMBERS + 1,
         "member_count": MEMBERS,
@@ -263,6 +280,9 @@ def test_a_quorum_is_kept_beside_the_document(sensed: tuple[Running, str]) -> No
     assert live.data("PUT", config, {"min_k": None})["effective_min_k"] == 1
     for wrong in ({"min_k": 0}, {"min_k": 1.5}, {"min_k": True}, {}):
         assert live.error("PUT", config, wrong)[:2] == (422, "VALIDATION_ERROR")
+    twice = live.http.put(config, content=b'{"min_k": 1, "min_k": 2}', headers=JSON)
+    assert (twice.status_code, twice.json()["error"]["code"]) == (422, "VALIDATION_ERROR")
+    assert live.data("GET", f"{SENSING}/status")["min_k"] == 1
 
 
 WAYS: dict[str, Callable[[Running, str], Any]] = {

@@ -306,6 +306,7 @@ def router(profiles: Profiles, serving: Serving) -> APIRouter:
 
     @routes.get("/{profile_id}/export", response_model=Answer[ProfileExport])
     async def export_profile(profile_id: str) -> Response:
+        """A profile as a document. A cluster is refused: its own export has all of its document."""
         row = await profiles.get(profile_id)
         return success(document(row, await profiles.origin(row)))
 

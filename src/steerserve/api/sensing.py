@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import MINYEAR, UTC, datetime
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Query
+from fastapi import APIRouter, Depends, Query
 from pydantic import Field
 from starlette.responses import Response
 
@@ -18,7 +18,7 @@ from steerserve.api.answers.sensing import (
     QuorumChange,
     SensingChange,
 )
-from steerserve.api.envelope import RequestBody, RowId, success
+from steerserve.api.envelope import RequestBody, RowId, success, unambiguous
 from steerserve.control.observing.sensing import ClusterSensing
 from steerserve.control.observing.sensing_views import SensingIntent, SensingStatus
 from steerserve.rules.firings import LIMIT_DEFAULT, LIMIT_MAXIMUM, cluster_body
@@ -66,7 +66,11 @@ def router(sensing: ClusterSensing) -> APIRouter:
         armed = await sensing.enable(profile_id, enabled=False)
         return success({"profile_id": profile_id, "sensing_enabled": False, "armed": armed})
 
-    @routes.put("/api/sensing/{profile_id}/config", response_model=Answer[QuorumChange])
+    @routes.put(
+        "/api/sensing/{profile_id}/config",
+        response_model=Answer[QuorumChange],
+        dependencies=[Depends(unambiguous)],
+    )
     async def configure(profile_id: str, body: SensingConfig) -> Response:
         report = await sensing.configure(profile_id, body.min_k)
         return success(
@@ -109,7 +113,8 @@ def status_body(now: SensingStatus) -> dict[str, Any]:
         "last_request_overhead_ms": now.last_request_overhead_ms,
         "overhead_warn_threshold_ms": now.overhead_warn_threshold_ms,
         "events_recorded_since_start": now.events_recorded_since_start,
-        "ws_events_dropped": now.ws_events_dropped,
+        "ws_events_dropped": 0,  # publishing an event inside the service cannot fail
+        "ws_events_throttled": now.ws_events_throttled,
         "retention": {
             "max_events_per_cluster": now.max_events_per_cluster,
             "max_age_days": now.max_age_days,

@@ -79,6 +79,10 @@ class Cluster:
         """Feature -> steering value at intensity 1."""
         return {member.feature_idx: member.value for member in self.members}
 
+    def is_wide(self, sae: AttachedSae) -> bool:
+        """Whether an SAE has the declared number of features."""
+        return self.sae.n_features in (None, sae.d_sae)
+
     def choice(self, sae_id: str | None) -> ClusterChoice:
         """The attached SAEs that fit this cluster, which is bound to an SAE or, with None, to none."""
         return ClusterChoice(sae_id, self.sae.layer, self.sae.n_features)
@@ -184,7 +188,7 @@ def bind(cluster: Cluster, attached: Sequence[AttachedSae]) -> Binding:
     if not attached:
         return Binding(None, ("no SAE is attached, so the cluster is not bound to one",))  # (1)
     sae = cluster.choice(None).among(attached)[0]
-    if not _fits(cluster, sae):
+    if not cluster.is_wide(sae):
         why = (
             f"the cluster is made for an SAE with {cluster.sae.n_features} features; "
             f"{sae.sae_id} has {sae.d_sae}, so the cluster is not bound to it"
@@ -230,10 +234,6 @@ def _other_layer(cluster: Cluster, sae: AttachedSae) -> tuple[str, ...]:
     return (f"the cluster is made for layer {cluster.sae.layer}; the SAE is at layer {sae.layer}",)
 
 
-def _fits(cluster: Cluster, sae: AttachedSae) -> bool:
-    return cluster.sae.n_features in (None, sae.d_sae)
-
-
 def _listed(features: Sequence[int]) -> str:
     more = f" and {len(features) - LISTED} more" if len(features) > LISTED else ""
     return ", ".join(map(str, islice(features, LISTED))) + more
@@ -249,7 +249,7 @@ def check_fits(cluster: Cluster, profile_id: str, sae: AttachedSae) -> None:
     Raises:
         Refusal: VALIDATION_ERROR, INVALID_FEATURE_INDEX.
     """
-    if not _fits(cluster, sae):
+    if not cluster.is_wide(sae):
         why = f"the cluster is made for {cluster.sae.n_features} features; {sae.sae_id} has {sae.d_sae}"
         raise Refusal(  # (1)
             "VALIDATION_ERROR",

@@ -23,7 +23,8 @@ FEATURES_MAXIMUM = BATCH_MAXIMUM
 VERSION = "1.0"
 """The version of exported documents."""
 
-CLUSTER_IMPORT = "/api/clusters/import"
+CLUSTERS = "/api/clusters"
+CLUSTER_IMPORT = f"{CLUSTERS}/import"
 
 _INDEX = re.compile(r"[ \t\r\n]*\+?[0-9]{1,18}[ \t\r\n]*")
 _ENTRY = "an entry is a feature index, a whole number from 0 on, and a number"
@@ -132,7 +133,8 @@ def site(profile: Profile, attached: Sequence[Sae], param: str | None = None) ->
         return fitting[0]
     raise Refusal(
         "PROFILE_INCOMPATIBLE",
-        f"profile {profile.name!r} is made for {profile.choice}, which is not attached",
+        f"profile {profile.name!r} is made for {profile.choice}, which is not attached; attach it, or change the "
+        "sae_id of the profile",
         param=param,
         sae_id=profile.sae_id,
         layer=profile.layer,
@@ -239,6 +241,20 @@ def _of_list(features: Any) -> dict[str, Any]:
         key = str(index) if is_index else f"features[{place}]"
         values[key] = None if key in values or not is_index else entry.get("strength")
     return values
+
+
+def is_cluster(profile_id: str) -> Refusal:
+    """The refusal to export a cluster as a profile, which would lose most of its document."""
+    path = f"{CLUSTERS}/{profile_id}/export"
+    why = f"the profile is a cluster; export it with GET {path}"
+    return Refusal(
+        "VALIDATION_ERROR",
+        why,
+        profile_id=profile_id,
+        source_kind="cluster",
+        export_path=path,
+        errors=[{"loc": ["path", "profile_id"], "msg": why}],
+    )
 
 
 def invalid(field: str, why: str, keys: Iterable[str] = (), *, is_import: bool = False) -> Refusal:

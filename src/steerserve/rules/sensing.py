@@ -125,12 +125,14 @@ def check_quorum(min_k: int, members: int, sensable: int) -> None:
         Refusal: VALIDATION_ERROR where it could never be reached.
     """
     if min_k > sensable:
+        why = f"min_k {min_k} can never be reached: {sensable} of {members} members can be sensed"
         raise Refusal(
             "VALIDATION_ERROR",
-            f"min_k {min_k} can never be reached: {sensable} of {members} members can be sensed",
+            why,
             min_k=min_k,
             member_count=members,
             sensable_count=sensable,
+            errors=[{"loc": ["body", "min_k"], "msg": why}],
         )
 
 

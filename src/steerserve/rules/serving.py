@@ -55,7 +55,8 @@ def redial(live: Live, profile_id: str, profile: Profile) -> Live:
 
 def gate(profile_id: str, profile: Profile, attached: Sequence[Sae]) -> Sae:
     """The attached SAE that a profile with values steers. (1) There must be one, and (2) the profile must have been
-    made for it. (3) It must have the number of features that a cluster declares, and (4) all features of the profile.
+    made for it. (3) It must have the number of features that a cluster declares, which is checked before (2) where no
+    attached SAE has it, and (4) all features of the profile.
 
     Raises:
         Refusal: SAE_NOT_ATTACHED, PROFILE_INCOMPATIBLE, VALIDATION_ERROR, INVALID_FEATURE_INDEX.
@@ -64,6 +65,8 @@ def gate(profile_id: str, profile: Profile, attached: Sequence[Sae]) -> Sae:
         raise Refusal(  # (1)
             "SAE_NOT_ATTACHED", f"profile {profile.name!r} steers, and no SAE is attached"
         )
+    if profile.cluster is not None and not any(map(profile.cluster.is_wide, attached)):
+        cluster.check_fits(profile.cluster, profile_id, attached[0])  # (3)
     at = site(profile, attached)  # (2)
     if profile.cluster is not None:
         cluster.check_fits(profile.cluster, profile_id, at)  # (3), (4)

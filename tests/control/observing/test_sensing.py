@@ -168,7 +168,12 @@ async def test_the_quorum_of_the_operator_rearms_and_null_restores_the_default(
     why = await refused(world.sensing.configure(row.id, 3))
     assert (why.code, why.details) == (
         "VALIDATION_ERROR",
-        {"min_k": 3, "member_count": 3, "sensable_count": 2},
+        {
+            "min_k": 3,
+            "member_count": 3,
+            "sensable_count": 2,
+            "errors": [{"loc": ["body", "min_k"], "msg": why.message}],
+        },
     )
     report = await world.sensing.configure(row.id, None)
     assert (report.min_k, report.effective_min_k) == (None, 2)
@@ -313,7 +318,7 @@ async def test_the_newest_five_of_a_choice_are_told_and_then_none_for_a_moment(
         seconds[0] = 0.125
         assert await flush(1) == 6
         assert (await world.sensing.events(50))[1] == 11
-        assert (await world.sensing.status()).ws_events_dropped == 5
+        assert (await world.sensing.status()).ws_events_throttled == 5
         assert world.metrics.total("sensing_events_total", kind="cluster") == 11
 
 

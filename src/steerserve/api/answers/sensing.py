@@ -117,6 +117,7 @@ class ClusterSensingReport(TypedDict):
     overhead_warn_threshold_ms: float
     events_recorded_since_start: int
     ws_events_dropped: int
+    ws_events_throttled: int
     retention: FiringRetention
     enabled_clusters: list[SensingIntent]
 

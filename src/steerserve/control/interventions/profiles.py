@@ -142,7 +142,13 @@ class Profiles:
 
     async def origin(self, row: ProfileRow) -> Origin:
         """The SAE and the model of a profile, for an export. They are taken from the document with which the profile
-        was imported, or else from the records of this service."""
+        was imported, or else from the records of this service.
+
+        Raises:
+            Refusal: VALIDATION_ERROR for a cluster, whose own export has its whole document.
+        """
+        if row.cluster is not None:
+            raise rules.is_cluster(row.id)
         known = row.origin or Origin()
         saes, models = await self._catalog.saes(), await self._catalog.models()
         sae = next((origin_of(sae) for sae in saes if sae.id == row.sae_id), None)

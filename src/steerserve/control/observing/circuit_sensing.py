@@ -170,6 +170,7 @@ class CircuitSensing:
                 f"sensing is {'enabled' if enabled else 'disabled'}, but the engine refuses: {why.message}",
                 circuit_id=circuit_id,
                 reason=why.message,
+                errors=[{"loc": ["path", "circuit_id"], "msg": why.message}],
             )
         plan = self._candidate(row).plan
         armed = self._arming.now

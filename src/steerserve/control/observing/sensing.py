@@ -107,7 +107,7 @@ class ClusterSensing:
             last_request_overhead_ms=self._overhead,
             overhead_warn_threshold_ms=settings.sensing_max_overhead_ms,
             events_recorded_since_start=self.recorder.written,
-            ws_events_dropped=self.recorder.throttled,
+            ws_events_throttled=self.recorder.throttled,
             max_events_per_cluster=settings.sensing_max_events_per_cluster,
             max_age_days=settings.sensing_max_age_days,
             enabled_clusters=tuple(
@@ -194,6 +194,7 @@ class ClusterSensing:
                 f"sensing stays enabled, but the cluster cannot be armed: {why.message}",
                 profile_id=row.id,
                 reason=why.message,
+                errors=[{"loc": ["path", "profile_id"], "msg": why.message}],
             )
         return self.is_armed
 
@@ -282,11 +283,13 @@ class ClusterSensing:
     async def _cluster(self, profile_id: str) -> tuple[ProfileRow, Cluster]:
         row = await self._documents.profile(profile_id)
         if row.cluster is None:
+            why = "the profile is not a cluster, and only clusters are sensed"
             raise Refusal(
                 "VALIDATION_ERROR",
-                "the profile is not a cluster, and only clusters are sensed",
+                why,
                 profile_id=row.id,
                 source_kind=row.source_kind,
+                errors=[{"loc": ["path", "profile_id"], "msg": why}],
             )
         return row, row.cluster
 

@@ -33,7 +33,7 @@ class SensingStatus:
     last_request_overhead_ms: float | None
     overhead_warn_threshold_ms: float
     events_recorded_since_start: int
-    ws_events_dropped: int
+    ws_events_throttled: int
     max_events_per_cluster: int
     max_age_days: float
     enabled_clusters: tuple[SensingIntent, ...]
