@@ -614,6 +614,28 @@ def test_an_intensity_is_a_number_from_0_to_2(empty: Running, bad: bytes) -> Non
     assert one(empty)["intensity"] == 1.0
 
 
+def test_products_are_shown_without_the_noise_of_binary_fractions(empty: Running) -> None:
+    members = [
+        {"feature_idx": 1, "strength": 3},
+        {"feature_idx": 2, "strength": 0, "sign": -1},
+        {"feature_idx": 4, "strength": -0.7},
+        {"feature_idx": 5, "strength": 0.123456789012345},
+    ]
+    cluster_id = imported(empty, MINIMAL | {"members": members}, "?activate=true")["profile_id"]
+    at_one = {"1": 3.0, "2": 0.0, "4": -0.7, "5": 0.123456789012345}
+    assert values(empty) == at_one
+    path = f"{CLUSTERS}/{cluster_id}/intensity"
+    empty.data("PUT", path, {"intensity": 1.2})
+    assert values(empty) == {"1": 3.6, "2": 0.0, "4": -0.84, "5": 0.148148146814814}
+    empty.data("PUT", path, {"intensity": 0.0})
+    texts = [empty.http.get(route).text for route in (STEERING, PROFILES)]
+    assert values(empty) == dict.fromkeys(at_one, 0.0)
+    assert not any("-0.0" in text for text in texts)
+    empty.data("PUT", path, {"intensity": 1.0})
+    empty.data("POST", STEERING, {"feature_idx": 1, "value": 199.99999999999997})
+    assert values(empty)["1"] == 199.99999999999997
+
+
 def test_without_an_active_cluster_there_is_no_intensity_to_set(empty: Running) -> None:
     path = f"{CLUSTERS}/active/intensity"
     assert empty.error("PUT", path, {"intensity": 1})[:2] == (200, "NO_ACTIVE_CLUSTER")

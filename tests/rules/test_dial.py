@@ -411,6 +411,11 @@ def test_a_dial_that_changes_nothing_lets_the_request_follow_the_live_values(
 # ------------------------------------------------------------------ (4) how strong
 
 
+def product(value: float, intensity: float) -> float:
+    """The product with 15 significant digits. A factor of 1 changes nothing."""
+    return value if intensity == 1.0 else float(f"{value * intensity:.15g}")
+
+
 @pytest.mark.parametrize("profile", [None, CALM])
 @pytest.mark.parametrize(
     ("limits", "intensity", "resolved"),
@@ -428,7 +433,8 @@ def test_words_resolve_to_the_range_and_a_lower_number_is_honoured(
 ) -> None:
     plan = planned(intensity, profile, limits=limits)
     base = profile.values if profile else LIVE.of(A)
-    assert plan == Plan({A: {i: value * resolved for i, value in base.items()}}, resolved)
+    values = {i: product(value, resolved) for i, value in base.items()}
+    assert plan == Plan({A: values}, resolved)
 
 
 def test_min_of_a_range_that_begins_at_0_is_off() -> None:
@@ -512,7 +518,8 @@ def test_the_echo_is_the_intensity_that_is_applied(
         assert plan.echo is not None
         strength = plan.echo
     for key in (A, B):
-        scaled = {i: max(-200.0, min(200.0, v * strength)) for i, v in base.get(key, {}).items()}
+        values = base.get(key, {})
+        scaled = {i: max(-200.0, min(200.0, product(v, strength))) for i, v in values.items()}
         assert applied(plan, live, key) == {i: v for i, v in scaled.items() if v != 0.0}
 
 

@@ -165,7 +165,7 @@ def test_a_slice_follows_the_rule_of_clusters_with_their_floor() -> None:
     live = circuit_serving.serve_slice(live, cut)
     assert planned(None, live) == Plan()
     assert planned("min", live) == Plan({A: {7: 1.5}}, 0.5)
-    assert planned(0.1, live) == Plan({A: {7: 3.0 * 0.1}}, 0.1)
+    assert planned(0.1, live) == Plan({A: {7: 0.3}}, 0.1)
     assert planned(2.0, live) == Plan({A: {7: 4.5}}, 1.5)
 
 

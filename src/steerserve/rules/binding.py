@@ -9,7 +9,7 @@ from typing import Any
 from steerserve.errors import Refusal
 from steerserve.rules.attachment import AttachedSae
 from steerserve.rules.circuit import Circuit
-from steerserve.rules.steering import Values, clamped
+from steerserve.rules.steering import Values, at_intensity
 
 BIND, WARN, BLOCK, UNBOUND = "bind", "warn", "block", "unbound"
 
@@ -133,7 +133,7 @@ def values_at(circuit: Circuit, bindings: Sequence[LayerBinding]) -> dict[str, V
 def scaled(authored: Mapping[str, Values], intensity: float) -> dict[str, Values]:
     """The values at an intensity, each held within [-200, 200]."""
     return {
-        key: {index: clamped(value * intensity) for index, value in values.items()}
+        key: {index: at_intensity(value, intensity) for index, value in values.items()}
         for key, values in authored.items()
     }
 

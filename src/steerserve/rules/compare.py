@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from steerserve.errors import Refusal
 from steerserve.rules.attachment import AttachedSae
 from steerserve.rules.dial import HIGHEST
-from steerserve.rules.steering import MAXIMUM, MINIMUM, Values, check_index, check_value
+from steerserve.rules.steering import Values, at_intensity, check_index, check_value
 
 INTENSITIES_MAXIMUM = 16
 
@@ -84,7 +84,7 @@ def overlays(steering: Overlay, intensities: Sequence[float]) -> tuple[Overlay, 
     """The steering of each completion; empty for intensity 0."""
     return tuple(
         {
-            key: {i: min(MAXIMUM, max(MINIMUM, value * one)) for i, value in values.items()}
+            key: {i: at_intensity(value, one) for i, value in values.items()}
             for key, values in steering.items()
         }
         if one

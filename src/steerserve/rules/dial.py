@@ -29,7 +29,7 @@ from steerserve.rules.profile import site
 from steerserve.rules.sae_steering import RequestSteering
 from steerserve.rules.served import ServedCircuit, composed
 from steerserve.rules.serving import dialed
-from steerserve.rules.steering import MANUAL, Live, Values, clamped, total
+from steerserve.rules.steering import MANUAL, Live, Values, at_intensity, total
 
 FIELD = "steering_intensity"
 HIGHEST = 2.0
@@ -141,7 +141,7 @@ def _planned(
     if profile is None and not any(scaled.values.values()):
         return Plan()  # a dial alone does not switch steering on after an operator switched it off
     overlay = {
-        key: {index: clamped(value * strength) for index, value in values.items()}
+        key: {index: at_intensity(value, strength) for index, value in values.items()}
         for key, values in scaled.values.items()
     }
     is_dialed = intensity is not None and any(overlay.values())
@@ -196,7 +196,7 @@ def _own(
     if strength is None:
         strength = resolved(intensity, DialBase(values, configured))
     overlay: Mapping[str, Values] = {
-        key: {index: clamped(value * strength) for index, value in features.items()}
+        key: {index: at_intensity(value, strength) for index, value in features.items()}
         for key, features in values.items()
     }
     if own.is_added:

@@ -175,7 +175,8 @@ class AuthoredMember:
     def value(self) -> float:
         """The steering value at intensity 1. A negative strength has its direction already. The sign decides the
         direction of any other strength."""
-        return self.strength if self.strength < 0 else self.sign * self.strength
+        # a zero has no sign
+        return self.strength if self.strength < 0 else self.sign * self.strength + 0.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -77,13 +77,12 @@ def gate(profile_id: str, profile: Profile, attached: Sequence[Sae]) -> Sae:
 
 def scaled_values(profile: Profile) -> dict[int, float]:
     """The values of a profile at its own intensity, each clamped."""
-    return {i: steering.clamped(v * profile.intensity) for i, v in profile.values.items()}
+    return {i: steering.at_intensity(v, profile.intensity) for i, v in profile.values.items()}
 
 
 def clamped_features(profile: Profile) -> list[int]:
     """The features whose values at the profile's own intensity are clamped."""
-    scaled = scaled_values(profile)
-    return [i for i, value in profile.values.items() if value * profile.intensity != scaled[i]]
+    return [i for i, v in profile.values.items() if abs(v * profile.intensity) > steering.MAXIMUM]
 
 
 def _active(profile_id: str, profile: Profile, *, is_applied: bool = False) -> Active:

@@ -23,6 +23,9 @@ MINIMUM = -200.0
 MAXIMUM = 200.0
 BATCH_MAXIMUM = 1000
 
+_DIGITS = 15
+"""The significant digits that every decimal number keeps as a float."""
+
 MANUAL = "manual"
 """The owner of the values that the steering routes and the profiles set."""
 
@@ -98,8 +101,19 @@ def key_of(sae_id: str, layer: int) -> str:
 
 
 def clamped(value: float) -> float:
-    """The value, held within [-200, 200]."""
-    return min(MAXIMUM, max(MINIMUM, value))
+    """The value, held within [-200, 200]. A zero has no sign."""
+    return min(MAXIMUM, max(MINIMUM, value)) + 0.0
+
+
+def at_intensity(value: float, intensity: float) -> float:
+    """A value times an intensity, clamped. At intensity 1 it is the value itself."""
+    return clamped(value if intensity == 1.0 else _rounded(value * intensity))
+
+
+def _rounded(value: float) -> float:
+    """A product or a sum without the noise of binary fractions: 3 x 1.2 is 3.6 and not 3.5999999999999996. A decimal
+    number of 15 digits stays as it is. The engine applies values in single precision, which has 7 digits."""
+    return float(f"{value:.{_DIGITS}g}")
 
 
 def check_index(index: int, d_sae: int) -> None:
@@ -227,7 +241,7 @@ def total(parts: Iterable[Mapping[str, Values]]) -> dict[str, Values]:
         for key, values in part.items():
             there = sums.setdefault(key, {})
             for index, value in values.items():
-                there[index] = there[index] + value if index in there else value
+                there[index] = _rounded(there[index] + value) if index in there else value
     return {key: {i: clamped(v) for i, v in values.items()} for key, values in sums.items()}
 
 
