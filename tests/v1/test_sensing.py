@@ -322,3 +322,31 @@ def test_a_second_turn_reports_only_what_is_new(sensed: tuple[Running, str]) -> 
     told = of_request(events(live), request_id)
     assert told
     assert all(event["pos_start"] > first for event in told)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_second_turn_of_a_chat_does_not_report_the_answer_of_the_first_again(
+    sensed: tuple[Running, str], stream: bool
+) -> None:
+    live, _ = sensed
+    turns = [{"role": "user", "content": PROMPTS[0]}]
+    first_id, text = chat(live, turns, stream=stream)
+    first = of_request(events(live), first_id)
+    assert {event["phase"] for event in first} == {"prefill", "decode"}
+    turns += [{"role": "assistant", "content": text}, {"role": "user", "content": PROMPTS[1]}]
+    second_id, _ = chat(live, turns, stream=stream)
+    second = of_request(events(live), second_id)
+    assert second
+    assert min(event["pos_start"] for event in second) > max(event["pos_end"] for event in first)
+
+
+def chat(live: Running, turns: list[dict[str, str]], *, stream: bool) -> tuple[str, str]:
+    """The id and the text of a greedy answer to a chat."""
+    body = {"model": demo.MODEL_NAME, "messages": turns, "max_tokens": 16, "temperature": 0}
+    if not stream:
+        answer = live.post("/v1/chat/completions", body).json()
+        return answer["id"], answer["choices"][0]["message"]["content"]
+    sent = live.stream("/v1/chat/completions", body | {"stream": True})
+    chunks = [chunk for chunk in sent if isinstance(chunk, dict)]
+    deltas = [choice["delta"] for chunk in chunks for choice in chunk["choices"]]
+    return chunks[0]["id"], "".join(delta.get("content") or "" for delta in deltas)
