@@ -686,6 +686,30 @@ def test_a_slice_has_the_intensity_of_its_circuit_within_its_range(half: Running
     assert steered(half) == {LOW.layer: {"70": 12.0}}
 
 
+def test_a_comparison_scales_the_strengths_of_the_document_whatever_the_dial_is(
+    live: Running, demo_saes: list[str]
+) -> None:
+    activated(live, imported(live))
+    live.data("PUT", "/api/circuits/active/intensity", {"intensity": 0.5})
+    live.data("POST", "/api/saes/steering", {"feature_idx": 9, "value": 2.0})
+    body = {"prompt": "One day", "intensities": [0, 1, 0.25], "max_tokens": 1}
+    sides = live.data("POST", "/api/compare", body)["sides"]
+    low, high = f"{demo_saes[0]}@{LOW.layer}", f"{demo_saes[1]}@{HIGH.layer}"
+    assert [side["steering"] for side in sides] == [
+        {},
+        {low: {"9": 2.0, "70": 8.0}, high: {"31": -6.0}},
+        {low: {"9": 2.0, "70": 2.0}, high: {"31": -1.5}},
+    ]
+    chat = {"model": demo.MODEL_NAME, "max_tokens": 1, "steering_intensity": 0.25}
+    chat["messages"] = [{"role": "user", "content": "One day"}]
+    state = live.post("/v1/chat/completions", chat).headers["x-service-steering-state"]
+    assert state == sides[2]["steering_state"]
+    own = body | {"steering": {"5": 4.0}, "intensities": [0.5]}
+    (side,) = live.data("POST", "/api/compare", own)["sides"]
+    assert side["steering"] == {low: {"5": 2.0}}
+    live.data("DELETE", "/api/saes/steering")
+
+
 @pytest.mark.parametrize("body", [{}, {"intensity": 2.5}, {"intensity": -1}, {"intensity": "1"}])
 def test_a_wrong_intensity_is_refused(live: Running, body: Any) -> None:
     activated(live, imported(live))

@@ -1,7 +1,9 @@
 """A comparison: one prompt, completed once for each of several intensities of the same steering.
 
-The base values are the values in the request, else those of the named profile, else the live values. An intensity
-multiplies the base values; intensity 0 is the model without any steering. Each product is clamped to [-200, 200].
+The base values are the values in the request, else those of the named profile, else those that the dial of a request
+would scale. An intensity multiplies the base values; intensity 0 is the model without any steering. Each product is
+clamped to [-200, 200]. Values that the dial leaves as they are, such as those beside a circuit, are added to each
+product.
 """
 
 from __future__ import annotations
@@ -11,8 +13,9 @@ from dataclasses import dataclass
 
 from steerserve.errors import Refusal
 from steerserve.rules.attachment import AttachedSae
+from steerserve.rules.binding import scaled
 from steerserve.rules.dial import HIGHEST
-from steerserve.rules.steering import Values, at_intensity, check_index, check_value
+from steerserve.rules.steering import Values, check_index, check_value, total
 
 INTENSITIES_MAXIMUM = 16
 
@@ -23,7 +26,7 @@ Overlay = Mapping[str, Values]
 class Sweep:
     """The intensities to compare, and the base values that they multiply. `steering` has the base values for the first
     attached SAE with this `sae_id` and `layer`; None means any. Without `steering` the base values are those of the
-    named profile, else the live values."""
+    named profile, else those of what steers now."""
 
     intensities: tuple[float, ...]
     steering: Values | None = None
@@ -80,17 +83,12 @@ def base(sweep: Sweep, otherwise: Overlay, attached: Sequence[AttachedSae]) -> O
     return steering
 
 
-def overlays(steering: Overlay, intensities: Sequence[float]) -> tuple[Overlay, ...]:
-    """The steering of each completion; empty for intensity 0."""
-    return tuple(
-        {
-            key: {i: at_intensity(value, one) for i, value in values.items()}
-            for key, values in steering.items()
-        }
-        if one
-        else {}
-        for one in intensities
-    )
+def overlays(
+    steering: Overlay, intensities: Sequence[float], beside: Overlay | None = None
+) -> tuple[Overlay, ...]:
+    """The steering of each completion: the base values at its intensity, and the values `beside` them. It is empty for
+    intensity 0."""
+    return tuple(total([scaled(steering, one), beside or {}]) if one else {} for one in intensities)
 
 
 def _invalid(expected: str) -> Refusal:

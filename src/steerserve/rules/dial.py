@@ -226,6 +226,29 @@ def base(
     return {_site(profile, attached): profile.values}
 
 
+def swept(
+    profile: Profile | None, live: Live, attached: Sequence[AttachedSae]
+) -> tuple[Mapping[str, Values], Mapping[str, Values]]:
+    """The values that a comparison scales, and the values that each of its steered sides has unchanged. They are those
+    of rules (3), (8) and (9). Where no circuit can be dialed (10), all live values are scaled. No range is a bound.
+
+    Raises:
+        Refusal: PROFILE_INCOMPATIBLE.
+    """
+    values = base(profile, live, attached)
+    circuits = _whole_circuits(live) if profile is None and live.enabled else []
+    if not circuits:
+        return values, {}
+    circuit = _only_circuit(live)
+    if live.active is None:
+        if circuit is None:
+            return values, {}  # (10)
+        others = [held for owner, held in live.owned.items() if owner != circuit.owner]
+        return circuit.authored, total(others)  # (8)
+    own = live.by(MANUAL) if values is live.values else values
+    return own, total(live.by(one.owner) for one in circuits)  # (9)
+
+
 def _dial_base(
     profile: Profile | None, live: Live, attached: Sequence[AttachedSae], configured: Range
 ) -> DialBase:

@@ -122,9 +122,10 @@ class Planner:
         if not isinstance(intent, GenerateIntent) or intent.sweep is None:
             return ()
         attached = list(resident.attachments.values())
-        otherwise = dial.base(profile, self._serving.live, attached)
+        otherwise, beside = dial.swept(profile, self._serving.live, attached)
         base = compare.base(intent.sweep, otherwise, attached)
-        return compare.overlays(base, intent.sweep.intensities)
+        is_own = intent.sweep.steering is not None
+        return compare.overlays(base, intent.sweep.intensities, None if is_own else beside)
 
     def _state(self, resident: Resident, overlay: compare.Overlay | None) -> str | None:
         """Which steering a request with this overlay has, from the plan that the engine gets."""
