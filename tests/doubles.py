@@ -557,9 +557,7 @@ class World(Owners):
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-        await self.conductor.close()
-        await self.claims.close()
-        await self.database.close()
+        await self.close()
 
 
 @asynccontextmanager
@@ -576,4 +574,3 @@ async def world(
         yield made
     finally:
         await soon(made.end())
-        await soon(made.around.checker.close())

@@ -129,12 +129,12 @@ class Service:
 
     @asynccontextmanager
     async def _lifespan(self, _: FastAPI) -> AsyncIterator[None]:
-        owners, around = self.owners, self.owners.around
+        owners = self.owners
         await self.open()
         if not webui.is_built():
             logger.warning("web_page_missing", build=webui.BUILD)
         # some answers show this first reading of the cards, because they must not wait for the driver
-        around.cards.begin()
+        owners.around.cards.begin()
         starting = asyncio.create_task(startup.begin(owners))
         try:
             yield
@@ -143,13 +143,4 @@ class Service:
             starting.cancel()
             with suppress(asyncio.CancelledError):
                 await starting
-            # no request is read any more, and no model is loaded any more
-            owners.conductor.is_closing = True
-            await owners.downloads.close()
-            await owners.conductor.close()
-            await owners.sensing.recorder.settled()
-            await owners.circuit_sensing.recorder.settled()
-            await around.downloaders.close()
-            await around.checker.close()
-            await owners.claims.close()
-            await around.database.close()
+            await owners.close()

@@ -113,6 +113,20 @@ class Owners:
         self._make_requests()
         self._make_vitals()
 
+    async def close(self) -> None:
+        """End the work in the background, and then close the database, which that work reads and writes. No request is
+        read any more."""
+        self.conductor.is_closing = True
+        await self.downloads.close()
+        await self.conductor.close()
+        # the end of the model has changed what is sensed and which circuits serve
+        await self.sensing.close()
+        await self.circuit_sensing.close()
+        await self.claims.close()
+        await self.around.downloaders.close()
+        await self.around.checker.close()
+        await self.around.database.close()
+
     def _make_residency(self) -> None:
         around = self.around
         self.launcher = around.launcher

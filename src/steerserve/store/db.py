@@ -2,7 +2,8 @@
 sentences for people.
 
 The steps of opening are in `schema.py` (version and migrations), `holding.py` (one service at a time) and
-`sqlite_file.py`. `watch.py` keeps the present fault, `faults.py` knows the exceptions of the drivers.
+`sqlite_file.py`. `accesses.py` has the accesses under way. `watch.py` keeps the present fault, `faults.py` knows the
+exceptions of the drivers.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from contextlib import asynccontextmanager
 from datetime import UTC, datetime
 from pathlib import Path
 
+import structlog
 from sqlalchemy import Connection, delete, make_url, text, update
 from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.ext.asyncio import AsyncConnection
@@ -22,12 +24,14 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from steerserve.errors import CannotStart
 from steerserve.rules.model_status import AFTER_RESTART, SAE_AFTER_RESTART
 from steerserve.store import engines, faults, schema, sqlite_file
+from steerserve.store.accesses import Accesses
 from steerserve.store.faults import DatabaseFault, text_of
 from steerserve.store.holding import AdvisoryHold, FileHold, Hold
 from steerserve.store.sqlite_file import SqliteFile
 from steerserve.store.tables import circuit_claims, models, saes
 from steerserve.store.watch import Watch
 
+log = structlog.get_logger(__name__)
 _INTERRUPTED = "interrupted by a restart of the service"
 BUSY_SECONDS = 2.0
 """Seconds that a transaction waits until another program has unlocked a SQLite file."""
@@ -40,6 +44,8 @@ TURN_SECONDS = 10.0
 SETTLE_SECONDS = 0.5
 """Seconds after a write until the changes are brought from SQLite's log into the file. The writes of these seconds need
 it only once."""
+CLOSE_SECONDS = 5.0
+"""Seconds that the closing waits for the end of the accesses and the check that are under way."""
 _TAKEN = DatabaseFault("another steerserve has taken it", needs_restart=True)
 _NO_VERSION = DatabaseFault("its schema has no version")
 _OTHER_VERSION = DatabaseFault(
@@ -67,12 +73,12 @@ class Database:
         seconds = BUSY_SECONDS if self._file else ANSWER_SECONDS
         self._engine = engines.make(self._url, self._file, is_pooled=True, seconds=seconds)
         self._fresh = engines.make(self._url, self._file, is_pooled=False, seconds=EXAMINE_SECONDS)
+        self._writes = self._engine.execution_options(**engines.WRITES)
         self._hold: Hold = FileHold(self._file.path) if self._file else AdvisoryHold(self._fresh)
         self._clock = clock
         self._watch = self._new_watch()
-        self._is_open = False
+        self._accesses = Accesses()
         self._version: str | None = None
-        self._readers = 0
         self._writing = asyncio.Lock()
         self._settling: asyncio.Task[None] | None = None
 
@@ -83,7 +89,7 @@ class Database:
         Raises:
             CannotStart: the database cannot be used; one sentence names the database, the reason and the remedy.
         """
-        if self._is_open:
+        if self._accesses.is_open:
             return
         try:
             await self._begin()
@@ -98,13 +104,21 @@ class Database:
             ):
                 raise
             raise CannotStart(self._sentence(error)) from error
-        self._is_open = True
+        self._accesses.is_open = True
 
     async def close(self) -> None:
-        self._is_open = False
-        self._watch.close()
+        """Refuse new accesses, wait at most CLOSE_SECONDS for those under way, and close every connection. `open` opens
+        the database again."""
+        self._accesses.is_open = False
+        try:
+            async with asyncio.timeout(CLOSE_SECONDS):
+                await self._watch.close()
+                await self._accesses.ended()
+        except TimeoutError:
+            log.warning("database_closed_during_an_access", seconds=CLOSE_SECONDS)
         if self._settling is not None:
             self._settling.cancel()
+            await asyncio.wait({self._settling})
         await self._engine.dispose()
         await self._fresh.dispose()
         if self._file is not None:
@@ -119,6 +133,8 @@ class Database:
     async def fault(self) -> DatabaseFault | None:
         """Why the database cannot be used; None if it can. The check runs at most once in CHECK_SECONDS of `watch.py`:
         over a new connection it reads the version of the schema and writes one row."""
+        if not self._accesses.is_open:
+            return faults.CLOSED
         return await self._watch.fault()
 
     @asynccontextmanager
@@ -129,14 +145,11 @@ class Database:
             Refusal: DATABASE_UNAVAILABLE.
         """
         await self._watch.admit(writes=False)
-        await self._check_place()
-        self._readers += 1
-        try:
+        with self._accesses.admitted():
+            await self._check_place()
             with self._watch.watching():
-                async with self._engine.connect() as connection:
+                async with self._accesses.connection(self._engine) as connection:
                     yield connection
-        finally:
-            self._readers -= 1
 
     @asynccontextmanager
     async def write(self) -> AsyncIterator[AsyncConnection]:
@@ -147,15 +160,16 @@ class Database:
             Refusal: DATABASE_UNAVAILABLE. Whether the changes took effect is then not known.
         """
         await self._watch.admit(writes=True)
-        async with self._turn():
-            self._watch.refuse(writes=True)
-            await self._check_place()
-            with self._watch.watching():
-                await self._check_hold()
-                async with self._engine.execution_options(**engines.WRITES).begin() as connection:
-                    yield connection
-            await self._check_place()
-            self._settle_soon()
+        with self._accesses.admitted():
+            async with self._turn():
+                self._watch.refuse(writes=True)
+                await self._check_place()
+                with self._watch.watching():
+                    await self._check_hold()
+                    async with self._accesses.transaction(self._writes) as connection:
+                        yield connection
+                await self._check_place()
+                self._settle_soon()
 
     # ------------------------------------------------------------- opening
 
@@ -163,7 +177,7 @@ class Database:
         return Watch(self._examine, self._clock, self._url.password)
 
     async def _begin(self) -> None:
-        file, self._watch = self._file, self._new_watch()
+        file, self._watch, self._accesses = self._file, self._new_watch(), Accesses()
         if file is not None:
             file.path.parent.mkdir(parents=True, exist_ok=True)
         if not await self._hold.take():
@@ -176,7 +190,8 @@ class Database:
         opening = engines.make(
             self._url, file, is_pooled=False, seconds=BUSY_SECONDS if file else None
         )
-        async with opening.execution_options(**engines.WRITES).begin() as connection:
+        opening = opening.execution_options(**engines.WRITES)
+        async with self._accesses.transaction(opening) as connection:
             self._version = await connection.run_sync(self._upgrade)
             for table, moves in ((models, AFTER_RESTART), (saes, SAE_AFTER_RESTART)):
                 for before, after in moves.items():
@@ -248,12 +263,15 @@ class Database:
         """Raises:
         Refusal: DATABASE_UNAVAILABLE when another service has taken the database.
         """
-        if not await self._hold.take():
+        if not await self._accesses.finish(self._hold.take()):
             self._watch.note(_TAKEN)
             raise _TAKEN.refusal()
 
     def _settle_soon(self) -> None:
-        if self._file is not None and (self._settling is None or self._settling.done()):
+        # once the closing began, it brings the changes into the file itself
+        if self._file is None or not self._accesses.is_open:
+            return
+        if self._settling is None or self._settling.done():
             self._settling = asyncio.create_task(self._settle(self._file))
 
     async def _settle(self, file: SqliteFile) -> None:
@@ -273,7 +291,7 @@ class Database:
             fault = await self._examine_file(self._file)
             if fault is not None:
                 return fault
-        if not await self._hold.take():
+        if not await self._accesses.finish(self._hold.take()):
             return _TAKEN
         # while a write of this service runs, the check does not wait for it
         writes = not self._writing.locked()
@@ -289,7 +307,7 @@ class Database:
 
     async def _examine_file(self, file: SqliteFile) -> DatabaseFault | None:
         fault = await asyncio.to_thread(file.fault)
-        if fault != sqlite_file.LOG_GONE or self._readers or self._writing.locked():
+        if fault != sqlite_file.LOG_GONE or self._accesses.connections or self._writing.locked():
             return fault
         async with self._writing:
             await self._engine.dispose()
@@ -298,7 +316,7 @@ class Database:
 
     async def _checked_version(self, *, writes: bool) -> str | None:
         engine = self._fresh.execution_options(**engines.WRITES) if writes else self._fresh
-        async with engine.begin() as connection:
+        async with self._accesses.transaction(engine) as connection:
             version: str | None = await connection.scalar(
                 text("SELECT version_num FROM alembic_version")
             )

@@ -53,6 +53,7 @@ DAMAGED = DatabaseFault("its file is damaged", stops_reads=False, needs_restart=
 NOT_A_DATABASE = DatabaseFault("its file is not a database", needs_restart=True)
 OTHER_TABLES = DatabaseFault("it has other tables than this version made", needs_restart=True)
 DISK = DatabaseFault("its disk reports an error")
+CLOSED = DatabaseFault("it is closed, because the service is starting or stopping")
 CLOSED_FILE = DatabaseFault("its file cannot be opened")
 SILENT = DatabaseFault("it does not answer in time")
 UNREACHABLE = DatabaseFault("it cannot be reached")

@@ -45,6 +45,7 @@ class Watch:
         self._checked: float | None = None
         self._checking = asyncio.Lock()
         self._running: asyncio.Task[DatabaseFault | None] | None = None
+        self._is_closed = False
 
     @property
     def has_fault(self) -> bool:
@@ -57,7 +58,8 @@ class Watch:
         async with self._checking:
             now = self._clock()
             is_due = self._checked is None or now - self._checked >= CHECK_SECONDS
-            if is_due and not (self._fault and self._fault.needs_restart):
+            is_final = self._is_closed or (self._fault is not None and self._fault.needs_restart)
+            if is_due and not is_final:
                 fault = await self._examined()
                 if fault is None:
                     self._end()
@@ -110,9 +112,15 @@ class Watch:
             self.note(fault)
             raise fault.refusal() from error
 
-    def close(self) -> None:
-        if self._running is not None:
-            self._running.cancel()
+    async def close(self) -> None:
+        """Begin no more checks, and wait for the end of the check under way."""
+        self._is_closed = True
+        running = self._running
+        if running is not None:
+            try:
+                await asyncio.wait({running})
+            finally:
+                running.cancel()
 
     # ------------------------------------------------------------- inside
 

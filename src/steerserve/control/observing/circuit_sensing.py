@@ -270,6 +270,11 @@ class CircuitSensing:
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
+    async def close(self) -> None:
+        """Wait for the work in the background: what is armed follows the last event, and the firings are written."""
+        await self.settled()
+        await self.recorder.settled()
+
     async def _sync(self) -> None:
         why = await self._arming.arm(self._wanted)
         if why is not None:

@@ -278,6 +278,12 @@ class ClusterSensing:
         fired = [cluster_firing(told, span) for span in told.spans]
         self.recorder.take(told.subject, fired, told.overhead_ms)
 
+    async def close(self) -> None:
+        """Wait for the work in the background: what is armed follows the last event, and the firings are written."""
+        while self._tasks:
+            await asyncio.wait(self._tasks)
+        await self.recorder.settled()
+
     # ------------------------------------------------------------- inside
 
     async def _cluster(self, profile_id: str) -> tuple[ProfileRow, Cluster]:

@@ -1,0 +1,36 @@
+"""The end of the owners."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from steerserve.control.bus import UnloadComplete
+from tests.doubles import World, soon
+
+IN_THE_BACKGROUND = {"sensing-arm", "circuit-sensing-arm"}
+
+
+async def test_the_work_of_sensing_ends_before_the_database_closes(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    running: list[set[str]] = []
+    end_of_model, close = world.conductor.close, world.database.close
+
+    def in_the_background() -> set[str]:
+        return IN_THE_BACKGROUND & {task.get_name() for task in asyncio.all_tasks()}
+
+    async def end_model() -> None:
+        await end_of_model()
+        world.bus.publish(UnloadComplete(1))
+        running.append(in_the_background())
+
+    async def look() -> None:
+        running.append(in_the_background())
+        await close()
+
+    monkeypatch.setattr(world.conductor, "close", end_model)
+    monkeypatch.setattr(world.database, "close", look)
+    await soon(world.close())
+    assert running == [IN_THE_BACKGROUND, set()]
