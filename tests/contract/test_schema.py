@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 import schemathesis
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, settings
 from schemathesis.checks import CHECKS, load_all_checks
 
 from steerserve import demo
@@ -71,9 +71,8 @@ FEW = settings(
 )
 MANY = settings(FEW, max_examples=200)
 
-described = schemathesis.openapi.from_dict(
-    Service(Settings(_env_file=None)).api.openapi()  # type: ignore[call-arg]
-)
+# made when a test runs, because all workers of the test suite collect this file
+described = schemathesis.pytest.from_fixture("description")
 lasting = described.exclude(method="DELETE").exclude(path_regex="/(detach|load|unload)$")
 quick = lasting.exclude(path_regex="^/api/clusters/hub/")  # each question starts a process
 removing = described.include(method="DELETE").include(path_regex="/detach$")
@@ -248,6 +247,12 @@ CHECKS_OF_EVERY_ANSWER: list[Callable[..., Any]] = [
 
 
 @pytest.fixture(scope="module")
+def description() -> schemathesis.BaseSchema:
+    service = Service(Settings(_env_file=None))  # type: ignore[call-arg]
+    return schemathesis.openapi.from_dict(service.api.openapi())
+
+
+@pytest.fixture(scope="module")
 def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
     """A service to break. What was tried must have reached it: all but a few operations succeeded at least once."""
     home = tmp_path_factory.mktemp("described")
@@ -260,6 +265,7 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
 
 
 @pytest.mark.shows("endpoints.1", "envelope.1", "envelope.2", "envelope.3")
+@pytest.mark.timeout(300)
 @quick.parametrize()
 @FEW
 def test_every_answer_is_as_described(case: schemathesis.Case, world: World) -> None:
@@ -267,19 +273,11 @@ def test_every_answer_is_as_described(case: schemathesis.Case, world: World) -> 
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "operation", [one.ok() for one in lasting.get_all_operations()], ids=lambda one: one.label
-)
-def test_every_answer_of_many_is_as_described(
-    operation: schemathesis.APIOperation, world: World
-) -> None:
-    # `lasting.parametrize` would make all cases when the tests are collected, also where this test does not run
-    @MANY
-    @given(case=operation.as_strategy())
-    def answer(case: schemathesis.Case) -> None:
-        world.answer(case)
-
-    answer()
+@pytest.mark.timeout(1200)
+@lasting.parametrize()
+@MANY
+def test_every_answer_of_many_is_as_described(case: schemathesis.Case, world: World) -> None:
+    world.answer(case)
 
 
 @pytest.mark.shows("endpoints.1", "envelope.1", "envelope.2", "envelope.3")
