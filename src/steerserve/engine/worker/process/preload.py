@@ -5,6 +5,7 @@ engine processes are forked after it has run.
 """
 
 import atexit
+import gc
 import os
 import signal
 
@@ -36,5 +37,9 @@ def _end_at_once(server: int) -> None:
 
 # registered after the imports, because the function that was registered last runs first
 atexit.register(_end_at_once, os.getpid())
+
+# what the libraries made stays as long as a process does: no collection of garbage in an engine looks through it
+gc.collect()
+gc.freeze()
 
 __all__ = ["steerserve", "torch", "transformers"]
