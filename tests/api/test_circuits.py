@@ -86,6 +86,50 @@ def test_the_row_says_what_the_document_is(unattached: Running) -> None:
     }
 
 
+def test_one_circuit_is_answered_with_its_members_and_edges(unattached: Running) -> None:
+    edges = [*document()["edges"], {"up": {"layer": 2, "kind": "cluster"}, "down": {"layer": 3}}]
+    circuit_id = imported(unattached, edges=edges, budget={"intensity_range": [0.2, 9]})
+    (row,) = unattached.data("GET", "/api/circuits")["circuits"]
+    up, down = {"layer": LOW.layer, "feature_idx": 70}, {"layer": HIGH.layer, "feature_idx": 31}
+    assert unattached.data("GET", f"/api/circuits/{circuit_id}") == row | {
+        "steering": False,
+        "dial_range": [0.2, 2.0],
+        "sensing_enabled": False,
+        "members": [up | {"label": None, "value": 8.0}, down | {"label": None, "value": -6.0}],
+        "edges": [
+            {
+                "edge_key": f"70@{LOW.layer}->31@{HIGH.layer}",
+                "up": up,
+                "down": down,
+                "edge_type": None,
+                "rung": 2,
+                "rung_language": "causally validated (edge)",
+                "effect_size": 0.4,
+                "weight_prior": None,
+            },
+            {
+                "edge_key": "cluster@2->cluster@3",
+                "up": {"layer": 2, "feature_idx": None},
+                "down": {"layer": 3, "feature_idx": None},
+                "edge_type": None,
+                "rung": 0,
+                "rung_language": "associated",
+                "effect_size": None,
+                "weight_prior": None,
+            },
+        ],
+        "hazards": [
+            {
+                "kind": "cancelling",
+                "edge_key": f"70@{LOW.layer}->31@{HIGH.layer}",
+                "up": up | {"value": 8.0},
+                "down": down | {"value": -6.0},
+                "label": "validated:ES=0.4",
+            }
+        ],
+    }
+
+
 @pytest.mark.parametrize(
     ("changes", "code"),
     [
@@ -170,6 +214,7 @@ def test_a_list_with_a_wrong_parameter_is_refused(unattached: Running, query: st
         ("POST", "circ_0/activate"),
         ("POST", "circ_0/deactivate"),
         ("DELETE", "circ_0"),
+        ("GET", "circ_0"),
         ("GET", "circ_0/export"),
     ],
 )

@@ -148,6 +148,7 @@ def test_a_cluster_is_imported_listed_and_exported_without_loss(empty: Running) 
         "warnings": [],
         "hub_ref": None,
         "intensity_range": [0.4, 1.6],
+        "dial_range": [0.4, 1.6],
         "budget_b": 7.5,
         "formula_id": "freq-budget@1",
         "created_at": summary["created_at"],
@@ -233,6 +234,7 @@ def test_a_document_with_explicit_nulls_is_imported(empty: Running) -> None:
     assert (item["status"], item["warnings"]) == ("imported", [])
     summary = one(empty)
     assert (summary["intensity_range"], summary["layer"], summary["intensity"]) == (None, None, 1.0)
+    assert summary["dial_range"] == [0.5, 1.5]
 
 
 def test_a_narrative_may_have_any_characters_and_is_shown_without_control_characters(

@@ -15,6 +15,7 @@ from starlette.responses import Response
 from steerserve.api.answers import Answer, RefusedAnswer
 from steerserve.api.answers.circuits import (
     ActivatedCircuit,
+    CircuitDetailRecord,
     CircuitList,
     CircuitRecord,
     ClaimedLayer,
@@ -26,7 +27,11 @@ from steerserve.api.answers.circuits import (
 )
 from steerserve.api.envelope import RequestBody, lossless, read_document, success
 from steerserve.control.interventions.circuit_serving import CircuitServing
-from steerserve.control.interventions.circuit_views import CircuitActivation, CircuitView
+from steerserve.control.interventions.circuit_views import (
+    CircuitActivation,
+    CircuitDetail,
+    CircuitView,
+)
 from steerserve.control.interventions.circuits import Circuits, OnNameConflict
 from steerserve.control.interventions.claims import LayerClaims
 from steerserve.rules import claims as claim_rules
@@ -89,6 +94,39 @@ def record(view: CircuitView) -> dict[str, Any]:
         ],
         "created_at": iso(row.created_at),
         "updated_at": iso(row.updated_at),
+    }
+
+
+def detailed(detail: CircuitDetail) -> dict[str, Any]:
+    """A circuit with the parts of its document that the service uses."""
+    row = detail.view.row
+    return record(detail.view) | {
+        "dial_range": detail.dial_range,
+        "sensing_enabled": row.sensing_enabled,
+        "members": [
+            {
+                "layer": layer,
+                "feature_idx": member.feature_idx,
+                "label": member.label,
+                "value": member.value,
+            }
+            for layer, of_layer in row.circuit.members.items()
+            for member in of_layer
+        ],
+        "edges": [
+            {
+                "edge_key": edge.key,
+                "up": asdict(edge.up),
+                "down": asdict(edge.down),
+                "edge_type": edge.kind,
+                "rung": edge.rung,
+                "rung_language": evidence.language(edge.rung),
+                "effect_size": edge.effect_size,
+                "weight_prior": edge.weight_prior,
+            }
+            for edge in row.circuit.edges
+        ],
+        "hazards": [_hazard(one) for one in detail.hazards],
     }
 
 
@@ -242,6 +280,11 @@ def router(
         view, was_serving = await serving.deactivate(circuit_id)
         await settled()
         return success(record(view) | {"cleared_steering": was_serving})
+
+    @routes.get("/{circuit_id}", response_model=Answer[CircuitDetailRecord])
+    async def get_circuit(circuit_id: str) -> Response:
+        """A circuit with its members and edges."""
+        return success(detailed(await circuits.detail(circuit_id)))
 
     @routes.delete("/{circuit_id}", response_model=Answer[DeletedCircuit])
     async def delete_circuit(circuit_id: str) -> Response:

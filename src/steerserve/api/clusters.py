@@ -38,7 +38,7 @@ from steerserve.control.interventions.clusters import (
 from steerserve.control.interventions.serving import Serving
 from steerserve.rules import cluster as rules
 from steerserve.rules.instant import iso
-from steerserve.rules.members import INTENSITY_MAXIMUM
+from steerserve.rules.members import INTENSITY_MAXIMUM, Range
 
 MEMBERS_SHOWN = 20
 
@@ -103,9 +103,10 @@ _DOCUMENT = {
 }
 
 
-def summary(row: Any, active_id: str | None) -> dict[str, Any]:
+def summary(row: Any, active_id: str | None, configured: Range) -> dict[str, Any]:
     """A cluster in the form in which the list answers it. `strength` of a member is its value at intensity 1."""
     facts = row.cluster
+    dial = rules.limits(facts, configured)
     return {
         "id": row.id,
         "name": row.name,
@@ -123,6 +124,7 @@ def summary(row: Any, active_id: str | None) -> dict[str, Any]:
         "warnings": row.warnings,
         "hub_ref": row.hub_ref,
         "intensity_range": facts.declared_range,
+        "dial_range": [dial.lowest, dial.highest],
         "budget_b": facts.budget_b,
         "formula_id": facts.formula_id,
         "created_at": iso(row.created_at),
@@ -148,7 +150,7 @@ def router(clusters: Clusters, packs: ClusterPacks, serving: Serving) -> APIRout
         rows, active_id = await clusters.list(), serving.profile_id
 
         def answer() -> Response:
-            listed = [summary(row, active_id) for row in rows]
+            listed = [summary(row, active_id, serving.configured) for row in rows]
             active = next((one["id"] for one in listed if one["is_active"]), None)
             return success({"clusters": listed, "active_cluster_id": active})
 

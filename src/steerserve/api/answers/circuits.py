@@ -54,6 +54,37 @@ class CircuitList(TypedDict):
     total: int
 
 
+class SteeredMember(TypedDict):
+    """A feature that a circuit steers at a layer, with its label in the document and its value at intensity 1."""
+
+    layer: int
+    feature_idx: int
+    label: str | None
+    value: float
+
+
+class CircuitEdgeEnd(TypedDict):
+    """One end of an edge. `feature_idx` is null for an end that is a whole cluster."""
+
+    layer: int
+    feature_idx: int | None
+
+
+class CircuitEdgeRecord(TypedDict):
+    """An edge of a circuit with its evidence and the phrase for it. `effect_size` says how strongly an intervention at
+    `up` changed `down`, and `weight_prior` how strong the edge is by the weights of the model alone; each is null where
+    the document does not have it."""
+
+    edge_key: str
+    up: CircuitEdgeEnd
+    down: CircuitEdgeEnd
+    edge_type: str | None
+    rung: int
+    rung_language: str
+    effect_size: float | None
+    weight_prior: float | None
+
+
 class ImportedCircuitRecord(CircuitRecord):
     """The circuit that was imported."""
 
@@ -77,6 +108,17 @@ class CircuitHazard(TypedDict):
     up: HazardEnd
     down: HazardEnd
     label: str | None
+
+
+class CircuitDetailRecord(CircuitRecord):
+    """A circuit with its members by layer, its edges and its hazards. `dial_range` has the lowest and the highest
+    intensity that the dial can have. `sensing_enabled` says whether an operator wants its edges to be sensed."""
+
+    dial_range: tuple[float, float]
+    sensing_enabled: bool
+    members: list[SteeredMember]
+    edges: list[CircuitEdgeRecord]
+    hazards: list[CircuitHazard]
 
 
 class ActivatedCircuit(CircuitRecord):

@@ -86,7 +86,8 @@ class DeactivatedProfile(TypedDict):
 class ClusterSummary(TypedDict):
     """A cluster. `members` has the first 20 of its `member_count` features as index, label, and value at intensity 1.
     `bound` says whether it is bound to a registered SAE. `intensity_range` is the range of the dial that the document
-    declares, from the lowest to the highest."""
+    declares, from the lowest to the highest. `dial_range` is the range that the dial has: the declared one, or the
+    configured one."""
 
     id: str
     name: str
@@ -104,6 +105,7 @@ class ClusterSummary(TypedDict):
     warnings: list[str]
     hub_ref: HubReference | None
     intensity_range: tuple[float, float] | None
+    dial_range: tuple[float, float]
     budget_b: float | None
     formula_id: str | None
     created_at: Instant

@@ -44,6 +44,15 @@ class CircuitView:
 
 
 @dataclass(frozen=True, slots=True)
+class CircuitDetail:
+    """A circuit as it is now, with the lowest and the highest intensity of its dial."""
+
+    view: CircuitView
+    dial_range: tuple[float, float]
+    hazards: tuple[Hazard, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class CircuitActivation:
     """The outcome of an activation. `applied` has the live values of the circuit by layer; None where a cluster serves
     one layer. `shared` are the layers on which the operator allowed an overlap."""

@@ -6,11 +6,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
-from steerserve.control.interventions.circuit_views import CircuitView
+from steerserve.control.interventions.circuit_views import CircuitDetail, CircuitView
 from steerserve.control.interventions.steering import Steering
 from steerserve.control.residency.conductor import Conductor
 from steerserve.errors import Refusal
-from steerserve.rules import binding, circuit_serving, served
+from steerserve.rules import binding, circuit_serving, hazards, served
 from steerserve.rules import circuit as rules
 from steerserve.settings import Settings
 from steerserve.store.circuits import CircuitRow, CircuitStore, NameTaken
@@ -63,6 +63,15 @@ class Circuits:
                 if refusal.code != "CIRCUIT_NOT_FOUND":
                     raise
         return views
+
+    async def detail(self, circuit_id: str) -> CircuitDetail:
+        """A circuit with the range of its dial and its hazards.
+
+        Raises:
+            Refusal: CIRCUIT_NOT_FOUND.
+        """
+        row = await self._store.circuit(circuit_id)
+        return CircuitDetail(self.described(row), self.limits(row), tuple(hazards.of(row.circuit)))
 
     async def document(self, circuit_id: str) -> Mapping[str, Any]:
         """The document of a circuit, as it was imported.
