@@ -17,9 +17,11 @@ $(STAMP): pyproject.toml constraints.txt
 	touch $(STAMP)
 
 run: $(STAMP) ## serve the demo model with its SAE attached on port 8000
+	@$(BIN)/python hatch_build.py || true
 	$(BIN)/python -m steerserve demo
 
 serve: $(STAMP) ## serve with the settings of the environment
+	@$(BIN)/python hatch_build.py || true
 	$(BIN)/python -m steerserve serve
 
 ui: $(STAMP) ## build the web page, and serve it with reloading on port 5173, beside `make run` in another terminal

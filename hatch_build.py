@@ -122,7 +122,9 @@ def install(*, with_tests: bool) -> None:
         return
     kind = [] if with_tests else ["--omit=dev"]
     quiet = ["--no-audit", "--no-fund", "--no-update-notifier", "--loglevel=error"]
-    _run([*_npm(), "ci", "--ignore-scripts", *quiet, *kind])
+    # an installation without a network should not wait for minutes
+    patience = ["--fetch-retries=1", "--fetch-retry-mintimeout=2000", "--fetch-timeout=60000"]
+    _run([*_npm(), "ci", "--ignore-scripts", *quiet, *patience, *kind])
     mark.write_text(f"{lock} {'tests' if with_tests else ''}\n", encoding="utf-8")
 
 
@@ -221,7 +223,7 @@ def main(arguments: list[str]) -> int:
     command = arguments[0] if arguments else "build"
     try:
         if command == "build":
-            if must_build():
+            if _mode() != "skip" and must_build():
                 build()
         elif command == "packages":
             install(with_tests=True)

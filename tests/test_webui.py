@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import importlib.util
+import re
 import subprocess
 import sys
 import zipfile
@@ -173,6 +174,34 @@ def test_a_change_of_the_sources_makes_the_page_old(
     assert not hatch_build.must_build()
     source.write_text("2")
     assert hatch_build.must_build()
+
+
+FLOORS = {
+    "rules": set(),
+    "api": {"rules"},
+    "parts": {"rules"},
+    "pages": {"rules", "parts", "api"},
+}
+"""The folders of the page, and the folders that each may import beside itself."""
+_IMPORT = re.compile(r"""(?:from|import)\s*\(?\s*["'](\.[^"']*)["']""")
+_NOT_MEANT = ("types.gen.ts", ".test.ts", ".test.tsx")
+
+
+def test_the_folders_of_the_page_import_downwards_and_their_files_stay_short() -> None:
+    source = ROOT / "ui" / "src"
+    bad = []
+    for file in source.rglob("*.ts*"):
+        if file.name.endswith(_NOT_MEANT):
+            continue
+        text = file.read_text(encoding="utf-8")
+        if len(text.splitlines()) > 250:
+            bad.append(f"{file.name} has more than 250 lines")
+        floor = file.relative_to(source).parts[0]
+        for path in _IMPORT.findall(text) if floor in FLOORS else ():
+            target = (file.parent / path).resolve().relative_to(source).parts[0]
+            if target not in FLOORS[floor] | {floor} | ({"shortcuts"} if floor == "pages" else set()):
+                bad.append(f"{floor}/{file.name} imports {path}")
+    assert not bad
 
 
 def _module(file: Path) -> ModuleType:

@@ -92,7 +92,7 @@ export function arrived(client: QueryClient, name: string, payload: Payload): vo
   const ended = ENDED[name];
   if (ended !== undefined) {
     const [noun, work, id] = ended;
-    client.removeQueries({ queryKey: progressKey(noun, work, payload[id]) });
+    client.setQueryData(progressKey(noun, work, payload[id]), null);
   }
   for (const noun of STALE[name] ?? []) refresh(client, noun);
   for (const draw of drawn.get(name) ?? []) draw(payload);
@@ -100,7 +100,8 @@ export function arrived(client: QueryClient, name: string, payload: Payload): vo
 
 /** The last report of a piece of work that runs; undefined where none runs or none was reported yet. */
 export function useProgress(noun: Noun, work: "download" | "load", id: unknown): Payload | undefined {
-  return useQuery<Payload>({ queryKey: progressKey(noun, work, id), queryFn: skipToken }).data;
+  const key = progressKey(noun, work, id);
+  return useQuery<Payload | null>({ queryKey: key, queryFn: skipToken }).data ?? undefined;
 }
 
 function progressKey(noun: Noun, work: string, id: unknown) {

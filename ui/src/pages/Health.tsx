@@ -8,6 +8,7 @@ import { useNow } from "../parts/useNow";
 import { Breakers } from "./health/Breakers";
 import { CardList } from "./health/CardList";
 import { Components } from "./health/Components";
+import { Counts } from "./health/Counts";
 import { Latencies } from "./health/Latencies";
 import { Queue } from "./health/Queue";
 
@@ -29,19 +30,26 @@ export default function Health() {
           </p>
         )}
       </header>
-      <div className="grid">
-        <QueryPanel title="Components" query={state}>
-          {(data) => <Components components={data.components} engine={data.engine} />}
-        </QueryPanel>
-        <QueryPanel title="Queue" query={state}>
-          {(data) => <Queue inference={data.inference} />}
-        </QueryPanel>
-        <QueryPanel title="Latency" query={figures} about="Of the last 1,000 requests, from the start of the service.">
-          {(data) => <Latencies metrics={data} />}
-        </QueryPanel>
-        <QueryPanel title="Circuit breakers" query={state} about="They stop calls to the model hub while the hub fails.">
-          {(data) => <Breakers breakers={data.circuit_breakers} />}
-        </QueryPanel>
+      <div className="columns">
+        <div className="column">
+          <QueryPanel title="Components" query={state}>
+            {(data) => <Components components={data.components} engine={data.engine} />}
+          </QueryPanel>
+          <QueryPanel title="Circuit breakers" query={state} about="They stop calls to the model hub while the hub fails.">
+            {(data) => <Breakers breakers={data.circuit_breakers} />}
+          </QueryPanel>
+        </div>
+        <div className="column">
+          <QueryPanel title="Queue" query={state}>
+            {(data) => <Queue inference={data.inference} />}
+          </QueryPanel>
+          <QueryPanel title="Latency" query={figures} about="Of the last 1,000 generations.">
+            {(data) => <Latencies metrics={data} />}
+          </QueryPanel>
+          <QueryPanel title="Counts" query={figures} about="Since the start of the service, this page included.">
+            {(data) => <Counts metrics={data} />}
+          </QueryPanel>
+        </div>
         <QueryPanel
           className="whole"
           title="Cards"

@@ -1,37 +1,31 @@
 import type { Metrics } from "../../api/interim";
-import { Figure } from "../../parts/Figure";
 import { milliseconds } from "../../rules/age";
-import { count } from "../../rules/bytes";
 
 const PARTS = ["p50", "p95", "p99"] as const;
-const WORDS = { p50: "median", p95: "95 of 100 within", p99: "99 of 100 within" };
+const WORDS = {
+  p50: ["median", "half of the requests were faster"],
+  p95: ["p95", "95 of 100 requests were faster"],
+  p99: ["p99", "99 of 100 requests were faster"],
+} as const;
 
 export function Latencies({ metrics }: { metrics: Metrics }) {
   return (
-    <>
-      <table className="numbers-table">
-        <thead>
-          <tr>
-            <th scope="col">time</th>
-            {PARTS.map((part) => (
-              <th key={part} scope="col">
-                {WORDS[part]}
-              </th>
-            ))}
-          </tr>
-        </thead>
-        <tbody>
-          <Row name="to the first token" values={metrics.time_to_first_token_ms} />
-          <Row name="to the end of the answer" values={metrics.latency_ms} />
-        </tbody>
-      </table>
-      <div className="figures">
-        <Figure label="requests" value={count(metrics.total_requests)} />
-        <Figure label="refused or failed" value={count(metrics.request_errors)} />
-        <Figure label="tokens read" value={count(metrics.prompt_tokens)} />
-        <Figure label="tokens written" value={count(metrics.completion_tokens)} />
-      </div>
-    </>
+    <table className="numbers-table">
+      <thead>
+        <tr>
+          <th scope="col">time</th>
+          {PARTS.map((part) => (
+            <th key={part} scope="col">
+              <abbr title={WORDS[part][1]}>{WORDS[part][0]}</abbr>
+            </th>
+          ))}
+        </tr>
+      </thead>
+      <tbody>
+        <Row name="to the first token" values={metrics.time_to_first_token_ms} />
+        <Row name="to the end of the answer" values={metrics.latency_ms} />
+      </tbody>
+    </table>
   );
 }
 
