@@ -102,7 +102,9 @@ def settings_page() -> str:
         "`/proc/<pid>/environ` for root and for every process of the same user, as long as the service runs. A\n"
         "file that is missing, empty or larger than 64 KiB ends the start, and so does a secret that is given\n"
         "in both ways. A file that other accounts can open is logged as `secret_file_open_to_others`.\n"
-        "`steerserve doctor` tells where each secret comes from.",
+        "`steerserve doctor` tells where each secret comes from.\n\n"
+        "`STEERSERVE_UI` is read by the installation, not by the service: it says whether the\n"
+        "installation builds the [web page](web.md#how-it-is-built).",
         ("setting", "type", "default", "meaning"),
         rows,
     )

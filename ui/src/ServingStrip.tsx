@@ -1,7 +1,6 @@
 // What is loaded, attached and steering now, and since when, on every page.
 import { useQuery } from "@tanstack/react-query";
-import { attachments, health, models, steering } from "./api/queries";
-import type { Health, Models, Steering } from "./api/interim";
+import { attachments, health, models, steering, type Health, type Models, type Steering } from "./api/queries";
 import { clock } from "./rules/age";
 import { decimal } from "./rules/bytes";
 import { useNow } from "./parts/useNow";

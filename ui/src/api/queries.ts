@@ -2,9 +2,8 @@
 //
 // A key begins with its noun. `live.ts` marks all questions of a noun as stale when an event says so.
 import { QueryClient, queryOptions } from "@tanstack/react-query";
-import { request } from "./client";
+import { request, type Data } from "./client";
 import { ApiError } from "../rules/errors";
-import type { Attachments, Cards, Health, Metrics, Models, Steering } from "./interim";
 
 export type Noun =
   | "health"
@@ -19,6 +18,12 @@ export type Noun =
   | "sensing"
   | "monitoring"
   | "features";
+
+export type Health = Data<"/api/health/detailed">;
+export type Cards = Data<"/api/health/gpus">;
+export type Metrics = Data<"/api/health/metrics">;
+export type Models = Data<"/api/models">;
+export type Steering = Data<"/api/saes/steering">;
 
 /** The time between two readings of what no event reports, in milliseconds. */
 export const POLL = 10_000;
@@ -44,35 +49,35 @@ function isTransient(error: unknown): boolean {
 
 export const health = queryOptions({
   queryKey: ["health", "detailed"] as const,
-  queryFn: ({ signal }) => request("get", "/api/health/detailed", { signal }) as Promise<Health>,
+  queryFn: ({ signal }) => request("get", "/api/health/detailed", { signal }),
   refetchInterval: POLL,
 });
 
 export const cards = queryOptions({
   queryKey: ["health", "gpus"] as const,
-  queryFn: ({ signal }) => request("get", "/api/health/gpus", { signal }) as Promise<Cards>,
+  queryFn: ({ signal }) => request("get", "/api/health/gpus", { signal }),
   refetchInterval: POLL,
 });
 
 export const metrics = queryOptions({
   queryKey: ["health", "metrics"] as const,
-  queryFn: ({ signal }) => request("get", "/api/health/metrics", { signal }) as Promise<Metrics>,
+  queryFn: ({ signal }) => request("get", "/api/health/metrics", { signal }),
   refetchInterval: POLL / 2,
 });
 
 export const models = queryOptions({
   queryKey: ["models"] as const,
-  queryFn: ({ signal }) => request("get", "/api/models", { signal }) as Promise<Models>,
+  queryFn: ({ signal }) => request("get", "/api/models", { signal }),
 });
 
 export const attachments = queryOptions({
   queryKey: ["attachments"] as const,
-  queryFn: ({ signal }) => request("get", "/api/saes/attachments", { signal }) as Promise<Attachments>,
+  queryFn: ({ signal }) => request("get", "/api/saes/attachments", { signal }),
   refetchInterval: POLL,
 });
 
 export const steering = queryOptions({
   queryKey: ["steering"] as const,
-  queryFn: ({ signal }) => request("get", "/api/saes/steering", { signal }) as Promise<Steering>,
+  queryFn: ({ signal }) => request("get", "/api/saes/steering", { signal }),
   refetchInterval: POLL,
 });

@@ -1,6 +1,6 @@
 import { useMutation, useQueryClient } from "@tanstack/react-query";
 import { request } from "../../api/client";
-import type { Health } from "../../api/interim";
+import type { Health } from "../../api/queries";
 import { notify, notifyError } from "../../parts/Notices";
 import { Status } from "../../parts/Status";
 import { span } from "../../rules/age";

@@ -1,4 +1,4 @@
-import type { Cards } from "../../api/interim";
+import type { Cards } from "../../api/queries";
 import { MemoryBar } from "../../parts/MemoryBar";
 import { count, mebibytes } from "../../rules/bytes";
 

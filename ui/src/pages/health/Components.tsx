@@ -1,4 +1,4 @@
-import type { Health } from "../../api/interim";
+import type { Health } from "../../api/queries";
 import { Status } from "../../parts/Status";
 import { milliseconds, span } from "../../rules/age";
 

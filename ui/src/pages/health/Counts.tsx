@@ -1,4 +1,4 @@
-import type { Metrics } from "../../api/interim";
+import type { Metrics } from "../../api/queries";
 import { Figure } from "../../parts/Figure";
 import { count } from "../../rules/bytes";
 

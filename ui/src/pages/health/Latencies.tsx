@@ -1,4 +1,4 @@
-import type { Metrics } from "../../api/interim";
+import type { Metrics } from "../../api/queries";
 import { milliseconds } from "../../rules/age";
 
 const PARTS = ["p50", "p95", "p99"] as const;

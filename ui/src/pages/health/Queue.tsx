@@ -1,4 +1,4 @@
-import type { Health } from "../../api/interim";
+import type { Health } from "../../api/queries";
 import { ErrorNotice } from "../../parts/ErrorNotice";
 import { Figure } from "../../parts/Figure";
 import { span } from "../../rules/age";
