@@ -60,6 +60,13 @@ def mean_loss(texts: list[str]) -> float:
     return sum(losses) / len(losses)
 
 
+def test_the_features_of_the_demo_have_their_labels(served: Running) -> None:
+    sae_id = served.data("GET", "/api/saes/attachments")["entries"][0]["sae_id"]
+    found = served.data("POST", f"/api/saes/{sae_id}/features/search", {"query": "sea"})
+    labels = {feature["feature_idx"]: feature["label"] for feature in found["features"]}
+    assert labels[PROOF["feature_idx"]] == "sea"
+
+
 def test_the_sea_feature_sends_stories_to_sea_and_zero_is_bitwise_nothing(
     served: Running,
 ) -> None:

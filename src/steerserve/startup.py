@@ -78,8 +78,8 @@ class DemoReady:
 
 
 async def start_demo(owners: Owners) -> DemoReady:
-    """Copy the demo into the data folder, register its model and SAEs, load the model, attach the SAE of the proof, and
-    import the example documents.
+    """Copy the demo into the data folder, register its model and its SAEs with their labels, load the model, attach the
+    SAE of the proof, and import the example documents.
 
     Raises:
         Refusal: the load or the attaching is refused.
@@ -94,6 +94,7 @@ async def start_demo(owners: Owners) -> DemoReady:
     rows = {}
     for sae in demo.saes():
         rows[sae.name], _ = await owners.saes.add(str(saes / sae.name))
+        await _import_labels(owners, rows[sae.name].id, sae.labels)
     async with owners.conductor.use(row):
         proof = demo.proof()
         attached = await owners.attachments.attach(rows[proof["sae"]], proof["layer"])
@@ -106,6 +107,13 @@ async def start_demo(owners: Owners) -> DemoReady:
     return DemoReady(
         row.name, attached.sae_id, attached.layer, proof["feature_idx"], proof["strength"], others
     )
+
+
+async def _import_labels(owners: Owners, sae_id: str, file: Path) -> None:
+    """Import the labels of an SAE, unless it has labels already: a person may have changed them."""
+    if not await owners.features.labels(sae_id):
+        document = await asyncio.to_thread(_read, file)
+        await owners.features.add_labels(sae_id, document, replace=False)
 
 
 async def _import_examples(owners: Owners) -> None:

@@ -72,6 +72,12 @@ def test_without_values_the_live_ones_are_compared_and_stay(steered: Running) ->
     assert steered.data("GET", "/api/saes/steering") == before
 
 
+def test_the_model_without_steering_needs_no_values(steered: Running) -> None:
+    text = alone(steered, 1)
+    found = compare(steered, intensities=[0])
+    assert [side["text"] for side in found["sides"]] == [text]
+
+
 def test_a_named_profile_is_compared(steered: Running) -> None:
     body = {"name": "compared", "steering": {INDEX: STRENGTH}}
     made = steered.data("POST", "/api/profiles", body, 201)

@@ -33,6 +33,7 @@ LIVE = {"sae_a@1": {3: 10.0}}
         (Sweep((0, 1), {5: 2.0}), {"sae_a@1": {5: 2.0}}),
         (Sweep((0, 1), {3: 2.0}, sae_id="sae_b"), {"sae_b@2": {3: 2.0}}),
         (Sweep((0, 1), {3: 2.0}, layer=2), {"sae_b@2": {3: 2.0}}),
+        (Sweep((0,), {}), {"sae_a@1": {}}),
     ],
 )
 def test_the_base(sweep: Sweep, expected: compare.Overlay) -> None:

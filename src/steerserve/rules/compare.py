@@ -54,7 +54,7 @@ def base(sweep: Sweep, otherwise: Overlay, attached: Sequence[AttachedSae]) -> O
 
     Raises:
         Refusal: SAE_NOT_ATTACHED; INVALID_FEATURE_INDEX; VALIDATION_ERROR for a value out of range, or when every value
-            is 0.
+            is 0 and an intensity is not.
     """
     steering = otherwise
     if sweep.steering is not None:
@@ -74,7 +74,8 @@ def base(sweep: Sweep, otherwise: Overlay, attached: Sequence[AttachedSae]) -> O
             check_index(index, fits[0].d_sae)
             check_value(value)
         steering = {fits[0].key: sweep.steering}
-    if not any(value for values in steering.values() for value in values.values()):
+    is_steered = any(value for values in steering.values() for value in values.values())
+    if not is_steered and any(sweep.intensities):
         raise Refusal(
             "VALIDATION_ERROR",
             "there is nothing to compare: give steering or a profile, or steer first",
