@@ -15,7 +15,7 @@ export function LeaseBanner({ lease }: { lease: Lease }) {
     <aside className="banner" aria-label="Lease">
       <p>
         <strong>{lease.holder}</strong> holds a lease on <strong>{lease.model_name}</strong>
-        {lease.reason !== "" && <>: {lease.reason}</>}. Until its end, no other request loads or unloads a model.
+        {lease.reason !== "" && <>: {lease.reason}</>}. Until its end, only the holder loads or unloads models.
       </p>
       <p className="numbers" aria-live="off">
         {left > 0 ? `ends in ${span(left)}` : "has ended"}
