@@ -1,4 +1,4 @@
-"""Holds the answers of `/api` to the description that the service gives of itself."""
+"""Holds the answers of `/api` and `/v1` to the description that the service gives of itself."""
 
 from __future__ import annotations
 
@@ -13,24 +13,21 @@ import jsonschema_rs
 
 BASE = "urn:description"
 """The name under which a validator finds the parts of the description."""
+SURFACES = ("/api/", "/v1/")
 SHOWN = 5
 """The most faults of one answer that are shown."""
 _PARAMETER = re.compile(r"\\{(\w+)\\}")
-_WITH_SLASHES = "repo_id"
-"""The parameter whose value may have slashes."""
+_WITH_SLASHES = ("repo_id", "name")
+"""The parameters whose values may have slashes."""
 
 
 class Description:
-    """An OpenAPI document, with a validator for each answer of `/api` that it describes."""
+    """An OpenAPI document, with a validator for each answer that it describes."""
 
     def __init__(self, document: dict[str, Any]) -> None:
         self._document = document
         self._registry = jsonschema_rs.Registry([(BASE, document)])
-        self._paths = {
-            path: operations
-            for path, operations in document["paths"].items()
-            if path.startswith("/api/")
-        }
+        self._paths: dict[str, Any] = document["paths"]
         self._patterns = [(_pattern(path), path) for path in self._paths]
         self._templates: dict[tuple[str, str], str | None] = {}
         self._validators: dict[tuple[str, ...], jsonschema_rs.Validator | None] = {}
@@ -39,7 +36,8 @@ class Description:
         """How the JSON of an answer differs from its description; an empty list where it does not. A refusal has the
         same form everywhere, so the route of a refusal need not be described."""
         if status >= 400:
-            place: tuple[str, ...] = ("components", "schemas", "RefusedAnswer")
+            refused = "RefusedAnswer" if path.startswith("/api/") else "FaultBody"
+            place: tuple[str, ...] = ("components", "schemas", refused)
         else:
             template = self._template(method, path)
             if template is None:
@@ -110,10 +108,8 @@ class Held:
         request = answer.request
         path = request.url.raw_path.decode().partition("?")[0]
         kind = answer.headers.get("content-type", "")
-        if (
-            not (path.startswith("/api/") and kind == "application/json")
-            or request.method == "HEAD"
-        ):
+        is_described = path.startswith(SURFACES) and kind == "application/json"
+        if not is_described or request.method == "HEAD":
             return
         answer.read()
         faults = self.description.faults(request.method, path, answer.status_code, answer.json())
@@ -122,7 +118,7 @@ class Held:
 
 def _pattern(template: str) -> re.Pattern[str]:
     def of(parameter: re.Match[str]) -> str:
-        return ".+" if parameter[1] == _WITH_SLASHES else "[^/]+"
+        return ".+" if parameter[1] in _WITH_SLASHES else "[^/]+"
 
     return re.compile(_PARAMETER.sub(of, re.escape(template)))
 

@@ -31,7 +31,7 @@ STOP_SECONDS = 20
 
 
 class Running:
-    """A running service on a loopback port, with a client for it. The client holds every answer of `/api` to the
+    """A running service on a loopback port, with a client for it. The client holds every answer to the
     description of the API."""
 
     def __init__(self, service: Service, url: str, home: Path) -> None:

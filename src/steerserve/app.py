@@ -26,7 +26,7 @@ from steerserve.live_door import LiveDoor
 from steerserve.meter import Meter
 from steerserve.refusals import Refusals
 from steerserve.settings import Settings
-from steerserve.v1 import bodies
+from steerserve.v1 import answers
 
 _SECRETS = frozenset({"HUB_TOKEN", "API_KEYS"})
 logger = structlog.get_logger(__name__)
@@ -99,7 +99,7 @@ class Service:
     def _add_routes(self) -> list[BaseRoute]:
         added: list[BaseRoute] = []
         for router in routes.inference(self.owners):
-            self.api.include_router(router, responses=bodies.RESPONSES)
+            self.api.include_router(router, responses=answers.RESPONSES)
             added += router.routes
         for router in routes.management(self.owners):
             self.api.include_router(router, responses=envelope.RESPONSES)

@@ -163,34 +163,6 @@ class EmbeddingBody(Body):
     encoding_format: Literal["float", "base64"] | None = None
 
 
-class Fault(BaseModel):
-    """Why the request was refused; `code` is stable."""
-
-    model_config = ConfigDict(extra="allow")
-    message: str
-    type: str
-    code: str
-    param: str | None
-
-
-class FaultBody(BaseModel):
-    """The body of every refusal."""
-
-    error: Fault
-
-
-RESPONSES: dict[int | str, dict[str, Any]] = {
-    status: {"model": FaultBody, "description": "a refusal; `error.code` says which"}
-    for status in (400, 403, 404, 405, 408, 409, 413, 422, 431, 500, 503, 507)
-}
-"""The refusals that every inference route may answer."""
-
-STREAMED: dict[int | str, dict[str, Any]] = {
-    200: {
-        "description": "the answer; with `stream: true` as server-sent events",
-        "content": {"application/json": {}, "text/event-stream": {}},
-    }
-}
 _HEADERS = (
     ("X-Service-Strict", "`true` refuses fields that are not used."),
     ("X-Service-Load-Policy", "`refuse` never loads a model; `auto` does."),

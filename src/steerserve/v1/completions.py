@@ -5,7 +5,7 @@ from __future__ import annotations
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
-from steerserve.v1 import bodies, render, shape
+from steerserve.v1 import answers, bodies, render, shape
 from steerserve.v1.intake import Intake
 from steerserve.v1.render import Door
 
@@ -15,7 +15,7 @@ def router(intake: Intake, door: Door) -> APIRouter:
 
     @routes.post(
         "/v1/completions",
-        responses=bodies.STREAMED,
+        responses=answers.streamed(answers.TextCompletion),
         openapi_extra=bodies.documented(bodies.CompletionBody),
     )
     async def text_completion(request: Request) -> Response:

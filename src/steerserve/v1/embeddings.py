@@ -5,7 +5,7 @@ from __future__ import annotations
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
-from steerserve.v1 import bodies, render
+from steerserve.v1 import answers, bodies, render
 from steerserve.v1.intake import Intake
 from steerserve.v1.render import Door
 
@@ -13,7 +13,11 @@ from steerserve.v1.render import Door
 def router(intake: Intake, door: Door) -> APIRouter:
     routes = APIRouter(tags=["inference"])
 
-    @routes.post("/v1/embeddings", openapi_extra=bodies.documented(bodies.EmbeddingBody))
+    @routes.post(
+        "/v1/embeddings",
+        responses=answers.answered(answers.EmbeddingList),
+        openapi_extra=bodies.documented(bodies.EmbeddingBody),
+    )
     async def embeddings(request: Request) -> Response:
         return await render.embed(request, await intake.embedding(request), door)
 

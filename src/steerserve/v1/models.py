@@ -8,16 +8,21 @@ from fastapi import APIRouter
 
 from steerserve.control.requests.served import ServedModel, ServedModels
 from steerserve.errors import Refusal
+from steerserve.v1 import answers
 
 
 def router(models: ServedModels) -> APIRouter:
     routes = APIRouter(tags=["inference"])
 
-    @routes.get("/v1/models")
+    @routes.get("/v1/models", response_model=None, responses=answers.answered(answers.ModelEntries))
     async def list_models() -> dict[str, Any]:
         return {"object": "list", "data": [entry(model) for model in await models.listed()]}
 
-    @routes.get("/v1/models/{name:path}")
+    @routes.get(
+        "/v1/models/{name:path}",
+        response_model=None,
+        responses=answers.answered(answers.ModelEntry),
+    )
     async def get_model(name: str) -> dict[str, Any]:
         if not name:
             raise Refusal("NOT_FOUND", "no route '/v1/models/'")

@@ -1,0 +1,221 @@
+"""What the routes of `/v1` answer, as types for the description of the API. They only describe: no answer is checked or
+converted by them while the service runs."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal, NotRequired
+
+from pydantic import ConfigDict, WithJsonSchema, with_config
+from typing_extensions import TypedDict
+
+from steerserve.errors import TABLE
+
+CLOSED = ConfigDict(extra="forbid")
+Finish = Literal["stop", "length"]
+
+
+class TokenUsage(TypedDict):
+    """The tokens of the prompts and of the completions of a request."""
+
+    prompt_tokens: int
+    completion_tokens: int
+    total_tokens: int
+
+
+class TokenActivation(TypedDict):
+    """The activation of one feature; a feature without a label has no field `label`."""
+
+    index: int
+    value: float
+    label: NotRequired[str]
+
+
+class TokenActivations(TypedDict):
+    """The activations at one token. `position` counts from the beginning of the prompt."""
+
+    position: int
+    token_id: int
+    features: list[TokenActivation]
+
+
+class SaeActivations(TypedDict):
+    """The activations that a request asks for, and the SAE that they were read from."""
+
+    sae_id: str
+    layer: int
+    read_point: Literal["post_steering", "pre_steering", "unsteered"]
+    positions: list[TokenActivations]
+    note: str
+
+
+class ServiceBlock(TypedDict):
+    """What an answer has beside the OpenAI protocol."""
+
+    sae_activations: SaeActivations
+
+
+class AnswerMessage(TypedDict):
+    """The message that the model wrote."""
+
+    role: Literal["assistant"]
+    content: str
+
+
+class ScoredToken(TypedDict):
+    """A token with its natural log-probability and its text as bytes of UTF-8."""
+
+    token: str
+    logprob: float
+    bytes: list[int]
+
+
+class ChosenToken(ScoredToken):
+    """The most probable token, with the next most probable ones."""
+
+    top_logprobs: list[ScoredToken]
+
+
+class ChatLogprobs(TypedDict):
+    """The log-probabilities of a scored choice."""
+
+    content: list[ChosenToken]
+
+
+class ChatChoice(TypedDict):
+    """One choice. Only choices of scoring requests have `logprobs`."""
+
+    index: int
+    message: AnswerMessage
+    finish_reason: Finish
+    logprobs: NotRequired[ChatLogprobs | None]
+
+
+class CompletionLogprobs(TypedDict):
+    """The log-probabilities of a scored choice, one entry for each token. The first token of a prompt has none."""
+
+    tokens: list[str]
+    token_logprobs: list[float | None]
+    top_logprobs: list[dict[str, float] | None]
+    text_offset: list[int]
+
+
+class CompletionChoice(TypedDict):
+    """One choice. Only choices of scoring requests have `logprobs`."""
+
+    index: int
+    text: str
+    finish_reason: Finish
+    logprobs: NotRequired[CompletionLogprobs | None]
+
+
+@with_config(CLOSED)
+class ChatCompletion(TypedDict):
+    """An answer to a chat. `created` is in seconds since 1970."""
+
+    id: str
+    object: Literal["chat.completion"]
+    created: int
+    model: str
+    choices: list[ChatChoice]
+    usage: TokenUsage
+    system_fingerprint: str
+    service: NotRequired[ServiceBlock]
+
+
+@with_config(CLOSED)
+class TextCompletion(TypedDict):
+    """A completion of prompts. `created` is in seconds since 1970."""
+
+    id: str
+    object: Literal["text_completion"]
+    created: int
+    model: str
+    choices: list[CompletionChoice]
+    usage: TokenUsage
+    system_fingerprint: str
+    service: NotRequired[ServiceBlock]
+
+
+class EmbeddingEntry(TypedDict):
+    """One embedding: numbers, or their float32 bytes in base64."""
+
+    object: Literal["embedding"]
+    index: int
+    embedding: list[float] | str
+
+
+class EmbeddingUsage(TypedDict):
+    """The tokens of the inputs."""
+
+    prompt_tokens: int
+    total_tokens: int
+
+
+@with_config(CLOSED)
+class EmbeddingList(TypedDict):
+    """The embeddings of the inputs, in their order."""
+
+    object: Literal["list"]
+    data: list[EmbeddingEntry]
+    model: str
+    usage: EmbeddingUsage
+
+
+@with_config(CLOSED)
+class ModelEntry(TypedDict):
+    """A model that requests may name. `created` is in seconds since 1970."""
+
+    id: str
+    object: Literal["model"]
+    created: int
+    owned_by: str
+
+
+@with_config(CLOSED)
+class ModelEntries(TypedDict):
+    """The models that requests may name."""
+
+    object: Literal["list"]
+    data: list[ModelEntry]
+
+
+FaultCode = Annotated[
+    str, WithJsonSchema({"type": "string", "enum": sorted({row.v1_code for row in TABLE.values()})})
+]
+
+
+class Fault(TypedDict):
+    """Why a request was refused. `code` is stable. `param` names the part of the request that is wrong. `retry_after`
+    is in seconds, and is only there in the last event of a stream."""
+
+    message: str
+    type: str
+    code: FaultCode
+    param: str | None
+    details: NotRequired[dict[str, Any]]
+    retry_after: NotRequired[int]
+
+
+@with_config(CLOSED)
+class FaultBody(TypedDict):
+    """The body of every refusal."""
+
+    error: Fault
+
+
+RESPONSES: dict[int | str, dict[str, Any]] = {
+    status: {"model": FaultBody, "description": "a refusal; `error.code` says which"}
+    for status in (400, 403, 404, 405, 408, 409, 413, 422, 431, 500, 503, 507)
+}
+"""The refusals that every inference route may answer."""
+
+
+def answered(kind: Any) -> dict[int | str, dict[str, Any]]:
+    """The answer of a route, for its declaration."""
+    return {200: {"model": kind, "description": "the answer"}}
+
+
+def streamed(kind: Any) -> dict[int | str, dict[str, Any]]:
+    """The answer of a route that can stream, for its declaration."""
+    words = "the answer; with `stream: true` as server-sent events"
+    return {200: {"model": kind, "description": words, "content": {"text/event-stream": {}}}}
