@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable, Iterator
 from itertools import islice
 from typing import Any, ClassVar
-from urllib.parse import quote
+from urllib.parse import quote, unquote
 
 import httpx
 import jsonschema_rs
@@ -86,6 +86,11 @@ class Description:
         return self._validators[place]
 
 
+def is_described(method: str, path: str, content_type: str | None) -> bool:
+    """Whether an answer is JSON of one of the two surfaces."""
+    return path.startswith(SURFACES) and content_type == "application/json" and method != "HEAD"
+
+
 class Held:
     """A hook for clients. It fails the test that gets an answer which is not as described.
 
@@ -106,10 +111,8 @@ class Held:
 
     def __call__(self, answer: httpx.Response) -> None:
         request = answer.request
-        path = request.url.raw_path.decode().partition("?")[0]
-        kind = answer.headers.get("content-type", "")
-        is_described = path.startswith(SURFACES) and kind == "application/json"
-        if not is_described or request.method == "HEAD":
+        path = unquote(request.url.raw_path.decode().partition("?")[0])
+        if not is_described(request.method, path, answer.headers.get("content-type")):
             return
         answer.read()
         faults = self.description.faults(request.method, path, answer.status_code, answer.json())
@@ -120,7 +123,7 @@ def _pattern(template: str) -> re.Pattern[str]:
     def of(parameter: re.Match[str]) -> str:
         return ".+" if parameter[1] in _WITH_SLASHES else "[^/]+"
 
-    return re.compile(_PARAMETER.sub(of, re.escape(template)))
+    return re.compile(_PARAMETER.sub(of, re.escape(template)), re.DOTALL)
 
 
 def _sentences(errors: Iterator[jsonschema_rs.ValidationError]) -> Iterator[str]:

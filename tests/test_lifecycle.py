@@ -24,6 +24,7 @@ from steerserve import demo
 from steerserve.engine.checkpoint.process import ENGINE, NAMES
 from steerserve.errors import Refusal
 from tests.conftest import Start
+from tests.described import Held
 from tests.service import Running, add_sae, load_demo
 
 MANY = {
@@ -59,7 +60,13 @@ class Process:
         self._reader.start()
         assert self.started.wait(60), self.lines
         self.url = f"http://127.0.0.1:{self.port}"
-        self.http = httpx.Client(base_url=self.url, timeout=60)
+        self.http = httpx.Client(
+            base_url=self.url, timeout=60, event_hooks={"response": [Held(self._described)]}
+        )
+
+    def _described(self) -> dict[str, Any]:
+        described: dict[str, Any] = httpx.get(f"{self.url}/openapi.json", timeout=60).json()
+        return described
 
     def _read(self) -> None:
         assert self.process.stderr is not None

@@ -9,6 +9,7 @@ from typing import Any
 from urllib.parse import unquote, urlsplit
 
 from steerserve.errors import TABLE
+from tests.described import Description, is_described
 from tests.fuzz.client import Answer, Bytes, Request
 
 UNPARSED = frozenset({400, 408, 411, 413, 414, 417, 421, 426, 431, 501, 505})
@@ -43,6 +44,16 @@ def faults(sent: Request | Bytes, answer: Answer) -> Iterator[str]:
         yield "the answer tells of the inside"
     if answer.status == 503 and not _is_time(answer.headers.get("retry-after", "")):
         yield "a 503 without a valid Retry-After"
+
+
+def undescribed(description: Description, sent: Request | Bytes, answer: Answer) -> Iterator[str]:
+    """How an answer differs from the description that the service gives of it."""
+    if isinstance(sent, Bytes) or answer.fault is not None:
+        return
+    path, kind = path_of(sent.target), answer.headers.get("content-type")
+    body = _object(answer)
+    if body is not None and is_described(sent.method, path, kind):
+        yield from description.faults(sent.method, path, answer.status, body)
 
 
 def _of_bytes(answer: Answer) -> Iterator[str]:

@@ -10,6 +10,7 @@ import traceback
 from collections.abc import Callable, Iterable, Iterator
 from random import Random
 
+from tests.described import Description
 from tests.fuzz import bodies, events, raw, report
 from tests.fuzz.client import Answer, Client, Request
 from tests.fuzz.described import Described
@@ -38,9 +39,10 @@ class Fuzzer:
         self._world = world
         self._seed = seed
         self._weights = {k: w for k, w in WEIGHTS.items() if k in kinds or not kinds}
-        self._described = Described(world.description())
+        document = world.description()
+        self._described = Described(document)
         paths = [path for _, path in self._described.routes] + ["/", "/docs", "/openapi.json"]
-        self.tally = Tally(world.url, report.patterns(paths))
+        self.tally = Tally(world.url, report.patterns(paths), Description(document))
         self.routes = self._described.routes
         self._tidying = threading.Lock()
         self._tidied = 0

@@ -18,7 +18,8 @@ from typing import Any
 import psutil
 
 from steerserve import __version__
-from tests.fuzz.checks import faults, path_of
+from tests.described import Description
+from tests.fuzz.checks import faults, path_of, undescribed
 from tests.fuzz.client import Answer, Bytes, Request
 
 ROOT = Path(__file__).parents[2]
@@ -66,6 +67,7 @@ class Tally:
 
     url: str
     routes: list[tuple[str, re.Pattern[str]]]
+    description: Description
     counts: dict[str, Counter[str]] = field(default_factory=lambda: defaultdict(Counter))
     kinds: Counter[str] = field(default_factory=Counter)
     seen: Counter[tuple[str, str]] = field(default_factory=Counter)
@@ -84,7 +86,7 @@ class Tally:
             self.counts[route][str(answer.status or "closed")] += 1
             if answer.seconds > SLOW_SECONDS:
                 self.slow.append((round(answer.seconds, 2), f"{chunk} {route}"))
-        for what in faults(sent, answer):
+        for what in (*faults(sent, answer), *undescribed(self.description, sent, answer)):
             self.note(chunk, what, route, sent, answer)
 
     def note(
