@@ -142,10 +142,13 @@ def _answer(status: str, schema: Schema, schemas: Schema) -> str:
     """The answer of one status, folded: its type and, where it is one object, its fields. Of an answer in an envelope
     only the data is shown."""
     kinds = [_data(kind, schemas) for kind in schema.get("anyOf", [schema])]
-    types = " or ".join(_type(kind) for kind in kinds)
-    fields = _fields(_resolved(kinds[0], schemas))
-    words = f"Answer {escape(status)}: {types}"
-    return f"<details><summary>{words}</summary>{fields}</details>" if fields else f"<p>{words}</p>"
+    words = f"Answer {escape(status)}: {' or '.join(map(_type, kinds))}"
+    first = _resolved(kinds[0], schemas)
+    fields = _fields(first, "always")
+    if not fields:
+        return f"<p>{words}</p>"
+    about = _paragraph(first.get("description", ""))
+    return f"<details><summary>{words}</summary>{about}{fields}</details>"
 
 
 def _data(schema: Schema, schemas: Schema) -> Schema:
@@ -167,24 +170,26 @@ def _schema(name: str, schema: Schema) -> str:
     return f'<h3 id="{escape(name)}">{escape(name)}</h3>{about}{fields}'
 
 
-def _fields(schema: Schema) -> str:
-    """The table of an object's fields; nothing for other schemas."""
+def _fields(schema: Schema, needed: str = "required") -> str:
+    """The table of an object's fields; nothing for other schemas. `needed` is the word for a field that is never
+    missing."""
     required = schema.get("required", ())
     return _table(
         [
             (name, _type(field), name in required, field.get("description", ""))
             for name, field in schema.get("properties", {}).items()
-        ]
+        ],
+        needed,
     )
 
 
-def _table(rows: list[tuple[str, str, bool, str]]) -> str:
+def _table(rows: list[tuple[str, str, bool, str]], needed: str = "required") -> str:
     if not rows:
         return ""
     lines = "".join(
-        f"<tr><td><code>{escape(name)}</code></td><td>{kind}</td><td>{'required' if needed else ''}</td>"
+        f"<tr><td><code>{escape(name)}</code></td><td>{kind}</td><td>{needed if is_needed else ''}</td>"
         f"<td>{escape(words)}</td></tr>"
-        for name, kind, needed, words in rows
+        for name, kind, is_needed, words in rows
     )
     return f"<table><tr><th>name</th><th>type</th><th></th><th>meaning</th></tr>{lines}</table>"
 
