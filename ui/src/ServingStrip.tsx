@@ -24,9 +24,9 @@ export function ServingStrip() {
           {attached === undefined ? "–" : saes.length === 0 ? "none" : layers(saes.map((sae) => sae.layer))}
         </dd>
       </div>
-      <div data-steers={isSteering(steered, state) || undefined}>
+      <div data-steers={(saes.length > 0 && isSteering(steered, state)) || undefined}>
         <dt>Steering</dt>
-        <dd>{steeringWords(steered, state)}</dd>
+        <dd>{attached?.count === 0 ? "off" : steeringWords(steered, state)}</dd>
       </div>
     </dl>
   );

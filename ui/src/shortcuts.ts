@@ -14,8 +14,8 @@ export const SHORTCUTS = [
 export const NATIVE: readonly Omit<Shortcut, "id">[] = [
   { keys: "←", says: "Smaller by one step", group: "On a slider" },
   { keys: "→", says: "Larger by one step", group: "On a slider" },
-  { keys: "PageUp", says: "Larger by ten steps", group: "On a slider" },
-  { keys: "PageDown", says: "Smaller by ten steps", group: "On a slider" },
+  { keys: "PageUp", says: "Larger by a tenth of its length", group: "On a slider" },
+  { keys: "PageDown", says: "Smaller by a tenth of its length", group: "On a slider" },
 ];
 
 export type ShortcutId = (typeof SHORTCUTS)[number]["id"];

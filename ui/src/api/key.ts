@@ -16,6 +16,7 @@ export function setKey(value: string): void {
 
 /** Forget the key and ask for another one: the service refused it, or asked for one. */
 export function refuseKey(): void {
+  if (isNeeded && key() === null) return;
   sessionStorage.removeItem(NAME);
   isNeeded = true;
   tell();

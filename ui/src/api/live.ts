@@ -6,7 +6,7 @@ import { useEffect, useRef, useSyncExternalStore } from "react";
 import { skipToken, useQuery, type QueryClient } from "@tanstack/react-query";
 import { io, type Socket } from "socket.io-client";
 import { base } from "./client";
-import { key, keyHeader, onKey } from "./key";
+import { isKeyNeeded, key, keyHeader, onKey } from "./key";
 import type { Noun } from "./queries";
 
 export type Connection = "connecting" | "connected" | "lost";
@@ -57,6 +57,7 @@ export function connect(client: QueryClient): () => void {
   const address = new URL(base());
   const open = () => {
     socket?.disconnect();
+    if (isKeyNeeded()) return become("lost");
     become("connecting");
     socket = io(address.origin, {
       path: `${address.pathname}socket.io`,
