@@ -176,6 +176,7 @@ def _announce(ready: DemoReady, settings: Settings) -> None:
         f"""
 steerserve {__version__} is ready at {base}  (Ctrl-C stops it)
 
+  Open {base}/ in a browser, or try the requests below.
   The demo model {ready.model_name!r} is loaded; SAE {ready.sae_id} is attached at layer {ready.layer}.
 
   Ask for a story:
