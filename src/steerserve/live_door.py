@@ -7,12 +7,12 @@ service. Clients of this service connect, subscribe, answer pings and leave; thi
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Callable
 from urllib.parse import parse_qs
 
 import socketio
+from engineio import json as library_json
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -57,8 +57,9 @@ def is_understood(packet: str) -> bool:
 
 
 def _parsed(text: str) -> object:
+    """The value as the library reads it, which refuses long numbers; None where it cannot."""
     try:
-        return json.loads(text)
+        return library_json.loads(text)
     except (ValueError, RecursionError):
         return None
 

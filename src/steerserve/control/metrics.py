@@ -169,11 +169,13 @@ class Metrics:
 
     def total(self, series: str, /, **labels: str) -> float:
         """The sum of the samples of a series that have these labels. `series` is the name without the namespace."""
+        # the other series are not read: there may be thousands of samples
+        one = self.registry.restricted_registry([f"{NAMESPACE}_{series}"])
         return sum(
             sample.value
-            for family in self.registry.collect()
+            for family in one.collect()
             for sample in family.samples
-            if sample.name == f"{NAMESPACE}_{series}" and labels.items() <= sample.labels.items()
+            if labels.items() <= sample.labels.items()
         )
 
     # ------------------------------------------------------------- inside
