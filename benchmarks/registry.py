@@ -21,6 +21,7 @@ import httpx
 import psutil
 
 from benchmarks import machine
+from benchmarks.probe import probing
 from benchmarks.service import running
 from steerserve import __version__
 from steerserve.settings import Settings
@@ -38,7 +39,6 @@ FEATURES = 200
 """The features of each profile."""
 ALONE = 20
 CLIENTS, BESIDE_SECONDS = 4, 1.5
-PROBE_EVERY = 0.005
 
 
 @dataclass(frozen=True, slots=True)
@@ -217,22 +217,16 @@ async def times(client: httpx.AsyncClient, request: Request) -> dict[str, float]
         size = await _turned(request, turn).send(client)
         alone.append(time.perf_counter() - since)
     spent = sum(service.cpu_times()[:2]) - before
-    until = time.perf_counter() + BESIDE_SECONDS
+    async with probing(client.base_url.port or 0) as probes:
+        until = time.perf_counter() + BESIDE_SECONDS
 
-    async def repeat(first: int) -> None:
-        turn = first
-        while time.perf_counter() < until:
-            await _turned(request, turn).send(client)
-            turn += 1
+        async def repeat(first: int) -> None:
+            turn = first
+            while time.perf_counter() < until:
+                await _turned(request, turn).send(client)
+                turn += 1
 
-    loads = [asyncio.create_task(repeat(number * 3)) for number in range(CLIENTS)]
-    probes = []
-    while time.perf_counter() < until:
-        since = time.perf_counter()
-        (await client.get("/api/health")).raise_for_status()
-        probes.append(time.perf_counter() - since)
-        await asyncio.sleep(PROBE_EVERY)
-    await asyncio.gather(*loads)
+        await asyncio.gather(*(repeat(number * 3) for number in range(CLIENTS)))
     return {
         "bytes": size,
         "processor_ms": round(spent / ALONE * 1000, 2),

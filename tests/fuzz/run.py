@@ -20,8 +20,8 @@ from tests.fuzz.fuzzer import Fuzzer
 from tests.fuzz.report import Chunk, Liveness
 from tests.fuzz.world import World, opened
 
-WARMING = 0.03
-"""Share of the requests before memory is read for the first time."""
+WARMING = 0.1
+"""Share of the requests, of every kind, before memory is read for the first time: what is made once is then made."""
 MIXED = 0.85
 """Share of the requests before the sequences and races."""
 MEMORY_GROWTH = 1.10
@@ -71,7 +71,8 @@ def _figures(plan: Plan, started: datetime, fuzzer: Fuzzer, world: World) -> dic
         _both_phases(plan, started, fuzzer)
         world.restore()
         return {"is_clean_request_equal": world.clean() == clean}
-    fuzzer.mixed(int(plan.requests * WARMING), "warm")
+    fuzzer.mixed(int(plan.requests * WARMING * MIXED), "warm")
+    fuzzer.stateful(int(plan.requests * WARMING * (1 - MIXED)))
     world.restore()
     _say(started, fuzzer, "warmed")
     before = watcher.memory(world.served.process.pid)
