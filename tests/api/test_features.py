@@ -63,6 +63,12 @@ def test_labels_are_imported_listed_searched_and_deleted(shared: Running, sae_id
     assert page["labels"] == [{"feature_idx": 9, "label": "the night sky"}]
     assert (page["matched"], page["total"]) == (2, 3)
     assert labels(shared, sae_id, "?query=night+boats")["matched"] == 1
+    page = labels(shared, sae_id, "?features=9,3,8,9")
+    assert [one["feature_idx"] for one in page["labels"]] == [3, 9]
+    assert (page["matched"], page["total"]) == (2, 3)
+    assert labels(shared, sae_id, "?features=3,7&query=night")["matched"] == 1
+    refused = shared.error("GET", f"/api/saes/{sae_id}/labels?features=3,x")
+    assert refused[:2] == (422, "VALIDATION_ERROR")
     gone = shared.data("DELETE", f"/api/saes/{sae_id}/labels")
     assert (gone["cleared"], set(gone)) == (3, {"cleared", "message"})
     assert labels(shared, sae_id)["total"] == 0

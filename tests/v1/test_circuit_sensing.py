@@ -12,6 +12,7 @@ import pytest
 import socketio
 
 from steerserve import demo
+from steerserve.rules import evidence
 from tests.service import Running, add_sae
 from tests.v1.numpy_pass import PROMPTS, NumpyPass, Values, ask, gap, of_request, often
 
@@ -175,6 +176,7 @@ def test_enabling_tells_which_edges_are_observed_and_why_others_are_not(
     assert status["sensable_edges"] == 4
     assert status["unsensable_edges"] == made["unsensable_edges"]
     assert status["max_token_lag"] == LAG
+    assert status["note"] == evidence.OBSERVATION
     assert status["enabled_circuits"] == [
         {"id": circuit_id, "name": "sensed edges", "is_active": True}
     ]

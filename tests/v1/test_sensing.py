@@ -13,6 +13,7 @@ import pytest
 import socketio
 
 from steerserve import demo
+from steerserve.rules import evidence
 from tests.service import JSON, Running
 from tests.v1.numpy_pass import PROMPTS, NumpyPass, Spans, ask, gap, of_request, often, spans
 
@@ -182,6 +183,7 @@ def test_events_are_listed_scoped_and_cleared(sensed: tuple[Running, str]) -> No
     assert status["profile_id"] == cluster_id
     assert (status["member_count"], status["min_k"]) == (MEMBERS, 1)
     assert status["threshold_mode"] == "epsilon_max"
+    assert status["note"] == evidence.OBSERVATION
     assert status["last_request_overhead_ms"] > 0
     assert status["retention"] == {"max_events_per_cluster": 1000, "max_age_days": 7.0}
     assert status["enabled_clusters"] == [

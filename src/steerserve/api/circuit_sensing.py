@@ -24,6 +24,7 @@ from steerserve.api.envelope import RowId, success
 from steerserve.api.sensing import Limit, Scope, Since, intents, utc
 from steerserve.control.observing.circuit_sensing import CircuitSensing
 from steerserve.control.observing.sensing_views import CircuitSensingReport, CircuitSensingStatus
+from steerserve.rules import evidence
 from steerserve.rules.edge_sensing import Unsensable
 from steerserve.rules.firings import LIMIT_DEFAULT, edge_body
 
@@ -69,6 +70,7 @@ def router(sensing: CircuitSensing) -> APIRouter:
 def status_body(now: CircuitSensingStatus) -> dict[str, Any]:
     first = next(iter(now.circuits), None)
     return {
+        "note": evidence.OBSERVATION,
         "armed": bool(now.circuits),
         "paused_reason": now.paused_reason,
         "circuit_id": first.id if first else None,

@@ -19,6 +19,7 @@ from steerserve.control.observing.features import Features
 from steerserve.errors import Refusal
 from steerserve.rules import json_size
 from steerserve.rules.documents import read_json
+from steerserve.rules.monitoring import parse_features
 
 LARGEST_INTEGER = 2**31 - 1
 SEARCH_MAXIMUM = 100
@@ -61,7 +62,7 @@ _IMPORT = {
 }
 
 
-def router(features: Features) -> APIRouter:
+def router(observed: Features) -> APIRouter:
     routes = APIRouter(prefix="/api/saes", tags=["features"])
 
     @routes.get("/{sae_id}/labels", response_model=Answer[LabelPage])
@@ -70,8 +71,10 @@ def router(features: Features) -> APIRouter:
         query: Annotated[str | None, Query(max_length=200)] = None,
         limit: Annotated[int, Query(ge=1, le=PAGE_MAXIMUM)] = 100,
         offset: Annotated[int, Query(ge=0, le=LARGEST_INTEGER)] = 0,
+        features: Annotated[str | None, Query(description="Only of these, as in `1,2,3`.")] = None,
     ) -> Response:
-        page = await features.page(sae_id, query, limit, offset)
+        wanted = parse_features(features)
+        page = await observed.page(sae_id, query, limit, offset, wanted)
         return success(
             {
                 "sae_id": sae_id,
@@ -91,7 +94,7 @@ def router(features: Features) -> APIRouter:
     async def add_labels(sae_id: str, request: Request, replace: bool = False) -> Response:
         """`replace` forgets the labels that were there before. The body may also be JSON Lines, as
         application/x-ndjson."""
-        done = await features.add_labels(sae_id, await _document(request), replace=replace)
+        done = await observed.add_labels(sae_id, await _document(request), replace=replace)
         return success(
             {
                 "sae_id": sae_id,
@@ -103,12 +106,12 @@ def router(features: Features) -> APIRouter:
 
     @routes.delete("/{sae_id}/labels", response_model=Answer[Cleared])
     async def clear_labels(sae_id: str) -> Response:
-        cleared = await features.clear_labels(sae_id)
+        cleared = await observed.clear_labels(sae_id)
         return success({"cleared": cleared, "message": "the labels are forgotten"})
 
     @routes.post("/{sae_id}/features/search", response_model=Answer[FeatureSearch])
     async def search(sae_id: str, body: Search) -> Response:
-        matches, matched = await features.search(sae_id, body.query, body.feature_idx, body.limit)
+        matches, matched = await observed.search(sae_id, body.query, body.feature_idx, body.limit)
         return success(
             {
                 "sae_id": sae_id,
@@ -129,7 +132,7 @@ def router(features: Features) -> APIRouter:
 
     @routes.get("/{sae_id}/features/{index}", response_model=Answer[FeatureDetails])
     async def get_feature(sae_id: str, index: int) -> Response:
-        feature = await features.get(sae_id, index)
+        feature = await observed.get(sae_id, index)
         facts, attached = feature.facts, feature.attached
         counted = feature.statistics
         return success(

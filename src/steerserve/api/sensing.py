@@ -21,6 +21,7 @@ from steerserve.api.answers.sensing import (
 from steerserve.api.envelope import RequestBody, RowId, success, unambiguous
 from steerserve.control.observing.sensing import ClusterSensing
 from steerserve.control.observing.sensing_views import SensingIntent, SensingStatus
+from steerserve.rules import evidence
 from steerserve.rules.firings import LIMIT_DEFAULT, LIMIT_MAXIMUM, cluster_body
 
 Limit = Annotated[int, Query(ge=1, le=LIMIT_MAXIMUM)]
@@ -102,6 +103,7 @@ def intents(enabled: tuple[SensingIntent, ...]) -> list[dict[str, Any]]:
 
 def status_body(now: SensingStatus) -> dict[str, Any]:
     return {
+        "note": evidence.OBSERVATION,
         "armed": now.armed,
         "profile_id": now.profile_id,
         "profile_name": now.profile_name,

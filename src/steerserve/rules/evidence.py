@@ -21,6 +21,9 @@ LANGUAGE = (
 
 HIGHEST = len(LANGUAGE) - 1
 
+OBSERVATION = "A firing is an observation. It says nothing about causes, and raises no rung."
+"""What a firing of a cluster or of an edge is."""
+
 _NEXT_STEPS = (
     "run attribution for its edges",
     "validate each of its edges by intervention",

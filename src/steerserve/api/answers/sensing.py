@@ -103,8 +103,9 @@ class FiringRetention(TypedDict):
 class ClusterSensingReport(TypedDict):
     """The state of cluster sensing. The facts of the armed cluster are null, or 0, while no cluster is armed. A cluster
     fires where `min_k` of its `sensable_count` members fire together. `enabled_clusters` are sensed while they are
-    active."""
+    active. `note` says what a firing is."""
 
+    note: str
     armed: bool
     profile_id: str | None
     profile_name: str | None
@@ -161,8 +162,9 @@ class SensedCircuitReport(TypedDict):
 class CircuitSensingState(TypedDict):
     """The state of circuit sensing. `circuits` are the armed circuits; `circuit_id` and `circuit_name` are those of the
     first. `paused_reason` says why a circuit that serves and whose sensing is enabled is not armed. `ws_throttled`
-    counts firings that were recorded and not sent live."""
+    counts firings that were recorded and not sent live. `note` says what a firing is."""
 
+    note: str
     armed: bool
     paused_reason: str | None
     circuit_id: str | None

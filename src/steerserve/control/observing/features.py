@@ -111,16 +111,28 @@ class Features:
                 raise
             return {}
 
-    async def page(self, sae_id: str, query: str | None, limit: int, offset: int) -> Page:
-        """Raises:
-        Refusal: SAE_NOT_FOUND.
+    async def page(
+        self,
+        sae_id: str,
+        query: str | None,
+        limit: int,
+        offset: int,
+        features: Sequence[int] | None = None,
+    ) -> Page:
+        """Labels of an SAE in the order of their features. With `features`, only labels of these features.
+
+        Raises:
+            Refusal: SAE_NOT_FOUND.
         """
         await self._saes.get(sae_id)
         every = await self._labels.of(sae_id)
+        wanted = every
+        if features is not None:
+            wanted = {index: every[index] for index in sorted(set(features)) if index in every}
         if not query:
-            labels = list(islice(every.items(), offset, offset + limit))
-            return Page(labels, len(every), len(every))
-        matching = await asyncio.to_thread(_matching, every, query)
+            labels = list(islice(wanted.items(), offset, offset + limit))
+            return Page(labels, len(wanted), len(every))
+        matching = await asyncio.to_thread(_matching, wanted, query)
         return Page(matching[offset : offset + limit], len(matching), len(every))
 
     async def add_labels(self, sae_id: str, document: object, *, replace: bool) -> Imported:
