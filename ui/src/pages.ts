@@ -10,5 +10,9 @@ export interface PageEntry {
 }
 
 export const PAGES: readonly PageEntry[] = [
+  { path: "/profiles", title: "Profiles", key: "p", Page: lazy(() => import("./pages/Profiles")) },
+  { path: "/clusters", title: "Clusters", key: "c", Page: lazy(() => import("./pages/Clusters")) },
+  { path: "/circuits", title: "Circuits", key: "i", Page: lazy(() => import("./pages/Circuits")) },
+  { path: "/sensing", title: "Sensing", key: "e", Page: lazy(() => import("./pages/Sensing")) },
   { path: "/health", title: "Health", key: "h", Page: lazy(() => import("./pages/Health")) },
 ];

@@ -30,6 +30,8 @@ export interface Options<P extends keyof paths, M extends Method> {
   path?: PathParts<Operation<P, M>>;
   query?: Query<Operation<P, M>>;
   body?: Body<P, M>;
+  /** A JSON body as it is written, such as the content of a file. */
+  text?: string;
   headers?: Record<string, string>;
   signal?: AbortSignal;
 }
@@ -62,12 +64,13 @@ export function described<M extends Method, P extends PathOf<M>>(
     if (value !== undefined && value !== null) query.set(name, String(value));
   }
   const search = query.size > 0 ? `?${query}` : "";
-  const type = options.body === undefined ? {} : { "Content-Type": "application/json" };
+  const type = options.body === undefined && options.text === undefined ? {} : { "Content-Type": "application/json" };
   const sent: Sent = {
     method: method.toUpperCase(),
     url: base() + filled.slice(1) + search,
     headers: { ...type, ...options.headers },
   };
+  if (options.text !== undefined) return { ...sent, text: options.text };
   return options.body === undefined ? sent : { ...sent, body: options.body };
 }
 
@@ -78,7 +81,7 @@ export async function send(sent: Sent, signal?: AbortSignal): Promise<Response> 
     response = await fetch(sent.url, {
       method: sent.method,
       headers: { ...sent.headers, ...keyHeader() },
-      body: sent.body === undefined ? null : JSON.stringify(sent.body),
+      body: sent.text ?? (sent.body === undefined ? null : JSON.stringify(sent.body)),
       signal: signal ?? null,
       cache: "no-store",
       referrerPolicy: "no-referrer",

@@ -50,6 +50,9 @@ export function Dial({
         onPointerUp={() => void flush()}
         onKeyUp={() => void flush()}
       />
+      <span className="dial-range" aria-hidden="true">
+        <span style={{ marginInlineStart: `${(100 * (least - Math.min(0, least))) / (most - Math.min(0, least))}%` }} />
+      </span>
       <span className="row">
         {jumps.map(({ to, word }) => (
           <button

@@ -6,6 +6,8 @@ export interface Sent {
   url: string;
   headers: Record<string, string>;
   body?: unknown;
+  /** A JSON body that is sent as it is written, such as a file. */
+  text?: string;
 }
 
 const SECRET = /^(authorization|x-.*lease.*|x-.*token.*)$/i;

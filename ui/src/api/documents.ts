@@ -1,0 +1,131 @@
+// Profiles, clusters and circuits: what the service answers about them, and their files.
+import { queryOptions } from "@tanstack/react-query";
+import type { Imported } from "../rules/imported";
+import { fieldText, indented } from "../rules/document";
+import { refusal } from "../rules/errors";
+import { described, request, send, type Data } from "./client";
+import { POLL } from "./queries";
+
+export type Profile = Data<"/api/profiles">["profiles"][number];
+export type Cluster = Data<"/api/clusters">["clusters"][number];
+export type Circuit = Data<"/api/circuits">["circuits"][number];
+export type CircuitDetail = Data<"/api/circuits/{circuit_id}">;
+export type Claim = Data<"/api/circuits/claims">[number];
+
+export const profiles = queryOptions({
+  queryKey: ["profiles"] as const,
+  queryFn: ({ signal }) => request("get", "/api/profiles", { signal }),
+  refetchInterval: POLL,
+});
+
+export const clusters = queryOptions({
+  queryKey: ["clusters"] as const,
+  queryFn: ({ signal }) => request("get", "/api/clusters", { signal }),
+  refetchInterval: POLL,
+});
+
+/** The most circuits that the service answers at once. */
+export const CIRCUITS = 200;
+
+export const circuits = queryOptions({
+  queryKey: ["circuits", "list"] as const,
+  queryFn: ({ signal }) => request("get", "/api/circuits", { signal, query: { limit: CIRCUITS } }),
+  refetchInterval: POLL,
+});
+
+export const circuit = (id: string) =>
+  queryOptions({
+    queryKey: ["circuits", "one", id] as const,
+    queryFn: ({ signal }) => request("get", "/api/circuits/{circuit_id}", { signal, path: { circuit_id: id } }),
+    refetchInterval: POLL,
+  });
+
+export const claims = queryOptions({
+  queryKey: ["claims"] as const,
+  queryFn: ({ signal }) => request("get", "/api/circuits/claims", { signal }),
+  refetchInterval: POLL,
+});
+
+/** Labels of some features of an SAE. */
+export const labels = (saeId: string | null, features: readonly number[]) =>
+  queryOptions({
+    queryKey: ["features", "labels", saeId, features.join()] as const,
+    queryFn: async ({ signal }) => {
+      const page = await request("get", "/api/saes/{sae_id}/labels", {
+        signal,
+        path: { sae_id: saeId ?? "" },
+        query: { features: features.join(), limit: LABELS },
+      });
+      return new Map(page.labels.map(({ feature_idx, label }) => [feature_idx, label]));
+    },
+    enabled: saeId !== null && features.length > 0,
+    staleTime: 60_000,
+  });
+
+/** The most labels that the service answers at once. */
+const LABELS = 1000;
+
+// packs have a key of their own: no event of the service changes what the hub has
+export const hubPacks = (q: string, baseModel: string) =>
+  queryOptions({
+    queryKey: ["packs", "search", q, baseModel] as const,
+    queryFn: ({ signal }) =>
+      request("get", "/api/clusters/hub/search", {
+        signal,
+        query: { q, ...(baseModel === "" ? {} : { base_model: baseModel }) },
+      }),
+    staleTime: 300_000,
+    retry: false,
+  });
+
+export const packDefinitions = (repo: string) =>
+  queryOptions({
+    queryKey: ["packs", "definitions", repo] as const,
+    queryFn: ({ signal }) =>
+      request("get", "/api/clusters/hub/{repo_id}/definitions", { signal, path: { repo_id: repo } }),
+    staleTime: 300_000,
+    retry: false,
+  });
+
+// ------------------------------------------------------------------ files
+
+export async function importProfile(text: string): Promise<Imported[]> {
+  const { id, name, warnings } = await request("post", "/api/profiles/import", { text });
+  return [{ id, name, warnings, error: null }];
+}
+
+export async function importClusters(text: string): Promise<Imported[]> {
+  const { results } = await request("post", "/api/clusters/import", { text });
+  return results.map(({ profile_id, name, warnings, error }) => ({
+    id: profile_id ?? null,
+    name,
+    warnings: warnings ?? [],
+    error: error ?? null,
+  }));
+}
+
+export async function importCircuit(text: string): Promise<Imported[]> {
+  const { id, name, warnings } = await request("post", "/api/circuits/import", { text });
+  return [{ id, name, warnings, error: null }];
+}
+
+/** The document of an export as it was imported, without a change of its numbers. */
+async function exported(sent: ReturnType<typeof described>): Promise<string> {
+  const response = await send(sent);
+  const answer = await response.text();
+  const document = fieldText(answer, "data");
+  if (document === null || document === "null") throw refusal(JSON.parse(answer), response.status, response.headers);
+  return indented(document);
+}
+
+export function exportProfile(id: string): Promise<string> {
+  return exported(described("get", "/api/profiles/{profile_id}/export", { path: { profile_id: id } }));
+}
+
+export function exportCluster(id: string): Promise<string> {
+  return exported(described("get", "/api/clusters/{cluster_id}/export", { path: { cluster_id: id } }));
+}
+
+export function exportCircuit(id: string): Promise<string> {
+  return exported(described("get", "/api/circuits/{circuit_id}/export", { path: { circuit_id: id } }));
+}

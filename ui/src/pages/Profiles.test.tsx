@@ -1,0 +1,63 @@
+import { screen, within } from "@testing-library/react";
+import userEvent from "@testing-library/user-event";
+import { expect, it } from "vitest";
+import { violations } from "../test/axe";
+import { showPage } from "../test/page";
+import { service, type Request } from "../test/service";
+import Profiles from "./Profiles";
+
+const PROFILE = {
+  id: "prof_1",
+  name: "calm",
+  description: null,
+  model_id: "1",
+  sae_id: "sae_a",
+  layer: 3,
+  steering: { "90": 10, "7": -4 },
+  intensity: 1,
+  source_kind: "manual",
+  is_active: true,
+  created_at: "2026-01-05T10:00:00Z",
+  updated_at: "2026-01-05T10:00:00Z",
+};
+
+function answers(live: Record<string, number>) {
+  const profile = { ...PROFILE };
+  const table = {
+    "GET /api/profiles": () => ({ profiles: [profile], total: 1, active_profile_id: "prof_1" }),
+    "GET /api/circuits/claims": [],
+    "GET /api/health/detailed": { active_profile: null },
+    "GET /api/saes/attachments": { count: 1, entries: [{ sae_id: "sae_a", layer: 3 }] },
+    "GET /api/saes/steering": () => ({ enabled: true, values: live }),
+    "GET /api/saes/sae_a/labels": { labels: [{ feature_idx: 90, label: "sea" }] },
+    "PATCH /api/profiles/prof_1": ({ body }: Request) => Object.assign(profile, body),
+    "POST /api/profiles/prof_1/activate": () => ({ warnings: [] }),
+  };
+  return table;
+}
+
+const changes = (sent: Request[]) => sent.filter(({ method }) => method !== "GET").map(({ method, path }) => `${method} ${path}`);
+
+it("dials the active profile: the intensity is saved and steers at once", async () => {
+  const sent = service(answers({ "90": 10, "7": -4 }));
+  const { container } = showPage(<Profiles />);
+  const user = userEvent.setup();
+  expect(await screen.findByText("The live values are those of calm at λ 1.00.", { exact: false })).toBeTruthy();
+  expect((await screen.findAllByRole("rowheader", { name: "sea 3:90" })).length).toBe(1);
+  await user.click(screen.getByRole("button", { name: "Most 2.00" }));
+  expect(await screen.findByText(/2 features differ/)).toBeTruthy();
+  expect(changes(sent)).toEqual(["PATCH /api/profiles/prof_1", "POST /api/profiles/prof_1/activate"]);
+  expect(await violations(container)).toEqual([]);
+});
+
+it("does not replace values that were changed by hand, and says what differs", async () => {
+  const sent = service(answers({ "90": 12, "7": -4 }));
+  showPage(<Profiles />);
+  const user = userEvent.setup();
+  expect(await screen.findByText(/changed since the activation/)).toBeTruthy();
+  const row = screen.getByRole("rowheader", { name: /#90/ }).closest("tr") ?? document.body;
+  expect(within(row).getAllByRole("cell").map((cell) => cell.textContent)).toEqual(["+10", "+12"]);
+  await user.click(screen.getByRole("button", { name: "Off 0.00" }));
+  expect(await screen.findByText("0.00", { selector: "output" })).toBeTruthy();
+  expect(changes(sent)).toEqual(["PATCH /api/profiles/prof_1"]);
+});

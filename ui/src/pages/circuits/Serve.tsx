@@ -1,0 +1,85 @@
+// Activates and deactivates a circuit. Where the service asks for an acknowledgement, a dialog shows what it says.
+import { useState } from "react";
+import { request } from "../../api/client";
+import type { Circuit } from "../../api/documents";
+import { Confirm } from "../../parts/Confirm";
+import { notifyError } from "../../parts/Notices";
+import { Rung } from "../../parts/Rung";
+import { contention } from "../../rules/contention";
+import { ApiError } from "../../rules/errors";
+import { useAction } from "../documents/actions";
+import { ContentionDialog } from "./ContentionDialog";
+
+export interface Allowed {
+  acknowledge_unvalidated: boolean;
+  allow_layer_overlap: boolean;
+}
+const NOTHING: Allowed = { acknowledge_unvalidated: false, allow_layer_overlap: false };
+
+export function Serve({
+  circuit,
+  isBusy,
+  onWarnings,
+  onOpen,
+}: {
+  circuit: Circuit;
+  isBusy: boolean;
+  onWarnings: (warnings: readonly string[]) => void;
+  onOpen: (id: string) => void;
+}) {
+  const path = { circuit_id: circuit.id };
+  const [asked, setAsked] = useState<{ error: ApiError; allowed: Allowed } | null>(null);
+  const activate = useAction(
+    (allowed: Allowed) => request("post", "/api/circuits/{circuit_id}/activate", { path, query: allowed }),
+    { isShown: true, onSuccess: (done) => onWarnings(done.warnings) },
+  );
+  const end = useAction(() => request("post", "/api/circuits/{circuit_id}/deactivate", { path }), {
+    onSuccess: () => onWarnings([]),
+  });
+  const start = (allowed: Allowed) =>
+    activate.mutate(allowed, {
+      onError: (error) => (error instanceof ApiError && ASKED.has(error.code) ? setAsked({ error, allowed }) : notifyError(error)),
+    });
+  const isPending = isBusy || activate.isPending || end.isPending;
+  const close = () => setAsked(null);
+  return (
+    <>
+      {circuit.is_active ? (
+        <button type="button" disabled={isPending} onClick={() => end.mutate(undefined)}>
+          Deactivate
+        </button>
+      ) : (
+        <button type="button" className="primary" disabled={isPending} onClick={() => start(NOTHING)}>
+          Activate
+        </button>
+      )}
+      <Confirm
+        title={`Activate ${circuit.name} all the same?`}
+        action="Activate all the same"
+        isOpen={asked?.error.code === UNVALIDATED}
+        onClose={close}
+        onConfirm={() => start({ ...NOTHING, ...asked?.allowed, acknowledge_unvalidated: true })}
+      >
+        <p>
+          <Rung rung={circuit.rung} phrase={circuit.rung_language} />
+        </p>
+        <p>The service says: {asked?.error.message}</p>
+        {circuit.rung_next_step !== null && <p className="quiet">Next: {circuit.rung_next_step}</p>}
+      </Confirm>
+      {asked?.error.code === CONTENDED && (
+        <ContentionDialog
+          name={circuit.name}
+          message={asked.error.message}
+          contention={contention(asked.error.details)}
+          onOpen={onOpen}
+          onClose={close}
+          onConfirm={() => start({ ...asked.allowed, allow_layer_overlap: true })}
+        />
+      )}
+    </>
+  );
+}
+
+const UNVALIDATED = "UNVALIDATED_CIRCUIT";
+const CONTENDED = "CIRCUIT_LAYER_CONTENTION";
+const ASKED = new Set([UNVALIDATED, CONTENDED]);

@@ -1,0 +1,54 @@
+// What can be done with any saved document: save it as a file, edit its name, delete it, see the request.
+import { useState, type ReactNode } from "react";
+import { Confirm } from "../../parts/Confirm";
+import { CopyCode } from "../../parts/CopyCode";
+import type { Sent } from "../../rules/snippet";
+
+export function Foot({
+  name,
+  isActive,
+  sent,
+  isPending,
+  onExport,
+  onDelete,
+  children,
+}: {
+  name: string;
+  isActive: boolean;
+  /** The request that activates the document. */
+  sent: Sent;
+  isPending: boolean;
+  onExport: () => void;
+  onDelete: () => void;
+  /** More buttons. */
+  children?: ReactNode;
+}) {
+  const [isAsking, setAsking] = useState(false);
+  return (
+    <>
+      <div className="row document-foot">
+        <button type="button" onClick={onExport}>
+          Export
+        </button>
+        {children}
+        <button type="button" className="danger" disabled={isPending} onClick={() => setAsking(true)}>
+          Delete
+        </button>
+      </div>
+      <CopyCode sent={sent} title="Activate it with curl or Python" />
+      <Confirm
+        title={`Delete ${name}?`}
+        action="Delete"
+        isDangerous
+        isOpen={isAsking}
+        onConfirm={onDelete}
+        onClose={() => setAsking(false)}
+      >
+        <p>
+          <b>{name}</b> is deleted for everyone{isActive && <>, and what it steers now ends</>}. Export it first if you may need
+          it again.
+        </p>
+      </Confirm>
+    </>
+  );
+}

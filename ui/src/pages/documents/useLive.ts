@@ -1,0 +1,33 @@
+// The live values of the attached SAE that a document fits, and how they differ from the document.
+import { useQuery } from "@tanstack/react-query";
+import { attachments, steering } from "../../api/queries";
+import { differences, fitting, liveAt, type Difference, type Values } from "../../rules/values";
+
+export interface Compared {
+  sae: { sae_id: string; layer: number };
+  differences: Difference[];
+}
+
+/** The attached SAEs, and the one of them that a document fits; null where none does. */
+export function useAttached(saeId: string | null, layer: number | null) {
+  const entries = useQuery(attachments).data?.entries ?? [];
+  return { entries, sae: fitting(entries, saeId, layer) };
+}
+
+/** Null where no attached SAE fits, and while that is not known. */
+export function useCompared(values: Values, intensity: number, saeId: string | null, layer: number | null): Compared | null {
+  const { entries, sae } = useAttached(saeId, layer);
+  const live = useQuery(steering).data;
+  if (sae === null || live === undefined) return null;
+  return { sae, differences: differences(values, intensity, liveAt(live, entries, sae)) };
+}
+
+/** How many values steer now, at all SAEs; null while that is not known. */
+export function useLiveCount(): number | null {
+  const attached = useQuery(attachments).data;
+  const live = useQuery(steering).data;
+  if (attached?.count === 0) return 0;
+  if (live === undefined) return null;
+  const maps = [live.values, ...Object.values(live.others ?? {})];
+  return maps.reduce((sum, values) => sum + Object.values(values).filter((value) => value !== 0).length, 0);
+}

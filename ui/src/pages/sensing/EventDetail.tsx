@@ -1,0 +1,117 @@
+// One firing: the text around it, the features that fired, and what is known about it.
+import { Link } from "react-router";
+import { useQuery } from "@tanstack/react-query";
+import { circuit, circuits, clusters } from "../../api/documents";
+import { firing, type Kind } from "../../api/sensing";
+import { Panel, QueryPanel } from "../../parts/Panel";
+import { Rung } from "../../parts/Rung";
+import { SpanText } from "../../parts/SpanText";
+import { useNow } from "../../parts/useNow";
+import { clock } from "../../rules/age";
+import { count, decimal } from "../../rules/bytes";
+import { ApiError } from "../../rules/errors";
+import type { Fired, Firing } from "../../rules/firing";
+import { Facts } from "../documents/Facts";
+
+export function EventDetail({ kind, id }: { kind: Kind; id: number }) {
+  const query = useQuery(firing(kind, id));
+  if (query.error instanceof ApiError && query.error.status === 404) {
+    return (
+      <Panel title="Event">
+        <p className="empty">
+          This event is not recorded any more. Old events are deleted when there are too many of them, when they are too old, and
+          with their cluster or circuit.
+        </p>
+      </Panel>
+    );
+  }
+  return (
+    <QueryPanel title={kind === "cluster" ? "Members that fired together" : "Edge that fired"} query={query}>
+      {(event) => <Detail event={event} />}
+    </QueryPanel>
+  );
+}
+
+function Detail({ event }: { event: Firing }) {
+  const now = useNow();
+  const name = useName(event);
+  const labels = useLabels(event);
+  return (
+    <>
+      <SpanText parts={event.parts ?? (event.text === null ? null : { before: event.text, span: "", after: "" })} />
+      {event.parts === null && event.text !== null && (
+        <p className="quiet">The span is not marked, because a cut would split a character.</p>
+      )}
+      <p className="quiet">{event.summary}</p>
+      {event.evidence !== null && (
+        <p className="row">
+          <Rung rung={event.evidence.rung} phrase={event.evidence.phrase} />
+          <span className="quiet">evidence of the edge at that moment</span>
+        </p>
+      )}
+      <Features event={event} labels={labels} />
+      {event.isTruncated && (
+        <p className="notice notice-warn">This is the last event of its answer: more were not recorded.</p>
+      )}
+      <Facts
+        facts={[
+          [event.kind === "cluster" ? "Cluster" : "Circuit", <Link key="of" to={`/${event.kind}s?id=${event.of}`}>{name}</Link>],
+          ["Phase", event.phase],
+          ["Tokens", event.start === event.end ? count(event.start) : `${count(event.start)} to ${count(event.end)}`],
+          ["Tokens apart", event.evidence?.lag ?? null],
+          ["Score", event.score === null ? null : decimal(event.score)],
+          ["Active in the whole SAE", event.ambient === null ? null : count(event.ambient)],
+          ["Request", <code key="request">{event.request}</code>],
+          ["Choice", event.choice],
+          ["At", clock(event.at, now)],
+        ]}
+      />
+    </>
+  );
+}
+
+function Features({ event, labels }: { event: Firing; labels: ReadonlyMap<string, string> }) {
+  return (
+    <table className="numbers-table">
+      <thead>
+        <tr>
+          <th scope="col">feature</th>
+          {event.kind === "circuit" && <th scope="col">token</th>}
+          <th scope="col">{event.kind === "circuit" ? "activation" : "largest activation"}</th>
+        </tr>
+      </thead>
+      <tbody>
+        {event.fired.map((one) => (
+          <tr key={placeOf(one)}>
+            <th scope="row">
+              {labels.get(placeOf(one)) ?? <span className="quiet">no label</span>} <span className="place">{placeOf(one)}</span>
+            </th>
+            {event.kind === "circuit" && <td>{one.position === null ? "–" : count(one.position)}</td>}
+            <td>{decimal(one.activation)}</td>
+          </tr>
+        ))}
+      </tbody>
+    </table>
+  );
+}
+
+function placeOf({ layer, index }: Fired): string {
+  return layer === null ? `#${index}` : `${layer}:${index}`;
+}
+
+function useName({ kind, of }: Firing): string {
+  const ofClusters = useQuery(clusters).data?.clusters ?? [];
+  const ofCircuits = useQuery(circuits).data?.circuits ?? [];
+  return (kind === "cluster" ? ofClusters : ofCircuits).find(({ id }) => id === of)?.name ?? of;
+}
+
+/** The labels that the document of the cluster or the circuit has. */
+function useLabels({ kind, of }: Firing): ReadonlyMap<string, string> {
+  const members = useQuery(clusters).data?.clusters.find(({ id }) => id === of)?.members ?? [];
+  const detail = useQuery({ ...circuit(of), enabled: kind === "circuit" }).data?.members ?? [];
+  const pairs = [
+    ...members.map(([index, label]) => [`#${index}`, label] as const),
+    ...detail.map(({ layer, feature_idx, label }) => [`${layer}:${feature_idx}`, label] as const),
+  ];
+  return new Map(pairs.flatMap(([place, label]) => (label === null ? [] : [[place, label] as const])));
+}
