@@ -180,7 +180,7 @@ FLOORS: dict[str, set[str]] = {
     "rules": set(),
     "api": {"rules"},
     "parts": {"rules"},
-    "pages": {"rules", "parts", "api", "shortcuts"},
+    "pages": {"rules", "parts", "api", "css", "shortcuts"},
 }
 """The folders of the page, and the folders that each may import beside itself."""
 _IMPORT = re.compile(r"""(?:from|import)\s*\(?\s*["'](\.[^"']*)["']""")

@@ -2,7 +2,7 @@
 import type { CircuitDetail } from "../../api/documents";
 import { Differences } from "../../parts/Differences";
 import { Panel } from "../../parts/Panel";
-import { useCompared } from "../documents/useLive";
+import { useCompared, useDifferenceLabels } from "../documents/useLive";
 
 export function LiveByLayer({ circuit }: { circuit: CircuitDetail }) {
   return (
@@ -17,9 +17,10 @@ export function LiveByLayer({ circuit }: { circuit: CircuitDetail }) {
 function Layer({ circuit, layer }: { circuit: CircuitDetail; layer: number }) {
   const members = circuit.members.filter((member) => member.layer === layer);
   const values = Object.fromEntries(members.map(({ feature_idx, value }) => [feature_idx, value]));
-  const labels = new Map(members.flatMap(({ feature_idx, label }) => (label === null ? [] : [[feature_idx, label] as const])));
+  const own = new Map(members.flatMap(({ feature_idx, label }) => (label === null ? [] : [[feature_idx, label] as const])));
   const saeId = circuit.per_sae_warnings.find((bound) => bound.layer === layer)?.sae_id ?? null;
   const compared = useCompared(values, circuit.intensity, saeId, layer);
+  const labels = useDifferenceLabels(compared, own);
   return (
     <section className="flow" aria-label={`Layer ${layer}`}>
       <h3>Layer {layer}</h3>

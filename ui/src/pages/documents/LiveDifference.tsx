@@ -1,7 +1,7 @@
 // How the live values differ from a document that steers one SAE.
 import { Panel } from "../../parts/Panel";
 import { Differences } from "../../parts/Differences";
-import type { Compared } from "./useLive";
+import { useDifferenceLabels, type Compared } from "./useLive";
 
 export function LiveDifference({
   what,
@@ -14,6 +14,7 @@ export function LiveDifference({
   compared: Compared | null;
   labels: ReadonlyMap<number, string>;
 }) {
+  const named = useDifferenceLabels(compared, labels);
   return (
     <Panel
       title="Live values"
@@ -22,7 +23,7 @@ export function LiveDifference({
       {compared === null ? (
         <p className="quiet">No attached SAE fits, so there is nothing to compare.</p>
       ) : (
-        <Differences what={what} intensity={intensity} differences={compared.differences} labels={labels} />
+        <Differences what={what} intensity={intensity} differences={compared.differences} labels={named} />
       )}
     </Panel>
   );

@@ -1,5 +1,6 @@
 // The live values of the attached SAE that a document fits, and how they differ from the document.
 import { useQuery } from "@tanstack/react-query";
+import { labels } from "../../api/documents";
 import { attachments, steering } from "../../api/queries";
 import { differences, fitting, liveAt, type Difference, type Values } from "../../rules/values";
 
@@ -20,6 +21,13 @@ export function useCompared(values: Values, intensity: number, saeId: string | n
   const live = useQuery(steering).data;
   if (sae === null || live === undefined) return null;
   return { sae, differences: differences(values, intensity, liveAt(live, entries, sae)) };
+}
+
+/** Labels of the features that differ: those of the document, and those of the SAE for other features. */
+export function useDifferenceLabels(compared: Compared | null, own: ReadonlyMap<number, string>): ReadonlyMap<number, string> {
+  const missing = compared?.differences.map(({ index }) => index).filter((index) => !own.has(index)) ?? [];
+  const others = useQuery(labels(compared?.sae.sae_id ?? null, missing)).data;
+  return others === undefined ? own : new Map([...own, ...others]);
 }
 
 /** How many values steer now, at all SAEs; null while that is not known. */

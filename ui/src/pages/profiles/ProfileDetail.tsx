@@ -32,8 +32,7 @@ export function ProfileDetail({ profile, onDeleted }: { profile: Profile; onDele
   const features = Object.entries(profile.steering)
     .sort(([, a], [, b]) => Math.abs(b) - Math.abs(a))
     .map(([index]) => Number(index));
-  const shown = [...new Set([...features, ...(compared?.differences.map(({ index }) => index) ?? [])])].sort((a, b) => a - b);
-  const named = useQuery(labels(compared?.sae.sae_id ?? profile.sae_id, shown)).data ?? new Map<number, string>();
+  const named = useQuery(labels(compared?.sae.sae_id ?? profile.sae_id, features)).data ?? new Map<number, string>();
   const activate = useAction(() => request("post", "/api/profiles/{profile_id}/activate", { path }), {
     onSuccess: (done) => setWarnings(done.warnings),
   });

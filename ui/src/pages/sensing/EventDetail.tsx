@@ -38,7 +38,7 @@ function Detail({ event }: { event: Firing }) {
   const labels = useLabels(event);
   return (
     <>
-      <SpanText parts={event.parts ?? (event.text === null ? null : { before: event.text, span: "", after: "" })} />
+      <SpanText parts={around(event)} />
       {event.parts === null && event.text !== null && (
         <p className="quiet">The span is not marked, because a cut would split a character.</p>
       )}
@@ -68,6 +68,12 @@ function Detail({ event }: { event: Firing }) {
       />
     </>
   );
+}
+
+/** The text around a firing, without the blank that a token may begin with. */
+function around({ parts, text }: Firing): Firing["parts"] {
+  if (parts !== null) return { ...parts, before: parts.before.trimStart() };
+  return text === null ? null : { before: text.trimStart(), span: "", after: "" };
 }
 
 function Features({ event, labels }: { event: Firing; labels: ReadonlyMap<string, string> }) {
