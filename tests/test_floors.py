@@ -21,7 +21,7 @@ LISTS = {
 }
 """Functions that are lists of routes, events or fields may be longer."""
 
-ZERO = {"", "errors", "settings", "log"}
+ZERO = {"", "errors", "settings", "log", "log_lines"}
 ROOMS: dict[str, tuple[str, ...]] = {
     "control": (
         "residency",
@@ -46,6 +46,7 @@ FLOORS: dict[str, set[str]] = {
     "setting_secrets": {"setting_values"},
     "setting_sensing": {"setting_limits"},
     "log": set(),
+    "log_lines": {"log"},
     "rules": {"errors", "rules"},
     "files": {"errors", "rules", "files"},
     "store": ZERO | {"rules", "store"},

@@ -54,8 +54,9 @@ class Service:
         # the settings have read the secrets, which no child process may inherit
         for name in [name for name in os.environ if name.upper() in _SECRETS]:
             del os.environ[name]
-        log.configure(self.settings.log_level, self.settings.log_format)
-        self.owners = Owners(self.settings, surroundings(self.settings))
+        around = surroundings(self.settings)
+        log.configure(self.settings.log_level, self.settings.log_format, around.log_lines)
+        self.owners = Owners(self.settings, around)
         self.live = LiveEvents(self.owners.bus, self.settings, self.owners.around.cards)
         self.api = DescribedApi(
             title="steerserve",

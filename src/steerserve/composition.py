@@ -7,7 +7,7 @@ routes in `routes.py`.
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from steerserve.control.breakers import AllBreakers, Breakers
 from steerserve.control.bus import Bus
@@ -48,6 +48,7 @@ from steerserve.engine.sandbox.schemas import Checker
 from steerserve.hub.child import Downloaders
 from steerserve.hub.client import Hub, cluster_hub
 from steerserve.hub.downloads import Downloads
+from steerserve.log_lines import RecentLines
 from steerserve.settings import Settings
 from steerserve.store.catalog import Catalog, Clock, utc_now
 from steerserve.store.circuits import CircuitStore
@@ -71,6 +72,7 @@ class Surroundings:
     breakers: Breakers
     cards: CardReadings
     checker: Checker
+    log_lines: RecentLines = field(default_factory=RecentLines)
     now: Clock = utc_now
     seconds: Seconds = time.monotonic
     read_free: Read = free_memory.read
@@ -92,6 +94,8 @@ def surroundings(settings: Settings) -> Surroundings:
             # at most half of the waiting room, so that requests without a schema have room beside costly schemas
             max(1, (settings.max_concurrent_requests + settings.max_pending_requests) // 2)
         ),
+        # the ids of lines begin with the time of the start in milliseconds
+        log_lines=RecentLines(before=int(time.time() * 1000)),
     )
 
 

@@ -98,8 +98,9 @@ def formatter(form: str) -> logging.Formatter:
     return structlog.stdlib.ProcessorFormatter(foreign_pre_chain=_shared(), processors=final)
 
 
-def configure(level: str, form: str) -> None:
-    """Send every log line of the service and its libraries through one chain to standard error."""
+def configure(level: str, form: str, *others: logging.Handler) -> None:
+    """Send every log line of the service and its libraries through one chain to standard error, and to other
+    handlers."""
     structlog.configure(
         processors=[*_shared(), structlog.stdlib.ProcessorFormatter.wrap_for_formatter],
         logger_factory=structlog.stdlib.LoggerFactory(),
@@ -109,7 +110,7 @@ def configure(level: str, form: str) -> None:
     out = _StandardError(sys.stderr)
     out.setFormatter(formatter(form))
     root = logging.getLogger()
-    root.handlers[:] = [out]
+    root.handlers[:] = [out, *others]
     root.setLevel(level)
     for name in ("uvicorn", "uvicorn.error", "uvicorn.access"):
         logging.getLogger(name).handlers.clear()

@@ -62,5 +62,5 @@ def management(owners: Owners) -> list[APIRouter]:
             owners.claims,
             owners.circuit_sensing.settled,
         ),
-        health_routes.router(owners.vitals, owners.gauges),
+        health_routes.router(owners.vitals, owners.gauges, owners.around.log_lines),
     ]

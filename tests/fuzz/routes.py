@@ -216,6 +216,7 @@ ROUTES: tuple[tuple[float, str, str, Any], ...] = (
     (1, "GET", "/api/health/metrics/prometheus", None),
     (1, "GET", "/api/health/circuits", None),
     (1, "POST", "/api/health/circuits/huggingface/reset", None),
+    (1, "GET", "/api/health/log?level=INFO&limit=20", None),
     (1, "GET", "/api/health/version", None),
     (0.2, "GET", "/openapi.json", None),
     (0.2, "GET", "/docs", None),

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import asdict
-from typing import Any
+from typing import Annotated, Any
 
-from fastapi import APIRouter
+from fastapi import APIRouter, Query
 from starlette.responses import Response
 
 from steerserve import __version__
@@ -23,10 +23,11 @@ from steerserve.control.vitals.views import (
     Readiness,
 )
 from steerserve.errors import Refusal
+from steerserve.log_lines import KEPT, Level, LogLines, RecentLines
 from steerserve.rules.breaker import BreakerStatus
 
 
-def router(vitals: Vitals, gauges: Gauges) -> APIRouter:
+def router(vitals: Vitals, gauges: Gauges, lines: RecentLines) -> APIRouter:
     routes = APIRouter(prefix="/api/health", tags=["health"])
 
     @routes.get("", response_model=Answer[Liveness])
@@ -71,6 +72,14 @@ def router(vitals: Vitals, gauges: Gauges) -> APIRouter:
     @routes.post("/circuits/{name}/reset", response_model=Answer[BreakerStatus])
     async def reset(name: str) -> Response:
         return success(vitals.reset(name))
+
+    @routes.get("/log", response_model=Answer[LogLines])
+    async def log(
+        after: Annotated[int | None, Query(ge=0)] = None,
+        level: Level = "DEBUG",
+        limit: Annotated[int, Query(ge=1, le=KEPT)] = KEPT,
+    ) -> Response:
+        return success(lines.after(after, level, limit))
 
     @routes.get("/version", response_model=Answer[ServiceVersion])
     async def version() -> Response:
