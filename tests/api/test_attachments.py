@@ -69,8 +69,9 @@ def test_the_answer_says_what_was_attached_and_how(free: Running) -> None:
     assert attached["is_calibrated"] is True
     assert attached["check"]["l0"] == pytest.approx(24, abs=1)
     status = free.data("GET", "/api/saes/attachment")
+    (listed,) = free.data("GET", "/api/saes/attachments")["entries"]
     for name in ("layer_module_path", "site", "dtype", "is_calibrated", "check", "warnings"):
-        assert status[name] == attached[name]
+        assert listed[name] == status[name] == attached[name]
 
 
 def test_what_the_operator_says_wins_over_the_files(free: Running) -> None:

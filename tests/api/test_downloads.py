@@ -128,7 +128,7 @@ def test_a_model_is_previewed_downloaded_loaded_and_deleted(live: Running, event
     assert all(p["modelId"] == row["id"] for p in progress)
 
     ready = live.data("GET", f"/api/models/{row['id']}")
-    assert (ready["status"], ready["download_progress"]) == ("ready", None)
+    assert (ready["status"], ready["download_progress"], ready["download"]) == ("ready", None, None)
     assert ready["repo_id"] == REPO
     folder = Path(ready["local_path"])
     assert "pytorch_model.bin" not in os.listdir(folder)

@@ -171,6 +171,8 @@ def test_a_cancelled_download_leaves_nothing_and_begins_again_under_its_id(
         D_SAE,
     )
     assert 0 <= told["download_progress"] < 100
+    assert told["download"]["percent"] == told["download_progress"]
+    assert 0 <= told["download"]["downloaded_bytes"] < told["download"]["total_bytes"]
     cancelled = live.data("POST", f"/api/saes/{made['sae_id']}/cancel")
     assert cancelled == {
         "sae_id": made["sae_id"],

@@ -109,13 +109,7 @@ def _first(status: Status) -> dict[str, Any]:
             "monitoring_enabled": False,
             "steering_apply_count": 0,
         }
-    first = attached[0]
-    return {
-        "is_attached": True,
-        **_entry(first, status),
-        "warnings": list(first.warnings),
-        "check": first.check,
-    }
+    return {"is_attached": True, **_entry(attached[0], status)}
 
 
 def _entry(attachment: Attachment, status: Status) -> dict[str, Any]:
@@ -128,6 +122,8 @@ def _entry(attachment: Attachment, status: Status) -> dict[str, Any]:
         "steering_enabled": steering.live.enabled,
         "monitoring_enabled": status.monitoring.key() == attachment.key,
         "steering_apply_count": applied.get(attachment.key, 0),
+        "warnings": list(attachment.warnings),
+        "check": attachment.check,
         **_where(attachment),
     }
 

@@ -116,6 +116,7 @@ def record(row: SaeRow, progress: FetchProgress | None = None) -> dict[str, Any]
         "file_size_bytes": row.file_size_bytes,
         "status": row.status,
         "download_progress": int(progress.percent) if progress else None,
+        "download": progress,
         "error_message": row.error_message,
         "is_loadable": is_loadable,
         "reason": reason,

@@ -8,6 +8,7 @@ from typing_extensions import TypedDict
 
 from steerserve.api.answers import Instant
 from steerserve.control.library.model_previews import EstimatedSize
+from steerserve.control.library.recorded_downloads import FetchProgress
 from steerserve.rules.gguf import GgufFile
 from steerserve.rules.lease_status import EndedLeaseStatus, LeaseStatus
 
@@ -33,7 +34,8 @@ class ModelPlacement(TypedDict):
 
 class ModelRecord(TypedDict):
     """A registered model. `params` is the number of parameters as a short text, such as `7B`. Sizes named `_mb` are in
-    MiB. `download_progress` is in percent. The facts from `loaded_at` to `kv_cache_mb` that only a loaded model has are
+    MiB. `download_progress` is in percent; it and `download` are null while no download runs. `layers` is the number of
+    decoder layers of a loaded model. The facts from `loaded_at` to `kv_cache_mb` that only a loaded model has are
     null, or empty, for other models; `memory_footprint` is in bytes, `context_length` and `kv_cache_tokens` are in
     tokens. `error_message` says why the status is `error`."""
 
@@ -60,10 +62,12 @@ class ModelRecord(TypedDict):
     error_message: str | None
     num_parameters: int | None
     download_progress: int | None
+    download: FetchProgress | None
     memory_footprint: int | None
     gpu_indices: list[int]
     memory_by_device_mb: dict[str, int]
     placement: ModelPlacement | None
+    layers: int | None
     context_length: int | None
     kv_cache_tokens: int | None
     kv_cache_mb: int | None

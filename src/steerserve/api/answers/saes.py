@@ -7,6 +7,7 @@ from typing import Literal, NotRequired
 from typing_extensions import TypedDict
 
 from steerserve.api.answers import Instant
+from steerserve.control.library.recorded_downloads import FetchProgress
 
 SaeStatus = Literal["downloading", "cached", "attached", "error"]
 
@@ -14,7 +15,7 @@ SaeStatus = Literal["downloading", "cached", "attached", "error"]
 class SaeRecord(TypedDict):
     """A registered SAE. `d_in` is the width of the activations that it reads, `d_sae` the number of its features, and
     `width` the same as a short text, such as `16k`. Facts that are only known once the files are read are null before.
-    `download_progress` is in percent. `reason` says why the SAE cannot be attached as it is, where `is_loadable` is
+    `download_progress` is in percent; it and `download` are null while no download runs. `reason` says why the SAE cannot be attached as it is, where `is_loadable` is
     false."""
 
     id: str
@@ -38,6 +39,7 @@ class SaeRecord(TypedDict):
     file_size_bytes: int | None
     status: SaeStatus
     download_progress: int | None
+    download: FetchProgress | None
     error_message: str | None
     is_loadable: bool
     reason: str | None
@@ -87,7 +89,8 @@ class AttachedPlace(TypedDict):
 
 
 class AttachmentEntry(AttachedPlace):
-    """An attached SAE. Its memory is in MiB. `steering_apply_count` counts the passes in which it was steered."""
+    """An attached SAE, with the figures of its self-check. Its memory is in MiB. `steering_apply_count` counts the
+    passes in which it was steered."""
 
     sae_id: str
     layer: int
@@ -95,14 +98,14 @@ class AttachmentEntry(AttachedPlace):
     steering_enabled: bool
     monitoring_enabled: bool
     steering_apply_count: int
+    warnings: list[str]
+    check: SaeCheck
 
 
 class FirstAttachment(AttachmentEntry):
-    """The SAE that was attached first, with the figures of its self-check."""
+    """The SAE that was attached first."""
 
     is_attached: Literal[True]
-    warnings: list[str]
-    check: SaeCheck
 
 
 class NoAttachment(TypedDict):

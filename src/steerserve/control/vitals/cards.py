@@ -10,6 +10,8 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import datetime
 
+import psutil
+
 from steerserve.control.cards_driver import PATIENCE, DriverAnswer, ReadCards, ask
 from steerserve.control.residency.conductor import Conductor
 from steerserve.control.residency.resident import Resident
@@ -19,6 +21,7 @@ from steerserve.control.vitals.views import (
     CardStatus,
     CardTotals,
     CardUser,
+    HostMemory,
 )
 from steerserve.engine import cards as driver
 from steerserve.engine.cards import torch_version
@@ -26,6 +29,7 @@ from steerserve.errors import Refusal
 from steerserve.rules.cards import Card
 from steerserve.rules.fields import CHECKPOINT, GGUF
 from steerserve.rules.residency import Phase
+from steerserve.rules.units import MIB
 from steerserve.store.catalog import utc_now
 
 __all__ = ["CardReading", "CardReadings", "report", "torch_version", "totals"]
@@ -120,7 +124,13 @@ async def report(cards: CardReadings, conductor: Conductor) -> CardReport:
             )
             for card in reading.cards
         ],
+        _host(),
     )
+
+
+def _host() -> HostMemory:
+    memory = psutil.virtual_memory()
+    return HostMemory(int(memory.total) // MIB, int(memory.available) // MIB)
 
 
 async def _figures(resident: Resident | None) -> Mapping[str, tuple[int, int]]:

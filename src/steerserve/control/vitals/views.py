@@ -166,12 +166,22 @@ class CardStatus:
 
 
 @dataclass(frozen=True, slots=True)
+class HostMemory:
+    """The memory of the machine in MiB. `available_mb` is what a process can take without swapping."""
+
+    total_mb: int
+    available_mb: int
+
+
+@dataclass(frozen=True, slots=True)
 class CardReport:
-    """`reason` says why there are no cards, or why some are missing."""
+    """`reason` says why there are no cards, or why some are missing. Models run in the memory of the `host` where there
+    are none."""
 
     read_at: datetime
     reason: str | None
     cards: Sequence[CardStatus]
+    host: HostMemory
 
 
 @dataclass(frozen=True, slots=True)
