@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator
+from contextlib import contextmanager
 
 import pytest
 import structlog
@@ -17,15 +18,27 @@ PROMPT = "my very private prompt"
 logger = structlog.get_logger("steerserve.tests")
 
 
-@pytest.fixture
-def lines() -> Iterator[RecentLines]:
+@contextmanager
+def logging_to(kept: RecentLines, level: str) -> Iterator[RecentLines]:
+    """All lines of this process go to `kept`. Each service that a test starts takes them to itself otherwise."""
     root = logging.getLogger()
-    handlers, level = root.handlers[:], root.level
-    kept = RecentLines(before=1000)
-    log.configure("DEBUG", "json", kept)
+    handlers, before = root.handlers[:], root.level
+    log.configure(level, "json", kept)
     yield kept
     root.handlers[:] = handlers
-    root.setLevel(level)
+    root.setLevel(before)
+
+
+@pytest.fixture
+def lines() -> Iterator[RecentLines]:
+    with logging_to(RecentLines(before=1000), "DEBUG") as kept:
+        yield kept
+
+
+@pytest.fixture
+def served_lines(shared: Running) -> Iterator[Running]:
+    with logging_to(shared.service.owners.around.log_lines, "INFO"):
+        yield shared
 
 
 def only(lines: RecentLines) -> LogLine:
@@ -74,7 +87,7 @@ def test_an_exception_has_its_type_and_place_and_not_its_message(lines: RecentLi
     ("name", "text", "values", "shown"),
     [
         ("asyncio", f"never retrieved: {PROMPT}", (), "text_left_out"),
-        ("asyncio", "never retrieved: %s", (PROMPT,), "never retrieved: %s"),
+        ("asyncio", "never retrieved: %s", (PROMPT,), "never retrieved: …"),
         ("uvicorn.error", "Application startup complete.", (), "Application startup complete."),
     ],
 )
@@ -102,7 +115,8 @@ def test_a_cursor_of_a_former_service_gives_all_lines(lines: RecentLines) -> Non
         assert [line.event for line in lines.after(cursor, "DEBUG", KEPT).lines] == ["first"]
 
 
-def test_the_route_gives_lines_of_a_level_and_no_text_of_a_request(shared: Running) -> None:
+def test_the_route_gives_lines_of_a_level_and_no_text_of_a_request(served_lines: Running) -> None:
+    shared = served_lines
     before = shared.data("GET", "/api/health/log")["last_id"]
     shared.complete(PROMPT, max_tokens=1)
     shared.post(

@@ -3,6 +3,7 @@ import { defineConfig } from "vitest/config";
 export default defineConfig({
   test: {
     restoreMocks: true,
+    testTimeout: 20_000,
     unstubGlobals: true,
     maxWorkers: 2,
     pool: "threads",

@@ -8,11 +8,12 @@ library they have the text only where the library fills no values into it.
 from __future__ import annotations
 
 import logging
+import re
 import sys
 import traceback
 from collections import deque
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from itertools import count
 from pathlib import Path
@@ -36,6 +37,7 @@ LEFT_OUT = "text_left_out"
 _OURS = "steerserve"
 _FIXED_TEXTS = "uvicorn"
 """A library whose lines without values are sentences of its source code."""
+_PLACEHOLDERS = re.compile(r"%(\(\w+\))?[-+ #0-9.]*[a-zA-Z]")
 _NAMED = frozenset({"event", "level", "logger", "timestamp", "exc_info", "stack_info"})
 _OF_CLIENTS = frozenset({"locations", "path"})
 """Fields with words that a client chose freely: the names of unknown fields, and the path of a request."""
@@ -63,8 +65,8 @@ class LogLine:
     level: Level
     logger: str
     event: str
-    fields: Fields = field(default_factory=dict)
-    exception: LoggedException | None = None
+    fields: Fields
+    exception: LoggedException | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +77,7 @@ class LogLines:
     lines: list[LogLine]
     last_id: int
     dropped: int
-    kept: int = KEPT
+    kept: int
 
 
 class RecentLines(logging.Handler):
@@ -115,9 +117,8 @@ class RecentLines(logging.Handler):
         oldest = lines[0].id if lines else last + 1
         least = LEVELS[level]
         wanted = [x for x in lines if x.id > since and LEVELS[x.level] >= least]
-        return LogLines(
-            wanted[-limit:], last, max(0, oldest - since - 1) if after is not None else 0
-        )
+        dropped = 0 if after is None else max(0, oldest - since - 1)
+        return LogLines(wanted[-limit:], last, dropped, KEPT)
 
 
 def _line(number: int, record: logging.LogRecord) -> LogLine:
@@ -146,7 +147,9 @@ def _text_of_library(record: logging.LogRecord) -> str:
     """The text of a library's line, without the values for its placeholders. A text without placeholders may have its
     values in it already; it is left out unless the library is known to write fixed texts."""
     is_fixed = bool(record.args) or record.name.partition(".")[0] == _FIXED_TEXTS
-    return record.msg.strip() if is_fixed and isinstance(record.msg, str) else LEFT_OUT
+    if not is_fixed or not isinstance(record.msg, str):
+        return LEFT_OUT
+    return _PLACEHOLDERS.sub("…", record.msg).strip()
 
 
 def _fields(facts: Mapping[str, Any]) -> dict[str, Value | list[Value]]:

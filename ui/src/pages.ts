@@ -14,5 +14,7 @@ export const PAGES: readonly PageEntry[] = [
   { path: "/clusters", title: "Clusters", key: "c", Page: lazy(() => import("./pages/Clusters")) },
   { path: "/circuits", title: "Circuits", key: "i", Page: lazy(() => import("./pages/Circuits")) },
   { path: "/sensing", title: "Sensing", key: "e", Page: lazy(() => import("./pages/Sensing")) },
+  { path: "/models", title: "Models", key: "m", Page: lazy(() => import("./pages/Models")) },
+  { path: "/saes", title: "SAEs", key: "a", Page: lazy(() => import("./pages/Saes")) },
   { path: "/health", title: "Health", key: "h", Page: lazy(() => import("./pages/Health")) },
 ];

@@ -90,9 +90,11 @@ export async function send(sent: Sent, signal?: AbortSignal): Promise<Response> 
     if (isAborted(error)) throw error;
     throw new ApiError("The service cannot be reached.", "UNREACHABLE", {}, null, 3);
   }
-  if (response.status === 401) refuseKey();
-  if (!response.ok) throw refusal(await readable(response), response.status, response.headers);
-  return response;
+  if (response.ok) return response;
+  const refused = refusal(await readable(response), response.status, response.headers);
+  // other refusals with 401 concern the token of the hub
+  if (refused.code.toUpperCase() === "UNAUTHORIZED") refuseKey();
+  throw refused;
 }
 
 async function json(response: Response): Promise<unknown> {

@@ -27,6 +27,8 @@ export type Steering = Data<"/api/saes/steering">;
 
 /** The time between two readings of what no event reports, in milliseconds. */
 export const POLL = 10_000;
+/** The time between two readings while a download or a load runs. */
+export const BUSY_POLL = 1_500;
 
 export function queryClient(): QueryClient {
   return new QueryClient({
@@ -68,6 +70,10 @@ export const metrics = queryOptions({
 export const models = queryOptions({
   queryKey: ["models"] as const,
   queryFn: ({ signal }) => request("get", "/api/models", { signal }),
+  refetchInterval: ({ state }) => {
+    const isBusy = state.data?.models.some(({ status }) => /ing$/.test(status)) ?? false;
+    return isBusy ? BUSY_POLL : POLL;
+  },
 });
 
 export const attachments = queryOptions({

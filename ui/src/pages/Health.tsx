@@ -1,4 +1,4 @@
-// Whether the service is well: components, queue, latencies, memory of the cards, circuit breakers.
+// Whether the service is well: components, queue, latencies, memory of the cards, circuit breakers, the last lines of the log.
 import { useQuery } from "@tanstack/react-query";
 import { cards, health, metrics } from "../api/queries";
 import { QueryPanel } from "../parts/Panel";
@@ -10,6 +10,7 @@ import { CardList } from "./health/CardList";
 import { Components } from "./health/Components";
 import { Counts } from "./health/Counts";
 import { Latencies } from "./health/Latencies";
+import { Log } from "./health/Log";
 import { Queue } from "./health/Queue";
 
 export default function Health() {
@@ -52,18 +53,12 @@ export default function Health() {
         </div>
         <QueryPanel
           className="whole"
-          title="Cards"
+          title="Memory"
           query={memory}
-          isEmpty={(data) => data.cards.length === 0}
-          empty={
-            <p>
-              No card is used: models run on the processor, and every feature works there.{" "}
-              <span className="quiet">{memory.data?.reason}</span>
-            </p>
-          }
         >
           {(data) => <CardList report={data} />}
         </QueryPanel>
+        <Log />
       </div>
     </div>
   );

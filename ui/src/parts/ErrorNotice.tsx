@@ -3,10 +3,12 @@ import { useEffect, useState } from "react";
 import { asApiError } from "../rules/errors";
 import { span } from "../rules/age";
 import { Copy } from "./Copy";
+import { PerCard, sharesOf } from "./PerCard";
 
 export function ErrorNotice({ error, onRetry }: { error: unknown; onRetry?: (() => void) | undefined }) {
   const { message, code, details, retryAfter } = asApiError(error);
-  const rows = Object.entries(details);
+  const shares = sharesOf(details);
+  const rows = Object.entries(details).filter(([name]) => name !== "per_card" || shares === null);
   return (
     <div className="notice notice-bad" role="alert">
       <p>
@@ -16,6 +18,7 @@ export function ErrorNotice({ error, onRetry }: { error: unknown; onRetry?: (() 
         <code>{code}</code>
         <Copy text={code} label={`Copy the code ${code}`} />
       </p>
+      {shares !== null && <PerCard shares={shares} />}
       {rows.length > 0 && (
         <details>
           <summary>Details</summary>

@@ -51,6 +51,12 @@ export function Notices() {
   );
 }
 
+/** Close all notices. */
+export function closeAll(): void {
+  notices = [];
+  tell();
+}
+
 function add(notice: Omit<Notice, "id">): number {
   last += 1;
   notices = [...notices, { id: last, ...notice }].slice(-MOST);

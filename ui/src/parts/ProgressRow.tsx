@@ -37,7 +37,7 @@ export function ProgressRow({
         <span className="quiet numbers">
           {says}
           {isSized && `${bytes(done, unit)} of ${bytes(total, unit)}`}
-          {rate !== undefined && rate !== null && `, ${bytes(rate)}/s`}
+          {rate !== undefined && rate !== null && `, ${bytes(rate, "MiB")}/s`}
           {left !== null && `, ${span(left)} left`}
         </span>
         {actions}

@@ -11,7 +11,11 @@ export function useNow(): number {
 
 function watch(watcher: () => void): () => void {
   watchers.add(watcher);
-  timer ??= setInterval(tick, 1000);
+  if (timer === undefined) {
+    // nobody has watched the clock for a while
+    now = Date.now();
+    timer = setInterval(tick, 1000);
+  }
   return () => {
     watchers.delete(watcher);
     if (watchers.size > 0) return;

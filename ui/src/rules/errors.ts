@@ -43,6 +43,11 @@ export function isAborted(error: unknown): boolean {
   return error instanceof DOMException && error.name === "AbortError";
 }
 
+/** Whether a refusal asks for a token of the hub, or for another one. */
+export function needsToken(error: unknown): boolean {
+  return error instanceof ApiError && ["GATED_MODEL_NO_TOKEN", "INVALID_HUB_TOKEN"].includes(error.code);
+}
+
 export function isRecord(value: unknown): value is Record<string, unknown> {
   return typeof value === "object" && value !== null && !Array.isArray(value);
 }

@@ -1,8 +1,13 @@
 // What jsdom lacks, and the clean-up after each test of a component.
 import { cleanup } from "@testing-library/react";
 import { afterEach } from "vitest";
+import { closeAll } from "../parts/Notices";
 
-afterEach(cleanup);
+afterEach(() => {
+  cleanup();
+  // the files of tests share their modules
+  closeAll();
+});
 
 HTMLDialogElement.prototype.showModal = function showModal(this: HTMLDialogElement) {
   this.open = true;

@@ -15,8 +15,8 @@ SaeStatus = Literal["downloading", "cached", "attached", "error"]
 class SaeRecord(TypedDict):
     """A registered SAE. `d_in` is the width of the activations that it reads, `d_sae` the number of its features, and
     `width` the same as a short text, such as `16k`. Facts that are only known once the files are read are null before.
-    `download_progress` is in percent; it and `download` are null while no download runs. `reason` says why the SAE cannot be attached as it is, where `is_loadable` is
-    false."""
+    `download_progress` is in percent; it and `download` are null while no download runs. `reason` says why the SAE
+    cannot be attached as it is, where `is_loadable` is false."""
 
     id: str
     repository_id: str | None

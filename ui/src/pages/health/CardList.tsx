@@ -5,7 +5,13 @@ import { count, mebibytes } from "../../rules/bytes";
 export function CardList({ report }: { report: Cards }) {
   return (
     <div className="flow">
-      {report.reason !== null && <p className="quiet">{report.reason}</p>}
+      {report.cards.length === 0 && (
+        <p>
+          No card is used: models run on the processor, and every feature works there.{" "}
+          <span className="quiet">{report.reason}</span>
+        </p>
+      )}
+      {report.cards.length > 0 && report.reason !== null && <p className="quiet">{report.reason}</p>}
       {report.cards.map((card) => (
         <article key={card.uuid} className="card" aria-label={card.name}>
           <h3>
@@ -30,6 +36,15 @@ export function CardList({ report }: { report: Cards }) {
           )}
         </article>
       ))}
+      <article className="card" aria-label="This machine">
+        <h3>This machine</h3>
+        <MemoryBar
+          name="this machine"
+          total={report.host.total_mb}
+          used={report.host.total_mb - report.host.available_mb}
+          ours={null}
+        />
+      </article>
     </div>
   );
 }

@@ -1,0 +1,115 @@
+import { screen, waitFor, within } from "@testing-library/react";
+import userEvent from "@testing-library/user-event";
+import { expect, it } from "vitest";
+import { violations } from "../test/axe";
+import { showPage } from "../test/page";
+import { refused, service, type Request } from "../test/service";
+import Models from "./Models";
+
+const FACTS = {
+  source: "huggingface", repo_id: "acme/tiny", revision: "abc", local_path: "/cache/tiny", quantization: "FP16",
+  gguf_label: null, engine: "checkpoint", params: "3M", architecture: "LlamaForCausalLM", disk_size_mb: 12,
+  estimated_memory_mb: 0, device: null, dtype: null, lease: null, loaded_at: null, supports_embeddings: true,
+  trust_remote_code: false, error_message: null, num_parameters: 3_000_000, download_progress: null, download: null,
+  memory_footprint: null, gpu_indices: [], memory_by_device_mb: {}, placement: null, layers: null, context_length: null,
+  kv_cache_tokens: null, kv_cache_mb: null, created_at: "2026-01-01T00:00:00Z", updated_at: "2026-01-01T00:00:00Z",
+  locked: false,
+};
+const LOADED = { ...FACTS, id: 1, name: "one", status: "loaded" };
+const READY = { ...FACTS, id: 2, name: "two", status: "ready" };
+const HOST = { read_at: "2026-01-01T00:00:00Z", reason: "no card", cards: [], host: { total_mb: 8000, available_mb: 4000 } };
+const HEALTH = { lease: null, inference: { in_flight: 0, queue_waiting: 0 } };
+const NONE = { count: 0, entries: [], to_restore: [] };
+
+function served(answers: Record<string, unknown> = {}) {
+  return service({
+    "GET /api/models": { models: [LOADED, READY], total: 2, loaded_model_id: 1 },
+    "GET /api/health/detailed": HEALTH,
+    "GET /api/health/gpus": HOST,
+    "GET /api/saes/attachments": NONE,
+    "POST /api/models/1/unload": READY,
+    ...answers,
+  });
+}
+
+const route = ({ method, path }: Request) => `${method} ${path}`;
+
+it("unloads at once where nothing is cut, and asks where a request is in flight", async () => {
+  const asked = served();
+  const { unmount, container } = showPage(<Models />);
+  await userEvent.click(await screen.findByRole("button", { name: "Unload one" }));
+  await waitFor(() => expect(asked.map(route)).toContain("POST /api/models/1/unload"));
+  expect(await violations(container)).toEqual([]);
+  unmount();
+
+  const busy = served({ "GET /api/health/detailed": { ...HEALTH, inference: { in_flight: 2, queue_waiting: 0 } } });
+  showPage(<Models />);
+  await userEvent.click(await screen.findByRole("button", { name: "Unload one" }));
+  const dialog = await screen.findByRole("dialog", { name: "Unload one?" });
+  expect(dialog.textContent).toContain("2 requests are in flight");
+  expect(busy.map(route)).not.toContain("POST /api/models/1/unload");
+  await userEvent.click(within(dialog).getByRole("button", { name: "Unload" }));
+  await waitFor(() => expect(busy.map(route)).toContain("POST /api/models/1/unload"));
+});
+
+it("says why a lease refuses, and never asks for its id", async () => {
+  const lease = { model_id: 1, model_name: "one", holder: "nightly", reason: "a run", expires_at: "2999-01-01T00:00:00Z" };
+  served({ "GET /api/health/detailed": { ...HEALTH, lease } });
+  showPage(<Models />);
+  expect(await screen.findByText(/nightly holds a lease on one, which would be unloaded/)).toBeTruthy();
+  expect(screen.getByRole("button", { name: "Load two" })).toHaveProperty("disabled", true);
+  expect(screen.getByRole("button", { name: "Unload one" })).toHaveProperty("disabled", true);
+});
+
+it("shows a refusal for lack of memory as a table of the cards", async () => {
+  const share = { device: "cuda:0", name: "H200", free_mb: 1024, needed_mb: 3072, weights_mb: 2048, kv_mb: 512, working_mb: 256, staging_mb: 128, context_mb: 128 };
+  const lack = { code: "INSUFFICIENT_MEMORY", message: "does not fit", status: 507, details: { per_card: [share], can_ever_fit: false } };
+  served({ "GET /api/models": { models: [READY], total: 1, loaded_model_id: null }, "POST /api/models/2/load": refused(lack) });
+  showPage(<Models />);
+  await userEvent.click(await screen.findByRole("button", { name: "Load two" }));
+  const row = within(await screen.findByRole("alert")).getByRole("row", { name: /H200/ });
+  expect(row.textContent).toContain("2.0 GiB");
+});
+
+it("a download keeps its bytes in one unit, and can be cancelled", async () => {
+  const going = { ...READY, status: "downloading", download_progress: 25, download: { downloaded_bytes: 2 ** 30, total_bytes: 2 ** 32, percent: 25, speed_bps: 2 ** 21 } };
+  served({ "GET /api/models": { models: [going], total: 1, loaded_model_id: null } });
+  showPage(<Models />);
+  expect(await screen.findByText(/1\.0 GiB of 4\.0 GiB, 2\.0 MiB\/s/)).toBeTruthy();
+  expect(screen.getByRole("button", { name: "Cancel two" })).toBeTruthy();
+});
+
+it("a token of the hub is asked for when it is needed, sent once, and kept nowhere", async () => {
+  const gated = refused({ code: "GATED_MODEL_NO_TOKEN", message: "gated", status: 401 });
+  const asked = served({ "POST /api/models/preview": gated });
+  const { client } = showPage(<Models />, "/models?repo=acme/gated");
+  const field = await screen.findByLabelText("Hub token");
+  expect(field.getAttribute("type")).toBe("password");
+  await userEvent.type(field, "hf_secret");
+  await userEvent.click(screen.getByRole("button", { name: "Look at it" }));
+  await waitFor(() => expect(asked.at(-1)?.body).toEqual({ repo_id: "acme/gated", hub_token: "hf_secret" }));
+  expect((field as HTMLInputElement).value).toBe("");
+  expect(JSON.stringify({ ...localStorage, ...sessionStorage })).not.toContain("hf_secret");
+  const kept = [client.getQueryCache().getAll().map(({ queryKey, state }) => [queryKey, state]), client.getMutationCache().getAll()];
+  expect(JSON.stringify(kept)).not.toContain("hf_secret");
+});
+
+it("a preview shows the fit per place before a download, and a dash where nothing is known", async () => {
+  const offered = {
+    name: "tiny", repo_id: "acme/tiny", revision: "abcdef0123", params: null, num_parameters: null, architecture: null,
+    architectures: null, model_type: null, requires_trust_remote_code: false, is_gated: false,
+    estimated_sizes: { FP16: { disk_mb: 5000, memory_mb: 6000 }, Q4: { disk_mb: 5000, memory_mb: 2000 } },
+    downloads: null, likes: null, tags: [], pipeline_tag: null, license: null, language: null,
+    gguf_quants: [{ label: "Q4_K_M", files: [{}], total_size_bytes: 2 ** 30, is_split: false, quant_parsed: true }],
+    gguf_companions: null, gguf_architecture: null, gguf_context_length: null, gguf_total_params: null,
+  };
+  const asked = served({ "POST /api/models/preview": offered, "POST /api/models": READY });
+  const { container } = showPage(<Models />, "/models?repo=acme/tiny");
+  expect(await screen.findByText("does not fit, 3.9 GiB free")).toBeTruthy();
+  expect(screen.getByText("fits, 3.9 GiB free")).toBeTruthy();
+  expect(container.textContent).not.toMatch(/NaN|undefined/);
+  await userEvent.click(screen.getByRole("button", { name: "Download Q4_K_M" }));
+  const body = { source: "huggingface", repo_id: "acme/tiny", gguf_label: "Q4_K_M" };
+  await waitFor(() => expect(asked.find((request) => route(request) === "POST /api/models")?.body).toEqual(body));
+  expect(await violations(container)).toEqual([]);
+});

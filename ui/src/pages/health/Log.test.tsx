@@ -1,0 +1,21 @@
+import { screen } from "@testing-library/react";
+import userEvent from "@testing-library/user-event";
+import { expect, it } from "vitest";
+import { violations } from "../../test/axe";
+import { showPage } from "../../test/page";
+import { service } from "../../test/service";
+import { Log } from "./Log";
+
+const LINE = { at: "2026-01-01T10:00:00.123Z", level: "ERROR", logger: "steerserve.v1", event: "stream_failed", fields: { rows: 2 } };
+const RAISED = { type: "ValueError", places: ["v1/render.py:231 in stream"] };
+
+it("shows level, event, fields and the places of an exception, and can be paused", async () => {
+  service({ "GET /api/health/log": { lines: [{ ...LINE, id: 7, exception: RAISED }], last_id: 7, dropped: 0, kept: 500 } });
+  const { container } = showPage(<Log />);
+  const line = (await screen.findByText("stream_failed")).closest("li");
+  expect(line?.textContent).toMatch(/\.123 error stream_failed rows=2/);
+  expect(screen.getByText("ValueError")).toBeTruthy();
+  await userEvent.click(screen.getByRole("button", { name: "Pause" }));
+  expect(screen.getByText(/Paused/)).toBeTruthy();
+  expect(await violations(container)).toEqual([]);
+});

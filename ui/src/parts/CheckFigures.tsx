@@ -1,0 +1,62 @@
+// The self-check of an SAE as bars, with a mark where the checkpoint claims another figure.
+import { checkFigures, l0Words, type Check, type CheckFigure } from "../rules/check";
+import { decimal } from "../rules/bytes";
+
+export function CheckFigures({ check, claimedL0 }: { check: Check; claimedL0: number | null }) {
+  if (Object.keys(check).length === 0) return <p className="quiet">The self-check was left out.</p>;
+  const words = l0Words(check.l0, claimedL0);
+  return (
+    <figure className="check">
+      <table>
+        <caption className="only-read">Self-check beside the claims of the checkpoint</caption>
+        <thead>
+          <tr>
+            <th scope="col">self-check</th>
+            <th scope="col">measured</th>
+            <th scope="col">claimed</th>
+            <th scope="col" className="check-scale">
+              scale
+            </th>
+          </tr>
+        </thead>
+        <tbody>
+          {checkFigures(check, claimedL0).map((figure) => (
+            <tr key={figure.name} title={figure.about}>
+              <th scope="row">
+                {figure.name}
+                <span className="only-read">, {figure.about}</span>
+              </th>
+              <td className="strong">{figure.says}</td>
+              <td>{figure.claim ?? <span className="quiet">–</span>}</td>
+              <td className="check-scale">{figure.scale !== null && <Track figure={figure} scale={figure.scale} />}</td>
+            </tr>
+          ))}
+        </tbody>
+      </table>
+      <figcaption className="quiet">
+        {words !== null && <>L0 is {words}. </>}
+        {claimedL0 === null ? "The checkpoint claims no L0. " : "The mark is the claim of the checkpoint. "}
+        The check reads one short text.
+      </figcaption>
+    </figure>
+  );
+}
+
+function Track({ figure, scale }: { figure: CheckFigure; scale: number }) {
+  const [from, to] = figure.drawn ?? [0, 0];
+  const share = (value: number) => `${Math.min(100, (100 * value) / scale)}%`;
+  return (
+    <span className="check-line">
+      <span className="check-track" aria-hidden="true">
+        {figure.drawn !== null && (
+          <span
+            className="check-fill"
+            style={{ insetInlineStart: share(from), inlineSize: `max(3px, ${share(to - from)})` }}
+          />
+        )}
+        {figure.claimed !== null && <span className="check-claim" style={{ insetInlineStart: share(figure.claimed) }} />}
+      </span>
+      <span className="quiet check-end">{decimal(scale, scale < 10 ? 1 : 0)}</span>
+    </span>
+  );
+}
