@@ -23,7 +23,8 @@ if (root !== null) {
   createRoot(root).render(
     <StrictMode>
       <QueryClientProvider client={client}>
-        <HashRouter>
+        {/* the state in the link is shown at once, also while texts stream */}
+        <HashRouter useTransitions={false}>
           <Routes>
             <Route element={<Shell />}>
               <Route index element={<Navigate to={start} replace />} />

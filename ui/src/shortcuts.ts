@@ -16,6 +16,8 @@ export const NATIVE: readonly Omit<Shortcut, "id">[] = [
   { keys: "→", says: "Larger by one step", group: "On a slider" },
   { keys: "PageUp", says: "Larger by a tenth of its length", group: "On a slider" },
   { keys: "PageDown", says: "Smaller by a tenth of its length", group: "On a slider" },
+  { keys: "→", says: "The next token; ← the one before, ↑ and ↓ the next line", group: "On the tokens of a text" },
+  { keys: "Enter", says: "Keep the token open, so that Tab reaches its features", group: "On the tokens of a text" },
 ];
 
 export type ShortcutId = (typeof SHORTCUTS)[number]["id"];

@@ -1,7 +1,7 @@
 // A button that copies a text.
 import { useEffect, useState } from "react";
 
-export function Copy({ text, label }: { text: string; label: string }) {
+export function Copy({ text, label, says = "Copy" }: { text: string; label: string; says?: string }) {
   const [said, setSaid] = useState<string | null>(null);
   useEffect(() => {
     if (said === null) return undefined;
@@ -19,7 +19,7 @@ export function Copy({ text, label }: { text: string; label: string }) {
   };
   return (
     <button type="button" className="small" aria-label={label} onClick={() => void copy()}>
-      <span aria-live="polite">{said ?? "Copy"}</span>
+      <span aria-live="polite">{said ?? says}</span>
     </button>
   );
 }

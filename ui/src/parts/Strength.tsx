@@ -1,5 +1,5 @@
 // A steering strength: a slider on which small strengths get most of the travel, and a box for the exact number.
-import { useId, useState } from "react";
+import { useId, useState, type CSSProperties } from "react";
 import { LIMIT, next, position, POSITIONS, signed, strength } from "../rules/strength";
 import { useCommitted } from "./useCommitted";
 
@@ -32,6 +32,7 @@ export function Strength({
         list={marks}
         disabled={isDisabled}
         value={position(shown, limit)}
+        style={{ "--at": `${50 + (50 * position(shown, limit)) / POSITIONS}%` } as CSSProperties}
         onChange={(event) => change(strength(Number(event.target.value), limit))}
         onPointerUp={() => void flush()}
         onKeyUp={() => void flush()}

@@ -1,5 +1,5 @@
 import { describe, expect, it } from "vitest";
-import { diff, similarity } from "./diff";
+import { diff, marked, similarity } from "./diff";
 
 const LEFT = "Once there was a small boat, and it was red.";
 const RIGHT = "Once there was a big blue whale, and it was red.";
@@ -30,6 +30,16 @@ describe("the difference of two texts", () => {
   it("gives up finding common words in texts that are far too long", () => {
     const long = (word: string) => Array.from({ length: 3000 }, (_, index) => `${word}${index}`).join(" ");
     expect(diff(long("a"), long("b")).map(({ kind }) => kind)).toEqual(["left", "right"]);
+  });
+
+  it("is marked across blanks and single words that are equal", () => {
+    const stretches = diff("I saw the old big boat there.", "I met the new red whale there.");
+    expect(marked(stretches, "left")).toEqual([
+      { text: "I ", differs: false },
+      { text: "saw the old big boat", differs: true },
+      { text: " there.", differs: false },
+    ]);
+    expect(marked(stretches, "right").map(({ text }) => text).join("")).toBe("I met the new red whale there.");
   });
 
   it("measures how similar they are", () => {

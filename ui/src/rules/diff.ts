@@ -35,6 +35,23 @@ export function diff(left: string, right: string): Stretch[] {
   ]);
 }
 
+/**
+ * One side of a difference for the eye: neighbouring stretches that differ are one, also across blanks and single words
+ * that happen to be equal.
+ */
+export function marked(stretches: readonly Stretch[], own: "left" | "right"): { text: string; differs: boolean }[] {
+  const result: { text: string; differs: boolean }[] = [];
+  stretches.forEach(({ kind, text }, place) => {
+    if (kind !== "same" && kind !== own) return;
+    const isIsland = place > 0 && place < stretches.length - 1 && words(text).filter((word) => word.trim() !== "").length < 2;
+    const differs = kind === own || isIsland;
+    const last = result.at(-1);
+    if (last?.differs === differs) last.text += text;
+    else result.push({ text, differs });
+  });
+  return result;
+}
+
 /** The words of both texts that are equal, as a part of all words without blanks; 1 for two empty texts. */
 export function similarity(left: string, right: string): number {
   const size = (text: string) => words(text).filter((word) => word.trim() !== "").length;

@@ -1,0 +1,101 @@
+// A streamed comparison: its events reach the cached answer in batches, so that a page is drawn at most 60 times a second.
+import { useCallback, useEffect, useRef } from "react";
+import { skipToken, useQuery, useQueryClient } from "@tanstack/react-query";
+import { applied, ended, sent, type CompareEvent, type Comparison } from "../rules/comparison";
+import { ApiError, isAborted } from "../rules/errors";
+import { described, type Body } from "./client";
+import { stream, type StreamEvent } from "./stream";
+import type { components } from "./types.gen";
+
+export type CompareBody = Body<"/api/compare">;
+type Events = components["schemas"]["CompareEvents"];
+
+/** The least time between two drawings, in milliseconds. */
+const FRAME = 16;
+
+/** The request of a comparison, as it is sent and as it is shown to be copied. */
+export function comparing(body: CompareBody) {
+  return described("post", "/api/compare", { body: { ...body, stream: true } });
+}
+
+/**
+ * The last comparison of a name, and functions that begin and stop one. Leaving the page stops the comparison; what was
+ * written by then is kept.
+ */
+export function useComparison(name: string) {
+  const client = useQueryClient();
+  const running = useRef<AbortController>(null);
+  const { data } = useQuery<Comparison>({ queryKey: keyOf(name), queryFn: skipToken, gcTime: Infinity });
+
+  const stop = useCallback(() => running.current?.abort(), []);
+  const run = useCallback(
+    async (body: CompareBody) => {
+      running.current?.abort();
+      const own = new AbortController();
+      running.current = own;
+      const change = (how: (before: Comparison) => Comparison) => {
+        // a comparison that was replaced no longer writes
+        if (running.current === own) client.setQueryData<Comparison>(keyOf(name), (before) => before && how(before));
+      };
+      client.setQueryData<Comparison>(keyOf(name), (before) => sent(before, performance.now()));
+      try {
+        await follow(body, own.signal, (events) => change((before) => applied(before, events, performance.now())));
+      } catch (error) {
+        change((before) => ended(before, isAborted(error) ? null : error, performance.now()));
+      }
+    },
+    [client, name],
+  );
+  useEffect(() => stop, [stop]);
+  return { comparison: data, run, stop };
+}
+
+function keyOf(name: string) {
+  return ["comparison", name];
+}
+
+/** Read a stream to its end, and hand its events on in batches. */
+async function follow(body: CompareBody, signal: AbortSignal, draw: (events: CompareEvent[]) => void): Promise<void> {
+  let waiting: CompareEvent[] = [];
+  let timer: ReturnType<typeof setTimeout> | undefined;
+  const flush = () => {
+    clearTimeout(timer);
+    timer = undefined;
+    if (waiting.length > 0) draw(waiting);
+    waiting = [];
+  };
+  try {
+    const { events } = await stream(comparing(body), signal);
+    let isWhole = false;
+    for await (const event of events) {
+      const read = known(event);
+      if (read === null) continue;
+      waiting.push(read);
+      isWhole ||= read.name === "done";
+      timer ??= setTimeout(flush, FRAME);
+    }
+    if (!isWhole) throw new ApiError("The connection ended before the comparison was complete.", "CONNECTION_LOST");
+  } finally {
+    flush();
+  }
+}
+
+/** An event that the fold knows; null for another one. A failure is thrown. */
+function known({ name, data }: StreamEvent): CompareEvent | null {
+  switch (name) {
+    case "started":
+      return { name, data: data as Events["started"] };
+    case "prompt":
+      return { name, data: data as Events["prompt"] };
+    case "text":
+      return { name, data: data as Events["text"] };
+    case "done":
+      return { name };
+    case "error": {
+      const { message, code, details, retry_after } = data as Events["error"];
+      throw new ApiError(message, code, details, null, retry_after ?? null);
+    }
+    default:
+      return null;
+  }
+}

@@ -1,0 +1,130 @@
+// The questions and actions of the Steer page and of the Tokens page.
+import { queryOptions, type QueryClient } from "@tanstack/react-query";
+import { asApiError } from "../rules/errors";
+import { listedFor, readText } from "../rules/reading";
+import { keyOf, type Place } from "../rules/steer";
+import { request } from "./client";
+import type { Steering } from "./queries";
+
+/** Labels and norms change seldom; an import of labels makes them stale by hand. */
+const SELDOM = 5 * 60_000;
+const RESULTS = 12;
+
+export function feature(sae_id: string, index: number) {
+  return queryOptions({
+    queryKey: ["features", sae_id, "one", index] as const,
+    queryFn: ({ signal }) => request("get", "/api/saes/{sae_id}/features/{index}", { path: { sae_id, index }, signal }),
+    staleTime: SELDOM,
+  });
+}
+
+/** Features by the words of their labels, by how near their directions are to one feature's, or by both. */
+export function search(sae_id: string, query: string, near: number | null) {
+  const body = { ...(query === "" ? {} : { query }), ...(near === null ? {} : { feature_idx: near }), limit: RESULTS };
+  return queryOptions({
+    queryKey: ["features", sae_id, "search", query, near] as const,
+    queryFn: ({ signal }) => request("post", "/api/saes/{sae_id}/features/search", { path: { sae_id }, body, signal }),
+    staleTime: SELDOM,
+    enabled: query !== "" || near !== null,
+  });
+}
+
+/** How many labels an SAE has. */
+export function labelCount(sae_id: string) {
+  return queryOptions({
+    queryKey: ["features", sae_id, "labels", "count"] as const,
+    queryFn: async ({ signal }) =>
+      (await request("get", "/api/saes/{sae_id}/labels", { path: { sae_id }, query: { limit: 1 }, signal })).total,
+    staleTime: SELDOM,
+  });
+}
+
+/** The live values of one attached SAE, and of the others beside it. */
+export function liveValues({ sae_id, layer }: Place) {
+  return queryOptions({
+    queryKey: ["steering", keyOf({ sae_id, layer })] as const,
+    queryFn: ({ signal }) => request("get", "/api/saes/steering", { query: { sae_id, layer }, signal }),
+  });
+}
+
+/** Actions on the live values. Each writes the service's answer to the cache. */
+export function steeringActions(client: QueryClient, { sae_id, layer }: Place) {
+  const place = { sae_id, layer };
+  const answered = (state: Steering) => {
+    client.setQueryData(liveValues(place).queryKey, state);
+    void client.invalidateQueries({ queryKey: ["steering"] });
+  };
+  return {
+    set: async (index: number, value: number) =>
+      answered(await request("post", "/api/saes/steering", { body: { feature_idx: index, value, ...place } })),
+    setAll: async (steering: Record<string, number>) =>
+      answered(await request("post", "/api/saes/steering/batch", { body: { steering, ...place } })),
+    remove: async (index: number) =>
+      answered(await request("delete", "/api/saes/steering/{index}", { path: { index }, query: place })),
+    enable: async (isOn: boolean) =>
+      answered(await request("post", isOn ? "/api/saes/steering/enable" : "/api/saes/steering/disable")),
+  };
+}
+
+/** The dial of what serves: of the active cluster, of the active profile, or of the one circuit. */
+export const dials = {
+  cluster: (intensity: number) => request("put", "/api/clusters/active/intensity", { body: { intensity } }),
+  circuit: (intensity: number) => request("put", "/api/circuits/active/intensity", { body: { intensity } }),
+  /** A profile has no dial of its own: its intensity is changed, and it is activated again. */
+  profile: async (profile_id: string, intensity: number) => {
+    await request("patch", "/api/profiles/{profile_id}", { path: { profile_id }, body: { intensity } });
+    await request("post", "/api/profiles/{profile_id}/activate", { path: { profile_id } });
+  },
+};
+
+export const clusters = queryOptions({
+  queryKey: ["clusters", "steer"] as const,
+  queryFn: ({ signal }) => request("get", "/api/clusters", { signal }),
+});
+
+export const activeCircuits = queryOptions({
+  queryKey: ["circuits", "active"] as const,
+  queryFn: ({ signal }) => request("get", "/api/circuits/active", { signal }),
+});
+
+export function circuit(circuit_id: string) {
+  return queryOptions({
+    queryKey: ["circuits", "one", circuit_id] as const,
+    queryFn: ({ signal }) => request("get", "/api/circuits/{circuit_id}", { path: { circuit_id }, signal }),
+  });
+}
+
+/** A text with the features and the log-probability of each of its tokens, read without steering. */
+export function readTokens(model: string | null, place: Place | null, prompt: string) {
+  return queryOptions({
+    queryKey: ["reading", model, place === null ? "" : keyOf(place), prompt] as const,
+    queryFn: async ({ signal }) => {
+      if (model === null || place === null) throw new Error("no model, or no SAE");
+      const once = (size: number) => scored(model, place, prompt, listedFor(prompt, size), signal);
+      try {
+        return await once(4);
+      } catch (error) {
+        // a text of short tokens, which has more of them than was guessed
+        if (asApiError(error).code !== "sae_activations_refused") throw error;
+        return once(1);
+      }
+    },
+    enabled: model !== null && place !== null && prompt !== "",
+    staleTime: Infinity,
+    gcTime: SELDOM,
+    retry: false,
+  });
+}
+
+async function scored(model: string, { sae_id, layer }: Place, prompt: string, listed: number, signal: AbortSignal) {
+  const answer = await request("post", "/v1/completions", {
+    // a model that is no longer loaded is not loaded for this
+    headers: { "X-Service-Load-Policy": "refuse" },
+    body: {
+      ...{ model, prompt, max_tokens: 1, temperature: 0, logprobs: 0, echo: true },
+      return_sae_activations: { positions: "prompt", top_k: listed, sae_id, layer },
+    },
+    signal,
+  });
+  return { ...readText(answer), listed };
+}

@@ -1,0 +1,77 @@
+// The first page: one prompt, answered twice from one batch, without steering and with it.
+import { useEffect, useRef } from "react";
+import { useQuery } from "@tanstack/react-query";
+import { Navigate, useSearchParams } from "react-router";
+import { search } from "../api/steer";
+import { Copy } from "../parts/Copy";
+import { useShortcut } from "../shortcuts";
+import "../css/chips.css";
+import "../css/steer.css";
+import { Columns } from "./steer/Columns";
+import { DEMO, demoFeature } from "./steer/demo";
+import { Features } from "./steer/Features";
+import { remember, remembered } from "./steer/memory";
+import { Prompt } from "./steer/Prompt";
+import { Request } from "./steer/Request";
+import { Sweep } from "./steer/Sweep";
+import { useSteer, type Steer as State } from "./steer/useSteer";
+
+export default function Steer() {
+  const [query] = useSearchParams();
+  const kept = remembered();
+  if (query.size === 0 && kept !== null) return <Navigate to={{ search: kept }} replace />;
+  return <Bench />;
+}
+
+function Bench() {
+  const steer = useSteer();
+  const find = useRef<HTMLInputElement>(null);
+  useDemo(steer);
+  useShortcut("stop", steer.stop, steer.isRunning);
+  useShortcut("send", () => steer.run(), steer.canRun);
+  useShortcut("find", () => find.current?.focus());
+  const [, setQuery] = useSearchParams();
+  const reset = () => {
+    remember("");
+    setQuery(new URLSearchParams());
+  };
+  return (
+    <div className="page steer">
+      <header className="page-head">
+        <div>
+          <h1>Steer</h1>
+          <p className="lead">
+            One prompt, one seed, two answers: the model as it is, and with features turned up or down.
+          </p>
+        </div>
+        <div className="row">
+          <button type="button" className="small" onClick={reset}>
+            Start anew
+          </button>
+          <Copy text={location.href} label="Copy the link that restores this view" says="Copy link" />
+        </div>
+      </header>
+      <div className="bench">
+        <Prompt steer={steer} />
+        <Features steer={steer} find={find} />
+        <div className="bench-main">
+          <Columns steer={steer} />
+          <Sweep steer={steer} />
+          <Request steer={steer} />
+        </div>
+      </div>
+    </div>
+  );
+}
+
+/** On the first visit to the demo, a prompt and its sea feature are ready, so that one click shows two texts part. */
+function useDemo({ state, model, place, change }: State) {
+  const isFirst = state.f === null && state.chat === null && state.prompt === "";
+  const isDemo = isFirst && model?.name === DEMO.model && place !== null;
+  const labels = useQuery({ ...search(place?.sae_id ?? "", DEMO.label, null), enabled: isDemo }).data;
+  const index = labels === undefined ? undefined : demoFeature(labels.features);
+  useEffect(() => {
+    if (isDemo && index !== undefined)
+      change({ chat: [{ role: "user", content: DEMO.prompt }], f: [[index, DEMO.value, 1]] });
+  }, [isDemo, index, change]);
+}

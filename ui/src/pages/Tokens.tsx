@@ -1,0 +1,105 @@
+// A text as the model reads it: each token with its features and how likely it was, without steering.
+import { useState, type ReactNode } from "react";
+import { useQuery } from "@tanstack/react-query";
+import { Link } from "react-router";
+import { attachments, models } from "../api/queries";
+import { readTokens } from "../api/steer";
+import { Copy } from "../parts/Copy";
+import { Answered, Panel } from "../parts/Panel";
+import { useLink } from "../parts/useLink";
+import { keyOf, servedName } from "../rules/steer";
+import { useShortcut } from "../shortcuts";
+import "../css/chips.css";
+import "../css/tokens-page.css";
+import { EXAMPLE, TOKENS } from "./tokens/link";
+import { ReadView } from "./tokens/ReadView";
+
+export default function Tokens() {
+  const [link, change] = useLink(TOKENS);
+  const [draft, setDraft] = useState<string | null>(null);
+  const loaded = useQuery(models);
+  const attached = useQuery(attachments);
+  const model = loaded.data?.models.find(({ id }) => id === loaded.data.loaded_model_id) ?? null;
+  const places = attached.data?.entries ?? [];
+  const place = places.find((entry) => keyOf(entry) === link.sae) ?? places[0] ?? null;
+  const written = draft ?? (link.text || EXAMPLE);
+  const name = model === null ? null : servedName(model, loaded.data?.models ?? []);
+  const reading = useQuery(readTokens(name, place, link.text));
+  const canRead = model !== null && place !== null && written.trim() !== "";
+  const read = () => {
+    if (!canRead) return;
+    if (written === link.text) void reading.refetch();
+    else change({ text: written }, { push: true });
+    setDraft(null);
+  };
+  useShortcut("send", read, canRead);
+  return (
+    <div className="page tokens-page">
+      <header className="page-head">
+        <div>
+          <h1>Tokens</h1>
+          <p className="lead">
+            A text as the model reads it: the features of each token, and how much each token surprised it.
+          </p>
+        </div>
+        <Copy text={location.href} label="Copy the link that restores this view" says="Copy link" />
+      </header>
+      <section className="panel" aria-label="Text">
+        <textarea
+          aria-label="Text to read"
+          rows={3}
+          value={written}
+          onChange={(event) => setDraft(event.target.value)}
+        />
+        <div className="row spread">
+          <span className="row">
+            {places.length > 1 && place !== null && (
+              <select aria-label="SAE" value={keyOf(place)} onChange={(event) => change({ sae: event.target.value })}>
+                {places.map((entry) => (
+                  <option key={keyOf(entry)} value={keyOf(entry)}>
+                    layer {entry.layer}, {entry.sae_id}
+                  </option>
+                ))}
+              </select>
+            )}
+            <span className="quiet">One pass of the model, never steered. Nothing is written or kept.</span>
+          </span>
+          <button type="button" className="primary" disabled={!canRead} onClick={read}>
+            Read the text
+          </button>
+        </div>
+      </section>
+      {model === null && loaded.data !== undefined ? (
+        <Empty>
+          No model is loaded. <Link to="/models">Load a model</Link>.
+        </Empty>
+      ) : place === null && attached.data !== undefined ? (
+        <Empty>
+          No SAE is attached, so no features can be read. <Link to="/saes">Attach an SAE</Link>.
+        </Empty>
+      ) : link.text === "" ? (
+        <Empty>Read the text above, or write another one.</Empty>
+      ) : (
+        <Answered query={reading}>
+          {(text) => (
+            <ReadView
+              text={text}
+              listed={text.listed}
+              pick={link.pick}
+              onPick={(pick) => change({ pick })}
+              prompt={link.text}
+            />
+          )}
+        </Answered>
+      )}
+    </div>
+  );
+}
+
+function Empty({ children }: { children: ReactNode }) {
+  return (
+    <Panel title="Tokens of the text">
+      <p className="empty">{children}</p>
+    </Panel>
+  );
+}

@@ -1,0 +1,123 @@
+// One side of the comparison: what steers it, its text or its tokens, and how it ended.
+import type { ReactNode } from "react";
+import { Copy } from "../../parts/Copy";
+import { Segmented } from "../../parts/Segmented";
+import { TokenView } from "../../parts/TokenView";
+import { added, type Side } from "../../rules/comparison";
+import { marked, type Stretch } from "../../rules/diff";
+import { listed, type View } from "../../rules/steer";
+import type { TokenFeature } from "../../rules/tokens";
+import { Added } from "./Added";
+import { SteerWith } from "./SteerWith";
+import type { Steer } from "./useSteer";
+
+const VIEWS = [
+  { value: "text", label: "Text" },
+  { value: "tokens", label: "Tokens", title: "Each token, coloured by a feature" },
+] as const;
+const NAMES = { plain: "Plain", steered: "Steered" };
+
+export function Column({
+  kind,
+  steer,
+  side,
+  stretches,
+  view,
+  onView,
+  children,
+}: {
+  kind: "plain" | "steered";
+  steer: Steer;
+  side: Side | undefined;
+  stretches: readonly Stretch[] | null;
+  view: View;
+  onView: (view: View) => void;
+  /** What stands here before there is a text. */
+  children: ReactNode;
+}) {
+  const { state, change, comparison, isRunning } = steer;
+  const name = NAMES[kind];
+  const isWriting = isRunning && side !== undefined && side.finish === null;
+  return (
+    <article className={`side ${kind}`} aria-label={name} data-waiting={comparison?.phase === "waiting" || undefined}>
+      <header>
+        <h2>{name}</h2>
+        <Added side={side} kind={kind} place={steer.place} />
+      </header>
+      <div className="side-body">
+        {side === undefined ? (
+          <p className="quiet">{children}</p>
+        ) : view === "tokens" && side.tokens.length > 0 ? (
+          <TokenView
+            name={`Tokens of the ${kind} side`}
+            tokens={side.tokens}
+            first={comparison?.promptTokens ?? 0}
+            listed={listed(state, 2)}
+            steered={added(comparison?.sides[1]?.steering ?? {}).map(({ index }) => ({
+              index,
+              label: labelOf(comparison?.sides[1] ?? side, index),
+            }))}
+            pick={state.pick < 0 ? null : state.pick}
+            onPick={(pick) => change({ pick: typeof pick === "number" ? pick : -1 })}
+            actions={(feature: TokenFeature) => <SteerWith steer={steer} feature={feature} />}
+          />
+        ) : (
+          <p className="side-text" data-writing={isWriting || undefined}>
+            {stretches === null ? side.text : <Words stretches={stretches} own={kind === "plain" ? "left" : "right"} />}
+          </p>
+        )}
+        {side !== undefined && <p className="quiet numbers">{ending(side, state.max)}</p>}
+      </div>
+      <footer>
+        <Segmented label={`View of the ${kind} side`} options={VIEWS} value={view} onChange={onView} />
+        {side !== undefined && side.text !== "" && !isWriting && (
+          <span className="row">
+            <button
+              type="button"
+              className="small"
+              title="Make this text a part of the prompt"
+              onClick={() => goOn(steer, side.text)}
+            >
+              Go on<span className="only-read"> from the {kind} text</span>
+            </button>
+            <Copy text={side.text} label={`Copy the ${kind} text`} />
+          </span>
+        )}
+      </footer>
+    </article>
+  );
+}
+
+function Words({ stretches, own }: { stretches: readonly Stretch[]; own: "left" | "right" }) {
+  return marked(stretches, own).map(({ text, differs }, index) =>
+    differs ? <mark key={index}>{text}</mark> : <span key={index}>{text}</span>,
+  );
+}
+
+function ending({ finish, written }: Side, most: number): string {
+  const tokens = `${written} ${written === 1 ? "token" : "tokens"}`;
+  if (finish === "stop") return `${tokens}, ended by itself`;
+  return finish === "length" ? `${tokens}, cut at ${most}` : tokens;
+}
+
+/** The label that the tokens of a side have for a feature. */
+function labelOf({ tokens }: Side, index: number): string | null {
+  for (const { features } of tokens) {
+    const label = features?.find((feature) => feature.index === index)?.label;
+    if (label !== undefined) return label;
+  }
+  return null;
+}
+
+/** The text becomes a part of the prompt. */
+function goOn({ state, change, text }: Steer, written: string): void {
+  text.forget();
+  if (state.as === "prompt") change({ prompt: state.prompt + written, chat: state.chat });
+  else {
+    const said = (state.chat ?? []).filter(({ content }) => content.trim() !== "");
+    change({
+      prompt: state.prompt,
+      chat: [...said, { role: "assistant", content: written }, { role: "user", content: "" }],
+    });
+  }
+}

@@ -1,0 +1,74 @@
+// The tokens of a text that was read, and its strongest features.
+import { useMemo } from "react";
+import { Bars } from "../../parts/Bars";
+import { Figure } from "../../parts/Figure";
+import { Panel } from "../../parts/Panel";
+import { TokenView } from "../../parts/TokenView";
+import { count, decimal } from "../../rules/bytes";
+import type { ReadText } from "../../rules/reading";
+import { found, type Pick } from "../../rules/tokens";
+import { SteerHere } from "./SteerHere";
+
+const MOST = 14;
+
+export function ReadView({
+  text,
+  listed,
+  pick,
+  onPick,
+  prompt,
+}: {
+  text: ReadText;
+  listed: number;
+  pick: Pick | null;
+  onPick: (pick: Pick) => void;
+  prompt: string;
+}) {
+  const { tokens, sae } = text;
+  const features = useMemo(() => found(tokens).slice(0, MOST), [tokens]);
+  const scored = useMemo(() => tokens.flatMap(({ logprob }) => (logprob == null ? [] : [logprob])), [tokens]);
+  const surprise = scored.length === 0 ? null : -scored.reduce((sum, value) => sum + value, 0) / scored.length;
+  const bars = features.map(({ index, label, most, count: at }) => ({
+    id: String(index),
+    value: most,
+    label: (
+      <span title={`${label ?? "no label"}, feature ${index}, at ${at} of ${tokens.length} tokens`}>
+        {label ?? `#${index}`}
+      </span>
+    ),
+    action: (
+      <button
+        type="button"
+        className="small"
+        aria-pressed={pick === index}
+        aria-label={`Colour by ${label ?? index}`}
+        onClick={() => onPick(index)}
+      >
+        See
+      </button>
+    ),
+  }));
+  return (
+    <div className="read-view">
+      <Panel title="Tokens of the text">
+        <TokenView
+          name="Tokens of the text"
+          tokens={tokens}
+          listed={listed}
+          pick={pick}
+          onPick={onPick}
+          actions={sae === null ? undefined : (feature) => <SteerHere sae={sae} feature={feature} prompt={prompt} />}
+        />
+        <div className="figures">
+          <Figure label="tokens" value={count(tokens.length)} />
+          <Figure label="mean surprise, nats" value={decimal(surprise)} />
+          <Figure label="perplexity" value={decimal(surprise === null ? null : Math.exp(surprise), 1)} />
+          <Figure label="features a token, at most" value={count(listed)} />
+        </div>
+      </Panel>
+      <Panel title="Strongest features" about="By their largest value in the text. The first token is left out.">
+        <Bars label="Strongest features of the text" bars={bars} />
+      </Panel>
+    </div>
+  );
+}

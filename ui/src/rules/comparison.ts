@@ -1,0 +1,128 @@
+// A comparison while it is written: the events of its stream, folded into what a page shows.
+import type { Token } from "./tokens";
+
+/** `waiting`: sent, and nothing came yet. */
+export type Phase = "waiting" | "running" | "done" | "stopped" | "failed";
+/** Values by SAE (`sae_id@layer`) and feature index. */
+export type Steering = Readonly<Record<string, Readonly<Record<string, number>>>>;
+
+export interface Side {
+  intensity: number;
+  steering: Steering;
+  text: string;
+  finish: "stop" | "length" | null;
+  /** The number of tokens that are written. */
+  written: number;
+  /** The tokens of the prompt and of the text, where activations were asked for. */
+  tokens: readonly Token[];
+}
+export interface Comparison {
+  phase: Phase;
+  error: unknown;
+  model: string | null;
+  sae: { sae_id: string; layer: number } | null;
+  promptTokens: number | null;
+  sides: readonly Side[];
+  /** Moments of the clock in milliseconds: sent, first text, end. */
+  sentAt: number;
+  firstAt: number | null;
+  endedAt: number | null;
+}
+
+interface StartedSide {
+  side: number;
+  intensity: number;
+  steering: Record<string, Record<string, number>>;
+}
+export interface CompareText {
+  side: number;
+  text: string;
+  finish_reason: "stop" | "length" | null;
+  completion_tokens: number;
+  token?: Token | null;
+}
+/** What the fold reads of each event of a streamed comparison. */
+export type CompareEvent =
+  | {
+      name: "started";
+      data: {
+        model: string;
+        prompt_tokens: number;
+        sae: { sae_id: string; layer: number } | null;
+        sides: readonly StartedSide[];
+      };
+    }
+  | { name: "prompt"; data: { side: number; tokens: readonly Token[] } }
+  | { name: "text"; data: CompareText }
+  | { name: "done" };
+
+/** A comparison that was sent. The texts of the one before stay until the new ones begin. */
+export function sent(before: Comparison | undefined, now: number): Comparison {
+  const empty = { model: null, sae: null, promptTokens: null, sides: [] };
+  return { ...(before ?? empty), phase: "waiting", error: null, sentAt: now, firstAt: null, endedAt: null };
+}
+
+export function applied(comparison: Comparison, events: readonly CompareEvent[], now: number): Comparison {
+  return events.reduce((before, event) => one(before, event, now), comparison);
+}
+
+/** A comparison that ended early: by the person, or by a refusal. */
+export function ended(comparison: Comparison, error: unknown, now: number): Comparison {
+  return { ...comparison, phase: error === null ? "stopped" : "failed", error, endedAt: now };
+}
+
+function one(comparison: Comparison, event: CompareEvent, now: number): Comparison {
+  switch (event.name) {
+    case "started": {
+      const { model, sae, prompt_tokens, sides } = event.data;
+      const empty = { text: "", finish: null, written: 0, tokens: [] };
+      return {
+        ...comparison,
+        phase: "running",
+        model,
+        sae,
+        promptTokens: prompt_tokens,
+        sides: sides.map(({ intensity, steering }) => ({ intensity, steering, ...empty })),
+      };
+    }
+    case "prompt": {
+      const { side, tokens } = event.data;
+      return changed(comparison, side, (before) => ({ ...before, tokens: [...tokens, ...before.tokens] }));
+    }
+    case "text":
+      return {
+        ...changed(comparison, event.data.side, (before) => written(before, event.data, comparison.promptTokens ?? 0)),
+        firstAt: comparison.firstAt ?? now,
+      };
+    case "done":
+      return { ...comparison, phase: "done", endedAt: now };
+  }
+}
+
+function changed(comparison: Comparison, side: number, change: (before: Side) => Side): Comparison {
+  return { ...comparison, sides: comparison.sides.map((before, index) => (index === side ? change(before) : before)) };
+}
+
+function written(before: Side, { text, finish_reason, completion_tokens, token }: CompareText, first: number): Side {
+  const whole = before.text + text;
+  const side = { ...before, text: whole, finish: finish_reason, written: completion_tokens };
+  if (token) return { ...side, tokens: [...before.tokens, token] };
+  // the last token of a side was read by no pass of the model, but its text is known
+  const isLast = token === null && finish_reason === "length";
+  return isLast ? { ...side, tokens: [...before.tokens, unread(before, whole, first)] } : side;
+}
+
+function unread(before: Side, whole: string, first: number): Token {
+  const own = before.tokens.filter(({ position }) => position >= first);
+  const chips = own.map(({ text }) => text).join("");
+  const text = whole.startsWith(chips) ? whole.slice(chips.length) : "";
+  return { position: first + own.length, text, features: null };
+}
+
+/** The values that a side adds to the model, the largest magnitude first. */
+export function added(steering: Steering): { key: string; index: number; value: number }[] {
+  return Object.entries(steering)
+    .flatMap(([key, values]) => Object.entries(values).map(([index, value]) => ({ key, index: Number(index), value })))
+    .filter(({ value }) => value !== 0)
+    .sort((a, b) => Math.abs(b.value) - Math.abs(a.value));
+}
