@@ -1,4 +1,5 @@
 // Sensing: recorded firings of clusters and of edges of circuits, newest first, with the text around them.
+import { useState } from "react";
 import { useQuery } from "@tanstack/react-query";
 import { circuits, clusters } from "../api/documents";
 import { circuitSensing, clusterSensing, firings } from "../api/sensing";
@@ -6,7 +7,7 @@ import { Panel } from "../parts/Panel";
 import { Segmented } from "../parts/Segmented";
 import { useLink } from "../parts/useLink";
 import { choice, text } from "../rules/link";
-import { fromKey, keyOf, newestFirst } from "../rules/firing";
+import { fromKey, keyOf, newestFirst, type Firing } from "../rules/firing";
 import { ClearEvents } from "./sensing/ClearEvents";
 import { EventDetail } from "./sensing/EventDetail";
 import { EventList } from "./sensing/EventList";
@@ -34,7 +35,8 @@ export default function Sensing() {
   const events = newestFirst(...asked.map((query) => query.data?.events ?? [])).slice(0, LISTED);
   const total = asked.reduce((sum, query) => sum + (query.data?.total ?? 0), 0);
   const failed = asked.find((query) => query.error !== null);
-  const opened = fromKey(event) ?? events[0] ?? null;
+  const first = useFirst(`${kind} ${of}`, asked.every((query) => query.data !== undefined), events);
+  const opened = fromKey(event) ?? first;
   const ofCluster = useQuery(clusterSensing).data?.note;
   const note = useQuery(circuitSensing).data?.note ?? ofCluster;
   return (
@@ -91,6 +93,14 @@ export default function Sensing() {
       </div>
     </div>
   );
+}
+
+/** The event that was the newest when the list was first complete, so that later events do not replace it. */
+function useFirst(list: string, isComplete: boolean, events: readonly Firing[]): Firing | null {
+  const [first, setFirst] = useState<{ list: string; event: Firing } | null>(null);
+  const [newest] = events;
+  if (isComplete && newest !== undefined && first?.list !== list) setFirst({ list, event: newest });
+  return newest === undefined ? null : first?.list === list ? first.event : newest;
 }
 
 /** What the second filter offers. */

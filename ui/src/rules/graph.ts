@@ -31,13 +31,13 @@ export interface Drawing {
 }
 
 export const NODE_HEIGHT = 48;
-const GAP = 12;
+const GAP = 10;
 /** The space between two layers, in which the edges are seen. */
 const BETWEEN = 52;
 /** The space in the band of a layer: around its nodes, and for its name above them. */
 const PADDING = 10;
 const HEAD = 30;
-const NARROWEST = 92;
+const NARROWEST = 112;
 const WIDEST = 190;
 
 export function keyOf(end: End): string {

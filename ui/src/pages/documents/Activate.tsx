@@ -48,8 +48,9 @@ export function Activate({
         </p>
         {isByHand && (
           <p>
-            {count} {count === 1 ? "value was" : "values were"} set by hand. They are lost unless you save them as a profile
-            first.
+            {count === 1
+              ? "One value was set by hand. It is lost unless you save it as a profile first."
+              : `${count} values were set by hand. They are lost unless you save them as a profile first.`}
           </p>
         )}
         {held.length > 0 && (

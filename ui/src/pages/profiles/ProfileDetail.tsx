@@ -77,12 +77,12 @@ export function ProfileDetail({ profile, onDeleted }: { profile: Profile; onDele
         />
         <Dial name={name} value={profile.intensity} range={RANGE} onCommit={(value) => dial.mutateAsync(value)} />
         {isChanged && (
-          <p className="row notice notice-warn">
-            The live values were changed since the activation. The dial is saved, and counts with the next activation.
+          <div className="stale">
+            <p>The live values were changed since the activation. The dial is saved, and counts with the next activation.</p>
             <button type="button" disabled={isPending} onClick={() => activate.mutate(undefined)}>
               Activate again
             </button>
-          </p>
+          </div>
         )}
         <Warnings warnings={warnings} />
         <Members
