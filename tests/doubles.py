@@ -205,7 +205,7 @@ class ScriptedEngine(Engine):
         self.steered = (epoch, enabled, values)
 
     async def monitor(
-        self, key: str | None, features: list[int] | None = None, top_k: int = 10
+        self, key: str | None, features: list[int] | None = None, top_k: int = 10, contexts: int = 0
     ) -> None:
         await self._step("monitor")
         self.monitored = None if key is None else (key, features, top_k)

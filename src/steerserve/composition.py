@@ -171,7 +171,9 @@ class Owners:
         )
 
     def _make_observing(self) -> None:
-        self.monitoring = Monitoring(self.conductor, self.bus, self.around.now)
+        self.monitoring = Monitoring(
+            self.conductor, self.bus, self.around.now, self.settings.monitoring_contexts
+        )
         self._make_sensing()
         self.features = Features(
             self.labels, self.saes, self.conductor, self.launcher, self.monitoring.counted

@@ -31,6 +31,11 @@ _OVERHEAD = "Milliseconds of sensing a {0} in one choice above which a warning i
 class SensingSettings(BaseSettings):
     """The settings of sensing. `Settings` has them among the other settings."""
 
+    monitoring_contexts: Annotated[int, Field(ge=0, le=10_000)] = Field(
+        default=0,
+        description="How many of the last monitored tokens keep the text around them in memory, for the strongest "
+        "contexts of a feature. The text is that of users; 0 keeps none.",
+    )
     sensing_epsilon: Epsilon = Field(
         default=0.1, description=_EPSILON.format("member of a cluster")
     )

@@ -83,6 +83,15 @@ def test_an_import_merges_or_replaces(shared: Running, sae_id: str) -> None:
     assert labels(shared, sae_id)["labels"] == [{"feature_idx": 5, "label": "rain"}]
 
 
+def test_the_label_of_one_feature_is_deleted(shared: Running, sae_id: str) -> None:
+    put(shared, sae_id, SEA)
+    assert shared.data("DELETE", f"/api/saes/{sae_id}/labels/7")["cleared"] == 1
+    assert [one["feature_idx"] for one in labels(shared, sae_id)["labels"]] == [3, 9]
+    assert shared.data("DELETE", f"/api/saes/{sae_id}/labels/7")["cleared"] == 0
+    refused = shared.error("DELETE", f"/api/saes/{sae_id}/labels/{D_SAE}")
+    assert refused[:2] == (400, "INVALID_FEATURE_INDEX")
+
+
 def test_the_demo_labels_and_a_neuronpedia_export_are_read(shared: Running, sae_id: str) -> None:
     demo_labels = json.loads(FIRST.labels.read_text(encoding="utf-8"))
     assert put(shared, sae_id, demo_labels)["total"] == len(demo_labels)

@@ -173,6 +173,7 @@ def test_a_bad_body_is_a_validation_error_and_changes_nothing(
         "/history?limit=0",
         "/history?limit=1001",
         "/history?limit=x",
+        "/history?features=x",
         "/statistics?features=",
         "/statistics?features=a",
         "/statistics?features=1,,2",
@@ -262,6 +263,20 @@ def test_a_restricted_record_has_exactly_its_features(monitored: Running) -> Non
         {"feature_index": silent, "activation": 0.0},
     ]
     assert record["top_k"] == record["activations"][:1]
+
+
+def test_records_can_be_asked_for_the_values_of_a_few_features(monitored: Running) -> None:
+    monitored.complete("One day", max_tokens=4, temperature=0)
+    (whole,) = history(monitored)
+    loud = whole["top_k"][0]
+    silent = min(set(range(D_SAE)) - {a["feature_index"] for a in whole["activations"]})
+    (record,) = history(monitored, f"?features={silent},{loud['feature_index']}")
+    values = [loud, {"feature_index": silent, "activation": 0.0}]
+    assert record == whole | {
+        "activations": sorted(values, key=lambda value: value["feature_index"])
+    }
+    refused = monitored.error("GET", f"{BASE}/history?features={D_SAE}")
+    assert refused[:2] == (400, "INVALID_FEATURE_INDEX")
 
 
 @pytest.mark.shows("monitoring.3", "monitoring.6")
@@ -384,8 +399,17 @@ def test_a_detach_ends_it_and_the_records_stay(monitored: Running) -> None:
     }
 
 
-def test_it_goes_on_after_a_crash_of_the_engine(start: Start) -> None:
-    with start() as live:
+def test_no_text_is_kept_unless_the_operator_wants_it(monitored: Running) -> None:
+    monitored.complete("One day", max_tokens=4)
+    kept = monitored.data("GET", f"{BASE}/contexts?feature=3")
+    sae_id = monitored.data("GET", BASE)["sae_id"]
+    assert kept == {"sae_id": sae_id, "feature_idx": 3, "size": 0, "kept": 0, "contexts": []}
+    refused = monitored.error("GET", f"{BASE}/contexts?feature={D_SAE}")
+    assert refused[:2] == (400, "INVALID_FEATURE_INDEX")
+
+
+def test_it_goes_on_after_a_crash_of_the_engine_with_its_contexts(start: Start) -> None:
+    with start(monitoring_contexts=50) as live:
         load_demo(live)
         sae_id = add_sae(live, LAST)
         live.data("POST", f"/api/saes/{sae_id}/attach", {"layer": LAST.layer})
@@ -405,6 +429,17 @@ def test_it_goes_on_after_a_crash_of_the_engine(start: Start) -> None:
         assert live.data("GET", BASE)["monitored_features"] == [3]
         answer = live.complete("One day", max_tokens=2)
         assert history(live)[0]["request_id"] == answer["id"]
+        live.data("POST", f"{BASE}/configure", {})
+        live.data("DELETE", f"{BASE}/statistics")
+        answer = live.complete("One day", max_tokens=6, temperature=0)
+        best = max(statistics(live)["features"], key=lambda feature: feature["max"])
+        kept = live.data("GET", f"{BASE}/contexts?feature={best['feature_idx']}&limit=1")
+        assert (kept["size"], kept["kept"]) == (50, statistics(live)["tokens"])
+        (context,) = kept["contexts"]
+        assert context["request_id"] == answer["id"]
+        assert context["activation"] == pytest.approx(best["max"], rel=1e-5)
+        assert "".join(context["context_parts"].values()).endswith(context["context_text"])
+        assert context["context_text"] in "One day" + answer["choices"][0]["text"]
 
 
 @pytest.mark.shows("events.1", "events.4", "events.5")

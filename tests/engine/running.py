@@ -217,9 +217,12 @@ class Bench:
             if key in self.steering.applied:
                 self.steering.detach(key)
 
-    def watch(self, key: str | None, features: list[int] | None = None, top_k: int = 10) -> None:
+    def watch(
+        self, key: str | None, features: list[int] | None = None, top_k: int = 10, contexts: int = 0
+    ) -> None:
         """Monitor the SAE at a key from the next pass on."""
-        self.monitor.watch(key and target_of(self.steering, key, features, top_k))
+        target = key and target_of(self.steering, key, features, top_k)
+        self.monitor.watch(target or None, contexts)
 
     def step(self, times: int = 1) -> list[Ending]:
         """Steps of the batch, each checked against the bound on its memory."""

@@ -9,7 +9,7 @@ import pytest
 
 from steerserve.errors import Refusal
 from steerserve.rules import monitoring
-from steerserve.rules.monitoring import Record, Ring
+from steerserve.rules.monitoring import Activation, Record, Ring
 
 FIRST = datetime(2026, 1, 1, tzinfo=UTC)
 RECORD = Record(FIRST, "cmpl-0", "sae_a", 1, 0, 9, 17, ((3, 2.0),), ((3, 2.0),), 1)
@@ -114,3 +114,18 @@ def test_a_typical_strength_adds_half_a_residual(
     residual: float, decoder: float, strength: float | None
 ) -> None:
     assert monitoring.typical_strength(residual, decoder) == strength
+
+
+@pytest.mark.parametrize(
+    ("record", "values"),
+    [
+        (RECORD, ((2, 0.0), (3, 2.0))),
+        (replace(RECORD, features=(3, 4), activations=((3, 2.0), (4, 0.0))), ((3, 2.0),)),
+        (replace(RECORD, fired=2), ((3, 2.0),)),
+    ],
+    ids=["all features", "named features", "more were active than are listed"],
+)
+def test_the_value_of_a_feature_is_0_only_where_it_is_known_to_be_0(
+    record: Record, values: tuple[Activation, ...]
+) -> None:
+    assert record.values_of((2, 3)) == values

@@ -109,6 +109,11 @@ def router(observed: Features) -> APIRouter:
         cleared = await observed.clear_labels(sae_id)
         return success({"cleared": cleared, "message": "the labels are forgotten"})
 
+    @routes.delete("/{sae_id}/labels/{index}", response_model=Answer[Cleared])
+    async def clear_label(sae_id: str, index: int) -> Response:
+        cleared = await observed.clear_label(sae_id, index)
+        return success({"cleared": cleared, "message": "the label is forgotten"})
+
     @routes.post("/{sae_id}/features/search", response_model=Answer[FeatureSearch])
     async def search(sae_id: str, body: Search) -> Response:
         matches, matched = await observed.search(sae_id, body.query, body.feature_idx, body.limit)

@@ -13,16 +13,24 @@ from starlette.responses import Response
 from steerserve.api.answers import Answer
 from steerserve.api.answers.monitoring import (
     Cleared,
+    FeatureContexts,
     MonitoringHistory,
     MonitoringReport,
     MonitoringStatistics,
     TopFeatures,
 )
 from steerserve.api.envelope import RequestBody, success
-from steerserve.control.observing.monitoring import Counted, FeatureCount, Monitoring, State
+from steerserve.control.observing.monitoring import Monitoring
+from steerserve.control.observing.monitoring_views import (
+    Counted,
+    FeatureContext,
+    FeatureCount,
+    State,
+)
 from steerserve.rules import monitoring as rules
 from steerserve.rules.instant import iso
 from steerserve.rules.monitoring import Record
+from steerserve.rules.sensing import as_mapping
 
 LabelsOf = Callable[[str], Awaitable[Mapping[int, str]]]
 """An SAE's id -> the labels of its features."""
@@ -76,8 +84,11 @@ def router(monitoring: Monitoring, labels_of: LabelsOf) -> APIRouter:
     async def history(
         limit: Annotated[int, Query(ge=1, le=rules.HISTORY_MAXIMUM)] = rules.LIMIT_DEFAULT,
         request_id: Annotated[str | None, Query(max_length=200)] = None,
+        features: Annotated[str | None, Query()] = None,
     ) -> Response:
-        records = monitoring.history(limit, request_id)
+        """With `features`, such as `1,2,3`, the records have the activations of these features only, also those that
+        are 0."""
+        records = monitoring.history(limit, request_id, rules.parse_features(features))
         labels = {sae_id: await labels_of(sae_id) for sae_id in {one.sae_id for one in records}}
 
         def answer() -> Response:
@@ -85,6 +96,23 @@ def router(monitoring: Monitoring, labels_of: LabelsOf) -> APIRouter:
             return success({"records": bodies, "total": len(bodies)})
 
         return await asyncio.to_thread(answer)
+
+    @routes.get("/api/monitoring/contexts", response_model=Answer[FeatureContexts])
+    async def contexts(
+        feature: Annotated[int, Query(description="Index of the feature.")],
+        limit: Annotated[int, Query(ge=1, le=rules.BEST_MAXIMUM)] = rules.BEST_DEFAULT,
+    ) -> Response:
+        """The texts in which the feature was strongest, of the tokens that were monitored last."""
+        found = await monitoring.contexts(feature, limit)
+        return success(
+            {
+                "sae_id": found.sae_id,
+                "feature_idx": feature,
+                "size": found.size,
+                "kept": found.kept,
+                "contexts": [context(one) for one in found.contexts],
+            }
+        )
 
     @routes.delete("/api/monitoring/history", response_model=Answer[Cleared])
     async def clear_history() -> Response:
@@ -152,6 +180,17 @@ def record(seen: Record, labels: Labels) -> dict[str, Any]:
         "top_k": [activation(one, labels) for one in seen.top_k],
         "fired": seen.fired,
         "read_point": rules.READ_POINT,
+    }
+
+
+def context(kept: FeatureContext) -> dict[str, Any]:
+    return {
+        "activation": kept.activation,
+        "request_id": kept.label,
+        "choice": kept.choice,
+        "token_position": kept.position,
+        "context_text": kept.window.text,
+        "context_parts": as_mapping(kept.window.parts),
     }
 
 

@@ -41,7 +41,8 @@ class Configuration:
 @dataclass(frozen=True, slots=True)
 class Record:
     """The features that were active at the last token of one choice, the largest first. `position` counts the tokens of
-    prompt and completion. `fired` counts all active features (not 0); `activations` may list fewer."""
+    prompt and completion. `fired` counts all active features (not 0); `activations` may list fewer. `features` are the
+    features that were monitored, None for all of them."""
 
     timestamp: datetime
     request_id: str
@@ -53,6 +54,16 @@ class Record:
     activations: tuple[Activation, ...]
     top_k: tuple[Activation, ...]
     fired: int
+    features: tuple[int, ...] | None = None
+
+    def values_of(self, wanted: Iterable[int]) -> tuple[Activation, ...]:
+        """The activations of these features in their order: 0 for a feature that was not active. A feature is left out
+        where its activation is not known: it was not monitored, or more features were active than are listed."""
+        values = dict(self.activations)
+        is_whole = self.features is None and self.fired <= len(values)
+        return tuple(
+            (index, values.get(index, 0.0)) for index in wanted if is_whole or index in values
+        )
 
 
 class Ring:

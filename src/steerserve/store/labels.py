@@ -73,11 +73,13 @@ class Labels:
             if (await connection.execute(its_record)).first() is None:
                 raise unknown_sae(sae_id)
 
-    async def forget(self, sae_id: str) -> int:
-        """Delete all labels of an SAE, and return how many there were."""
+    async def forget(self, sae_id: str, index: int | None = None) -> int:
+        """Delete the label of a feature, or all labels of an SAE, and return how many there were."""
+        at = feature_labels.c
+        theirs = delete(feature_labels).where(at.sae_id == sae_id)
         async with self._writing(sae_id) as connection:
             deleted = await connection.execute(
-                delete(feature_labels).where(feature_labels.c.sae_id == sae_id)
+                theirs if index is None else theirs.where(at.feature_idx == index)
             )
         return int(deleted.rowcount)
 

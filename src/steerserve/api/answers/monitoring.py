@@ -7,6 +7,7 @@ from typing import Literal, NotRequired
 from typing_extensions import TypedDict
 
 from steerserve.api.answers import Instant
+from steerserve.rules.firings import ContextParts
 
 
 class MonitoringReport(TypedDict):
@@ -54,6 +55,29 @@ class MonitoringHistory(TypedDict):
 
     records: list[MonitoredToken]
     total: int
+
+
+class MonitoredContext(TypedDict):
+    """The text around a monitored token, and the activation of the feature there. `context_parts` is null where a cut
+    would split a character."""
+
+    activation: float
+    request_id: str
+    choice: int
+    token_position: int
+    context_text: str | None
+    context_parts: ContextParts | None
+
+
+class FeatureContexts(TypedDict):
+    """The contexts in which a feature was strongest, the strongest first. The last `size` monitored tokens have
+    contexts, and `kept` of them are there yet. A `size` of 0 means that the operator keeps none."""
+
+    sae_id: str
+    feature_idx: int
+    size: int
+    kept: int
+    contexts: list[MonitoredContext]
 
 
 class Cleared(TypedDict):

@@ -160,6 +160,16 @@ class Features:
         await self._saes.get(sae_id)
         return await self._labels.forget(sae_id)
 
+    async def clear_label(self, sae_id: str, index: int) -> int:
+        """Delete the label of one feature, and return 1, or 0 where the feature had none.
+
+        Raises:
+            Refusal: SAE_NOT_FOUND, SAE_INCOMPATIBLE, INVALID_FEATURE_INDEX.
+        """
+        _, d_sae = await self._one(sae_id)
+        check_index(index, d_sae)
+        return await self._labels.forget(sae_id, index)
+
     # ------------------------------------------------------------- features
 
     async def get(self, sae_id: str, index: int) -> Feature:

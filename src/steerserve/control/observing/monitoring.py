@@ -25,6 +25,7 @@ from steerserve.control.bus import (
     SaeDetached,
     UnloadComplete,
 )
+from steerserve.control.observing.monitoring_views import Counted, FeatureCount, KeptContexts, State
 from steerserve.control.residency.conductor import Conductor
 from steerserve.control.residency.engine_state import EngineState, Return, unchanged
 from steerserve.control.residency.resident import Attachment, Resident, Switch
@@ -36,33 +37,6 @@ from steerserve.rules.monitoring import Configuration, Record, Ring
 from steerserve.store.catalog import Clock, utc_now
 
 log = structlog.get_logger(__name__)
-
-FeatureCount = m.FeatureCount
-
-
-@dataclass(frozen=True, slots=True)
-class State:
-    """The present state of monitoring. `sae_id` and `layer` are None while no SAE is attached."""
-
-    enabled: bool
-    sae_id: str | None
-    layer: int | None
-    features: tuple[int, ...] | None
-    history_size: int
-    history_count: int
-    top_k: int
-
-
-@dataclass(frozen=True, slots=True)
-class Counted:
-    """Statistics of one SAE. `since` is when counting began, None if the SAE was never monitored. `activations` counts
-    the active features of all `tokens`."""
-
-    sae_id: str
-    features: list[FeatureCount]
-    tokens: int
-    activations: int
-    since: datetime | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,8 +50,11 @@ class _Watch:
 class Monitoring(EngineState[_Watch]):
     """Owner of the configuration and of the ring of records."""
 
-    def __init__(self, conductor: Conductor, bus: Bus, now: Clock = utc_now) -> None:
+    def __init__(
+        self, conductor: Conductor, bus: Bus, now: Clock = utc_now, contexts: int = 0
+    ) -> None:
         self._conductor = conductor
+        self._contexts = contexts
         self._bus = bus
         self._now = now
         self._wanted = Configuration()
@@ -121,14 +98,23 @@ class Monitoring(EngineState[_Watch]):
             top_k=self._wanted.top_k,
         )
 
-    def history(self, limit: int, request_id: str | None = None) -> list[Record]:
-        """The records, newest first.
+    def history(
+        self,
+        limit: int,
+        request_id: str | None = None,
+        features: Sequence[int] | None = None,
+    ) -> list[Record]:
+        """The records, newest first; with `features`, with the activations of these features only.
 
         Raises:
-            Refusal: SAE_NOT_ATTACHED.
+            Refusal: SAE_NOT_ATTACHED, INVALID_FEATURE_INDEX.
         """
-        self._conductor.first_attachment()
-        return self._ring.newest(limit, request_id)
+        attached = self._conductor.first_attachment()
+        records = self._ring.newest(limit, request_id)
+        if features is None:
+            return records
+        wanted = rules.chosen(features, attached.d_sae)
+        return [replace(record, activations=record.values_of(wanted)) for record in records]
 
     async def statistics(
         self, features: Sequence[int] | None = None, metric: str | None = None, k: int = 10
@@ -147,6 +133,20 @@ class Monitoring(EngineState[_Watch]):
         engine, since = counting
         counts = await engine.statistics(asked, metric, k)
         return Counted(attached.sae_id, counts.features, counts.tokens, counts.activations, since)
+
+    async def contexts(self, feature: int, k: int) -> KeptContexts:
+        """The texts in which a feature had its `k` largest values, of the tokens that were monitored last.
+
+        Raises:
+            Refusal: SAE_NOT_ATTACHED, INVALID_FEATURE_INDEX.
+        """
+        attached = self._conductor.first_attachment()
+        rules.chosen([feature], attached.d_sae)
+        counting = self._counting_at(attached)
+        if counting is None or not self._contexts:
+            return KeptContexts(attached.sae_id, self._contexts, 0, [])
+        read = await counting[0].contexts(feature, k)
+        return KeptContexts(attached.sae_id, self._contexts, read.kept, read.contexts)
 
     async def counted(self, key: str, index: int) -> FeatureCount | None:
         """The statistics of one feature at the attachment with this key; None if the feature was not observed."""
@@ -245,7 +245,7 @@ class Monitoring(EngineState[_Watch]):
             await engine.reset_statistics()
         engine.on_record = self._take
         features = None if wanted.features is None else list(wanted.features)
-        await engine.monitor(attached.key, features, wanted.top_k)
+        await engine.monitor(attached.key, features, wanted.top_k, self._contexts)
         self._running = (engine, attached)
         if is_new:
             self._counting = (engine, attached, self._now())
@@ -264,6 +264,7 @@ class Monitoring(EngineState[_Watch]):
             rules.activations(seen.activations),
             rules.activations(seen.top_k),
             seen.fired,
+            self._wanted.features,
         )
         self._ring.add(record)
         self._bus.publish(

@@ -11,7 +11,7 @@ import itertools
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 import structlog
@@ -29,6 +29,7 @@ from steerserve.rules import signs
 from steerserve.rules.signs import Sign
 
 log = structlog.get_logger(__name__)
+Kind = TypeVar("Kind")
 STOP_PATIENCE = 5.0
 """Seconds after which an engine that was told to stop is killed."""
 
@@ -99,9 +100,7 @@ class CheckpointEngine(Engine):
 
     async def measure(self) -> m.Measured:
         """The memory of the engine. The answer waits for the forward pass that runs now."""
-        answer = await self._ask(m.Measure)
-        assert isinstance(answer, m.Measured)
-        return answer
+        return await self._answer(m.Measure, m.Measured)
 
     async def inspect(self, source: m.SaeSource) -> m.Claims:
         answer = await self._ask(lambda i: m.Inspect(i, source))
@@ -122,17 +121,18 @@ class CheckpointEngine(Engine):
         return answer
 
     async def monitor(
-        self, key: str | None, features: list[int] | None = None, top_k: int = 10
+        self, key: str | None, features: list[int] | None = None, top_k: int = 10, contexts: int = 0
     ) -> None:
         """Monitor the SAE at `key`; `on_record` is called with each record."""
-        await self._ask(lambda i: m.Monitor(i, key, features, top_k))
+        await self._ask(lambda i: m.Monitor(i, key, features, top_k, contexts))
+
+    async def contexts(self, feature: int, k: int) -> m.Contexts:
+        return await self._answer(lambda i: m.ReadContexts(i, feature, k), m.Contexts)
 
     async def statistics(
         self, features: list[int] | None = None, metric: str | None = None, k: int = 10
     ) -> m.Statistics:
-        answer = await self._ask(lambda i: m.ReadStatistics(i, features, metric, k))
-        assert isinstance(answer, m.Statistics)
-        return answer
+        return await self._answer(lambda i: m.ReadStatistics(i, features, metric, k), m.Statistics)
 
     async def reset_statistics(self) -> None:
         await self._ask(m.ResetStatistics)
@@ -151,9 +151,9 @@ class CheckpointEngine(Engine):
         key: str | None = None,
         source: m.SaeSource | None = None,
     ) -> m.Explored:
-        answer = await self._ask(lambda i: m.Explore(i, key, source, features, nearest))
-        assert isinstance(answer, m.Explored)
-        return answer
+        return await self._answer(
+            lambda i: m.Explore(i, key, source, features, nearest), m.Explored
+        )
 
     async def detach(self, key: str) -> None:
         await self._ask(lambda i: m.Detach(i, key))
@@ -274,6 +274,11 @@ class CheckpointEngine(Engine):
             self._streams.pop(number, None)
             if unfinished:
                 self._write(m.Cancel(number))
+
+    async def _answer(self, make: Callable[[int], m.Command], kind: type[Kind]) -> Kind:
+        answer = await self._ask(make)
+        assert isinstance(answer, kind)
+        return answer
 
     async def _ask(self, make: Callable[[int], m.Command], report: Report | None = None) -> m.Event:
         if self._writer.is_closing():

@@ -72,13 +72,14 @@ class Detach(Message, frozen=True):
 
 class Monitor(Message, frozen=True):
     """Watch the features of the SAE `key` in every generation; with a `key` of None, watch nothing. Only `features` are
-    encoded, or all features where it is None. A record names the `top_k` largest features. The statistics stay until
-    `ResetStatistics`."""
+    encoded, or all features where it is None. A record names the `top_k` largest features. The text around the last
+    `contexts` monitored tokens is kept. The statistics and the contexts stay until `ResetStatistics`."""
 
     id: int
     key: str | None
     features: list[int] | None = None
     top_k: int = 10
+    contexts: int = 0
 
 
 class ReadStatistics(Message, frozen=True):
@@ -90,6 +91,14 @@ class ReadStatistics(Message, frozen=True):
     features: list[int] | None = None
     metric: str | None = None
     k: int = 10
+
+
+class ReadContexts(Message, frozen=True):
+    """Read the text around the kept tokens at which `feature` had its `k` largest values."""
+
+    id: int
+    feature: int
+    k: int
 
 
 class ResetStatistics(Message, frozen=True):
@@ -180,6 +189,7 @@ Command = (
     | Detach
     | Monitor
     | ReadStatistics
+    | ReadContexts
     | ResetStatistics
     | SenseCluster
     | SenseCircuits

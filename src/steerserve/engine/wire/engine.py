@@ -162,9 +162,14 @@ class Engine(ABC):
     # ------------------------------------------------------------- observing
 
     async def monitor(
-        self, key: str | None, features: list[int] | None = None, top_k: int = 10
+        self, key: str | None, features: list[int] | None = None, top_k: int = 10, contexts: int = 0
     ) -> None:
-        """Monitor the SAE at `key`; with a `key` of None, monitor nothing. `on_record` is called with each record."""
+        """Monitor the SAE at `key`; with a `key` of None, monitor nothing. `on_record` is called with each record. The
+        text around the last `contexts` monitored tokens is kept."""
+        raise no_layers()
+
+    async def contexts(self, feature: int, k: int) -> m.Contexts:
+        """Read the kept contexts in which a feature had its `k` largest values."""
         raise no_layers()
 
     async def statistics(

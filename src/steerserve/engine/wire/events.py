@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from steerserve.engine.wire.sensing import SensedEdges, SensedSpans
+from steerserve.engine.wire.sensing import SensedEdges, SensedSpans, Window
 from steerserve.engine.wire.values import ChatTemplate, Message
 
 LOADING_WEIGHTS = "loading_weights"
@@ -126,6 +126,25 @@ class Statistics(Message, frozen=True):
     features: list[FeatureCount]
     tokens: int
     activations: int
+
+
+class FeatureContext(Message, frozen=True):
+    """A monitored token at `position` of a choice, the value of a feature there, and the text around the token. `label`
+    names the request."""
+
+    label: str
+    choice: int
+    position: int
+    activation: float
+    window: Window
+
+
+class Contexts(Message, frozen=True):
+    """The contexts of a feature, the largest value first. `kept` tokens have contexts in all."""
+
+    id: int
+    kept: int
+    contexts: list[FeatureContext]
 
 
 class FeatureFacts(Message, frozen=True):
@@ -273,6 +292,7 @@ Event = (
     | Inspected
     | Attached
     | Statistics
+    | Contexts
     | Explored
     | Recorded
     | SensedSpans

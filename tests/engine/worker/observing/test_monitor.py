@@ -18,7 +18,9 @@ from steerserve.engine.checkpoint.client import CheckpointEngine, Launcher
 from steerserve.engine.wire import messages as m
 from steerserve.engine.wire.messages import (
     RECORD_MAXIMUM,
+    Contexts,
     Overlay,
+    ReadContexts,
     ReadStatistics,
     Recorded,
     Statistics,
@@ -51,6 +53,17 @@ def monitored(
 ) -> Iterator[Bench]:
     with bench.attached(KEY, sae, **at):
         bench.watch(KEY, features, top_k)
+        yield bench
+
+
+@contextmanager
+def bench_with_contexts(
+    model: Checkpoint, size: int, features: list[int] | None
+) -> Iterator[Bench]:
+    """A bench that keeps the contexts of the last `size` monitored tokens."""
+    bench = Bench(model)
+    with bench.attached(KEY, SAE):
+        bench.watch(KEY, features, contexts=size)
         yield bench
 
 
@@ -413,6 +426,33 @@ def test_a_kept_prefix_changes_nothing_that_is_observed(
         found = statistics(bench)
     assert given == 2
     check_statistics(found, observed(llama, second))
+
+
+def contexts(bench: Bench, feature: int, k: int = 3) -> Contexts:
+    return bench.monitor.read_contexts(ReadContexts(9, feature, k), bench.model.decode)
+
+
+@pytest.mark.parametrize("features", [None, [3, 5, 9]])
+def test_the_strongest_contexts_of_the_last_tokens_are_kept(
+    llama: Checkpoint, features: list[int] | None
+) -> None:
+    with bench_with_contexts(llama, 6, features) as bench:
+        answer = bench.ask(1, words(20), max_tokens=12, label="a")
+        bench.run()
+        truth = observed(llama, answer)[-6:]
+        feature = max(features or range(truth.shape[1]), key=lambda one: float(truth[:, one].max()))
+        best = int(truth[:, feature].argmax())
+        found = contexts(bench, feature, 1)
+        assert found.kept == 6
+        (context,) = found.contexts
+        assert context.activation == pytest.approx(truth[best, feature], abs=1e-3)
+        tokens = [*answer.row.prompt, *answer.tokens]
+        position = len(tokens) - 1 - 6 + best
+        assert (context.label, context.position) == ("a", position)
+        assert context.window.token_ids == tokens[position - 16 : position + 17]
+        assert len(contexts(bench, feature, 9).contexts) == int((truth[:, feature] > 0).sum())
+        bench.monitor.reset()
+        assert contexts(bench, feature) == Contexts(9, 0, [])
 
 
 def test_a_reset_counts_from_nothing(llama: Checkpoint) -> None:

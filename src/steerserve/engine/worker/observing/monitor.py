@@ -14,14 +14,23 @@ import structlog
 import torch
 from torch import Tensor
 
-from steerserve.engine.wire.messages import Outcome, ReadStatistics, Recorded, Statistics
+from steerserve.engine.wire.messages import (
+    Contexts,
+    Outcome,
+    ReadContexts,
+    ReadStatistics,
+    Recorded,
+    Statistics,
+)
 from steerserve.engine.worker import memory
 from steerserve.engine.worker.attached.hooks import Catch
+from steerserve.engine.worker.observing.contexts import ContextRing, Place
 from steerserve.engine.worker.observing.counts import RunningCounts
 from steerserve.engine.worker.observing.observers import Observer, Span
 from steerserve.engine.worker.observing.target import Seen, Target
 from steerserve.engine.worker.rows.rows import BatchRow, RowName
 from steerserve.rules import steering
+from steerserve.rules.sensing import Decode
 
 log = structlog.get_logger(__name__)
 CHUNK = 64
@@ -64,9 +73,12 @@ class FeatureMonitor(Observer):
         self._target: Target | None = None
         self._counts: RunningCounts | None = None
         self._counted: int | None = None
+        self._ring: ContextRing | None = None
         self._expected: list[Expected] = []
         self._caught: Tensor | None = None
         self._waiting: list[Tensor] = []
+        # the places of the waiting tokens, where their contexts are kept
+        self._places: list[Place] = []
         self._latest: dict[RowName, Seen] = {}
         self._ended: list[Seen] = []
 
@@ -76,9 +88,9 @@ class FeatureMonitor(Observer):
         target = self._target
         return target if target is not None and target.features is None else None
 
-    def watch(self, target: Target | None) -> None:
-        """Monitor this target from the next pass on; None monitors nothing. The statistics stay, unless the target is
-        another SAE."""
+    def watch(self, target: Target | None, contexts: int = 0) -> None:
+        """Monitor this target from the next pass on, and keep the contexts of the last `contexts` tokens; None monitors
+        nothing. The statistics and the contexts stay, unless the target is another SAE."""
         self._flush()
         before, self._target = self._target, target
         if target is None or before is None or before.number != target.number:
@@ -87,14 +99,17 @@ class FeatureMonitor(Observer):
         if target is not None and (self._counts is None or self._counted != target.number):
             self._counts = RunningCounts(target.d_sae, target.device)
             self._counted = target.number
+            self._ring = None
+        if target is not None and (self._ring is None or self._ring.size != contexts):
+            self._ring = ContextRing(contexts) if contexts else None
 
     def detached(self, number: int) -> None:
         """Drop all values and statistics of the SAE."""
         if self._target is not None and self._target.number == number:
-            self._waiting.clear()
+            self._drop_waiting()
             self.watch(None)
         if self._counted == number:
-            self._counts = self._counted = None
+            self._counts = self._counted = self._ring = None
 
     # ------------------------------------------------------------- beside a pass
 
@@ -140,6 +155,9 @@ class FeatureMonitor(Observer):
             if texts:
                 is_all = len(texts) == len(self._expected)
                 self._waiting.append(self._caught if is_all else self._caught[texts])
+                if self._ring is not None:
+                    named = [self._expected[place] for place in texts]
+                    self._places += [(one.row, one.position) for one in named]
             for place, one in enumerate(self._expected):
                 self._latest[one.row.name] = Seen(one.row, one.position, self._caught, place)
             self.discard()
@@ -188,22 +206,38 @@ class FeatureMonitor(Observer):
         features = counts.read(command.features, command.metric, command.k)
         return Statistics(command.id, features, counts.tokens, int(counts.active.sum()))
 
+    def read_contexts(self, command: ReadContexts, decode: Decode) -> Contexts:
+        """Raises:
+        Refusal: INVALID_FEATURE_INDEX.
+        """
+        self._flush()
+        if self._counts is not None:
+            steering.check_index(command.feature, len(self._counts.count))
+        if self._ring is None:
+            return Contexts(command.id, 0, [])
+        strongest = self._ring.strongest(command.feature, command.k, decode)
+        return Contexts(command.id, len(self._ring), strongest)
+
     def reset(self) -> None:
-        """Start the statistics from nothing. Running choices keep their latest tokens for their records."""
-        self._waiting.clear()
+        """Start the statistics from nothing, and drop the contexts. Running choices keep their latest tokens for their
+        records."""
+        self._drop_waiting()
         if self._counts is not None:
             self._counts = RunningCounts(len(self._counts.count), self._counts.count.device)
+        if self._ring is not None:
+            self._ring = ContextRing(self._ring.size)
 
     # ------------------------------------------------------------- inside
 
     def _flush(self, ended: Sequence[Seen] = ()) -> list[Recorded]:
         """Encode and count the waiting tokens; in the same chunks, encode the last tokens of the choices that ended."""
         waiting, self._waiting = self._waiting, []
+        places, self._places = self._places, []
         target, counts = self._target, self._counts
         if target is None or counts is None or not (waiting or ended):
             return []
         try:
-            return _encoded(target, counts, waiting, ended)
+            return _encoded(target, counts, waiting, ended, self._ring, places)
         except Exception as error:
             # a failure of monitoring must not end the requests that are monitored
             log.exception("monitoring_failed", tokens=sum(len(rows) for rows in waiting))
@@ -211,11 +245,21 @@ class FeatureMonitor(Observer):
             memory.recover(error)
             return []
 
+    def _drop_waiting(self) -> None:
+        self._waiting.clear()
+        self._places.clear()
+
 
 def _encoded(
-    target: Target, counts: RunningCounts, waiting: list[Tensor], ended: Sequence[Seen]
+    target: Target,
+    counts: RunningCounts,
+    waiting: list[Tensor],
+    ended: Sequence[Seen],
+    ring: ContextRing | None,
+    places: Sequence[Place],
 ) -> list[Recorded]:
-    """Count the waiting rows [n, d_in], and record the choices that ended, one chunk of both at a time.
+    """Count the waiting rows [n, d_in], and record the choices that ended, one chunk of both at a time. With a ring,
+    keep the contexts of the waiting rows, which are at `places`.
 
     Rows with values or features that are not finite are left out, because the statistics would stay infinite.
     """
@@ -230,6 +274,9 @@ def _encoded(
         observed = values[:split][fine[:split]]
         if len(observed):
             counts.add(observed, target.features)
+            if ring is not None:
+                kept = fine[:split].nonzero()[:, 0].tolist()
+                ring.add([places[first + row] for row in kept], observed, target.features)
         for place in range(split, len(values)):
             if fine[place]:
                 records.append(target.record(ended[first + place - counted], values[place]))

@@ -135,13 +135,17 @@ class Commands:
         if command.key is not None:
             loaded = self._language_model()
             target = target_of(loaded.saes, command.key, command.features, command.top_k)
-            loaded.monitor.watch(target)
+            loaded.monitor.watch(target, command.contexts)
         elif isinstance(self.loaded, LoadedModel):
             self.loaded.monitor.watch(None)
         return m.Done(command.id)
 
     def read_statistics(self, command: m.ReadStatistics) -> m.Statistics:
         return self._language_model().monitor.read(command)
+
+    def read_contexts(self, command: m.ReadContexts) -> m.Contexts:
+        loaded = self._language_model()
+        return loaded.monitor.read_contexts(command, loaded.model.decode)
 
     def reset_statistics(self, command: m.ResetStatistics) -> m.Done:
         self._language_model().monitor.reset()
@@ -244,6 +248,7 @@ METHODS: Mapping[type[m.Command], Callable[[Commands, Any], m.Event | None]] = M
         m.Detach: Commands.detach,
         m.Monitor: Commands.monitor,
         m.ReadStatistics: Commands.read_statistics,
+        m.ReadContexts: Commands.read_contexts,
         m.ResetStatistics: Commands.reset_statistics,
         m.SenseCluster: Commands.sense_cluster,
         m.SenseCircuits: Commands.sense_circuits,
