@@ -7,6 +7,7 @@ export const SHORTCUTS = [
   { id: "stop", keys: "Escape", says: "Stop what runs, or close a dialog", group: "Everywhere", inFields: true },
   { id: "send", keys: "mod+Enter", says: "Generate, or send the form", group: "Everywhere", inFields: true },
   { id: "find", keys: "/", says: "Go to the search field of the page", group: "Everywhere" },
+  { id: "pause", keys: "p", says: "Pause the page Live, or go on", group: "Everywhere" },
   { id: "theme", keys: "t", says: "Switch between dark and light", group: "Everywhere" },
 ] as const satisfies readonly Shortcut[];
 

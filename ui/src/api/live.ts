@@ -18,13 +18,14 @@ const STALE: Record<string, readonly Noun[]> = {
   "model:download:error": ["models"],
   "model:load:complete": ["models", "health", "attachments", "steering", "saes"],
   "model:load:error": ["models", "health"],
-  "model:unload:complete": ["models", "health", "attachments", "steering", "saes", "features"],
-  "sae:attached": ["attachments", "saes", "health", "models", "steering", "features"],
-  "sae:detached": ["attachments", "saes", "health", "models", "steering", "features"],
+  "model:unload:complete": ["models", "health", "attachments", "steering", "saes", "features", "monitoring"],
+  "sae:attached": ["attachments", "saes", "health", "models", "steering", "features", "monitoring"],
+  "sae:detached": ["attachments", "saes", "health", "models", "steering", "features", "monitoring"],
   "sae:download:complete": ["saes"],
   "sae:download:error": ["saes"],
   "steering:update": ["steering", "health", "profiles", "clusters", "circuits", "claims"],
-  "monitoring:state": ["monitoring"],
+  "monitoring:state": ["monitoring", "readings"],
+  "monitoring:activation": ["readings"],
   "sensing:event": ["sensing"],
   "circuit:sensing:event": ["sensing"],
 };
@@ -45,9 +46,12 @@ const ENDED: typeof PROGRESS = {
 };
 /** The least time between two refreshes of one noun by events, in milliseconds. */
 const CALM = 250;
+/** The same for nouns whose answers are large, and whose events are drawn by themselves. */
+const CALMER: Partial<Record<Noun, number>> = { readings: 1_000 };
 
 let socket: Socket | null = null;
 let connection: Connection = "connecting";
+let changedAt = Date.now();
 const watchers = new Set<() => void>();
 const calming = new Map<Noun, { again: boolean }>();
 const drawn = new Map<string, Set<(payload: Payload) => void>>();
@@ -121,13 +125,18 @@ function refresh(client: QueryClient, noun: Noun): void {
   setTimeout(() => {
     calming.delete(noun);
     if (state.again) refresh(client, noun);
-  }, CALM);
+  }, CALMER[noun] ?? CALM);
   void client.invalidateQueries({ queryKey: [noun] });
 }
 
 /** Whether the live events arrive. */
 export function useConnection(): Connection {
   return useSyncExternalStore(watch, () => connection);
+}
+
+/** The time since which live events arrive, or do not arrive, in milliseconds since 1970. */
+export function useConnectionSince(): number {
+  return useSyncExternalStore(watch, () => changedAt);
 }
 
 /** Call a function with each event of a name while the component is shown. */
@@ -166,6 +175,7 @@ function watch(watcher: () => void): () => void {
 function become(next: Connection): void {
   if (next === connection) return;
   connection = next;
+  changedAt = Date.now();
   for (const watcher of watchers) watcher();
 }
 

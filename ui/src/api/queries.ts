@@ -17,6 +17,7 @@ export type Noun =
   | "claims"
   | "sensing"
   | "monitoring"
+  | "readings"
   | "features";
 
 export type Health = Data<"/api/health/detailed">;

@@ -9,7 +9,18 @@ export interface Bar {
   action?: ReactNode;
 }
 
-export function Bars({ label, bars, scale, unit = "" }: { label: string; bars: readonly Bar[]; scale?: number; unit?: string }) {
+export function Bars({
+  label,
+  bars,
+  scale,
+  format = decimal,
+}: {
+  label: string;
+  bars: readonly Bar[];
+  /** The value of a full bar; by default the largest value. */
+  scale?: number;
+  format?: (value: number) => string;
+}) {
   const most = scale ?? Math.max(0, ...bars.map((bar) => Math.abs(bar.value)));
   return (
     <figure className="bars">
@@ -23,18 +34,12 @@ export function Bars({ label, bars, scale, unit = "" }: { label: string; bars: r
                 style={{ inlineSize: `${most > 0 ? Math.min(100, (100 * Math.abs(bar.value)) / most) : 0}%` }}
               />
             </span>
-            <span className="bar-value">
-              {decimal(bar.value)}
-              {unit}
-            </span>
+            <span className="bar-value">{format(bar.value)}</span>
             {bar.action}
           </li>
         ))}
       </ol>
-      <figcaption className="quiet">
-        A full bar is {decimal(most)}
-        {unit}.
-      </figcaption>
+      <figcaption className="quiet">A full bar is {format(most)}.</figcaption>
     </figure>
   );
 }

@@ -100,12 +100,10 @@ class CheckpointEngine(Engine):
 
     async def measure(self) -> m.Measured:
         """The memory of the engine. The answer waits for the forward pass that runs now."""
-        return await self._answer(m.Measure, m.Measured)
+        return await self._asked(m.Measure, m.Measured)
 
     async def inspect(self, source: m.SaeSource) -> m.Claims:
-        answer = await self._ask(lambda i: m.Inspect(i, source))
-        assert isinstance(answer, m.Inspected)
-        return answer.claims
+        return (await self._asked(lambda i: m.Inspect(i, source), m.Inspected)).claims
 
     async def attach(
         self,
@@ -127,12 +125,12 @@ class CheckpointEngine(Engine):
         await self._ask(lambda i: m.Monitor(i, key, features, top_k, contexts))
 
     async def contexts(self, feature: int, k: int) -> m.Contexts:
-        return await self._answer(lambda i: m.ReadContexts(i, feature, k), m.Contexts)
+        return await self._asked(lambda i: m.ReadContexts(i, feature, k), m.Contexts)
 
     async def statistics(
         self, features: list[int] | None = None, metric: str | None = None, k: int = 10
     ) -> m.Statistics:
-        return await self._answer(lambda i: m.ReadStatistics(i, features, metric, k), m.Statistics)
+        return await self._asked(lambda i: m.ReadStatistics(i, features, metric, k), m.Statistics)
 
     async def reset_statistics(self) -> None:
         await self._ask(m.ResetStatistics)
@@ -151,9 +149,7 @@ class CheckpointEngine(Engine):
         key: str | None = None,
         source: m.SaeSource | None = None,
     ) -> m.Explored:
-        return await self._answer(
-            lambda i: m.Explore(i, key, source, features, nearest), m.Explored
-        )
+        return await self._asked(lambda i: m.Explore(i, key, source, features, nearest), m.Explored)
 
     async def detach(self, key: str) -> None:
         await self._ask(lambda i: m.Detach(i, key))
@@ -275,7 +271,7 @@ class CheckpointEngine(Engine):
             if unfinished:
                 self._write(m.Cancel(number))
 
-    async def _answer(self, make: Callable[[int], m.Command], kind: type[Kind]) -> Kind:
+    async def _asked(self, make: Callable[[int], m.Command], kind: type[Kind]) -> Kind:
         answer = await self._ask(make)
         assert isinstance(answer, kind)
         return answer

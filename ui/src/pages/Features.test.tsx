@@ -1,0 +1,95 @@
+import { act, fireEvent, render, screen } from "@testing-library/react";
+import { QueryClient, QueryClientProvider } from "@tanstack/react-query";
+import { MemoryRouter, Route, Routes } from "react-router";
+import { expect, it } from "vitest";
+import { violations } from "../test/axe";
+import { service } from "../test/service";
+import Features from "./Features";
+
+const FEATURE = {
+  sae_id: "sae_1",
+  feature_idx: 90,
+  label: null as string | null,
+  decoder_norm: 1,
+  encoder_norm: 1.21,
+  encoder_bias: -4.17,
+  threshold: null,
+  layer: 3 as number | null,
+  residual_norm: 95.19 as number | null,
+  typical_strength: 47.59 as number | null,
+  statistics: null,
+};
+const LABELS = [
+  { feature_idx: 90, label: "sea" },
+  { feature_idx: 332, label: "sea: ship" },
+];
+
+function shown(link: string, feature = FEATURE) {
+  let label = feature.label;
+  const sent = service({
+    "GET /api/saes": { saes: [{ id: "sae_1", name: "layer_3", d_sae: 1024 }], total: 1, attachment: {} },
+    "GET /api/saes/attachments": { entries: feature.layer === null ? [] : [{ sae_id: "sae_1", layer: 3 }] },
+    "GET /api/monitoring": { enabled: false, sae_attached: true, sae_id: "sae_1", layer: 3, monitored_features: [] },
+    "GET /api/monitoring/contexts": { sae_id: "sae_1", feature_idx: 90, size: 0, kept: 0, contexts: [] },
+    "GET /api/monitoring/history": { records: [], total: 0 },
+    "POST /api/monitoring/statistics/top": { features: [], metric: "mean", k: 20, tokens: 0, since: null },
+    "GET /api/saes/sae_1/labels": ({ query }: { query: URLSearchParams }) => {
+      const labels = LABELS.filter((one) => one.label.includes(query.get("query") ?? ""));
+      return { labels, matched: labels.length, total: 2, limit: 50, offset: 0 };
+    },
+    "POST /api/saes/sae_1/labels": ({ body }: { body: Record<string, string> }) => {
+      // the service takes the blanks at the ends away
+      label = body["90"]?.trim() ?? null;
+      return { imported: 1, total: 1, warnings: [] };
+    },
+    "GET /api/saes/sae_1/features/90": () => ({ ...feature, label }),
+    "POST /api/saes/sae_1/features/search": { features: [{ feature_idx: 332, label: "sea: ship", cosine: 0.5 }] },
+  });
+  const drawn = render(
+    <QueryClientProvider client={new QueryClient()}>
+      <MemoryRouter initialEntries={[link]}>
+        <Routes>
+          <Route path="/features/*" element={<Features />} />
+        </Routes>
+      </MemoryRouter>
+    </QueryClientProvider>,
+  );
+  return { sent, ...drawn };
+}
+
+it("finds features by the words of their labels, and goes to one by its index", async () => {
+  const { container } = shown("/features?q=ship");
+  expect(await screen.findByRole("link", { name: "sea: ship" })).toBeTruthy();
+  expect(screen.queryByRole("link", { name: "sea" })).toBeNull();
+  expect(await violations(container)).toEqual([]);
+  const field = screen.getByRole("searchbox");
+  fireEvent.change(field, { target: { value: "9999" } });
+  expect(screen.getByText("The last index of this SAE is 1,023.")).toBeTruthy();
+  fireEvent.change(field, { target: { value: "90" } });
+  fireEvent.submit(screen.getByRole("search"));
+  expect(await screen.findByRole("heading", { name: /No label/ })).toBeTruthy();
+});
+
+it("saves a label, and shows what the service has then", async () => {
+  const { sent, container } = shown("/features/sae_1/3/90");
+  fireEvent.click(await screen.findByRole("button", { name: "Give it a label" }));
+  fireEvent.change(screen.getByRole("textbox", { name: "Label of 3:90" }), { target: { value: "  sea " } });
+  await act(async () => fireEvent.click(screen.getByRole("button", { name: "Save" })));
+  expect(await screen.findByRole("heading", { name: "sea 3:90" })).toBeTruthy();
+  expect(sent.find(({ method, path }) => method === "POST" && path.endsWith("/labels"))?.body).toEqual({ "90": "sea" });
+  expect(await violations(container)).toEqual([]);
+});
+
+it("shows what was not measured as a dash, and offers no steering with an SAE that is not attached", async () => {
+  shown("/features/sae_1/-/90", { ...FEATURE, layer: null, residual_norm: null, typical_strength: null });
+  expect((await screen.findByText("typical strength")).parentElement?.textContent).toBe("typical strength–");
+  expect(screen.queryByRole("link", { name: "Steer with this" })).toBeNull();
+});
+
+it("links to the Steer page with the feature at its typical strength", async () => {
+  shown("/features/sae_1/3/90");
+  const link = await screen.findByRole<HTMLAnchorElement>("link", { name: "Steer with this" });
+  const query = new URL(link.href).searchParams;
+  expect(JSON.parse(query.get("f") ?? "")).toEqual([[90, 47.5, 1]]);
+  expect(query.get("sae")).toBe("sae_1@3");
+});

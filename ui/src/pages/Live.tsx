@@ -1,0 +1,135 @@
+// What fires now: the newest reading of monitoring, pinned features over the last answers, and firings of sensing.
+import { useState } from "react";
+import { useQuery, useQueryClient } from "@tanstack/react-query";
+import { Link } from "react-router";
+import { useConnection, useConnectionSince } from "../api/live";
+import { monitoring, type Monitoring } from "../api/monitoring";
+import { Answered, Panel } from "../parts/Panel";
+import { useFrozen } from "../parts/useFrozen";
+import { useLink } from "../parts/useLink";
+import { useNow } from "../parts/useNow";
+import { clock, secondsSince, span } from "../rules/age";
+import { indices } from "../rules/places";
+import { largest, newer } from "../rules/readings";
+import { useShortcut } from "../shortcuts";
+import { Configure, ConfigureForm } from "./live/Configure";
+import { Firings } from "./live/Firings";
+import { Newest } from "./live/Newest";
+import { Pinned, PINS } from "./live/Pinned";
+import { useReadings } from "./live/useReadings";
+import "../css/live.css";
+
+/** What a change of the configuration makes stale. */
+const STALE = ["monitoring", "readings", "attachments"];
+const LINK = { pins: indices(PINS) };
+
+export default function Live() {
+  const [{ pins }, change] = useLink(LINK);
+  const [isPaused, setPaused] = useState(false);
+  const state = useQuery(monitoring);
+  const { query, readings, labels } = useReadings(pins, state.data);
+  const shown = useFrozen(readings, isPaused);
+  const fresh = isPaused ? newer(readings, shown.at(-1)) : 0;
+  useShortcut("pause", () => setPaused((before) => !before));
+  const pin = (index: number) =>
+    change({ pins: pins.includes(index) ? pins.filter((one) => one !== index) : [...pins, index].slice(-PINS) });
+  const client = useQueryClient();
+  const changed = () => Promise.all(STALE.map((noun) => client.invalidateQueries({ queryKey: [noun] })));
+  const isOn = state.data?.enabled === true;
+  const place = { sae: state.data?.sae_id ?? "", layer: state.data?.layer ?? null };
+  return (
+    <div className="page">
+      <header className="page-head live-head">
+        <h1>Live</h1>
+        <p className="row">
+          <span role="status" className={isPaused ? "paused" : "quiet"}>
+            {isPaused && `paused, ${fresh} new`}
+          </span>
+          <button type="button" aria-pressed={isPaused} onClick={() => setPaused(!isPaused)}>
+            {isPaused ? "Go on" : "Pause"}
+          </button>
+        </p>
+      </header>
+      <Lost />
+      <div className="columns">
+        <div className="column">
+          <Panel
+            title="What fires now"
+            about="The features at the last token of the newest answer, before steering adds to them."
+          >
+            <Answered query={state}>
+              {(now) =>
+                isOn || shown.length > 0 ? (
+                  <>
+                    {!isOn && <p className="stale">Monitoring is off. These are the last records.</p>}
+                    <Answered query={query}>
+                      {() => (
+                        <Newest
+                          reading={shown.at(-1)}
+                          scale={largest(shown)}
+                          labels={labels}
+                          place={place}
+                          pins={pins}
+                          onPin={pin}
+                        />
+                      )}
+                    </Answered>
+                  </>
+                ) : (
+                  <Off state={now} onDone={changed} />
+                )
+              }
+            </Answered>
+          </Panel>
+          {state.data?.sae_attached === true && (isOn || shown.length > 0) && (
+            <Configure key={String(isOn)} state={state.data} onDone={changed} />
+          )}
+        </div>
+        <div className="column">
+          <Pinned
+            readings={shown}
+            labels={labels}
+            pins={pins}
+            place={place}
+            monitored={state.data?.monitored_features ?? []}
+            onPin={pin}
+          />
+          <Firings isPaused={isPaused} />
+        </div>
+      </div>
+    </div>
+  );
+}
+
+/** Why nothing is monitored, and the next step. */
+function Off({ state, onDone }: { state: Monitoring; onDone: () => Promise<unknown> }) {
+  if (!state.sae_attached) {
+    return (
+      <p className="empty">
+        No SAE is attached, so there are no features to watch. <Link to="/saes">Attach an SAE.</Link>
+      </p>
+    );
+  }
+  return (
+    <div className="empty flow">
+      <p>Monitoring is off. Switch it on, and let the model write.</p>
+      <ConfigureForm state={state} onDone={onDone} />
+    </div>
+  );
+}
+
+/** Since when no live events arrive. */
+function Lost() {
+  const connection = useConnection();
+  const since = useConnectionSince();
+  const now = useNow();
+  if (connection !== "lost") return null;
+  return (
+    <p className="stale" role="status">
+      <span>
+        <strong>Not live.</strong> No events since {clock(since, now)}, for {span(secondsSince(since, now))}. The page
+        asks for the records every few seconds, and connects again by itself.
+      </span>
+    </p>
+  );
+}

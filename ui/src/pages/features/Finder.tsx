@@ -1,0 +1,77 @@
+// The search for a feature: by the words of its label, by its index, or among the top of the statistics.
+import { useQuery } from "@tanstack/react-query";
+import { Link } from "react-router";
+import { attachments } from "../../api/queries";
+import { saes, type Sae } from "../../api/saes";
+import { Answered, Panel } from "../../parts/Panel";
+import { useLink } from "../../parts/useLink";
+import { count } from "../../rules/bytes";
+import { choice, text } from "../../rules/link";
+import { METRICS, Top } from "./Top";
+import { Search } from "./Search";
+
+const LINK = { sae: text(), q: text(), by: choice(METRICS) };
+
+export function Finder() {
+  const [link, change] = useLink(LINK);
+  const all = useQuery(saes);
+  const attached = useQuery(attachments).data?.entries ?? [];
+  const single = all.data?.saes.filter((sae) => sae.d_sae !== null) ?? [];
+  const chosen =
+    single.find((sae) => sae.id === link.sae) ??
+    single.find((sae) => sae.id === attached[0]?.sae_id) ??
+    single[0];
+  const layer = attached.find((entry) => entry.sae_id === chosen?.id)?.layer ?? null;
+  return (
+    <div className="page">
+      <header className="page-head">
+        <h1>Features</h1>
+        {chosen !== undefined && (
+          <label className="row sae-choice">
+            <span className="quiet">of</span>
+            <select aria-label="SAE" value={chosen.id} onChange={(event) => change({ sae: event.target.value })}>
+              {single.map((sae) => (
+                <option key={sae.id} value={sae.id}>
+                  {words(sae, attached.find((entry) => entry.sae_id === sae.id)?.layer)}
+                </option>
+              ))}
+            </select>
+          </label>
+        )}
+      </header>
+      <Answered
+        query={all}
+        isEmpty={() => chosen === undefined}
+        empty={
+          <p>
+            No SAE is here yet. A feature is one direction of an SAE. <Link to="/saes">Get an SAE.</Link>
+          </p>
+        }
+      >
+        {() =>
+          chosen !== undefined && (
+            <div className="columns">
+              <Panel
+                title="Find"
+                about={`This SAE has ${count(chosen.d_sae)} features. Write words of a label, or an index.`}
+              >
+                <Search
+                  key={chosen.id}
+                  sae={chosen}
+                  layer={layer}
+                  words={link.q}
+                  onWords={(q) => change({ q })}
+                />
+              </Panel>
+              <Top sae={chosen.id} by={link.by} onBy={(by) => change({ by })} />
+            </div>
+          )
+        }
+      </Answered>
+    </div>
+  );
+}
+
+function words(sae: Sae, layer: number | undefined): string {
+  return layer === undefined ? `${sae.name}, not attached` : `${sae.name}, attached at layer ${layer}`;
+}
