@@ -48,7 +48,7 @@ function Bench() {
           <button type="button" className="small" onClick={reset}>
             Start anew
           </button>
-          <Copy text={location.href} label="Copy the link that restores this view" says="Copy link" />
+          <Copy text={location.href} label="Copy link to this view" says="Copy link" />
         </div>
       </header>
       <div className="bench">

@@ -42,7 +42,7 @@ export default function Tokens() {
             A text as the model reads it: the features of each token, and how much each token surprised it.
           </p>
         </div>
-        <Copy text={location.href} label="Copy the link that restores this view" says="Copy link" />
+        <Copy text={location.href} label="Copy link to this view" says="Copy link" />
       </header>
       <section className="panel" aria-label="Text">
         <textarea

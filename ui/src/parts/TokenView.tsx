@@ -10,6 +10,7 @@ export interface NamedFeature {
   label: string | null;
 }
 const MOST = 60;
+const NONE: readonly Token[] = [];
 
 export function TokenView({
   name,
@@ -17,6 +18,7 @@ export function TokenView({
   first = 0,
   listed,
   steered = [],
+  beside = NONE,
   pick,
   onPick,
   actions,
@@ -30,6 +32,8 @@ export function TokenView({
   listed: number;
   /** The features that steer. They come first in the choice. */
   steered?: readonly NamedFeature[];
+  /** The tokens of a text that is compared with this one: both have one scale. */
+  beside?: readonly Token[];
   /** The feature that colours; null lets the view choose. */
   pick: Pick | null;
   onPick: (pick: Pick) => void;
@@ -39,7 +43,11 @@ export function TokenView({
   const settled = useDeferredValue(tokens);
   const features = useMemo(() => found(settled), [settled]);
   const chosen = pick ?? steered[0]?.index ?? striking(features, settled.length)?.index ?? -1;
-  const scale = useMemo(() => scaleOf(settled, chosen, listed), [settled, chosen, listed]);
+  const other = useDeferredValue(beside);
+  const scale = useMemo(
+    () => Math.max(scaleOf(settled, chosen, listed), scaleOf(other, chosen, listed)),
+    [settled, other, chosen, listed],
+  );
   if (tokens.length === 0) return null;
   return (
     <div className="token-view">

@@ -57,6 +57,7 @@ export function Column({
               index,
               label: labelOf(comparison?.sides[1] ?? side, index),
             }))}
+            beside={comparison?.sides[kind === "plain" ? 1 : 0]?.tokens ?? []}
             pick={state.pick < 0 ? null : state.pick}
             onPick={(pick) => change({ pick: typeof pick === "number" ? pick : -1 })}
             actions={(feature: TokenFeature) => <SteerWith steer={steer} feature={feature} />}

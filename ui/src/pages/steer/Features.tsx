@@ -49,6 +49,7 @@ export function Features({ steer, find }: { steer: Steer; find: RefObject<HTMLIn
       />
       <p className="reach">{state.for === "page" ? <PageWords steer={steer} /> : <LiveWords steer={steer} />}</p>
       <OtherLink steer={steer} />
+      {state.for === "live" && <ServingDial steer={steer} />}
       {place === null ? (
         <p className="empty">
           No SAE is attached, so there are no features. <Link to="/saes">Attach an SAE</Link>.
@@ -64,7 +65,6 @@ export function Features({ steer, find }: { steer: Steer; find: RefObject<HTMLIn
           <Foot steer={steer} />
         </>
       )}
-      {state.for === "live" && <ServingDial steer={steer} />}
     </section>
   );
 }

@@ -18,7 +18,7 @@ export function Near({
       <span title={`Feature ${index} of the SAE at layer ${place.layer}`}>
         {place.layer}:{index}
       </span>
-      <button type="button" className="link" aria-label={`Features near ${name}`} onClick={() => onNear(index, name)}>
+      <button type="button" className="link" aria-label={`nearest to ${name}`} onClick={() => onNear(index, name)}>
         nearest
       </button>
     </span>
