@@ -77,22 +77,10 @@ export const dials = {
   },
 };
 
-export const clusters = queryOptions({
-  queryKey: ["clusters", "steer"] as const,
-  queryFn: ({ signal }) => request("get", "/api/clusters", { signal }),
-});
-
 export const activeCircuits = queryOptions({
   queryKey: ["circuits", "active"] as const,
   queryFn: ({ signal }) => request("get", "/api/circuits/active", { signal }),
 });
-
-export function circuit(circuit_id: string) {
-  return queryOptions({
-    queryKey: ["circuits", "one", circuit_id] as const,
-    queryFn: ({ signal }) => request("get", "/api/circuits/{circuit_id}", { path: { circuit_id }, signal }),
-  });
-}
 
 /** A text with the features and the log-probability of each of its tokens, read without steering. */
 export function readTokens(model: string | null, place: Place | null, prompt: string) {

@@ -1,7 +1,8 @@
 // What serves now and has a dial: the active cluster or profile, or the one circuit.
 import { useQuery } from "@tanstack/react-query";
 import { health } from "../../api/queries";
-import { activeCircuits, circuit, clusters, dials } from "../../api/steer";
+import { circuit, clusters } from "../../api/documents";
+import { activeCircuits, dials } from "../../api/steer";
 
 export interface Serving {
   kind: "cluster" | "profile" | "circuit";
