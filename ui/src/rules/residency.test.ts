@@ -28,7 +28,7 @@ it("a lease refuses the unload of its model and the load of another", () => {
 });
 
 it("names what would be cut, and nothing where nothing would be", () => {
-  expect(cut(1, 2, 0)).toEqual(["3 requests are in flight"]);
-  expect(cut(null, null, 1)).toEqual(["1 SAE is attached, with the steering values"]);
+  expect(cut(1, 2, 0)).toEqual([expect.stringContaining("3 requests are in flight")]);
+  expect(cut(null, null, 1)).toEqual([expect.stringContaining("1 SAE is attached. It is detached")]);
   expect(cut(0, 0, 0)).toEqual([]);
 });

@@ -33,11 +33,15 @@ export function refusedByLease(
   return null;
 }
 
-/** What would be cut if the loaded model went now, as parts of a sentence; empty where nothing would be. */
+/** What would be lost if the loaded model went now, as sentences; empty where nothing would be. */
 export function cut(running: number | null, waiting: number | null, attached: number): string[] {
   const requests = (running ?? 0) + (waiting ?? 0);
   return [
-    requests === 0 ? "" : `${requests} ${requests === 1 ? "request is" : "requests are"} in flight`,
-    attached === 0 ? "" : `${attached} ${attached === 1 ? "SAE is" : "SAEs are"} attached, with the steering values`,
-  ].filter((part) => part !== "");
+    requests === 0
+      ? ""
+      : `${requests === 1 ? "1 request is in flight. It gets" : `${requests} requests are in flight. They get`} some time to end, and then an end by force.`,
+    attached === 0
+      ? ""
+      : `${attached === 1 ? "1 SAE is attached. It is" : `${attached} SAEs are attached. They are`} detached, and the steering values are cleared.`,
+  ].filter((sentence) => sentence !== "");
 }

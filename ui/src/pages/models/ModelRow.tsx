@@ -105,7 +105,9 @@ export function ModelRow({
         onClose={() => setLost([])}
         onConfirm={() => work.mutate(action)}
       >
-        <p>{lost.join(", and ")}. Requests get some time to end, and are cut then. SAEs are detached, and their values cleared.</p>
+        {lost.map((sentence) => (
+          <p key={sentence}>{sentence}</p>
+        ))}
       </Confirm>
       <Confirm
         title={`Delete ${model.name}?`}

@@ -85,6 +85,7 @@ function OfferList({
 }
 
 function Fits({ memory, places }: { memory: number | null; places: readonly Place[] }) {
+  if (memory === null) return <Facts facts={[["fit", null]]} />;
   return (
     <ul className="fits">
       {places.map((place) => {
@@ -92,7 +93,7 @@ function Fits({ memory, places }: { memory: number | null; places: readonly Plac
         return (
           <li key={place.name} data-verdict={says}>
             <span className="quiet">{place.name}</span>
-            {memory !== null && says !== "not known" && (
+            {says !== "not known" && (
               <meter
                 aria-label={`Need of the free memory of ${place.name}`}
                 min={0}

@@ -51,7 +51,7 @@ export function AttachPanel({
   const verdicts = useQueries({
     queries: members.map(({ sae_id, layer }) => compatibility(sae_id, layer, loaded?.id ?? null)),
   });
-  const isRefused = verdicts.some(({ data }) => data?.compatible === false);
+  const isRefused = verdicts.some(({ data, error }) => error !== null || data?.compatible === false);
   const isOverridden = isReplacing && Object.keys(overrides).length > 0;
   const why = reason(loaded, isRefused && !isOverridden);
   const there = attached?.count ?? 0;

@@ -1,4 +1,5 @@
 // One SAE that is about to be attached: its layer, and whether it fits the loaded model there.
+import { useId } from "react";
 import type { UseQueryResult } from "@tanstack/react-query";
 import type { Sae, Verdict } from "../../api/saes";
 import type { Model } from "../../api/models";
@@ -21,6 +22,7 @@ export function MemberRow({
   verdict: UseQueryResult<Verdict> | undefined;
   onChange: (changed: Member | null) => void;
 }) {
+  const id = useId();
   const { sae_id, layer } = member;
   const isCompatible = verdict?.data?.compatible;
   const name = record?.name ?? sae_id;
@@ -33,15 +35,16 @@ export function MemberRow({
             <span aria-hidden="true">{isCompatible ? "●" : "■"}</span> {isCompatible ? "fits" : "does not fit"} at layer {layer}
           </span>
         )}
-        <label className="layer-choice">
-          Layer
+        <span className="layer-choice">
+          <label htmlFor={id}>Layer</label>
           <LayerPicker
+            id={id}
             layer={layer}
             layers={loaded?.layers ?? null}
             trained={record?.trained_layer ?? null}
             onChange={(next) => onChange({ sae_id, layer: next })}
           />
-        </label>
+        </span>
         <button type="button" className="small" aria-label={`Leave ${name} out`} onClick={() => onChange(null)}>
           ✕
         </button>
@@ -74,22 +77,24 @@ export function MemberRow({
 
 /** The layers of the loaded model. Where their number is not known, a box for a number. */
 function LayerPicker({
+  id,
   layer,
   layers,
   trained,
   onChange,
 }: {
+  id: string;
   layer: number;
   layers: number | null;
   trained: number | null;
   onChange: (layer: number) => void;
 }) {
   if (layers === null) {
-    return <input type="number" min={0} step={1} value={layer} onChange={(event) => onChange(Math.max(0, Math.trunc(Number(event.target.value))))} />;
+    return <input id={id} type="number" min={0} step={1} value={layer} onChange={(event) => onChange(Math.max(0, Math.trunc(Number(event.target.value))))} />;
   }
   const numbers = Array.from({ length: Math.max(layers, layer + 1) }, (_, number) => number);
   return (
-    <select value={layer} onChange={(event) => onChange(Number(event.target.value))}>
+    <select id={id} value={layer} onChange={(event) => onChange(Number(event.target.value))}>
       {numbers.map((number) => (
         <option key={number} value={number}>
           {number}

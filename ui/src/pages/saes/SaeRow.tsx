@@ -46,12 +46,12 @@ export function SaeRow({ sae, isChosen, onChoose }: { sae: Sae; isChosen: boolea
           </button>
         )}
         {sae.status === "cached" && (
-          <button type="button" className={isChosen ? "" : "primary"} disabled={isChosen || !isAttachable(sae)} aria-label={`Attach ${sae.name}`} onClick={onChoose}>
+          <button type="button" className={isChosen ? "" : "primary"} disabled={isChosen || !isAttachable(sae)} aria-label={isChosen ? `Chosen: ${sae.name}` : `Attach ${sae.name}`} onClick={onChoose}>
             {isChosen ? "Chosen" : "Attach"}
           </button>
         )}
         {sae.status === "attached" && (
-          <button type="button" disabled={isChosen} aria-label={`Attach ${sae.name} at another layer`} onClick={onChoose}>
+          <button type="button" disabled={isChosen} aria-label={isChosen ? `Chosen: ${sae.name}` : `Attach elsewhere: ${sae.name}`} onClick={onChoose}>
             {isChosen ? "Chosen" : "Attach elsewhere"}
           </button>
         )}
