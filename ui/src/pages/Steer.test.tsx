@@ -143,6 +143,14 @@ it("live values are set in the service, which the page says", async () => {
   );
 });
 
+it("a link that brings only a feature keeps the prompt that the tab had", async () => {
+  service();
+  sessionStorage.setItem("steerserve.steer", "as=prompt&prompt=One+day&f=[]");
+  open("/steer?f=[[90,20,1]]&sae=sae_a@3");
+  expect(await screen.findByDisplayValue("One day")).toBeTruthy();
+  expect(await screen.findByRole("slider", { name: "Strength of sea" })).toBeTruthy();
+});
+
 it("shows a refusal with its code and the next step", async () => {
   const refused = { code: "STEERING_CHANGED", message: "an operator changed the steering", details: {} };
   service({ streamed: `event: error\ndata: ${JSON.stringify(refused)}\n\n` });

@@ -1,9 +1,10 @@
 // The first page: one prompt, answered twice from one batch, without steering and with it.
-import { useEffect, useRef } from "react";
+import { useEffect, useRef, useState } from "react";
 import { useQuery } from "@tanstack/react-query";
 import { Navigate, useSearchParams } from "react-router";
 import { search } from "../api/steer";
 import { Copy } from "../parts/Copy";
+import { opened } from "../rules/steer";
 import { useShortcut } from "../shortcuts";
 import "../css/chips.css";
 import "../css/steer.css";
@@ -26,6 +27,7 @@ export default function Steer() {
 function Bench() {
   const steer = useSteer();
   const find = useRef<HTMLInputElement>(null);
+  useKept();
   useDemo(steer);
   useShortcut("stop", steer.stop, steer.isRunning);
   useShortcut("send", () => steer.run(), steer.canRun);
@@ -64,14 +66,27 @@ function Bench() {
   );
 }
 
+/** A link that brings only a feature opens the page with the prompt that this tab had. */
+function useKept(): void {
+  const [query, setQuery] = useSearchParams();
+  // read at the first drawing, before the page remembers the link itself
+  const [opening] = useState(() => opened(query, remembered()));
+  const set = useRef(setQuery);
+  useEffect(() => {
+    if (opening !== null) set.current(opening, { replace: true });
+  }, [opening]);
+}
+
 /** On the first visit to the demo, a prompt and its sea feature are ready, so that one click shows two texts part. */
 function useDemo({ state, model, place, change }: State) {
-  const isFirst = state.f === null && state.chat === null && state.prompt === "";
+  const isFirst = state.chat === null && state.prompt === "";
+  const hasFeatures = state.f !== null;
   const isDemo = isFirst && model?.name === DEMO.model && place !== null;
   const labels = useQuery({ ...search(place?.sae_id ?? "", DEMO.label, null), enabled: isDemo }).data;
   const index = labels === undefined ? undefined : demoFeature(labels.features);
   useEffect(() => {
-    if (isDemo && index !== undefined)
-      change({ chat: [{ role: "user", content: DEMO.prompt }], f: [[index, DEMO.value, 1]] });
-  }, [isDemo, index, change]);
+    if (!isDemo || index === undefined) return;
+    const chat = [{ role: "user", content: DEMO.prompt }];
+    change(hasFeatures ? { chat } : { chat, f: [[index, DEMO.value, 1]] });
+  }, [isDemo, index, hasFeatures, change]);
 }

@@ -6,6 +6,7 @@ import {
   intensities,
   isPromptEmpty,
   listed,
+  opened,
   pasted,
   promptOf,
   set,
@@ -27,6 +28,23 @@ describe("the state of the page", () => {
   it("ignores features and intensities of another form", () => {
     expect(state("f=[[90,900,1]]").f).toBeNull();
     expect(state("sweep=[3]").sweep).toEqual([0, 0.5, 1, 1.5]);
+  });
+
+  it("keeps what the tab had where a link brings only a feature", () => {
+    const link = new URLSearchParams({ f: "[[4,8,1]]", sae: "a@3" });
+    const kept = "prompt=One+day&f=%5B%5B90%2C20%2C1%5D%5D&sae=a%403";
+    const both = read(opened(link, kept) ?? new URLSearchParams(), STEER);
+    expect([both.prompt, both.f]).toEqual([
+      "One day",
+      [
+        [90, 20, 1],
+        [4, 8, 1],
+      ],
+    ]);
+    const other = opened(new URLSearchParams({ f: "[[4,8,1]]", sae: "b@2" }), kept);
+    expect(read(other ?? new URLSearchParams(), STEER).f).toEqual([[4, 8, 1]]);
+    expect(opened(new URLSearchParams({ prompt: "x" }), kept)).toBeNull();
+    expect(opened(link, null)).toBeNull();
   });
 
   it("knows whether there is a prompt", () => {

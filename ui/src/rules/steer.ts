@@ -1,5 +1,5 @@
 // The state of the Steer page that its link carries, and the comparison that it asks for.
-import { choice, flag, json, number, text, type State } from "./link";
+import { choice, flag, json, number, read, text, written, type State } from "./link";
 import { LIMIT } from "./strength";
 
 /** A feature of the page: index, value, and whether it is on. It is short, because it stands in the link. */
@@ -73,6 +73,24 @@ export function set(features: readonly Chosen[], index: number, value: number, i
   const chosen: Chosen = [index, value, isOn];
   const isThere = features.some(([other]) => other === index);
   return isThere ? features.map((one) => (one[0] === index ? chosen : one)) : [...features, chosen];
+}
+
+/**
+ * The query of the page where a link without a prompt opens it, such as *Steer with this* of a feature: the rest of the
+ * state is what this tab had last, and features of the same SAE stay. Null where the link is whole.
+ */
+export function opened(query: URLSearchParams, kept: string | null): URLSearchParams | null {
+  if (kept === null || query.size === 0 || query.has("chat") || query.has("prompt")) return null;
+  const before = read(new URLSearchParams(kept), STEER);
+  const given = read(query, STEER);
+  const isSame = !query.has("sae") || before.sae === "" || before.sae === given.sae;
+  const f = (given.f ?? []).reduce(
+    (all, [index, value, isOn]) => set(all, index, value, isOn),
+    [...(isSame ? (before.f ?? []) : [])],
+  );
+  const result = new URLSearchParams(kept);
+  for (const [name, value] of query) result.set(name, value);
+  return query.has("f") ? written(result, STEER, { f }) : result;
 }
 
 /** Whether anything is added to the model at intensity 1. */

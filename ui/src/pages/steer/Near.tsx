@@ -1,4 +1,6 @@
 // The place of a feature in its row, and the way to the features whose directions lie near.
+import { Link } from "react-router";
+import { featurePath, placeName } from "../../rules/places";
 import type { Place } from "../../rules/steer";
 
 export function Near({
@@ -15,9 +17,12 @@ export function Near({
   const name = label ?? `#${index}`;
   return (
     <span className="near">
-      <span title={`Feature ${index} of the SAE at layer ${place.layer}`}>
-        {place.layer}:{index}
-      </span>
+      <Link
+        to={featurePath({ sae: place.sae_id, layer: place.layer, index })}
+        title={`Feature ${index} of the SAE at layer ${place.layer}`}
+      >
+        {placeName(place.layer, index)}
+      </Link>
       <button type="button" className="link" aria-label={`nearest to ${name}`} onClick={() => onNear(index, name)}>
         nearest
       </button>
