@@ -29,6 +29,8 @@ TAKEN = 2048
 ROOM = {"max_concurrent_requests": 2}
 GRACE_SECONDS = 1.0
 LEAVE_SECONDS = 3.0
+WAIT_SECONDS = 200.0
+"""How long another client waits at most, because the model writes the long answers of all readers before its own."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +47,7 @@ def test_readers_that_stop_hold_no_slot_and_slow_nobody(
     start: Start, folders: dict[str, Path], size: Slow
 ) -> None:
     with one_model(start, folders["red"], NAME, **ROOM) as live:
+        live.http.timeout = WAIT_SECONDS
         text = text_of(live.http, model=NAME)
         before = held(live)
         with connections(live.url, size.readers, room=TAKEN) as links:
