@@ -5,11 +5,12 @@ VENV := .venv
 BIN := $(VENV)/bin
 WORKERS ?= 3
 STAMP := $(VENV)/.installed
+BROWSER := $(VENV)/.installed-browser
 
 # compiled modules are kept, because each worker of the tests and each service of a test would compile them anew
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: run serve ui test test-cpus test-all test-gpu soak fuzz contract check format bench demo-model docs clean
+.PHONY: run serve ui test test-browser screenshots test-cpus test-all test-gpu soak fuzz contract check format bench demo-model docs clean
 
 $(STAMP): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
@@ -29,7 +30,20 @@ ui: $(STAMP) ## build the web page, and serve it with reloading on port 5173, be
 
 test: $(STAMP) ## the test suite, with the tests of the web page
 	$(BIN)/python hatch_build.py test
-	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile -m 'not slow and not gpu and not soak'
+	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile -m 'not slow and not gpu and not soak and not browser'
+
+$(BROWSER): $(STAMP)
+	$(BIN)/pip install -q -c constraints.txt -e '.[browser]'
+	touch $(BROWSER)
+
+test-browser: $(BROWSER) ## the web page in Chromium, skipped where there is none (CHROMIUM=path; KEEP=1 keeps what is measured)
+	$(BIN)/python hatch_build.py
+	$(BIN)/python hatch_build.py packages
+	$(BIN)/python -m pytest -m browser -rsP tests/browser
+
+screenshots: $(BROWSER) ## rewrite the pictures in docs/ui/
+	$(BIN)/python hatch_build.py
+	SCREENSHOTS=1 $(BIN)/python -m pytest -m browser tests/browser/test_screenshots.py
 
 # what a processor may do differently: vector instructions of torch and oneDNN, and the number of threads; no mode says
 # one thread, because `make test` itself runs with one thread
@@ -45,7 +59,7 @@ test-cpus: $(STAMP) ## the test suite as other processors run it, once in each m
 	done
 
 test-all: $(STAMP) ## the test suite with its slow part
-	$(BIN)/python -m pytest -m 'not gpu and not soak'
+	$(BIN)/python -m pytest -m 'not gpu and not soak and not browser'
 
 test-gpu: $(STAMP) ## the tests that need a card
 	$(BIN)/python -m pytest -m gpu

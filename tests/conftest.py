@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import importlib.util
 import os
 from collections.abc import Iterator
 from contextlib import AbstractContextManager
@@ -18,6 +19,10 @@ os.environ.setdefault("TORCH_THREADS", "1")
 from steerserve import demo
 from tests.circuits import attach, detach
 from tests.service import Running, add_sae, load_demo, running
+
+
+# the extra `browser` has the library that drives Chromium
+collect_ignore = [] if importlib.util.find_spec("playwright") else ["browser"]
 
 
 class Start(Protocol):

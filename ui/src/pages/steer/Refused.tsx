@@ -32,6 +32,13 @@ function NextStep({ code, steer }: { code: string; steer: Steer }): ReactNode {
           <Link to="/models">Load a model</Link>, then try again.
         </p>
       );
+    case "ENGINE_UNAVAILABLE":
+      return steer.model !== null ? null : (
+        <p>
+          The process that held the model has ended. <Link to="/models">Load the model again</Link>, then try again. Its
+          SAEs and live values come back with it.
+        </p>
+      );
     case "SAE_NOT_ATTACHED":
       return (
         <p>

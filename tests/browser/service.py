@@ -1,0 +1,156 @@
+"""`steerserve demo` as a process of its own, for a browser to visit."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections import deque
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import httpx
+import psutil
+
+from steerserve import demo
+from steerserve.engine.checkpoint.process import ENGINE, NAMES
+
+START_SECONDS = 120
+LINES = 200
+"""The last lines of its output that are kept, for the message of a failed start."""
+READY = ("is ready at", "listening")
+"""What the process writes once the demo is loaded, and once the port is open."""
+
+
+class Demo:
+    """A running demo, which can be stopped and started again on the same port and data folder."""
+
+    def __init__(self, home: Path) -> None:
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            self.port = probe.getsockname()[1]
+        self.home = home
+        self.url = f"http://127.0.0.1:{self.port}"
+        self.http = httpx.Client(base_url=self.url, timeout=60)
+        self.start()
+
+    def start(self) -> None:
+        self._lines: deque[str] = deque(maxlen=LINES)
+        self._awaited = set(READY)
+        self._ready = threading.Event()
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "steerserve", "demo", "--port", str(self.port)],
+            env=os.environ | {"STEERSERVE_HOME": str(self.home)},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            start_new_session=True,
+        )
+        self._reader = threading.Thread(target=self._read, args=(self.process,), daemon=True)
+        self._reader.start()
+        assert self._ready.wait(START_SECONDS), list(self._lines)
+        assert not self._awaited, list(self._lines)
+
+    def stop(self) -> None:
+        self.process.send_signal(signal.SIGTERM)
+        self.process.wait(60)
+        self._reader.join(60)
+        assert self.process.stdout is not None
+        self.process.stdout.close()
+
+    def close(self) -> None:
+        self.http.close()
+        self.stop()
+
+    def kill_engine(self) -> None:
+        """End the process that holds the model, as a crash would."""
+        name = NAMES[ENGINE]
+        children = psutil.Process(self.process.pid).children(recursive=True)
+        (engine,) = (child for child in children if child.name() == name)
+        engine.kill()
+
+    def data(self, method: str, path: str, body: Any = None) -> Any:
+        """The `data` of an `/api` answer, which must be a success."""
+        answer = self.http.request(method, path, json=body)
+        whole = answer.json()
+        assert whole["success"] is True, whole
+        return whole["data"]
+
+    def write(
+        self, prompt: str = "One day a sailor sailed past the lighthouse", **fields: Any
+    ) -> Any:
+        """Let the model continue a prompt, and return the answer."""
+        body = {"model": demo.MODEL_NAME, "prompt": prompt, "max_tokens": 40, "seed": 1, **fields}
+        answer = self.http.post("/v1/completions", json=body)
+        assert answer.status_code == 200, answer.text
+        return answer.json()
+
+    def attach_all(self) -> None:
+        """Attach both SAEs of the demo."""
+        attached = {row["sae_id"] for row in self.data("GET", "/api/saes/attachments")["entries"]}
+        layers = {sae.name: sae.layer for sae in demo.saes()}
+        rows = self.data("GET", "/api/saes")["saes"]
+        missing = [
+            {"sae_id": row["id"], "layer": layers[Path(row["local_path"]).name]}
+            for row in rows
+            if row["id"] not in attached
+        ]
+        if missing:
+            self.data("POST", "/api/saes/attach-set", {"saes": missing})
+
+    def live_in(self) -> None:
+        """Make the service look used: both SAEs are attached, monitoring is on, sensing has recorded, a cluster
+        serves."""
+        self.attach_all()
+        self.data("POST", "/api/monitoring/configure", {"enabled": True, "top_k": 12})
+        if self.data("GET", "/api/circuit-sensing/events?limit=1")["total"] == 0:
+            self.data("POST", f"/api/circuits/{demo.CIRCUIT_ID}/activate")
+            self.write()
+            self.data("POST", f"/api/circuits/{demo.CIRCUIT_ID}/deactivate")
+        self.data("POST", f"/api/clusters/{demo.CLUSTER_ID}/activate")
+        self.write()
+
+    def reset(self) -> None:
+        """Take back what a test may have changed: what serves and steers, what was imported, what is monitored."""
+        for noun, own in (
+            ("circuits", demo.CIRCUIT_ID),
+            ("clusters", demo.CLUSTER_ID),
+            ("profiles", ""),
+        ):
+            for row in self.data("GET", f"/api/{noun}")[noun]:
+                if row["is_active"]:
+                    self.data("POST", f"/api/{noun}/{row['id']}/deactivate")
+                if row["id"] not in (own, demo.CLUSTER_ID):
+                    self.data("DELETE", f"/api/{noun}/{row['id']}")
+        self.data("DELETE", "/api/saes/steering")
+        self.data("POST", "/api/monitoring/enable", {"enabled": False})
+        for row in self.data("GET", "/api/saes/attachments")["entries"]:
+            if row["layer"] != demo.proof()["layer"]:
+                self.data("POST", f"/api/saes/{row['sae_id']}/detach")
+
+    def answers(self) -> bool:
+        with suppress(httpx.TransportError):
+            return self.http.get("/api/health").status_code == 200
+        return False
+
+    def _read(self, process: subprocess.Popen[str]) -> None:
+        assert process.stdout is not None
+        for line in process.stdout:
+            self._lines.append(line)
+            self._awaited -= {mark for mark in self._awaited if mark in line}
+            if not self._awaited:
+                self._ready.set()
+        self._ready.set()
+
+
+def wait_for(condition: Any, seconds: float = 30) -> None:
+    """Wait until a condition of the service holds."""
+    until = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < until, "what was waited for did not happen"
+        threading.Event().wait(0.05)
