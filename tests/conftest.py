@@ -20,7 +20,6 @@ from steerserve import demo
 from tests.circuits import attach, detach
 from tests.service import Running, add_sae, load_demo, running
 
-
 # the extra `browser` has the library that drives Chromium
 collect_ignore = [] if importlib.util.find_spec("playwright") else ["browser"]
 

@@ -10,6 +10,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from benchmarks.machine import describe
+
 from steerserve import __version__
 from tests.browser.visit import ROOT
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import statistics
 import time
@@ -96,7 +97,7 @@ def test_ten_thousand_chips_scroll_smoothly(tab: Tab, served: Demo, figures: Fig
     scrolled = chips.evaluate(SCROLL)
     assert scrolled["end"] > CHIPS
     times = scrolled["times"]
-    gaps = [after - before for before, after in zip(times, times[1:], strict=False)]
+    gaps = [after - before for before, after in itertools.pairwise(times)]
     figures.add(
         "scroll_frames_per_second",
         1000 * len(gaps) / (times[-1] - times[0]),

@@ -18,7 +18,7 @@ BODY = {"prompt": "hello", "steering": {"2": 4.0}, "intensities": [0, 1]}
 
 
 class Client:
-    """One request to /api/compare; it has gone away once `gone` is set."""
+    """One request to /api/compare. It reads its answer while `reads` is set, and has gone away once `gone` is set."""
 
     def __init__(self, world: World, body: Any = BODY) -> None:
         app = FastAPI()
@@ -27,6 +27,8 @@ class Client:
         self._body = json.dumps(body).encode()
         self._is_sent = False
         self.gone = asyncio.Event()
+        self.reads = asyncio.Event()
+        self.reads.set()
         self.answered: list[Any] = []
 
     async def _receive(self) -> dict[str, Any]:
@@ -47,6 +49,7 @@ class Client:
         }
 
         async def send(message: Any) -> None:
+            await self.reads.wait()
             self.answered.append(message)
 
         await self._app(scope, self._receive, send)
@@ -214,6 +217,27 @@ async def test_an_operators_change_ends_a_streamed_comparison_with_an_error(worl
     name, data = events_of(client)[-1]
     assert (name, data["code"]) == ("error", "STEERING_CHANGED")
     assert is_idle(world)
+
+
+async def test_the_end_of_the_engine_is_not_taken_for_an_operators_change(world: World) -> None:
+    await ready(world)
+    await world.steering.set_values({1: 1.0})
+    client = Client(world, STREAMED)
+    asking = world.begin(client.ask())
+    stream = await world.launcher.stream()
+    stream.start()
+    stream.say("one")
+    await until(lambda: b"one" in client.body)
+    epoch = world.serving.live.epoch
+    client.reads.clear()
+    stream.say("more")
+    stream.say("and more")
+    world.launcher.engine.die()
+    await until(lambda: world.serving.live.epoch != epoch)
+    client.reads.set()
+    assert await soon(asking) == (200, None)
+    name, data = events_of(client)[-1]
+    assert (name, data["code"]) == ("error", "ENGINE_UNAVAILABLE")
 
 
 async def test_a_streamed_comparison_that_is_refused_has_the_status_of_its_refusal(

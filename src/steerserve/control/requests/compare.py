@@ -13,7 +13,7 @@ from steerserve.control.requests.generate import Generation, Piece, Reading, Sta
 from steerserve.control.requests.positions import TextWithReadings, paired, unpaired
 from steerserve.control.requests.served import ServedModel, ServedModels
 from steerserve.control.residency.conductor import Conductor
-from steerserve.control.residency.resident import Attachment
+from steerserve.control.residency.resident import Attachment, Resident
 from steerserve.errors import Refusal
 from steerserve.rules import architecture
 from steerserve.rules.compare import Overlay
@@ -103,6 +103,7 @@ class Compare:
             started = await anext(events)
             assert isinstance(started, Started)
             admitted = run.admitted
+            resident = self._conductor.resident
             tapped = admitted.tapped
             compared = Compared(
                 run.model_name,
@@ -119,7 +120,7 @@ class Compare:
             )
             is_streamed = intent.activations is not None and intent.activations.is_streamed
             texts = paired(events) if is_streamed else unpaired(events)
-            yield Comparing(compared, self._written(compared, texts, admitted.epoch))
+            yield Comparing(compared, self._written(compared, texts, admitted.epoch, resident))
 
     async def run(self, intent: GenerateIntent, model: ServedModel) -> Compared:
         """The comparison once all sides are complete.
@@ -137,11 +138,15 @@ class Compare:
         self._metrics.failed(refusal.code)
 
     async def _written(
-        self, compared: Compared, events: AsyncIterator[TextWithReadings], epoch: int
+        self,
+        compared: Compared,
+        events: AsyncIterator[TextWithReadings],
+        epoch: int,
+        resident: Resident | None,
     ) -> AsyncIterator[TextWithReadings]:
         """The events, each noted at its side."""
         async for event in events:
-            self._check_epoch(epoch)
+            self._check_epoch(epoch, resident)
             side = compared.sides[event.choice]
             if isinstance(event.piece, Piece):
                 side.text += event.piece.text
@@ -150,10 +155,14 @@ class Compare:
                 side.readings = side.readings or []
                 side.readings.extend(event.readings)
             yield event
-        self._check_epoch(epoch)
+        self._check_epoch(epoch, resident)
 
-    def _check_epoch(self, epoch: int) -> None:
-        if self._serving.live.epoch != epoch:
-            raise Refusal(
-                "STEERING_CHANGED", "the steering was changed while the comparison ran; ask again"
-            )
+    def _check_epoch(self, epoch: int, resident: Resident | None) -> None:
+        if self._serving.live.epoch == epoch:
+            return
+        engine = resident.engine if resident is not None else None
+        if engine is not None and engine.ended.done():
+            return  # the live values went with the engine, and the events say that it has ended
+        raise Refusal(
+            "STEERING_CHANGED", "the steering was changed while the comparison ran; ask again"
+        )
