@@ -17,7 +17,7 @@ from tests.browser.steering import generate, steer_link
 from tests.browser.visit import ROOT, Entry, Visit, entries
 
 FOLDER = ROOT / "docs" / "ui"
-COLOURS = 96
+COLOURS = 64
 """The colours of a kept picture. Text stays sharp, and a picture has a fifth of its size."""
 TEXT = "The sea was as smooth as glass, and a seagull cried above the shore."
 
