@@ -56,7 +56,7 @@ export function Newest({
                 type="button"
                 className="small"
                 aria-pressed={isPinned}
-                aria-label={`Pin ${name ?? `feature ${index}`}`}
+                aria-label={`${isPinned ? "pinned" : "pin"}: ${name ?? `feature ${index}`}`}
                 onClick={() => onPin(index)}
               >
                 {isPinned ? "pinned" : "pin"}
