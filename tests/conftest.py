@@ -20,8 +20,9 @@ from steerserve import demo
 from tests.circuits import attach, detach
 from tests.service import Running, add_sae, load_demo, running
 
-# the extra `browser` has the library that drives Chromium
-collect_ignore = [] if importlib.util.find_spec("playwright") else ["browser"]
+# the extra `browser` has the libraries of these tests
+is_browser_extra_here = all(importlib.util.find_spec(name) for name in ("playwright", "PIL"))
+collect_ignore = [] if is_browser_extra_here else ["browser"]
 
 
 class Start(Protocol):

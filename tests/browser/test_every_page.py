@@ -7,6 +7,7 @@ import re
 import pytest
 from playwright.sync_api import expect
 
+from steerserve import demo
 from tests.browser.conftest import NARROW, Tab
 from tests.browser.service import Demo
 from tests.browser.visit import Entry, entries
@@ -29,6 +30,21 @@ def test_a_narrow_window_shows_all_of_the_page_without_scrolling_sideways(
 ) -> None:
     served.live_in()
     visit = tab(viewport=NARROW).open(entry.path)
+    assert visit.overflow() <= 0
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_the_page_of_one_feature_is_accessible_and_fits_a_narrow_window(
+    tab: Tab, served: Demo, scheme: str
+) -> None:
+    served.live_in()
+    (first, *_) = served.data("GET", "/api/saes/attachments")["entries"]
+    index = demo.proof()["feature_idx"]
+    visit = tab(color_scheme=scheme)
+    visit.open(f"/features/{first['sae_id']}/{first['layer']}/{index}")
+    expect(visit.heading).to_contain_text("sea")
+    assert not visit.violations()
+    visit.page.set_viewport_size(NARROW)
     assert visit.overflow() <= 0
 
 
