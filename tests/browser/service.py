@@ -129,6 +129,7 @@ class Demo:
                     self.data("DELETE", f"/api/{noun}/{row['id']}")
         self.data("DELETE", "/api/saes/steering")
         self.data("POST", "/api/monitoring/enable", {"enabled": False})
+        self.data("DELETE", "/api/monitoring/history")
         for row in self.data("GET", "/api/saes/attachments")["entries"]:
             if row["layer"] != demo.proof()["layer"]:
                 self.data("POST", f"/api/saes/{row['sae_id']}/detach")
