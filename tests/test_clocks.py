@@ -22,6 +22,7 @@ OF_DAY = (
 """Names of functions that read the time of day."""
 
 READERS = {
+    "composition.py": "the number of the first line of the log, which grows over restarts",
     "engine/sandbox/templates.py": "the date that a chat template writes into a prompt",
     "store/catalog.py": "`utc_now`, for the times in records and answers",
     "store/db.py": "the name of a copy of the database",

@@ -231,6 +231,7 @@ def test_the_activations_of_each_token_come_with_it(steered: Running) -> None:
         ({"steering": {"99999": 1.0}}, 400, "INVALID_FEATURE_INDEX"),
         ({"steering": {"1": 1.0}, "max_tokens": 100_000}, 400, "CONTEXT_LENGTH_EXCEEDED"),
         ({"steering": {"1": 1.0}, "stream": "yes"}, 422, "VALIDATION_ERROR"),
+        ({"max_tokens": 2**64, "activations": {"top_k": 2}}, 422, "VALIDATION_ERROR"),
     ],
 )
 def test_a_stream_that_cannot_be_is_refused_with_a_status(

@@ -37,6 +37,7 @@ _json = msgspec.json.Encoder().encode
 
 SEED_MAXIMUM = 2**32 - 1
 MESSAGES_MAXIMUM = 2000
+TOKENS_MAXIMUM = 2**31 - 1
 
 
 class CompareMessage(RequestBody):
@@ -60,7 +61,7 @@ class CompareBody(RequestBody):
     sae_id: Annotated[str, Field(max_length=50)] | None = None
     layer: Annotated[int, Field(ge=0)] | None = None
     profile: Annotated[str, Field(min_length=1, max_length=100)] | None = None
-    max_tokens: Annotated[int, Field(ge=1)] = 64
+    max_tokens: Annotated[int, Field(ge=1, le=TOKENS_MAXIMUM)] = 64
     temperature: Annotated[float, Field(ge=0, le=2, allow_inf_nan=False)] = 0.0
     top_p: Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)] = 1.0
     seed: Annotated[int, Field(ge=0, le=SEED_MAXIMUM)] | None = None
