@@ -29,7 +29,7 @@ TEMPLATE = (
     "{% if add_generation_prompt %}[assistant]{% endif %}"
 )
 POISON = "~"
-"""A character whose embedding in the model `tiny` is NaN, so the logits after this character are NaN too."""
+"""A character whose embedding in the model `poisoned` is NaN, so the logits after this character are NaN too."""
 
 PATIENCE = 60.0
 
@@ -39,7 +39,7 @@ class Zoo:
     """A service with many models. A test loads the model that it needs.
 
     `tiny` is in float32 and has a chat template; `plain` has no template and no token for the beginning of a sequence;
-    `bert` can only embed; `damaged` and `quarter` cannot be loaded; the demo model does not fit into memory. Three
+    `poisoned` is `tiny` with a token whose embedding is NaN; `bert` can only embed; `damaged` and `quarter` cannot be loaded; the demo model does not fit into memory. Three
     requests at once fill the service.
     """
 
@@ -86,9 +86,11 @@ def zoo(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Zoo]:
     transformers_logging.disable_progress_bar()
     transformers_logging.set_verbosity_error()
     root = tmp_path_factory.mktemp("zoo")
-    folders = {name: root / name for name in ("tiny", "plain", "bert", "damaged", "quarter")}
+    names = ("tiny", "poisoned", "plain", "bert", "damaged", "quarter")
+    folders = {name: root / name for name in names}
     with_bos(models.save("llama", folders["tiny"]), TEMPLATE)
-    poison(folders["tiny"])
+    shutil.copytree(folders["tiny"], folders["poisoned"])
+    poison(folders["poisoned"])
     stripping(models.save("gpt2", folders["plain"]))
     save_encoder(folders["bert"])
     altered(folders["tiny"], folders["damaged"], hidden_size=48)

@@ -223,8 +223,10 @@ def test_without_log_probabilities_it_is_reported_or_refused(tiny: Running) -> N
     assert "x-service-ignored-fields" not in tiny.post(TEXT, asked | {"echo": False}).headers
 
 
-def test_logits_that_are_no_numbers_inside_the_prompt_are_refused(tiny: Running) -> None:
-    status, error = tiny.v1_error(TEXT, body(prompt=f"the {POISON} boats"))
+def test_logits_that_are_no_numbers_inside_the_prompt_are_refused(zoo: Zoo) -> None:
+    zoo.load("poisoned")
+    asked = body(model="poisoned", prompt=f"the {POISON} boats")
+    status, error = zoo.live.v1_error(TEXT, asked)
     assert (status, error["code"]) == (500, "non_finite_logits")
 
 

@@ -132,7 +132,7 @@ def invalid_scoring_request(stage: Stage) -> tuple[str, Error]:
 
 
 def non_finite_logits(stage: Stage) -> tuple[str, Error]:
-    body = {"model": "tiny", "prompt": f"a {POISON} b", "max_tokens": 1}
+    body = {"model": "poisoned", "prompt": f"a {POISON} b", "max_tokens": 1}
     assert stage.refused(TEXT, **body)[1]["code"] == "non_finite_logits"
     *_, error, done = stage.zoo.live.stream(TEXT, body)
     assert (error["error"]["code"], done) == ("non_finite_logits", "[DONE]")

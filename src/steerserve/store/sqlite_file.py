@@ -31,6 +31,9 @@ NOT_OPEN = DatabaseFault("its file is not open", needs_restart=True)
 LOG_ENDINGS = ("-wal", "-shm")
 """SQLite's log of changes and the index of the log are files beside the database, with these endings."""
 
+_OPEN_FILES = Path("/dev/fd")
+"""The folder whose entries are the numbers of the files that the reading process has open."""
+
 Place = tuple[int, int]
 """The device and the inode of a file."""
 
@@ -158,12 +161,12 @@ class SqliteFile:
         return not is_busy
 
     def _take_note(self) -> None:
-        """Take note of the content that the keeper has just written."""
+        """Take note of the content that the keeper has just written. The file may have been moved away meanwhile, so
+        its content is read from the open file and not at the path."""
         assert self._opened is not None
-        with suppress(OSError):
-            main = self.path.stat()
-            if _place(main) == self._opened.place:
-                self._opened = replace(self._opened, content=_content(main))
+        content = _open_content(self._opened.place)
+        if content is not None:
+            self._opened = replace(self._opened, content=content)
 
     def _log_paths(self) -> list[Path]:
         return [self.path.with_name(self.path.name + ending) for ending in LOG_ENDINGS]
@@ -208,6 +211,16 @@ def _place(status: os.stat_result) -> Place:
 
 def _content(status: os.stat_result) -> tuple[int, int]:
     return status.st_mtime_ns, status.st_size
+
+
+def _open_content(place: Place) -> tuple[int, int] | None:
+    """The time of the last change and the size of the file at `place`, which this process has open."""
+    for name in os.listdir(_OPEN_FILES):
+        with suppress(OSError):
+            status = os.fstat(int(name))
+            if _place(status) == place:
+                return _content(status)
+    return None
 
 
 def _place_at(path: Path) -> Place | None:
