@@ -1,12 +1,10 @@
 // What is loaded, attached and steering now, and since when, on every page.
 import { useQuery } from "@tanstack/react-query";
 import { attachments, health, models, steering, type Health, type Models, type Steering } from "./api/queries";
-import { clock } from "./rules/age";
 import { decimal } from "./rules/bytes";
-import { useNow } from "./parts/useNow";
+import { Clock } from "./parts/Moment";
 
 export function ServingStrip() {
-  const now = useNow();
   const state = useQuery(health).data;
   const loaded = useQuery(models).data;
   const attached = useQuery(attachments).data;
@@ -16,7 +14,7 @@ export function ServingStrip() {
     <dl className="serving">
       <div>
         <dt>Model</dt>
-        <dd>{modelWords(state, loaded, now)}</dd>
+        <dd>{modelWords(state, loaded)}</dd>
       </div>
       <div>
         <dt>{saes.length === 1 ? "SAE" : "SAEs"}</dt>
@@ -32,7 +30,7 @@ export function ServingStrip() {
   );
 }
 
-function modelWords(state: Health | undefined, all: Models | undefined, now: number) {
+function modelWords(state: Health | undefined, all: Models | undefined) {
   const row = all?.models.find((model) => model.id === all.loaded_model_id);
   if (row === undefined) {
     const busy = all?.models.find((model) => model.status === "loading" || model.status === "unloading");
@@ -45,7 +43,12 @@ function modelWords(state: Health | undefined, all: Models | undefined, now: num
       <b>{row.name}</b>{" "}
       <span className="quiet wide-only">
         {facts.join(", ")}
-        {row.loaded_at !== null && ` since ${clock(row.loaded_at, now)}`}
+        {row.loaded_at !== null && (
+          <>
+            {" "}
+            since <Clock at={row.loaded_at} />
+          </>
+        )}
       </span>
     </>
   );

@@ -1,10 +1,11 @@
 // Profiles, clusters and circuits: what the service answers about them, and their files.
-import { queryOptions } from "@tanstack/react-query";
+import { queryOptions, type QueryClient } from "@tanstack/react-query";
 import type { Imported } from "../rules/imported";
 import { fieldText, indented } from "../rules/document";
 import { refusal } from "../rules/errors";
+import { differences, fitting, liveAt } from "../rules/values";
 import { described, request, send, type Data } from "./client";
-import { POLL } from "./queries";
+import { attachments, steering, unlessLive } from "./queries";
 
 export type Profile = Data<"/api/profiles">["profiles"][number];
 export type Cluster = Data<"/api/clusters">["clusters"][number];
@@ -15,13 +16,13 @@ export type Claim = Data<"/api/circuits/claims">[number];
 export const profiles = queryOptions({
   queryKey: ["profiles"] as const,
   queryFn: ({ signal }) => request("get", "/api/profiles", { signal }),
-  refetchInterval: POLL,
+  refetchInterval: unlessLive,
 });
 
 export const clusters = queryOptions({
   queryKey: ["clusters"] as const,
   queryFn: ({ signal }) => request("get", "/api/clusters", { signal }),
-  refetchInterval: POLL,
+  refetchInterval: unlessLive,
 });
 
 /** The most circuits that the service answers at once. */
@@ -30,20 +31,25 @@ export const CIRCUITS = 200;
 export const circuits = queryOptions({
   queryKey: ["circuits", "list"] as const,
   queryFn: ({ signal }) => request("get", "/api/circuits", { signal, query: { limit: CIRCUITS } }),
-  refetchInterval: POLL,
+  refetchInterval: unlessLive,
 });
 
 export const circuit = (id: string) =>
   queryOptions({
     queryKey: ["circuits", "one", id] as const,
     queryFn: ({ signal }) => request("get", "/api/circuits/{circuit_id}", { signal, path: { circuit_id: id } }),
-    refetchInterval: POLL,
+    refetchInterval: unlessLive,
   });
+
+/** The SAE that a circuit has at a layer; null where none is bound there. */
+export function saeAt({ per_sae_warnings }: Circuit | CircuitDetail, layer: number | null): string | null {
+  return per_sae_warnings.find((bound) => bound.layer === layer)?.sae_id ?? null;
+}
 
 export const claims = queryOptions({
   queryKey: ["claims"] as const,
   queryFn: ({ signal }) => request("get", "/api/circuits/claims", { signal }),
-  refetchInterval: POLL,
+  refetchInterval: unlessLive,
 });
 
 /** Labels of some features of an SAE. */
@@ -86,6 +92,27 @@ export const packDefinitions = (repo: string) =>
     staleTime: 300_000,
     retry: false,
   });
+
+/**
+ * Saves the intensity of a profile. An active profile is activated again with it, unless somebody changed the live values
+ * since the activation: then they stay.
+ */
+export async function dialProfile(client: QueryClient, profile_id: string, intensity: number) {
+  const path = { profile_id };
+  const [profile, attached, live] = await Promise.all([
+    request("get", "/api/profiles/{profile_id}", { path }),
+    client.fetchQuery({ ...attachments, staleTime: 0 }),
+    client.fetchQuery({ ...steering, staleTime: 0 }),
+  ]);
+  const sae = fitting(attached.entries, profile.sae_id, profile.layer);
+  const isChanged =
+    sae === null ||
+    differences(profile.steering, profile.intensity, liveAt(live, attached.entries, sae)).length > 0;
+  await request("patch", "/api/profiles/{profile_id}", { path, body: { intensity } });
+  if (!profile.is_active || isChanged) return { warnings: [], steers: false };
+  const { warnings } = await request("post", "/api/profiles/{profile_id}/activate", { path });
+  return { warnings, steers: true };
+}
 
 // ------------------------------------------------------------------ files
 

@@ -1,5 +1,5 @@
 import { act, render, screen } from "@testing-library/react";
-import { QueryClient, QueryClientProvider } from "@tanstack/react-query";
+import { QueryClient, QueryClientProvider, useQuery } from "@tanstack/react-query";
 import { afterEach, beforeEach, expect, it, vi } from "vitest";
 import { arrived, useLiveEvent, useProgress, type Payload } from "./live";
 
@@ -24,6 +24,31 @@ it("refreshes once for many events, and once more when they calm down", () => {
   expect(refreshed).toHaveBeenCalledTimes(1);
   vi.advanceTimersByTime(1_000);
   expect(refreshed).toHaveBeenCalledTimes(2);
+});
+
+it("makes firings of a kind stale, and not what is armed nor the other kind", () => {
+  const client = new QueryClient();
+  const keys = [["sensing", "cluster", "events"], ["sensing", "circuit", "events"], ["sensing", "clusters", "status"]];
+  for (const key of keys) client.setQueryData(key, {});
+  arrived(client, "sensing:event", {});
+  expect(keys.map((key) => client.getQueryState(key)?.isInvalidated)).toEqual([true, false, false]);
+});
+
+it("asks for nothing while the page is hidden, and knows what is stale", async () => {
+  vi.spyOn(document, "hidden", "get").mockReturnValue(true);
+  const client = new QueryClient();
+  const ask = vi.fn(async () => "answer");
+  const Shown = () => <p>{useQuery({ queryKey: ["profiles"], queryFn: ask }).data ?? "none"}</p>;
+  render(
+    <QueryClientProvider client={client}>
+      <Shown />
+    </QueryClientProvider>,
+  );
+  await act(() => vi.runAllTimersAsync());
+  arrived(client, "steering:update", {});
+  await act(() => vi.runAllTimersAsync());
+  expect(ask).toHaveBeenCalledTimes(1);
+  expect(client.getQueryState(["profiles"])?.isInvalidated).toBe(true);
 });
 
 it("shows the last progress of a download until the download has ended", () => {

@@ -12,8 +12,11 @@ import type { Noun } from "./queries";
 export type Connection = "connecting" | "connected" | "lost";
 export type Payload = Record<string, unknown>;
 
-/** The nouns whose answers an event makes stale. */
-const STALE: Record<string, readonly Noun[]> = {
+/** The beginning of the keys of answers: a noun, or a noun and a part of its answers. */
+type Part = Noun | `${Noun} ${string}`;
+
+/** The answers that an event makes stale. */
+const STALE: Record<string, readonly Part[]> = {
   "model:download:complete": ["models"],
   "model:download:error": ["models"],
   "model:load:complete": ["models", "health", "attachments", "steering", "saes"],
@@ -23,11 +26,11 @@ const STALE: Record<string, readonly Noun[]> = {
   "sae:detached": ["attachments", "saes", "health", "models", "steering", "features", "monitoring"],
   "sae:download:complete": ["saes"],
   "sae:download:error": ["saes"],
-  "steering:update": ["steering", "health", "profiles", "clusters", "circuits", "claims"],
-  "monitoring:state": ["monitoring", "readings"],
+  "steering:update": ["steering", "health", "profiles", "clusters", "circuits", "claims", "sensing"],
+  "monitoring:state": ["monitoring", "readings", "attachments"],
   "monitoring:activation": ["readings"],
-  "sensing:event": ["sensing"],
-  "circuit:sensing:event": ["sensing"],
+  "sensing:event": ["sensing cluster"],
+  "circuit:sensing:event": ["sensing circuit"],
 };
 /** Events of progress and the key of the answer that holds the last report of each piece of work. */
 const PROGRESS: Record<string, readonly [Noun, string, idField: string]> = {
@@ -46,14 +49,14 @@ const ENDED: typeof PROGRESS = {
 };
 /** The least time between two refreshes of one noun by events, in milliseconds. */
 const CALM = 250;
-/** The same for nouns whose answers are large, and whose events are drawn by themselves. */
-const CALMER: Partial<Record<Noun, number>> = { readings: 1_000 };
+/** The same for answers that change with the texts that are written. */
+const CALMER: Partial<Record<Part, number>> = { readings: 2_000, "sensing cluster": 1_000, "sensing circuit": 1_000 };
 
 let socket: Socket | null = null;
 let connection: Connection = "connecting";
 let changedAt = Date.now();
 const watchers = new Set<() => void>();
-const calming = new Map<Noun, { again: boolean }>();
+const calming = new Map<Part, { again: boolean }>();
 const drawn = new Map<string, Set<(payload: Payload) => void>>();
 
 /** Connect, and keep the connection until the returned function is called. */
@@ -74,8 +77,8 @@ export function connect(client: QueryClient): () => void {
       if (connection === "lost") void client.invalidateQueries();
       become("connected");
     });
-    socket.on("disconnect", () => become("lost"));
-    socket.on("connect_error", () => become("lost"));
+    socket.on("disconnect", () => lose(client));
+    socket.on("connect_error", () => lose(client));
     socket.onAny((name: string, payload: Payload) => arrived(client, name, payload));
   };
   open();
@@ -91,15 +94,18 @@ export function connect(client: QueryClient): () => void {
 export function arrived(client: QueryClient, name: string, payload: Payload): void {
   const progress = PROGRESS[name];
   if (progress !== undefined) {
-    const [noun, work, id] = progress;
-    client.setQueryData(progressKey(noun, work, payload[id]), payload);
+    const [noun, work, idField] = progress;
+    const key = progressKey(noun, work, payload[idField]);
+    // the first report of a piece of work, which somebody else may have begun
+    if (client.getQueryData(key) == null) refresh(client, noun);
+    client.setQueryData(key, payload);
   }
   const ended = ENDED[name];
   if (ended !== undefined) {
     const [noun, work, id] = ended;
     client.setQueryData(progressKey(noun, work, payload[id]), null);
   }
-  for (const noun of STALE[name] ?? []) refresh(client, noun);
+  for (const part of STALE[name] ?? []) refresh(client, part);
   for (const draw of drawn.get(name) ?? []) draw(payload);
 }
 
@@ -113,20 +119,26 @@ function progressKey(noun: Noun, work: string, id: unknown) {
   return ["progress", noun, work, id];
 }
 
-/** Mark the answers of a noun as stale: at once, and where more events follow, once more when they calm down. */
-function refresh(client: QueryClient, noun: Noun): void {
-  const waiting = calming.get(noun);
+/** Mark answers as stale: at once, and where more events follow, once more when they calm down. */
+function refresh(client: QueryClient, part: Part): void {
+  const waiting = calming.get(part);
   if (waiting !== undefined) {
     waiting.again = true;
     return;
   }
   const state = { again: false };
-  calming.set(noun, state);
+  calming.set(part, state);
   setTimeout(() => {
-    calming.delete(noun);
-    if (state.again) refresh(client, noun);
-  }, CALMER[noun] ?? CALM);
-  void client.invalidateQueries({ queryKey: [noun] });
+    calming.delete(part);
+    if (state.again) refresh(client, part);
+  }, CALMER[part] ?? CALM);
+  // a hidden page asks for what is stale when it is seen again
+  void client.invalidateQueries({ queryKey: part.split(" "), refetchType: document.hidden ? "none" : "active" });
+}
+
+/** Whether the live events arrive now. */
+export function isLive(): boolean {
+  return connection === "connected";
 }
 
 /** Whether the live events arrive. */
@@ -170,6 +182,13 @@ export function useJoin(join: string, leave?: string): void {
 function watch(watcher: () => void): () => void {
   watchers.add(watcher);
   return () => watchers.delete(watcher);
+}
+
+/** The events end. The answers are asked for anew, and from then on repeatedly. */
+function lose(client: QueryClient): void {
+  if (connection === "lost") return;
+  become("lost");
+  void client.invalidateQueries();
 }
 
 function become(next: Connection): void {

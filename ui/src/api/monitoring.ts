@@ -1,7 +1,7 @@
 // Monitoring: its state, its records, its statistics.
 import { keepPreviousData, queryOptions } from "@tanstack/react-query";
 import { described, request, type Body, type Data } from "./client";
-import { POLL } from "./queries";
+import { POLL, unlessLive } from "./queries";
 import type { components } from "./types.gen";
 
 export type Monitoring = Data<"/api/monitoring">;
@@ -15,7 +15,7 @@ export type Metric = Data<"/api/monitoring/statistics/top", "post">["metric"];
 export const monitoring = queryOptions({
   queryKey: ["monitoring", "state"] as const,
   queryFn: ({ signal }) => request("get", "/api/monitoring", { signal }),
-  refetchInterval: POLL,
+  refetchInterval: unlessLive,
 });
 
 /** The newest records with their largest activations, and with the values of the named features. */
@@ -27,7 +27,7 @@ export const readings = (features: readonly number[], limit: number) =>
         signal,
         query: { limit, ...(features.length === 0 ? {} : { features: features.join(",") }) },
       }),
-    refetchInterval: POLL,
+    refetchInterval: unlessLive,
     placeholderData: keepPreviousData,
   });
 

@@ -3,6 +3,7 @@
 // A key begins with its noun. `live.ts` marks all questions of a noun as stale when an event says so.
 import { QueryClient, queryOptions } from "@tanstack/react-query";
 import { request, type Data } from "./client";
+import { isLive } from "./live";
 import { ApiError } from "../rules/errors";
 
 export type Noun =
@@ -28,6 +29,14 @@ export type Steering = Data<"/api/saes/steering">;
 
 /** The time between two readings of what no event reports, in milliseconds. */
 export const POLL = 10_000;
+/** Live events make these answers stale, so they are read repeatedly only while no events arrive, or after a failure. */
+export function unlessLive({ state }: { state: { status: string } }): number | false {
+  return isLive() && state.status !== "error" ? false : POLL;
+}
+/** The same question on the page about it, which also shows the changes that no event reports. */
+export function watched<T extends object>(options: T) {
+  return { ...options, refetchInterval: POLL };
+}
 /** The time between two readings while a download or a load runs. */
 export const BUSY_POLL = 1_500;
 
@@ -71,20 +80,20 @@ export const metrics = queryOptions({
 export const models = queryOptions({
   queryKey: ["models"] as const,
   queryFn: ({ signal }) => request("get", "/api/models", { signal }),
-  refetchInterval: ({ state }) => {
-    const isBusy = state.data?.models.some(({ status }) => /ing$/.test(status)) ?? false;
-    return isBusy ? BUSY_POLL : POLL;
+  refetchInterval: (query) => {
+    const isBusy = query.state.data?.models.some(({ status }) => /ing$/.test(status)) ?? false;
+    return isBusy ? BUSY_POLL : unlessLive(query);
   },
 });
 
 export const attachments = queryOptions({
   queryKey: ["attachments"] as const,
   queryFn: ({ signal }) => request("get", "/api/saes/attachments", { signal }),
-  refetchInterval: POLL,
+  refetchInterval: unlessLive,
 });
 
 export const steering = queryOptions({
   queryKey: ["steering"] as const,
   queryFn: ({ signal }) => request("get", "/api/saes/steering", { signal }),
-  refetchInterval: POLL,
+  refetchInterval: unlessLive,
 });

@@ -1,7 +1,7 @@
 // The questions and the actions of the page SAEs.
 import { queryOptions } from "@tanstack/react-query";
 import { described, request, type Body, type Data } from "./client";
-import { BUSY_POLL, POLL } from "./queries";
+import { BUSY_POLL, unlessLive } from "./queries";
 import type { TakeToken } from "./models";
 import type { Member } from "../rules/members";
 import type { Sent } from "../rules/snippet";
@@ -18,9 +18,9 @@ export type Dtype = NonNullable<Body<"/api/saes/{sae_id}/attach">["dtype"]>;
 export const saes = queryOptions({
   queryKey: ["saes", "list"] as const,
   queryFn: ({ signal }) => request("get", "/api/saes", { signal }),
-  refetchInterval: ({ state }) => {
-    const isBusy = state.data?.saes.some(({ status }) => status === "downloading") ?? false;
-    return isBusy ? BUSY_POLL : POLL;
+  refetchInterval: (query) => {
+    const isBusy = query.state.data?.saes.some(({ status }) => status === "downloading") ?? false;
+    return isBusy ? BUSY_POLL : unlessLive(query);
   },
 });
 

@@ -2,7 +2,7 @@
 import { queryOptions } from "@tanstack/react-query";
 import { ofCluster, ofEdge, type Firing } from "../rules/firing";
 import { request, type Data } from "./client";
-import { POLL } from "./queries";
+import { unlessLive } from "./queries";
 
 export type ClusterSensing = Data<"/api/sensing/status">;
 export type CircuitSensing = Data<"/api/circuit-sensing/status">;
@@ -11,19 +11,19 @@ export type Kind = Firing["kind"];
 export const clusterSensing = queryOptions({
   queryKey: ["sensing", "clusters", "status"] as const,
   queryFn: ({ signal }) => request("get", "/api/sensing/status", { signal }),
-  refetchInterval: POLL,
+  refetchInterval: unlessLive,
 });
 
 export const circuitSensing = queryOptions({
   queryKey: ["sensing", "circuits", "status"] as const,
   queryFn: ({ signal }) => request("get", "/api/circuit-sensing/status", { signal }),
-  refetchInterval: POLL,
+  refetchInterval: unlessLive,
 });
 
 /** The newest firings of the edges of a circuit. */
 export const edgeFirings = (id: string) =>
   queryOptions({
-    queryKey: ["sensing", "circuits", "events", id] as const,
+    queryKey: ["sensing", "circuit", "edges", id] as const,
     queryFn: ({ signal }) =>
       request("get", "/api/circuit-sensing/events", { signal, query: { circuit_id: id, limit: 200 } }),
   });

@@ -66,15 +66,10 @@ export function steeringActions(client: QueryClient, { sae_id, layer }: Place) {
   };
 }
 
-/** The dial of what serves: of the active cluster, of the active profile, or of the one circuit. */
+/** The dial of what serves: of the active cluster, or of the one circuit. */
 export const dials = {
   cluster: (intensity: number) => request("put", "/api/clusters/active/intensity", { body: { intensity } }),
   circuit: (intensity: number) => request("put", "/api/circuits/active/intensity", { body: { intensity } }),
-  /** A profile has no dial of its own: its intensity is changed, and it is activated again. */
-  profile: async (profile_id: string, intensity: number) => {
-    await request("patch", "/api/profiles/{profile_id}", { path: { profile_id }, body: { intensity } });
-    await request("post", "/api/profiles/{profile_id}/activate", { path: { profile_id } });
-  },
 };
 
 export const activeCircuits = queryOptions({

@@ -1,10 +1,10 @@
 // Whether the service is well: components, queue, latencies, memory of the cards, circuit breakers, the last lines of the log.
 import { useQuery } from "@tanstack/react-query";
 import { cards, health, metrics } from "../api/queries";
+import { Ago } from "../parts/Moment";
 import { QueryPanel } from "../parts/Panel";
 import { Status } from "../parts/Status";
-import { ago, span } from "../rules/age";
-import { useNow } from "../parts/useNow";
+import { span } from "../rules/age";
 import { Breakers } from "./health/Breakers";
 import { CardList } from "./health/CardList";
 import { Components } from "./health/Components";
@@ -17,7 +17,6 @@ export default function Health() {
   const state = useQuery(health);
   const figures = useQuery(metrics);
   const memory = useQuery(cards);
-  const now = useNow();
   return (
     <div className="page">
       <header className="page-head">
@@ -26,7 +25,7 @@ export default function Health() {
           <p className="row">
             <Status status={state.data.status} />
             <span className="quiet">
-              steerserve {state.data.version}, up for {span(state.data.uptime_seconds)}, read {ago(state.dataUpdatedAt, now)}
+              steerserve {state.data.version}, up for {span(state.data.uptime_seconds)}, read <Ago at={state.dataUpdatedAt} />
             </span>
           </p>
         )}

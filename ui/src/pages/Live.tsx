@@ -4,11 +4,13 @@ import { useQuery, useQueryClient } from "@tanstack/react-query";
 import { Link } from "react-router";
 import { useConnection, useConnectionSince } from "../api/live";
 import { monitoring, type Monitoring } from "../api/monitoring";
+import { watched } from "../api/queries";
+import { Clock } from "../parts/Moment";
 import { Answered, Panel } from "../parts/Panel";
 import { useFrozen } from "../parts/useFrozen";
 import { useLink } from "../parts/useLink";
 import { useNow } from "../parts/useNow";
-import { clock, secondsSince, span } from "../rules/age";
+import { secondsSince, span } from "../rules/age";
 import { indices } from "../rules/places";
 import { largest, newer } from "../rules/readings";
 import { useShortcut } from "../shortcuts";
@@ -26,7 +28,7 @@ const LINK = { pins: indices(PINS) };
 export default function Live() {
   const [{ pins }, change] = useLink(LINK);
   const [isPaused, setPaused] = useState(false);
-  const state = useQuery(monitoring);
+  const state = useQuery(watched(monitoring));
   const { query, readings, labels } = useReadings(pins, state.data);
   const shown = useFrozen(readings, isPaused);
   const fresh = isPaused ? newer(readings, shown.at(-1)) : 0;
@@ -122,12 +124,12 @@ function Off({ state, onDone }: { state: Monitoring; onDone: () => Promise<unkno
 function Lost() {
   const connection = useConnection();
   const since = useConnectionSince();
-  const now = useNow();
+  const lasts = useNow((now) => span(secondsSince(since, now)));
   if (connection !== "lost") return null;
   return (
     <p className="stale" role="status">
       <span>
-        <strong>Not live.</strong> No events since {clock(since, now)}, for {span(secondsSince(since, now))}. The page
+        <strong>Not live.</strong> No events since <Clock at={since} />, for {lasts}. The page
         asks for the records every few seconds, and connects again by itself.
       </span>
     </p>

@@ -1,6 +1,6 @@
 // The registered models with what may be done with each, and the way to add one.
 import { useQuery } from "@tanstack/react-query";
-import { cards, health, models } from "../api/queries";
+import { cards, health, models, watched } from "../api/queries";
 import { QueryPanel } from "../parts/Panel";
 import { count } from "../rules/bytes";
 import { AddModel } from "./models/AddModel";
@@ -8,7 +8,7 @@ import { ModelRow } from "./models/ModelRow";
 import "../css/library.css";
 
 export default function Models() {
-  const all = useQuery(models);
+  const all = useQuery(watched(models));
   const lease = useQuery(health).data?.lease;
   const memory = useQuery(cards).data;
   const loaded = all.data?.models.find(({ id }) => id === all.data.loaded_model_id);

@@ -2,7 +2,7 @@
 import { Link } from "react-router";
 import { useQuery } from "@tanstack/react-query";
 import { saes } from "../api/saes";
-import { attachments, models } from "../api/queries";
+import { attachments, models, watched } from "../api/queries";
 import { QueryPanel } from "../parts/Panel";
 import { useLink } from "../parts/useLink";
 import { count } from "../rules/bytes";
@@ -18,7 +18,7 @@ const LINK = { attach: memberField, q: text() };
 
 export default function Saes() {
   const [{ attach, q }, change] = useLink(LINK);
-  const all = useQuery(saes);
+  const all = useQuery(watched(saes));
   const attached = useQuery(attachments);
   const list = useQuery(models).data;
   const loaded = list?.models.find(({ id }) => id === list.loaded_model_id);

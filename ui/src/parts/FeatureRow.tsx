@@ -1,5 +1,6 @@
 // A steered feature: its label, its place, its strength, its switch, and the way out of the list.
 import type { ReactNode } from "react";
+import { placeName } from "../rules/places";
 import { Strength } from "./Strength";
 
 export interface SteeredFeature {
@@ -32,7 +33,7 @@ export function FeatureRow({
     <li className="feature-row" data-off={!feature.isOn || undefined}>
       <div className="feature-name">
         <span className={feature.label === null ? "quiet" : "strong"}>{feature.label ?? "no label"}</span>
-        <span className="place">{place ?? placeOf(feature)}</span>
+        <span className="place">{place ?? placeName(feature.layer, feature.index)}</span>
       </div>
       <Strength label={`Strength of ${name}`} value={feature.value} isDisabled={isDisabled} onCommit={onValue} />
       <label className="switch">
@@ -51,8 +52,4 @@ export function FeatureRow({
       </button>
     </li>
   );
-}
-
-function placeOf({ layer, index }: SteeredFeature): string {
-  return layer === null ? `#${index}` : `${layer}:${index}`;
 }

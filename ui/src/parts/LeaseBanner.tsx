@@ -10,7 +10,8 @@ export interface Lease {
 }
 
 export function LeaseBanner({ lease }: { lease: Lease }) {
-  const left = Math.max(0, (Date.parse(lease.expires_at) - useNow()) / 1000);
+  const end = Date.parse(lease.expires_at);
+  const left = useNow((now) => (end > now ? `ends in ${span((end - now) / 1000)}` : "has ended"));
   return (
     <aside className="banner" aria-label="Lease">
       <p>
@@ -18,7 +19,7 @@ export function LeaseBanner({ lease }: { lease: Lease }) {
         {lease.reason !== "" && <>: {lease.reason}</>}. Until its end, only the holder loads or unloads models.
       </p>
       <p className="numbers" aria-live="off">
-        {left > 0 ? `ends in ${span(left)}` : "has ended"}
+        {left}
       </p>
     </aside>
   );

@@ -1,8 +1,8 @@
 // The features of a document with their labels and strengths, as bars that leave 0 to the left or to the right.
-import type { ReactNode } from "react";
 import { decimal } from "../rules/bytes";
 import { signed } from "../rules/strength";
 import { atIntensity } from "../rules/values";
+import { PlaceLink } from "./PlaceLink";
 
 export interface Member {
   layer: number | null;
@@ -10,6 +10,8 @@ export interface Member {
   label: string | null;
   /** The value at intensity 1. */
   value: number;
+  /** The SAE whose feature it is; null where that is not known. */
+  sae: string | null;
 }
 
 /** The number of members that are listed at first. */
@@ -18,11 +20,9 @@ const SHOWN = 20;
 interface Listing {
   members: readonly Member[];
   intensity: number;
-  /** The place of a member, where it is a link; by default its layer and its index. */
-  place?: ((member: Member) => ReactNode) | undefined;
 }
 
-export function Members({ members, intensity, place }: Listing) {
+export function Members({ members, intensity }: Listing) {
   const most = Math.max(1e-9, ...members.map((member) => Math.abs(member.value)));
   // with values of one sign only, bars begin at the edge
   const isBoth = members.some(({ value }) => value > 0) && members.some(({ value }) => value < 0);
@@ -30,18 +30,18 @@ export function Members({ members, intensity, place }: Listing) {
   if (members.length === 0) return <p className="quiet">No feature is steered: activating clears all values.</p>;
   return (
     <>
-      <Rows members={members.slice(0, SHOWN)} intensity={intensity} place={place} most={most} isBoth={isBoth} />
+      <Rows members={members.slice(0, SHOWN)} intensity={intensity} most={most} isBoth={isBoth} />
       {more.length > 0 && (
         <details>
           <summary>{more.length} more</summary>
-          <Rows members={more} intensity={intensity} place={place} most={most} isBoth={isBoth} />
+          <Rows members={more} intensity={intensity} most={most} isBoth={isBoth} />
         </details>
       )}
     </>
   );
 }
 
-function Rows({ members, intensity, place, most, isBoth }: Listing & { most: number; isBoth: boolean }) {
+function Rows({ members, intensity, most, isBoth }: Listing & { most: number; isBoth: boolean }) {
   return (
     <table className="members">
       <caption className="only-read">Features and their strengths</caption>
@@ -58,7 +58,7 @@ function Rows({ members, intensity, place, most, isBoth }: Listing & { most: num
           <tr key={`${member.layer}:${member.index}`}>
             <th scope="row">
               <span className={member.label === null ? "quiet" : "strong"}>{member.label ?? "no label"}</span>{" "}
-              <span className="place">{place?.(member) ?? placeOf(member)}</span>
+              <PlaceLink sae={member.sae} layer={member.layer} index={member.index} />
             </th>
             <td className="member-bar wide-only" data-both={isBoth || undefined} aria-hidden="true">
               <span
@@ -73,8 +73,4 @@ function Rows({ members, intensity, place, most, isBoth }: Listing & { most: num
       </tbody>
     </table>
   );
-}
-
-function placeOf({ layer, index }: Member): string {
-  return layer === null ? `#${index}` : `${layer}:${index}`;
 }

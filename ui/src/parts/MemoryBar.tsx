@@ -10,15 +10,15 @@ export function MemoryBar({
   name: string;
   /** MiB. */
   total: number;
-  /** MiB that this service uses; null where that is not measured. */
-  ours: number | null;
+  /** MiB that this service uses; null where that is not known now, left out where nobody measures it. */
+  ours?: number | null;
   /** MiB that all processes use together. */
   used: number;
 }) {
   const own = Math.min(ours ?? 0, used);
   const parts = [
-    { kind: "ours", words: "this service", size: ours },
-    { kind: "others", words: ours === null ? "used" : "others", size: used - own },
+    ...(ours === undefined ? [] : [{ kind: "ours", words: "this service", size: ours }]),
+    { kind: "others", words: ours == null ? "used" : "others", size: used - own },
     { kind: "free", words: "free", size: Math.max(0, total - used) },
   ];
   return (

@@ -1,9 +1,8 @@
 // A part of a page with its heading, and its four states: loading, empty, failed, stale.
 import { useId, type ReactNode } from "react";
 import type { UseQueryResult } from "@tanstack/react-query";
-import { ago } from "../rules/age";
 import { ErrorNotice } from "./ErrorNotice";
-import { useNow } from "./useNow";
+import { Ago } from "./Moment";
 
 type Answer<T> = Pick<UseQueryResult<T>, "data" | "error" | "isFetching" | "dataUpdatedAt" | "refetch">;
 
@@ -84,11 +83,10 @@ export function Answered<T>({
 }
 
 function Stale({ since, error, onRetry }: { since: number; error: Error; onRetry: () => void }) {
-  const now = useNow();
   return (
     <div className="stale" role="status">
       <p>
-        <strong>Not current.</strong> This is the state of {ago(since, now)}. {error.message}
+        <strong>Not current.</strong> This is the state of <Ago at={since} />. {error.message}
       </p>
       <button type="button" onClick={onRetry}>
         Read again

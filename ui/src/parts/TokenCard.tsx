@@ -4,6 +4,10 @@ import { decimal, percent } from "../rules/bytes";
 import type { Pick, Token, TokenFeature } from "../rules/tokens";
 
 const WIDTH = 320;
+/** The least height, in pixels, for which there must be room. */
+const LEAST = 200;
+/** The height of the strip above every page. */
+const STRIP = 64;
 const MOST = 8;
 
 export function TokenCard({
@@ -32,7 +36,7 @@ export function TokenCard({
   actions?: ((feature: TokenFeature) => ReactNode) | undefined;
 }) {
   const card = useRef<HTMLDivElement>(null);
-  const [place, setPlace] = useState({ left: 0, top: 0 });
+  const [place, setPlace] = useState({ left: 0, top: 0, height: LEAST });
   useLayoutEffect(() => {
     setPlace(placed(anchor, box.current, card.current));
   }, [anchor, box]);
@@ -44,7 +48,12 @@ export function TokenCard({
       className="token-card"
       role="group"
       aria-label={`Token at position ${token.position}`}
-      style={{ insetInlineStart: place.left, insetBlockStart: place.top, inlineSize: `min(${WIDTH}px, 100%)` }}
+      style={{
+        insetInlineStart: place.left,
+        insetBlockStart: place.top,
+        inlineSize: `min(${WIDTH}px, 100%)`,
+        maxBlockSize: place.height,
+      }}
       onPointerEnter={onEnter}
       onKeyDown={(event) => {
         if (event.key !== "Escape") return;
@@ -106,17 +115,24 @@ export function TokenCard({
   );
 }
 
-/** Under the chip, or above it where there is no room below; never beyond the sides of the box. */
-function placed(anchor: string, box: HTMLElement | null, card: HTMLElement | null): { left: number; top: number } {
+/**
+ * Under the chip, or above it where there is more room; never over what stands above the tokens, nor beyond the sides of
+ * the box. The height is that of the room.
+ */
+function placed(anchor: string, box: HTMLElement | null, card: HTMLElement | null) {
   const chip = document.getElementById(anchor);
-  if (chip === null || box === null || card === null) return { left: 0, top: 0 };
+  if (chip === null || box === null || card === null) return { left: 0, top: 0, height: LEAST };
   const frame = box.getBoundingClientRect();
   const { left, top, bottom } = chip.getBoundingClientRect();
   const most = Math.max(0, frame.width - Math.min(WIDTH, frame.width));
-  const isAbove = bottom + card.offsetHeight + 8 > window.innerHeight && top - card.offsetHeight > 64;
+  const below = window.innerHeight - bottom - 12;
+  const above = top - Math.max(frame.top, STRIP) - 8;
+  const isAbove = card.scrollHeight > below && above > below;
+  const height = Math.max(LEAST, isAbove ? above : below);
   return {
     left: Math.round(Math.min(Math.max(0, left - frame.left - 12), most)),
-    top: Math.round(isAbove ? top - frame.top - card.offsetHeight - 4 : bottom - frame.top + 4),
+    top: Math.round(isAbove ? top - frame.top - Math.min(card.scrollHeight + 2, height) - 4 : bottom - frame.top + 4),
+    height: Math.round(height),
   };
 }
 

@@ -1,12 +1,13 @@
-// The time of the clock, for countdowns and ages. The components that use it are drawn again every second.
+// What the clock says, for countdowns and ages. A component that uses it is drawn again when its words change.
 import { useSyncExternalStore } from "react";
 
 let now = Date.now();
 let timer: ReturnType<typeof setInterval> | undefined;
 const watchers = new Set<() => void>();
 
-export function useNow(): number {
-  return useSyncExternalStore(watch, () => now);
+/** What is said of this second. It is a text, a number or a truth value, so that it can be compared with what was drawn. */
+export function useNow<T extends string | number | boolean>(says: (now: number) => T): T {
+  return useSyncExternalStore(watch, () => says(now));
 }
 
 function watch(watcher: () => void): () => void {
@@ -25,6 +26,8 @@ function watch(watcher: () => void): () => void {
 }
 
 function tick(): void {
+  // nobody sees a hidden page
+  if (document.hidden) return;
   now = Date.now();
   for (const watcher of watchers) watcher();
 }

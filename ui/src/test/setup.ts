@@ -1,8 +1,10 @@
 // What jsdom lacks, and the clean-up after each test of a component.
-import { cleanup } from "@testing-library/react";
+import { cleanup, configure } from "@testing-library/react";
 import { afterEach } from "vitest";
 import { closeAll } from "../parts/Notices";
 
+// a busy machine draws late
+configure({ asyncUtilTimeout: 10_000 });
 afterEach(() => {
   cleanup();
   // the files of tests share their modules

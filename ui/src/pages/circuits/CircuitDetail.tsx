@@ -2,16 +2,15 @@
 import { useState } from "react";
 import { useQuery } from "@tanstack/react-query";
 import { described, request } from "../../api/client";
-import { circuit as detailOf, exportCircuit, type Circuit } from "../../api/documents";
+import { circuit as detailOf, saeAt, exportCircuit, type Circuit } from "../../api/documents";
 import { Members } from "../../parts/Members";
+import { Clock } from "../../parts/Moment";
 import { notify } from "../../parts/Notices";
 import { Panel, QueryPanel } from "../../parts/Panel";
 import { Rung } from "../../parts/Rung";
 import { Active } from "../../parts/Shelf";
-import { useNow } from "../../parts/useNow";
 import { Warnings } from "../../parts/Warnings";
-import { clock } from "../../rules/age";
-import { Facts } from "../documents/Facts";
+import { FactList } from "../documents/FactList";
 import { Foot } from "../documents/Foot";
 import { useAction, useExport } from "../documents/actions";
 import { CircuitDial } from "./CircuitDial";
@@ -35,7 +34,6 @@ export function CircuitDetail({
 }) {
   const { id, name } = record;
   const path = { circuit_id: id };
-  const now = useNow();
   const [warnings, setWarnings] = useState<readonly string[]>([]);
   const detail = useQuery(detailOf(id));
   const remove = useAction(() => request("delete", "/api/circuits/{circuit_id}", { path }), {
@@ -61,13 +59,13 @@ export function CircuitDetail({
           {record.rung_next_step !== null && <span className="quiet">Next: {record.rung_next_step}</span>}
         </p>
         {record.description !== null && <p className="narrative">{record.description}</p>}
-        <Facts
+        <FactList
           facts={[
             ["Layers", record.layers.join(", ")],
             ["Served", record.serving_mode?.replaceAll("_", " ")],
             ["Steers now", detail.data?.steering == null ? null : detail.data.steering ? "yes" : "no"],
             ["Shared layers", record.composed_layers.length > 0 ? record.composed_layers.join(", ") : null],
-            ["Imported", clock(record.created_at, now)],
+            ["Imported", <Clock key="imported" at={record.created_at} />],
           ]}
         />
         <CircuitDial
@@ -99,7 +97,10 @@ export function CircuitDetail({
         {(data) => (
           <Members
             intensity={data.intensity}
-            members={data.members.map(({ layer, feature_idx, label, value }) => ({ layer, index: feature_idx, label, value }))}
+            members={data.members.map(({ layer, feature_idx, label, value }) => ({
+              ...{ layer, index: feature_idx, label, value },
+              sae: saeAt(data, layer),
+            }))}
           />
         )}
       </QueryPanel>

@@ -3,13 +3,14 @@ import { useState } from "react";
 import { useQuery } from "@tanstack/react-query";
 import { request } from "../../api/client";
 import { claims, type Claim } from "../../api/documents";
+import { watched } from "../../api/queries";
 import { Confirm } from "../../parts/Confirm";
 import { QueryPanel } from "../../parts/Panel";
 import { Warnings } from "../../parts/Warnings";
 import { useAction } from "../documents/actions";
 
 export function Claims({ onOpen }: { onOpen: (id: string) => void }) {
-  const list = useQuery(claims);
+  const list = useQuery(watched(claims));
   const [asked, setAsked] = useState<Claim | null>(null);
   const release = useAction((id: string) =>
     request("post", "/api/circuits/claims/release", { query: { circuit_id: id } }),

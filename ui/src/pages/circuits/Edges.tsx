@@ -3,13 +3,13 @@ import { useState } from "react";
 import { Link } from "react-router";
 import { useQuery } from "@tanstack/react-query";
 import { request } from "../../api/client";
-import type { CircuitDetail } from "../../api/documents";
+import { saeAt, type CircuitDetail } from "../../api/documents";
 import { circuitSensing, edgeFirings } from "../../api/sensing";
 import { EdgeGraph } from "../../parts/EdgeGraph";
+import { Ago } from "../../parts/Moment";
 import { notify } from "../../parts/Notices";
+import { PlaceLink } from "../../parts/PlaceLink";
 import { Rung } from "../../parts/Rung";
-import { useNow } from "../../parts/useNow";
-import { ago } from "../../rules/age";
 import { DASH } from "../../rules/bytes";
 import { useAction } from "../documents/actions";
 import { useFired } from "./useFired";
@@ -90,15 +90,16 @@ function EdgeTable({
   lit: ReadonlySet<string>;
   onPoint: (key: string | null) => void;
 }) {
-  const now = useNow();
   const fired = useQuery(edgeFirings(circuit.id)).data?.events ?? [];
   const unsensable = useQuery(circuitSensing).data?.unsensable_edges ?? [];
   const end = ({ layer, feature_idx }: CircuitDetail["edges"][number]["up"]) => (
     <>
       {names.get(`${feature_idx}@${layer}`) ?? (feature_idx === null ? "whole cluster" : "no label")}{" "}
-      <span className="place">
-        {layer}:{feature_idx ?? "cluster"}
-      </span>
+      {feature_idx === null ? (
+        <span className="place">layer {layer}</span>
+      ) : (
+        <PlaceLink sae={saeAt(circuit, layer)} layer={layer} index={feature_idx} />
+      )}
     </>
   );
   return (
@@ -134,7 +135,7 @@ function EdgeTable({
                 {lit.has(edge.edge_key) ? (
                   <b>now</b>
                 ) : last !== undefined ? (
-                  <Link to={`/sensing?kind=circuit&of=${circuit.id}&event=circuit-${last.id}`}>{ago(last.created_at, now)}</Link>
+                  <Link to={`/sensing?kind=circuit&of=${circuit.id}&event=circuit-${last.id}`}><Ago at={last.created_at} /></Link>
                 ) : (
                   DASH
                 )}

@@ -1,5 +1,5 @@
 // How the live values differ from those of a circuit, at the SAE of each of its layers.
-import type { CircuitDetail } from "../../api/documents";
+import { saeAt, type CircuitDetail } from "../../api/documents";
 import { Differences } from "../../parts/Differences";
 import { Panel } from "../../parts/Panel";
 import { useCompared, useDifferenceLabels } from "../documents/useLive";
@@ -18,7 +18,7 @@ function Layer({ circuit, layer }: { circuit: CircuitDetail; layer: number }) {
   const members = circuit.members.filter((member) => member.layer === layer);
   const values = Object.fromEntries(members.map(({ feature_idx, value }) => [feature_idx, value]));
   const own = new Map(members.flatMap(({ feature_idx, label }) => (label === null ? [] : [[feature_idx, label] as const])));
-  const saeId = circuit.per_sae_warnings.find((bound) => bound.layer === layer)?.sae_id ?? null;
+  const saeId = saeAt(circuit, layer);
   const compared = useCompared(values, circuit.intensity, saeId, layer);
   const labels = useDifferenceLabels(compared, own);
   return (

@@ -5,16 +5,15 @@ import { described, request } from "../../api/client";
 import { exportCluster, type Cluster } from "../../api/documents";
 import { Dial } from "../../parts/Dial";
 import { Members } from "../../parts/Members";
+import { Clock } from "../../parts/Moment";
 import { notify } from "../../parts/Notices";
 import { Panel } from "../../parts/Panel";
 import { Active } from "../../parts/Shelf";
-import { useNow } from "../../parts/useNow";
 import { Warnings } from "../../parts/Warnings";
-import { clock } from "../../rules/age";
 import { count, decimal } from "../../rules/bytes";
 import { Activate } from "../documents/Activate";
 import { Edit } from "../documents/Edit";
-import { Facts } from "../documents/Facts";
+import { FactList } from "../documents/FactList";
 import { Foot } from "../documents/Foot";
 import { LiveDifference } from "../documents/LiveDifference";
 import { useAction, useExport } from "../documents/actions";
@@ -23,12 +22,12 @@ import { useCompared } from "../documents/useLive";
 export function ClusterDetail({ cluster, onDeleted }: { cluster: Cluster; onDeleted: () => void }) {
   const { id, name } = cluster;
   const path = { cluster_id: id };
-  const now = useNow();
   // what the last activation of this page remarked; the service keeps most of it with the cluster
   const [fresh, setFresh] = useState<readonly string[]>([]);
   const values = Object.fromEntries(cluster.members.map(([index, , value]) => [index, value]));
   const named = new Map(cluster.members.flatMap(([index, label]) => (label === null ? [] : [[index, label] as const])));
   const compared = useCompared(values, cluster.intensity, cluster.sae_id, cluster.layer);
+  const sae = compared?.sae.sae_id ?? null;
   const activate = useAction(() => request("post", "/api/clusters/{cluster_id}/activate", { path }), {
     onSuccess: (done) => setFresh(done.warnings),
   });
@@ -65,7 +64,7 @@ export function ClusterDetail({ cluster, onDeleted }: { cluster: Cluster; onDele
         }
       >
         {cluster.description !== null && <p className="narrative">{cluster.description}</p>}
-        <Facts
+        <FactList
           facts={[
             ["SAE", cluster.sae_id ?? "not bound; the first activation binds it"],
             ["Layer", cluster.layer],
@@ -75,7 +74,7 @@ export function ClusterDetail({ cluster, onDeleted }: { cluster: Cluster; onDele
             ["Formula", cluster.formula_id],
             ["From the hub", cluster.hub_ref === null ? null : `${cluster.hub_ref.repo_id}, ${cluster.hub_ref.path}`],
             ["Sensing", <Link key="sensing" to={`/sensing?kind=cluster&of=${id}`}>{cluster.sensing_enabled ? "enabled" : "not enabled"}</Link>],
-            ["Imported", clock(cluster.created_at, now)],
+            ["Imported", <Clock key="imported" at={cluster.created_at} />],
           ]}
         />
         <Dial name={name} value={cluster.intensity} range={cluster.dial_range} onCommit={(value) => dial.mutateAsync(value)} />
@@ -88,7 +87,7 @@ export function ClusterDetail({ cluster, onDeleted }: { cluster: Cluster; onDele
         <Warnings warnings={[...new Set([...cluster.warnings, ...fresh])]} />
         <Members
           intensity={cluster.intensity}
-          members={cluster.members.map(([index, label, value]) => ({ layer: cluster.layer, index, label, value }))}
+          members={cluster.members.map(([index, label, value]) => ({ sae, layer: cluster.layer, index, label, value }))}
         />
         {cluster.member_count > cluster.members.length && (
           <p className="quiet">{count(cluster.member_count - cluster.members.length)} more are in the document.</p>

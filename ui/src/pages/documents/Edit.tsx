@@ -1,11 +1,12 @@
 // What can be changed of a profile or a cluster, in a dialog: name, description, its SAE, and the values of a profile.
 import { useState } from "react";
+import { useQuery } from "@tanstack/react-query";
 import { request, type Body } from "../../api/client";
+import { attachments } from "../../api/queries";
 import { Dialog } from "../../parts/Dialog";
 import { ErrorNotice } from "../../parts/ErrorNotice";
 import { lines, readLines } from "../../rules/valueLines";
 import { useAction } from "./actions";
-import { useAttached } from "./useLive";
 
 interface Saved {
   id: string;
@@ -100,7 +101,7 @@ function Form({ saved, onClose }: { saved: Saved; onClose: () => void }) {
 
 /** The choice of the SAE at which the values are applied. */
 function Place({ saved, value, onChange }: { saved: Saved; value: string; onChange: (value: string) => void }) {
-  const { entries } = useAttached(null, null);
+  const entries = useQuery(attachments).data?.entries ?? [];
   const isProfile = saved.steering !== undefined;
   const now = saved.sae_id === null ? "any SAE" : saved.sae_id;
   return (

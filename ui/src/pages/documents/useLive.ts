@@ -9,15 +9,10 @@ export interface Compared {
   differences: Difference[];
 }
 
-/** The attached SAEs, and the one of them that a document fits; null where none does. */
-export function useAttached(saeId: string | null, layer: number | null) {
-  const entries = useQuery(attachments).data?.entries ?? [];
-  return { entries, sae: fitting(entries, saeId, layer) };
-}
-
 /** Null where no attached SAE fits, and while that is not known. */
 export function useCompared(values: Values, intensity: number, saeId: string | null, layer: number | null): Compared | null {
-  const { entries, sae } = useAttached(saeId, layer);
+  const entries = useQuery(attachments).data?.entries ?? [];
+  const sae = fitting(entries, saeId, layer);
   const live = useQuery(steering).data;
   if (sae === null || live === undefined) return null;
   return { sae, differences: differences(values, intensity, liveAt(live, entries, sae)) };

@@ -3,10 +3,9 @@ import { useQuery } from "@tanstack/react-query";
 import { Link } from "react-router";
 import { monitoring, top, type Metric } from "../../api/monitoring";
 import { Bars } from "../../parts/Bars";
+import { Clock } from "../../parts/Moment";
 import { Answered, Panel } from "../../parts/Panel";
 import { Segmented } from "../../parts/Segmented";
-import { useNow } from "../../parts/useNow";
-import { clock } from "../../rules/age";
 import { count, decimal, percent } from "../../rules/bytes";
 import { featurePath, placeName } from "../../rules/places";
 
@@ -45,7 +44,6 @@ export function Top({ sae, by, onBy }: { sae: string; by: Metric; onBy: (by: Met
 
 function Ranked({ sae, layer, by }: { sae: string; layer: number | null; by: Metric }) {
   const ranked = useQuery(top(by, SHOWN));
-  const now = useNow();
   return (
     <Answered
       query={ranked}
@@ -59,7 +57,7 @@ function Ranked({ sae, layer, by }: { sae: string; layer: number | null; by: Met
       {({ features, tokens, since, metric }) => (
         <>
           <p className="quiet">
-            Over {count(tokens)} tokens since {since === null ? "–" : clock(since, now)}.
+            Over {count(tokens)} tokens since {since === null ? "–" : <Clock at={since} />}.
           </p>
           <Bars
             label={`Features with the largest ${metric}`}

@@ -42,7 +42,6 @@ export function CardList({ report }: { report: Cards }) {
           name="this machine"
           total={report.host.total_mb}
           used={report.host.total_mb - report.host.available_mb}
-          ours={null}
         />
       </article>
     </div>

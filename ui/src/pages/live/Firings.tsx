@@ -2,11 +2,11 @@
 import { useQuery } from "@tanstack/react-query";
 import { Link } from "react-router";
 import { circuitSensing, clusterSensing, firings } from "../../api/sensing";
+import { Ago } from "../../parts/Moment";
 import { Answered, Panel } from "../../parts/Panel";
 import { SpanText } from "../../parts/SpanText";
 import { useFrozen } from "../../parts/useFrozen";
 import { useNow } from "../../parts/useNow";
-import { ago } from "../../rules/age";
 import { keyOf, newestFirst, type Firing } from "../../rules/firing";
 
 const SHOWN = 5;
@@ -61,14 +61,13 @@ export function Firings({ isPaused }: { isPaused: boolean }) {
 }
 
 function Row({ firing }: { firing: Firing }) {
-  const now = useNow();
-  const isNew = now - Date.parse(firing.at) < NEW;
+  const isNew = useNow((now) => now - Date.parse(firing.at) < NEW);
   return (
     <li data-new={isNew || undefined}>
       <p className="row quiet">
         {isNew && <b className="new-tag">new</b>}
         <span>
-          <Link to={`/sensing?event=${keyOf(firing)}`}>{firing.kind}</Link>, {ago(firing.at, now)}
+          <Link to={`/sensing?event=${keyOf(firing)}`}>{firing.kind}</Link>, <Ago at={firing.at} />
         </span>
       </p>
       <SpanText parts={firing.parts ?? (firing.text === null ? null : { before: firing.text, span: "", after: "" })} />

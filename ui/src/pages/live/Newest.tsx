@@ -1,8 +1,7 @@
 // The newest reading: the features that were active, with a button to pin each.
 import { Link } from "react-router";
 import { Bars } from "../../parts/Bars";
-import { useNow } from "../../parts/useNow";
-import { ago } from "../../rules/age";
+import { Ago } from "../../parts/Moment";
 import { count } from "../../rules/bytes";
 import { featurePath, placeName } from "../../rules/places";
 import type { Reading } from "../../rules/readings";
@@ -23,7 +22,6 @@ export function Newest({
   pins: readonly number[];
   onPin: (index: number) => void;
 }) {
-  const now = useNow();
   if (reading === undefined) {
     return (
       <p className="empty">
@@ -34,7 +32,9 @@ export function Newest({
   return (
     <>
       <p className="quiet reading-line">
-        <b>{ago(reading.at, now)}</b>, position {reading.position} of <code>{reading.request}</code>
+        <b>
+          <Ago at={reading.at} />
+        </b>, position {reading.position} of <code>{reading.request}</code>
         {reading.fired !== null && `, ${count(reading.fired)} features active`}
       </p>
       <Bars

@@ -4,9 +4,8 @@ import { useMutation, useQuery, useQueryClient } from "@tanstack/react-query";
 import { describedDownload, download, preview, type Model, type NewHubModel } from "../../api/models";
 import type { Cards } from "../../api/queries";
 import { CopyCode } from "../../parts/CopyCode";
-import { ErrorNotice } from "../../parts/ErrorNotice";
 import { notify } from "../../parts/Notices";
-import { RepositoryForm, type Place } from "../../parts/RepositoryForm";
+import { RepositoryForm } from "../../parts/RepositoryForm";
 import { useToken } from "../../parts/TokenField";
 import { useLink } from "../../parts/useLink";
 import { needsToken } from "../../rules/errors";
@@ -30,11 +29,6 @@ export function HubModel({ memory, loaded }: { memory: Cards | undefined; loaded
     onSuccess: (model) => notify(`The download of ${model.name} has begun.`),
     onSettled: () => client.invalidateQueries({ queryKey: ["models"] }),
   });
-  const look = (next: Place) => {
-    begin.reset();
-    if (next.repo === link.repo && next.revision === link.revision) void shown.refetch();
-    else change(next, { push: true });
-  };
   const wanted = (part: Partial<NewHubModel>): NewHubModel => ({
     repo_id: link.repo,
     revision: link.revision || undefined,
@@ -47,13 +41,12 @@ export function HubModel({ memory, loaded }: { memory: Cards | undefined; loaded
       <RepositoryForm
         place={link}
         example="Qwen/Qwen2.5-0.5B-Instruct"
-        isBusy={shown.isFetching}
+        shown={shown}
+        begin={begin}
         token={token.field}
         tokenWhy={whyToken(offered?.is_gated ?? false, shown.error ?? begin.error)}
-        onLook={look}
+        onPlace={(next) => change(next, { push: true })}
       />
-      {shown.error !== null && !shown.isFetching && <ErrorNotice error={shown.error} onRetry={() => look(link)} />}
-      {begin.error !== null && <ErrorNotice error={begin.error} />}
       {offered !== undefined && (
         <div className="flow offered">
           <RepositoryFacts offered={offered} />

@@ -2,7 +2,7 @@
 import { useState } from "react";
 import { useMutation, useQueryClient } from "@tanstack/react-query";
 import { register, type Precision } from "../../api/models";
-import { ErrorNotice } from "../../parts/ErrorNotice";
+import { LocalForm } from "../../parts/LocalForm";
 import { notify } from "../../parts/Notices";
 import { Segmented } from "../../parts/Segmented";
 
@@ -29,18 +29,13 @@ export function LocalModel() {
     onSettled: () => client.invalidateQueries({ queryKey: ["models"] }),
   });
   return (
-    <form
-      className="flow"
-      onSubmit={(event) => {
-        event.preventDefault();
-        registration.mutate();
-      }}
+    <LocalForm
+      path={path}
+      onPath={setPath}
+      example="/models/mine"
+      about="A checkpoint folder, a .gguf file, or a folder with GGUF models. The files stay where they are."
+      work={registration}
     >
-      <label className="field">
-        Folder or file on the machine of the service
-        <input value={path} required maxLength={500} spellCheck={false} placeholder="/models/mine" onChange={(event) => setPath(event.target.value)} />
-      </label>
-      <p className="quiet">A checkpoint folder, a .gguf file, or a folder with GGUF models. The files stay where they are.</p>
       <div className="fields">
         <label className="field">
           Name in /v1, if another one is wanted
@@ -55,12 +50,6 @@ export function LocalModel() {
           <Segmented label="Precision of a checkpoint" options={PRECISIONS} value={precision} onChange={setPrecision} />
         </div>
       </div>
-      <div className="row">
-        <button type="submit" className="primary" disabled={path.trim() === "" || registration.isPending}>
-          Register
-        </button>
-      </div>
-      {registration.error !== null && <ErrorNotice error={registration.error} />}
-    </form>
+    </LocalForm>
   );
 }

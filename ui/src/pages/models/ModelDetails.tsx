@@ -1,10 +1,9 @@
 // The rest about a model, opened on demand: where it comes from, where it is, its card, its lock, its deletion.
-import { useId } from "react";
+import { useId, type ReactNode } from "react";
 import type { Model } from "../../api/models";
 import type { Cards } from "../../api/queries";
-import { clock } from "../../rules/age";
 import { count, DASH, mebibytes } from "../../rules/bytes";
-import { useNow } from "../../parts/useNow";
+import { Clock } from "../../parts/Moment";
 
 export function ModelDetails({
   model,
@@ -23,7 +22,6 @@ export function ModelDetails({
   onLock: () => void;
   onDelete: () => void;
 }) {
-  const now = useNow();
   const isHeld = model.status === "loaded" || model.status === "downloading";
   return (
     <details>
@@ -31,7 +29,7 @@ export function ModelDetails({
       <div className="flow">
         <table className="facts">
           <tbody>
-            {rowsOf(model, now).map(([name, value]) => (
+            {rowsOf(model).map(([name, value]) => (
               <tr key={name}>
                 <th scope="row">{name}</th>
                 <td>{value ?? DASH}</td>
@@ -93,7 +91,7 @@ function CardChoice({
   );
 }
 
-function rowsOf(model: Model, now: number): (readonly [string, string | null])[] {
+function rowsOf(model: Model): (readonly [string, ReactNode])[] {
   const place = Object.entries(model.memory_by_device_mb).map(([device, size]) => `${device} ${mebibytes(size)}`);
   return [
     ["source", model.source === "local" ? "this machine" : "the hub"],
@@ -106,7 +104,7 @@ function rowsOf(model: Model, now: number): (readonly [string, string | null])[]
     ["memory by device", place.length === 0 ? null : place.join(", ")],
     ["embeddings", model.supports_embeddings ? "yes" : "no"],
     ["remote code", model.trust_remote_code ? "trusted" : "not trusted"],
-    ["loaded", model.loaded_at === null ? null : clock(model.loaded_at, now)],
-    ["registered", clock(model.created_at, now)],
+    ["loaded", model.loaded_at === null ? null : <Clock at={model.loaded_at} />],
+    ["registered", <Clock at={model.created_at} />],
   ];
 }

@@ -2,37 +2,36 @@
 import { useState } from "react";
 import { useQuery, useQueryClient } from "@tanstack/react-query";
 import { described, request } from "../../api/client";
-import { exportProfile, labels, type Profile } from "../../api/documents";
-import { steering } from "../../api/queries";
+import { dialProfile, exportProfile, labels, type Profile } from "../../api/documents";
+import { models } from "../../api/queries";
 import { Dial } from "../../parts/Dial";
 import { Members } from "../../parts/Members";
+import { Clock } from "../../parts/Moment";
 import { Panel } from "../../parts/Panel";
 import { Active } from "../../parts/Shelf";
-import { useNow } from "../../parts/useNow";
 import { Warnings } from "../../parts/Warnings";
 import { notify } from "../../parts/Notices";
-import { clock } from "../../rules/age";
-import { differences, liveAt } from "../../rules/values";
 import { Activate } from "../documents/Activate";
 import { Edit } from "../documents/Edit";
-import { Facts } from "../documents/Facts";
+import { FactList } from "../documents/FactList";
 import { Foot } from "../documents/Foot";
 import { LiveDifference } from "../documents/LiveDifference";
 import { useAction, useExport } from "../documents/actions";
-import { useAttached, useCompared } from "../documents/useLive";
+import { useCompared } from "../documents/useLive";
 
 const RANGE = [0, 2] as const;
 
 export function ProfileDetail({ profile, onDeleted }: { profile: Profile; onDeleted: () => void }) {
   const { id, name } = profile;
   const path = { profile_id: id };
-  const now = useNow();
   const [warnings, setWarnings] = useState<readonly string[]>([]);
+  const trained = useQuery(models).data?.models.find((model) => String(model.id) === profile.model_id);
   const compared = useCompared(profile.steering, profile.intensity, profile.sae_id, profile.layer);
+  const sae = compared?.sae ?? null;
   const features = Object.entries(profile.steering)
     .sort(([, a], [, b]) => Math.abs(b) - Math.abs(a))
     .map(([index]) => Number(index));
-  const named = useQuery(labels(compared?.sae.sae_id ?? profile.sae_id, features)).data ?? new Map<number, string>();
+  const named = useQuery(labels(sae?.sae_id ?? profile.sae_id, features)).data ?? new Map<number, string>();
   const activate = useAction(() => request("post", "/api/profiles/{profile_id}/activate", { path }), {
     onSuccess: (done) => setWarnings(done.warnings),
   });
@@ -45,7 +44,10 @@ export function ProfileDetail({ profile, onDeleted }: { profile: Profile; onDele
       onDeleted();
     },
   });
-  const dial = useDial(profile, setWarnings);
+  const client = useQueryClient();
+  const dial = useAction((intensity: number) => dialProfile(client, id, intensity), {
+    onSuccess: (done) => setWarnings(done.warnings),
+  });
   const save = useExport("profile", exportProfile);
   const isPending = activate.isPending || end.isPending || remove.isPending;
   const isChanged = profile.is_active && (compared?.differences.length ?? 0) > 0;
@@ -67,12 +69,12 @@ export function ProfileDetail({ profile, onDeleted }: { profile: Profile; onDele
         }
       >
         {profile.description !== null && <p>{profile.description}</p>}
-        <Facts
+        <FactList
           facts={[
             ["SAE", profile.sae_id],
             ["Layer", profile.layer ?? "any"],
-            ["Model", profile.model_id],
-            ["Saved", clock(profile.updated_at, now)],
+            ["Model", trained?.name ?? profile.model_id],
+            ["Saved", <Clock key="saved" at={profile.updated_at} />],
           ]}
         />
         <Dial name={name} value={profile.intensity} range={RANGE} onCommit={(value) => dial.mutateAsync(value)} />
@@ -88,7 +90,8 @@ export function ProfileDetail({ profile, onDeleted }: { profile: Profile; onDele
         <Members
           intensity={profile.intensity}
           members={features.map((index) => ({
-            layer: profile.layer,
+            sae: sae?.sae_id ?? null,
+            layer: sae?.layer ?? profile.layer,
             index,
             label: named.get(index) ?? null,
             value: profile.steering[index] ?? 0,
@@ -108,20 +111,4 @@ export function ProfileDetail({ profile, onDeleted }: { profile: Profile; onDele
       <LiveDifference what={name} intensity={profile.intensity} compared={compared} labels={named} />
     </>
   );
-}
-
-/** Saves an intensity. An active profile steers by it at once, unless somebody changed the live values meanwhile. */
-function useDial(profile: Profile, tell: (warnings: readonly string[]) => void) {
-  const client = useQueryClient();
-  const { entries, sae } = useAttached(profile.sae_id, profile.layer);
-  const path = { profile_id: profile.id };
-  return useAction(async (intensity: number) => {
-    const live = profile.is_active && sae !== null ? await client.fetchQuery({ ...steering, staleTime: 0 }) : null;
-    const follows =
-      live !== null &&
-      sae !== null &&
-      differences(profile.steering, profile.intensity, liveAt(live, entries, sae)).length === 0;
-    await request("patch", "/api/profiles/{profile_id}", { path, body: { intensity } });
-    if (follows) tell((await request("post", "/api/profiles/{profile_id}/activate", { path })).warnings);
-  });
 }

@@ -3,10 +3,9 @@ import { useState } from "react";
 import { useMutation, useQuery, useQueryClient } from "@tanstack/react-query";
 import { download, preview, type OfferedSaes, type Sae } from "../../api/saes";
 import { Confirm } from "../../parts/Confirm";
-import { ErrorNotice } from "../../parts/ErrorNotice";
 import { Facts } from "../../parts/Facts";
 import { notify } from "../../parts/Notices";
-import { RepositoryForm, type Place } from "../../parts/RepositoryForm";
+import { RepositoryForm } from "../../parts/RepositoryForm";
 import { useToken } from "../../parts/TokenField";
 import { UnitGrid } from "../../parts/UnitGrid";
 import { useLink } from "../../parts/useLink";
@@ -31,11 +30,6 @@ export function HubSaes({ records }: { records: readonly Sae[] }) {
     onSuccess: ({ message }) => notify(`${message[0]?.toUpperCase()}${message.slice(1)}.`),
     onSettled: () => client.invalidateQueries({ queryKey: ["saes"] }),
   });
-  const look = (next: Place) => {
-    begin.reset();
-    if (next.repo === link.repo && next.revision === link.revision) void shown.refetch();
-    else change({ ...next, layer: "", width: "", words: "" }, { push: true });
-  };
   const offered = shown.data;
   const units = offered === undefined ? [] : chosen(offered.files, link);
   return (
@@ -43,13 +37,12 @@ export function HubSaes({ records }: { records: readonly Sae[] }) {
       <RepositoryForm
         place={link}
         example="google/gemma-scope-2b-pt-res"
-        isBusy={shown.isFetching}
+        shown={shown}
+        begin={begin}
         token={token.field}
         tokenWhy={needsToken(shown.error ?? begin.error) ? "The hub asks for a token." : null}
-        onLook={look}
+        onPlace={(next) => change({ ...next, layer: "", width: "", words: "" }, { push: true })}
       />
-      {shown.error !== null && !shown.isFetching && <ErrorNotice error={shown.error} onRetry={() => look(link)} />}
-      {begin.error !== null && <ErrorNotice error={begin.error} />}
       {offered !== undefined && (
         <div className="flow offered">
           <h3>{offered.repository_id}</h3>

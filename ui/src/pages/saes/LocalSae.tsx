@@ -2,7 +2,7 @@
 import { useState } from "react";
 import { useMutation, useQueryClient } from "@tanstack/react-query";
 import { register } from "../../api/saes";
-import { ErrorNotice } from "../../parts/ErrorNotice";
+import { LocalForm } from "../../parts/LocalForm";
 import { notify } from "../../parts/Notices";
 
 export function LocalSae() {
@@ -17,24 +17,12 @@ export function LocalSae() {
     onSettled: () => client.invalidateQueries({ queryKey: ["saes"] }),
   });
   return (
-    <form
-      className="flow"
-      onSubmit={(event) => {
-        event.preventDefault();
-        registration.mutate();
-      }}
-    >
-      <label className="field">
-        Folder or file on the machine of the service
-        <input value={path} required maxLength={500} spellCheck={false} placeholder="/data/saes/layer_3" onChange={(event) => setPath(event.target.value)} />
-      </label>
-      <p className="quiet">A folder, or a .safetensors, .npz, .pt or .pth file. Every byte is read once, to know the SAE again anywhere.</p>
-      <div className="row">
-        <button type="submit" className="primary" disabled={path.trim() === "" || registration.isPending}>
-          {registration.isPending ? "Reading" : "Register"}
-        </button>
-      </div>
-      {registration.error !== null && <ErrorNotice error={registration.error} />}
-    </form>
+    <LocalForm
+      path={path}
+      onPath={setPath}
+      example="/data/saes/layer_3"
+      about="A folder, or a .safetensors, .npz, .pt or .pth file. Every byte is read once, to know the SAE again anywhere."
+      work={registration}
+    />
   );
 }

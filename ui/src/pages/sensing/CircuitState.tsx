@@ -3,18 +3,19 @@ import { Link } from "react-router";
 import { useQuery } from "@tanstack/react-query";
 import { request } from "../../api/client";
 import { circuits } from "../../api/documents";
+import { watched } from "../../api/queries";
 import { circuitSensing } from "../../api/sensing";
 import { notify } from "../../parts/Notices";
 import { QueryPanel } from "../../parts/Panel";
 import { Warnings } from "../../parts/Warnings";
 import { milliseconds } from "../../rules/age";
 import { count } from "../../rules/bytes";
-import { Facts } from "../documents/Facts";
+import { FactList } from "../documents/FactList";
 import { useAction } from "../documents/actions";
 import { Intents } from "./Intents";
 
 export function CircuitState() {
-  const status = useQuery(circuitSensing);
+  const status = useQuery(watched(circuitSensing));
   const all = useQuery(circuits).data?.circuits ?? [];
   const change = useAction(
     ({ id, isOn }: { id: string; isOn: boolean }) =>
@@ -47,7 +48,7 @@ export function CircuitState() {
             title="Edges that cannot be observed"
             warnings={data.unsensable_edges.map(({ edge_key, detail }) => `${edge_key}: ${detail}`)}
           />
-          <Facts
+          <FactList
             facts={[
               ["Edges observed", count(data.sensable_edges)],
               ["Most tokens apart", count(data.max_token_lag)],

@@ -4,17 +4,18 @@ import { Link } from "react-router";
 import { useQuery } from "@tanstack/react-query";
 import { request } from "../../api/client";
 import { clusters } from "../../api/documents";
+import { watched } from "../../api/queries";
 import { clusterSensing, type ClusterSensing } from "../../api/sensing";
 import { ErrorNotice } from "../../parts/ErrorNotice";
 import { QueryPanel } from "../../parts/Panel";
 import { milliseconds, span } from "../../rules/age";
 import { count } from "../../rules/bytes";
-import { Facts } from "../documents/Facts";
+import { FactList } from "../documents/FactList";
 import { useAction } from "../documents/actions";
 import { Intents } from "./Intents";
 
 export function ClusterState() {
-  const status = useQuery(clusterSensing);
+  const status = useQuery(watched(clusterSensing));
   const all = useQuery(clusters).data?.clusters ?? [];
   const change = useAction(({ id, isOn }: { id: string; isOn: boolean }) =>
     isOn
@@ -41,7 +42,7 @@ export function ClusterState() {
             }
           />
           {data.armed && data.profile_id !== null && <Quorum key={data.profile_id} id={data.profile_id} status={data} />}
-          <Facts
+          <FactList
             facts={[
               ["Context tokens", data.context_tokens],
               ["Thresholds", data.threshold_mode?.replaceAll("_", " ")],
@@ -72,18 +73,17 @@ function Quorum({ id, status }: { id: string; status: ClusterSensing }) {
         set.mutate(Number(draft ?? status.min_k));
       }}
     >
+      <label htmlFor="quorum">Members that fire together, at least</label>
       <div className="row">
-        <label className="row">
-          Members that fire together, at least
-          <input
-            type="number"
-            className="quorum"
-            min={1}
-            max={status.sensable_count}
-            value={draft ?? status.min_k ?? ""}
-            onChange={(event) => setDraft(event.target.value)}
-          />
-        </label>
+        <input
+          id="quorum"
+          type="number"
+          className="quorum"
+          min={1}
+          max={status.sensable_count}
+          value={draft ?? status.min_k ?? ""}
+          onChange={(event) => setDraft(event.target.value)}
+        />
         <span className="quiet">of {count(status.sensable_count)} that can</span>
         <button type="submit" disabled={draft === null || set.isPending}>
           Set

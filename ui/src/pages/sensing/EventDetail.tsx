@@ -1,17 +1,17 @@
 // One firing: the text around it, the features that fired, and what is known about it.
 import { Link } from "react-router";
 import { useQuery } from "@tanstack/react-query";
-import { circuit, circuits, clusters } from "../../api/documents";
+import { circuit, circuits, clusters, saeAt } from "../../api/documents";
 import { firing, type Kind } from "../../api/sensing";
+import { Clock } from "../../parts/Moment";
 import { Panel, QueryPanel } from "../../parts/Panel";
+import { PlaceLink } from "../../parts/PlaceLink";
 import { Rung } from "../../parts/Rung";
 import { SpanText } from "../../parts/SpanText";
-import { useNow } from "../../parts/useNow";
-import { clock } from "../../rules/age";
 import { count, decimal } from "../../rules/bytes";
 import { ApiError } from "../../rules/errors";
-import type { Fired, Firing } from "../../rules/firing";
-import { Facts } from "../documents/Facts";
+import type { Firing } from "../../rules/firing";
+import { FactList } from "../documents/FactList";
 
 export function EventDetail({ kind, id }: { kind: Kind; id: number }) {
   const query = useQuery(firing(kind, id));
@@ -33,9 +33,8 @@ export function EventDetail({ kind, id }: { kind: Kind; id: number }) {
 }
 
 function Detail({ event }: { event: Firing }) {
-  const now = useNow();
   const name = useName(event);
-  const labels = useLabels(event);
+  const members = useMembers(event);
   return (
     <>
       <SpanText parts={around(event)} />
@@ -49,11 +48,11 @@ function Detail({ event }: { event: Firing }) {
           <span className="quiet">evidence of the edge at that moment</span>
         </p>
       )}
-      <Features event={event} labels={labels} />
+      <Features event={event} members={members} />
       {event.isTruncated && (
         <p className="notice notice-warn">This is the last event of its answer: more were not recorded.</p>
       )}
-      <Facts
+      <FactList
         facts={[
           [event.kind === "cluster" ? "Cluster" : "Circuit", <Link key="of" to={`/${event.kind}s?id=${event.of}`}>{name}</Link>],
           ["Phase", event.phase],
@@ -63,7 +62,7 @@ function Detail({ event }: { event: Firing }) {
           ["Active in the whole SAE", event.ambient === null ? null : count(event.ambient)],
           ["Request", <code key="request">{event.request}</code>],
           ["Choice", event.choice],
-          ["At", clock(event.at, now)],
+          ["At", <Clock key="at" at={event.at} />],
         ]}
       />
     </>
@@ -76,7 +75,7 @@ function around({ parts, text }: Firing): Firing["parts"] {
   return text === null ? null : { before: text.trimStart(), span: "", after: "" };
 }
 
-function Features({ event, labels }: { event: Firing; labels: ReadonlyMap<string, string> }) {
+function Features({ event, members }: { event: Firing; members: readonly SensedMember[] }) {
   return (
     <table className="numbers-table">
       <thead>
@@ -87,22 +86,23 @@ function Features({ event, labels }: { event: Firing; labels: ReadonlyMap<string
         </tr>
       </thead>
       <tbody>
-        {event.fired.map((one) => (
-          <tr key={placeOf(one)}>
-            <th scope="row">
-              {labels.get(placeOf(one)) ?? <span className="quiet">no label</span>} <span className="place">{placeOf(one)}</span>
-            </th>
-            {event.kind === "circuit" && <td>{one.position === null ? "–" : count(one.position)}</td>}
-            <td>{decimal(one.activation)}</td>
-          </tr>
-        ))}
+        {event.fired.map((one) => {
+          const member = members.find(({ layer, index }) => index === one.index && (one.layer === null || layer === one.layer));
+          const layer = one.layer ?? member?.layer ?? null;
+          return (
+            <tr key={`${layer}:${one.index}`}>
+              <th scope="row">
+                {member?.label ?? <span className="quiet">no label</span>}{" "}
+                <PlaceLink sae={member?.sae ?? null} layer={layer} index={one.index} />
+              </th>
+              {event.kind === "circuit" && <td>{one.position === null ? "–" : count(one.position)}</td>}
+              <td>{decimal(one.activation)}</td>
+            </tr>
+          );
+        })}
       </tbody>
     </table>
   );
-}
-
-function placeOf({ layer, index }: Fired): string {
-  return layer === null ? `#${index}` : `${layer}:${index}`;
 }
 
 function useName({ kind, of }: Firing): string {
@@ -111,13 +111,22 @@ function useName({ kind, of }: Firing): string {
   return (kind === "cluster" ? ofClusters : ofCircuits).find(({ id }) => id === of)?.name ?? of;
 }
 
-/** The labels that the document of the cluster or the circuit has. */
-function useLabels({ kind, of }: Firing): ReadonlyMap<string, string> {
-  const members = useQuery(clusters).data?.clusters.find(({ id }) => id === of)?.members ?? [];
-  const detail = useQuery({ ...circuit(of), enabled: kind === "circuit" }).data?.members ?? [];
-  const pairs = [
-    ...members.map(([index, label]) => [`#${index}`, label] as const),
-    ...detail.map(({ layer, feature_idx, label }) => [`${layer}:${feature_idx}`, label] as const),
+interface SensedMember {
+  sae: string | null;
+  layer: number | null;
+  index: number;
+  label: string | null;
+}
+
+/** The members that the document of the cluster or the circuit has. */
+function useMembers({ kind, of }: Firing): readonly SensedMember[] {
+  const cluster = useQuery(clusters).data?.clusters.find(({ id }) => id === of);
+  const detail = useQuery({ ...circuit(of), enabled: kind === "circuit" }).data;
+  return [
+    ...(cluster?.members.map(([index, label]) => ({ sae: cluster.sae_id, layer: cluster.layer, index, label })) ?? []),
+    ...(detail?.members.map(({ layer, feature_idx, label }) => ({
+      ...{ layer, index: feature_idx, label },
+      sae: saeAt(detail, layer),
+    })) ?? []),
   ];
-  return new Map(pairs.flatMap(([place, label]) => (label === null ? [] : [[place, label] as const])));
 }

@@ -1,8 +1,7 @@
 // The list of firings, newest first.
 import type { UseQueryResult } from "@tanstack/react-query";
+import { Ago } from "../../parts/Moment";
 import { QueryPanel } from "../../parts/Panel";
-import { useNow } from "../../parts/useNow";
-import { ago } from "../../rules/age";
 import { count } from "../../rules/bytes";
 import { keyOf, type Firing } from "../../rules/firing";
 
@@ -19,7 +18,6 @@ export function EventList<T>({
   opened: string | null;
   onOpen: (key: string) => void;
 }) {
-  const now = useNow();
   return (
     <QueryPanel
       className="documents-list"
@@ -51,7 +49,7 @@ export function EventList<T>({
                     {event.evidence === null
                       ? `cluster · ${event.fired.length} fired`
                       : `circuit · ${event.evidence.edge}`}{" "}
-                    · {event.phase} · {ago(event.at, now)}
+                    · {event.phase} · <Ago at={event.at} />
                   </span>
                 </button>
               </li>

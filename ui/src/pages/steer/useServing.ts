@@ -1,7 +1,8 @@
 // What serves now and has a dial: the active cluster or profile, or the one circuit.
-import { useQuery } from "@tanstack/react-query";
+import { useQuery, useQueryClient } from "@tanstack/react-query";
 import { health } from "../../api/queries";
-import { circuit, clusters } from "../../api/documents";
+import { circuit, clusters, dialProfile } from "../../api/documents";
+import { notify } from "../../parts/Notices";
 import { activeCircuits, dials } from "../../api/steer";
 
 export interface Serving {
@@ -18,6 +19,7 @@ const WIDEST = [0, 2] as const;
 
 /** What has the dial now; null where nothing serves, or where several circuits do. */
 export function useServing(): Serving | null {
+  const client = useQueryClient();
   const state = useQuery(health).data;
   const profile = state?.active_profile ?? null;
   const isCluster = profile?.source_kind === "cluster";
@@ -35,7 +37,10 @@ export function useServing(): Serving | null {
       intensity: cluster?.intensity ?? intensity,
       range: cluster?.dial_range ?? WIDEST,
       evidence: null,
-      dial: isCluster ? dials.cluster : (value) => dials.profile(id, value),
+      dial: isCluster ? dials.cluster : async (value) => {
+        const { steers } = await dialProfile(client, id, value);
+        if (!steers) notify(`λ of ${name} is saved. The live values were changed since its activation, so they stay.`);
+      },
     };
   }
   if (only === undefined) return null;

@@ -1,7 +1,7 @@
 // Facts of a document as pairs of a name and a value. Facts that it does not have are left out.
 import type { ReactNode } from "react";
 
-export function Facts({ facts }: { facts: readonly (readonly [name: string, value: ReactNode])[] }) {
+export function FactList({ facts }: { facts: readonly (readonly [name: string, value: ReactNode])[] }) {
   return (
     <dl className="fact-list">
       {facts
