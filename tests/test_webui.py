@@ -4,9 +4,14 @@ from __future__ import annotations
 
 import gzip
 import importlib.util
+import json
+import os
 import re
+import shutil
+import socket
 import subprocess
 import sys
+import venv
 import zipfile
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -213,22 +218,91 @@ def _module(file: Path) -> ModuleType:
     return module
 
 
+def test_an_installation_that_cannot_reach_npm_needs_no_node(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(hatch_build, "INSTALLED", tmp_path / ".installed")
+    monkeypatch.setattr(hatch_build, "must_build", lambda: True)
+    monkeypatch.setenv("npm_config_userconfig", str(tmp_path / ".npmrc"))
+    for name in ("HTTP_PROXY", "HTTPS_PROXY", "http_proxy", "https_proxy"):
+        monkeypatch.delenv(name, raising=False)
+    hook = hatch_build.WebPageHook.__new__(hatch_build.WebPageHook)
+    with socket.create_server(("127.0.0.1", 0)) as registry:
+        address = f"http://127.0.0.1:{registry.getsockname()[1]}"
+        (tmp_path / ".npmrc").write_text(f"registry={address}/npm\n")
+        assert hook.dependencies() == [hatch_build.NODE_PACKAGE]
+    assert hook.dependencies() == []
+    with pytest.raises(hatch_build.CannotBuild, match=r"127\.0\.0\.1 cannot be reached"):
+        hatch_build.install(with_tests=False)
+    monkeypatch.setenv("HTTPS_PROXY", "http://proxy.example:3128")
+    assert hook.dependencies() == [hatch_build.NODE_PACKAGE], "only npm knows what a proxy reaches"
+
+
+@pytest.fixture(scope="module")
+def hatchling(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A Python that can build source archives."""
+    folder = tmp_path_factory.mktemp("hatchling")
+    venv.create(folder, with_pip=True)
+    _run(folder / "bin" / "python", "-m", "pip", "install", "-q", "hatchling")
+    return folder / "bin" / "python"
+
+
 @pytest.mark.slow
-def test_a_wheel_carries_the_page(tmp_path: Path) -> None:
-    command = [
-        sys.executable,
-        "-m",
-        "pip",
-        "wheel",
-        "-q",
-        "--no-deps",
-        "-w",
-        str(tmp_path),
-        str(ROOT),
-    ]
-    subprocess.run(command, check=True, timeout=300)
-    (wheel,) = tmp_path.glob("*.whl")
-    names = zipfile.ZipFile(wheel).namelist()
+def test_a_wheel_carries_the_page_and_the_licences_of_its_packages(tmp_path: Path) -> None:
+    wheel = _wheel(ROOT, tmp_path, STEERSERVE_UI="require")
+    names = wheel.namelist()
     assert "steerserve/webui/index.html" in names
     assert any(name.startswith("steerserve/webui/assets/") for name in names)
     assert not [name for name in names if "node_modules" in name]
+    licences = wheel.read("steerserve/webui/licences.txt").decode()
+    packages = json.loads((ROOT / "ui" / "package.json").read_text(encoding="utf-8"))[
+        "dependencies"
+    ]
+    for name in packages.keys() - {"vite", "@vitejs/plugin-react"}:
+        assert re.search(rf"^{name} [\d.]+, [A-Z]", licences, re.MULTILINE), name
+
+
+@pytest.mark.slow
+def test_a_source_archive_carries_the_page_so_its_installation_needs_no_npm(
+    tmp_path: Path, hatchling: Path
+) -> None:
+    build = "import sys; from hatchling.build import build_sdist; build_sdist(sys.argv[1])"
+    _run(hatchling, "-c", build, str(tmp_path), STEERSERVE_UI="require")
+    (archive,) = tmp_path.glob("*.tar.gz")
+    wheel = _wheel(archive, tmp_path, STEERSERVE_UI="require", npm_config_registry=NOWHERE)
+    assert "steerserve/webui/index.html" in wheel.namelist()
+
+
+@pytest.mark.slow
+def test_an_installation_without_npm_goes_on_without_the_page(tmp_path: Path) -> None:
+    checkout = tmp_path / "checkout"
+    tracked = subprocess.run(
+        ["git", "ls-files", "-z", "src", "ui", "hatch_build.py", "pyproject.toml", "README.md"],
+        cwd=ROOT,
+        check=True,
+        capture_output=True,
+        text=True,
+    ).stdout
+    for name in filter(None, tracked.split("\0")):
+        (checkout / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(ROOT / name, checkout / name)
+    wheel = _wheel(checkout, tmp_path, STEERSERVE_UI="auto", npm_config_registry=NOWHERE)
+    assert "steerserve/app.py" in wheel.namelist()
+    assert not [name for name in wheel.namelist() if name.startswith("steerserve/webui/")]
+
+
+NOWHERE = "http://127.0.0.1:9"
+"""A registry that refuses every connection."""
+
+
+def _wheel(source: Path, folder: Path, **environment: str) -> zipfile.ZipFile:
+    _run(
+        *(sys.executable, "-m", "pip", "wheel", "-q", "--no-deps", "-w", str(folder), str(source)),
+        **environment,
+    )
+    (wheel,) = folder.glob("*.whl")
+    return zipfile.ZipFile(wheel)
+
+
+def _run(*command: str | Path, **environment: str) -> None:
+    subprocess.run(command, cwd=ROOT, check=True, timeout=600, env=os.environ | environment)

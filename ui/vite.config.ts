@@ -2,6 +2,7 @@
 import type { ClientRequest, IncomingMessage } from "node:http";
 import react from "@vitejs/plugin-react";
 import { defineConfig, type ProxyOptions } from "vite";
+import { licences } from "./scripts/licences";
 
 const SERVICE = process.env["STEERSERVE_URL"] ?? "http://127.0.0.1:8000";
 const PATHS = ["/api", "/v1", "/socket.io", "/docs", "/openapi.json"];
@@ -24,7 +25,7 @@ const HANDED_ON: ProxyOptions = {
 export default defineConfig(({ command }) => ({
   // relative addresses let the page work behind any path prefix
   base: command === "serve" ? "/ui/" : "./",
-  plugins: [react()],
+  plugins: [react(), licences()],
   build: {
     outDir: "../src/steerserve/webui",
     emptyOutDir: true,

@@ -17,26 +17,28 @@ from tests.browser.visit import ROOT
 RESULTS = ROOT / "benchmarks" / "results"
 
 
+KEEP = bool(os.environ.get("KEEP"))
+"""Whether this run measures: then each figure is taken often enough to be kept. Other runs only see that it can be
+taken."""
+
+
 @dataclass(frozen=True, slots=True)
 class Target:
-    """A figure that is aimed at, and the bound at which a test fails: a machine under load is slow."""
+    """A figure that is aimed at. No test fails for a time: a machine under load is slow."""
 
     aimed: float
-    bound: float
     is_least: bool = False
 
     def is_met(self, figure: float) -> bool:
         return figure >= self.aimed if self.is_least else figure <= self.aimed
 
-    def holds(self, figure: float) -> bool:
-        return figure >= self.bound if self.is_least else figure <= self.bound
-
 
 TARGETS: Mapping[str, Target] = {
-    "first_paint_ms": Target(1_000, 5_000),
-    "slider_to_changed_token_ms": Target(300, 3_000),
-    "scroll_frames_per_second": Target(50, 10, is_least=True),
-    "latency_growth_percent": Target(5, 100),
+    "first_paint_ms": Target(1_000),
+    "slider_to_changed_token_ms": Target(300),
+    "scroll_frames_per_second": Target(50, is_least=True),
+    "latency_growth_percent": Target(5),
+    "requests_per_second": Target(2),
 }
 
 
@@ -49,14 +51,13 @@ class Figures:
         self._figures: dict[str, Any] = {}
 
     def add(self, name: str, figure: float, **more: Any) -> None:
-        """Note a figure of `TARGETS`, and fail where it is out of its bound."""
+        """Note a figure of `TARGETS`, and whether it is what is aimed at."""
         target = TARGETS[name]
         self._figures[name] = {
             "median": round(figure, 2),
             "aimed": target.aimed,
             "met": target.is_met(figure),
         } | more
-        assert target.holds(figure), self._figures[name]
 
     def end(self, chromium: str) -> None:
         if not self._figures:
@@ -69,6 +70,6 @@ class Figures:
         }
         text = json.dumps(whole, indent=2) + "\n"
         print(text)
-        if os.environ.get("KEEP"):
+        if KEEP:
             name = f"{self._started:%Y-%m-%dT%H%M}-browser.json"
             (RESULTS / name).write_text(text, encoding="utf-8")

@@ -74,6 +74,12 @@ class Demo:
         (engine,) = (child for child in children if child.name() == name)
         engine.kill()
 
+    def processor_seconds(self) -> float:
+        """The time of the processor that all processes of the service have used."""
+        root = psutil.Process(self.process.pid)
+        used = [process.cpu_times() for process in (root, *root.children(recursive=True))]
+        return float(sum(one.user + one.system for one in used))
+
     def data(self, method: str, path: str, body: Any = None) -> Any:
         """The `data` of an `/api` answer, which must be a success."""
         answer = self.http.request(method, path, json=body)

@@ -106,6 +106,6 @@ class Visit:
             self.faults.append(f"console: {message.text} ({message.location.get('url', '')})")
 
     def _asked(self, url: str) -> None:
-        own = (f"{self.url}/", self.url.replace("http", "ws", 1) + "/", "data:", "blob:")
+        own = (f"{self.url}/", self.url.replace("http", "ws", 1) + "/", "data:", "blob:", "about:")
         if not url.startswith(own):
             self.faults.append(f"request to another origin: {url}")

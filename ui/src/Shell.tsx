@@ -92,6 +92,10 @@ export function Shell() {
           </Suspense>
         </Crash>
       </main>
+      <footer className="foot-line quiet">
+        <a href="../docs">API</a>
+        <a href="./licences.txt">Licences</a>
+      </footer>
       <Notices />
       <KeyDialog />
       <ShortcutHelp shortcuts={ALL} isOpen={isHelpOpen} onClose={() => setHelpOpen(false)} />

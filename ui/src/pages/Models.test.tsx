@@ -1,6 +1,7 @@
-import { screen, waitFor, within } from "@testing-library/react";
+import { act, screen, waitFor, within } from "@testing-library/react";
 import userEvent from "@testing-library/user-event";
 import { expect, it } from "vitest";
+import { arrived } from "../api/live";
 import { violations } from "../test/axe";
 import { showPage } from "../test/page";
 import { refused, service, type Request } from "../test/service";
@@ -71,12 +72,30 @@ it("shows a refusal for lack of memory as a table of the cards", async () => {
   expect(row.textContent).toContain("2.0 GiB");
 });
 
-it("a download keeps its bytes in one unit, and can be cancelled", async () => {
-  const going = { ...READY, status: "downloading", download_progress: 25, download: { downloaded_bytes: 2 ** 30, total_bytes: 2 ** 32, percent: 25, speed_bps: 2 ** 21 } };
-  served({ "GET /api/models": { models: [going], total: 1, loaded_model_id: null } });
-  showPage(<Models />);
+it("a download shows its progress as it comes, is cancelled, and goes on where it ended", async () => {
+  const download = { downloaded_bytes: 2 ** 30, total_bytes: 2 ** 32, percent: 25, speed_bps: 2 ** 21 };
+  const going = { ...READY, status: "downloading", download_progress: 25, download, local_path: null };
+  const failed = { ...going, status: "error", download: null, download_progress: null, error_message: "cancelled" };
+  let model: typeof going | typeof failed = going;
+  const asked = served({
+    "GET /api/models": () => ({ models: [model], total: 1, loaded_model_id: null }),
+    "POST /api/models/2/cancel": () => (model = failed),
+    "POST /api/models": () => (model = going),
+  });
+  const { client } = showPage(<Models />);
   expect(await screen.findByText(/1\.0 GiB of 4\.0 GiB, 2\.0 MiB\/s/)).toBeTruthy();
-  expect(screen.getByRole("button", { name: "Cancel two" })).toBeTruthy();
+  const report = { modelId: 2, progress: 50, downloadedBytes: 2 ** 31, totalBytes: 2 ** 32, speedBps: 2 ** 22 };
+  act(() => arrived(client, "model:download:progress", report));
+  expect(await screen.findByText(/2\.0 GiB of 4\.0 GiB, 4\.0 MiB\/s, 8 min 32 s left/)).toBeTruthy();
+  expect(screen.getByRole<HTMLProgressElement>("progressbar", { name: "Progress of Download" }).value).toBe(50);
+  await userEvent.click(screen.getByRole("button", { name: "Cancel two" }));
+  await userEvent.click(await screen.findByRole("button", { name: "Resume two" }));
+  expect(await screen.findByRole("button", { name: "Cancel two" })).toBeTruthy();
+  expect(asked.filter(({ method }) => method === "POST").map(route)).toEqual([
+    "POST /api/models/2/cancel",
+    "POST /api/models",
+  ]);
+  expect(asked.findLast(({ method }) => method === "POST")?.body).toMatchObject({ repo_id: "acme/tiny", revision: "abc" });
 });
 
 it("a token of the hub is asked for when it is needed, sent once, and kept nowhere", async () => {

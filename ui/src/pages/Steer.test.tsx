@@ -84,11 +84,12 @@ function open(path: string) {
     </QueryClientProvider>,
   );
 }
-const generate = async () => {
-  const button = await screen.findByRole<HTMLButtonElement>("button", { name: "Generate" });
+const enabled = async (name: string) => {
+  const button = await screen.findByRole<HTMLButtonElement>("button", { name });
   await waitFor(() => expect(button.disabled).toBe(false));
-  fireEvent.click(button);
+  return button;
 };
+const generate = async () => fireEvent.click(await enabled("Generate"));
 const side = (name: string) => within(screen.getByRole("article", { name }));
 
 afterEach(() => sessionStorage.clear());
@@ -166,4 +167,38 @@ it("without a model or an SAE the next step is named", async () => {
   expect(await screen.findByRole("link", { name: "Load a model" })).toBeTruthy();
   expect((await screen.findAllByRole("link", { name: "Attach an SAE" })).length).toBeGreaterThan(0);
   expect(screen.getByRole<HTMLButtonElement>("button", { name: "Generate" }).disabled).toBe(true);
+});
+
+it("a sweep writes the prompt at all intensities at once, and says how much of each text stays", async () => {
+  const { compared } = service();
+  const { container } = open(READY);
+  const list = await screen.findByRole("textbox", { name: "Intensities of the sweep" });
+  fireEvent.change(list, { target: { value: "0, 3" } });
+  expect(list.getAttribute("aria-invalid")).toBe("true");
+  expect(screen.getByRole<HTMLButtonElement>("button", { name: "Sweep" }).disabled).toBe(true);
+  fireEvent.change(list, { target: { value: "0, 1" } });
+  fireEvent.click(await enabled("Sweep"));
+  expect(await screen.findByText(/[1-9]\d % same words/)).toBeTruthy();
+  const multiple = screen.getByRole("group", { name: "The text at intensity 1" });
+  expect(within(multiple).getByText("sea", { selector: "mark" })).toBeTruthy();
+  expect(compared()).toEqual([expect.objectContaining({ steering: { "90": 52.5 }, intensities: [0, 1] })]);
+  await waitFor(() => expect(new URLSearchParams(address).get("sweep")).toBe("[0,1]"));
+  expect(await violations(container)).toEqual([]);
+});
+
+it("a conversation grows by the one whose turn it is, and is sent as it is written", async () => {
+  const { compared } = service();
+  open(READY);
+  fireEvent.click(await screen.findByRole("button", { name: "Add a message" }));
+  fireEvent.change(screen.getByRole("textbox", { name: "Message 2, of the assistant" }), { target: { value: "Once." } });
+  fireEvent.click(screen.getByRole("button", { name: "Add a message" }));
+  fireEvent.change(screen.getByRole("textbox", { name: "Message 3, of the user" }), { target: { value: "Go on." } });
+  fireEvent.change(screen.getByRole("combobox", { name: "Role of message 1" }), { target: { value: "system" } });
+  fireEvent.click(screen.getByRole("button", { name: "Remove message 2" }));
+  fireEvent.click(await enabled("Generate"));
+  await waitFor(() => expect(compared()).toHaveLength(1));
+  expect(compared()[0]?.["messages"]).toEqual([
+    { role: "system", content: "Tell me a story." },
+    { role: "user", content: "Go on." },
+  ]);
 });
