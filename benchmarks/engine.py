@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from transformers import AutoModelForCausalLM
 
 from benchmarks.machine import Spread, read_bandwidth, synchronise
 from steerserve.engine.wire import messages as m
@@ -35,11 +36,14 @@ FEATURES = 64
 
 
 class Bench:
-    """A loaded checkpoint, and ways to time it."""
+    """A loaded checkpoint, and ways to time it. `plain` is the same checkpoint as the library loads it."""
 
     def __init__(self, folder: Path) -> None:
         self.model = Checkpoint(
             folder, quantization="FP16", trust_remote_code=False, report=lambda *_: None
+        )
+        self.plain = AutoModelForCausalLM.from_pretrained(
+            folder, dtype=self.model.dtype, device_map={"": str(self.model.device)}
         )
         self.monitor = FeatureMonitor()
         self.sensing = Sensing(self.model.decode)
@@ -58,7 +62,7 @@ class Bench:
         ids = torch.tensor([self.model.encode(PROMPT, special=True)], device=self.model.device)
 
         def run(tokens: int) -> None:
-            self.model.model.generate(
+            self.plain.generate(
                 ids,
                 attention_mask=torch.ones_like(ids),
                 max_new_tokens=tokens,
@@ -79,7 +83,7 @@ class Bench:
         ids = torch.tensor(
             [self.model.encode("y" * PREFILL, special=True)], device=self.model.device
         )
-        plain = self.timed(lambda: self.model.model(ids, use_cache=True, logits_to_keep=1))
+        plain = self.timed(lambda: self.plain(ids, use_cache=True, logits_to_keep=1))
         return ours, plain
 
     @torch.inference_mode()
@@ -146,7 +150,7 @@ def measure(folder: Path) -> dict[str, Any]:
     memory.keep_freed()  # as the engine process does
     bench = Bench(folder)
     bandwidth = read_bandwidth(bench.model.device)
-    weights = sum(p.numel() * p.element_size() for p in bench.model.model.parameters())
+    weights = bench.model.parameters * bench.model.dtype.itemsize
     steps: dict[int, list[float]] = {rows: [] for rows in ROWS}
     peers: list[float] = []
     prefills: list[tuple[float, float]] = []

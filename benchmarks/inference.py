@@ -78,7 +78,8 @@ class Scoring:
         for i, row in enumerate(ids):
             tokens[i, : len(row)] = torch.tensor(row)
             mask[i, : len(row)] = 1
-        body, head = model.model.get_decoder(), model.model.get_output_embeddings()
+        plain = self._bench.plain
+        body, head = plain.get_decoder(), plain.get_output_embeddings()
         hidden = body(
             tokens.to(model.device), attention_mask=mask.to(model.device), use_cache=False
         ).last_hidden_state

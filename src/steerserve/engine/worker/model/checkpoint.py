@@ -71,7 +71,7 @@ class Checkpoint(Transformer):
         text = self.config.get_text_config(decoder=True)
         self.layers = int(text.num_hidden_layers)
         self.hidden_size = int(text.hidden_size)
-        self.vocabulary = int(self.model.get_output_embeddings().weight.shape[0])
+        self.vocabulary = self.output_vocabulary
         self.model_max_context = _max_context(text)
         self.window: int | None = getattr(text, "sliding_window", None)
         self.layer_types = self._attention_types(text)

@@ -106,9 +106,11 @@ def _left_plain(model: nn.Module, held: Held) -> list[str]:
 
 def let_go_of_files(model: nn.Module) -> None:
     """Copy the tensors that still lie in the mapped files of the checkpoint. One such tensor, for example an embedding,
-    would keep its whole file mapped, with the pages of every weight of that file that was quantized."""
+    would keep its whole file mapped, with the pages of every weight of that file that was quantized or packed. Packed
+    weights lie in no file."""
     for parameter in model.parameters():
-        if parameter.device.type == "cpu" and type(parameter) is nn.Parameter:
+        is_plain = type(parameter) is nn.Parameter and parameter.layout == torch.strided
+        if parameter.device.type == "cpu" and is_plain:
             parameter.data = parameter.data.clone()
 
 

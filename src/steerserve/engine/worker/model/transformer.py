@@ -13,7 +13,7 @@ from transformers import AutoConfig, AutoTokenizer
 
 from steerserve.engine.wire.messages import LOADING_WEIGHTS
 from steerserve.engine.worker import memory
-from steerserve.engine.worker.model import placement, precision
+from steerserve.engine.worker.model import packing, placement, precision
 from steerserve.engine.worker.pulse import Pulse
 from steerserve.errors import Refusal
 
@@ -33,7 +33,8 @@ Report = Callable[[str, float], None]
 
 class Transformer:
     """The common part of a language model and an encoder. `kind` is the library's automatic class that loads the
-    weights. Passes give their signs of life through `pulse`.
+    weights. `output_vocabulary` is the width of the logits, 0 for a model without an output embedding. Passes give their
+    signs of life through `pulse`.
 
     Raises:
         Refusal: UNSUPPORTED_QUANTIZATION; MODEL_LOAD_FAILED for a split of a model without a list of layers.
@@ -78,13 +79,13 @@ class Transformer:
         self.input_vocabulary = int(self.model.get_input_embeddings().weight.shape[0])
         report("moving_to_device", 80.0)
         self.model.eval().requires_grad_(False)
-        if self.held.quantizes:
+        self.parameters = int(self.model.num_parameters())
+        head = self.model.get_output_embeddings()
+        self.output_vocabulary = int(head.weight.shape[0]) if head is not None else 0
+        packed = packing.pack(self.model, lambda: memory.free(torch.device("cpu")))
+        if packed or self.held.quantizes:
             precision.let_go_of_files(self.model)
         self.dtype: torch.dtype = getattr(torch, self.held.dtype)
-
-    @property
-    def parameters(self) -> int:
-        return int(self.model.num_parameters())
 
     @property
     def devices(self) -> list[torch.device]:

@@ -1,0 +1,134 @@
+"""A decode step with packed linear layers beside the same step with plain ones, in turns:
+`python -m benchmarks.packing [--size SIZE ...]`.
+
+The times are processor seconds of one thread, so that other work on the machine does not change the ratios.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import tempfile
+import time
+from dataclasses import asdict
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from benchmarks import machine, models
+from benchmarks.machine import Spread
+from steerserve import __version__
+from steerserve.engine.worker import memory
+from steerserve.engine.worker.model.checkpoint import Checkpoint
+from steerserve.engine.worker.model.kv import SlotCache
+from steerserve.engine.worker.model.packing import PackedLinear
+
+RESULTS = Path(__file__).parent / "results"
+ROWS = (1, 8, 32)
+DTYPES = ("bfloat16", "float32")
+PROMPT = 64
+LENGTH = 128
+STEPS = 12
+
+
+class Steps:
+    """Decode steps of one checkpoint."""
+
+    def __init__(self, folder: Path, *, is_packed: bool) -> None:
+        self.model = Checkpoint(
+            folder, quantization="FP16", trust_remote_code=False, report=lambda *_: None
+        )
+        if not is_packed:
+            _unpack(self.model.model)
+        self._caches: dict[int, SlotCache] = {}
+
+    @torch.inference_mode()
+    def seconds(self, rows: int) -> float:
+        """Processor seconds of one step of `rows` rows after `PROMPT` tokens each."""
+        if rows not in self._caches:
+            cache = self._caches[rows] = SlotCache()
+            cache.resize(rows, LENGTH)
+            for row in range(rows):
+                self.model.prefill(cache, [[row + 1] * PROMPT], row=row, start=0)
+        since = time.process_time()
+        self.model.decode_step(self._caches[rows], [7] * rows, [PROMPT] * rows)
+        return time.process_time() - since
+
+
+def _unpack(model: nn.Module) -> None:
+    """Give every packed layer its plain weight back."""
+    for layer in model.modules():
+        if type(layer) is PackedLinear:
+            weight = layer.weight
+            del layer.packed
+            layer.__class__ = nn.Linear
+            layer.weight = nn.Parameter(weight, requires_grad=False)
+
+
+def measure(folder: Path) -> dict[str, Any]:
+    """By number of rows: seconds of a packed and of a plain step, and plain over packed, pair by pair."""
+    packed, plain = Steps(folder, is_packed=True), Steps(folder, is_packed=False)
+    found: dict[str, Any] = {}
+    for rows in ROWS:
+        pairs = [_pair(packed, plain, rows, turn) for turn in range(STEPS + 2)][2:]
+        found[str(rows)] = {
+            "packed_seconds": asdict(Spread.of([ours for ours, _ in pairs])),
+            "plain_seconds": asdict(Spread.of([other for _, other in pairs])),
+            "plain_over_packed": asdict(Spread.of([other / ours for ours, other in pairs])),
+        }
+    return found
+
+
+def _pair(packed: Steps, plain: Steps, rows: int, turn: int) -> tuple[float, float]:
+    """Seconds of a packed and a plain step; each comes first in every other turn."""
+    if turn % 2:
+        return packed.seconds(rows), plain.seconds(rows)
+    other = plain.seconds(rows)
+    return packed.seconds(rows), other
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--size", nargs="+", choices=models.SIZES, default=["tiny", "0.5b"])
+    given = parser.parse_args()
+    started = datetime.now(UTC)
+    torch.set_num_threads(1)
+    memory.keep_freed()
+    result: dict[str, Any] = {
+        "version": __version__,
+        "started": started.isoformat(timespec="seconds"),
+        "machine": machine.describe(),
+        "steps": STEPS,
+        "prompt_tokens": PROMPT,
+    }
+    with tempfile.TemporaryDirectory() as scratch:
+        for size in given.size:
+            folder = models.sized(size, Path(scratch) / size)
+            for dtype in DTYPES:
+                found = measure(_in_dtype(folder, dtype))
+                result.setdefault("packing", {}).setdefault(size, {})[dtype] = found
+                ratios = {
+                    rows: f"{f['plain_over_packed']['median']:.2f}" for rows, f in found.items()
+                }
+                print(f"{size} {dtype}: plain over packed by rows {ratios}", flush=True)
+    target = RESULTS / f"{started:%Y-%m-%dT%H%M}-packing.json"
+    target.write_text(json.dumps(result, indent=2) + "\n")
+    print(f"written to {target}")
+
+
+def _in_dtype(folder: Path, dtype: str) -> Path:
+    """The checkpoint, saved again in this dtype."""
+    target = folder.with_name(f"{folder.name}-{dtype}")
+    AutoModelForCausalLM.from_pretrained(folder, dtype=getattr(torch, dtype)).save_pretrained(
+        target
+    )
+    AutoTokenizer.from_pretrained(folder).save_pretrained(target)
+    return target
+
+
+if __name__ == "__main__":
+    main()
