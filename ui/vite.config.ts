@@ -2,7 +2,7 @@
 import type { ClientRequest, IncomingMessage } from "node:http";
 import react from "@vitejs/plugin-react";
 import { defineConfig, type ProxyOptions } from "vite";
-import { licences } from "./scripts/licences";
+import { licences } from "./scripts/licences.ts";
 
 const SERVICE = process.env["STEERSERVE_URL"] ?? "http://127.0.0.1:8000";
 const PATHS = ["/api", "/v1", "/socket.io", "/docs", "/openapi.json"];

@@ -16,6 +16,8 @@ from tests.browser.visit import Visit
 
 WIDE = {"width": 1280, "height": 900}
 NARROW = {"width": 360, "height": 780}
+TEST_SECONDS = 900
+"""The bound of one test. A busy machine draws and writes slowly, and every wait inside has a bound of its own."""
 
 
 class Tab(Protocol):
@@ -26,6 +28,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if Path(__file__).parent in item.path.parents:
             item.add_marker(pytest.mark.browser)
+            item.add_marker(pytest.mark.timeout(TEST_SECONDS))
 
 
 def chromium() -> str | None:

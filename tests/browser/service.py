@@ -10,7 +10,8 @@ import sys
 import threading
 import time
 from collections import deque
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,8 @@ import psutil
 from steerserve import demo
 from steerserve.engine.checkpoint.process import ENGINE, NAMES
 
-START_SECONDS = 120
+START_SECONDS = 300
+PATIENCE_SECONDS = 90
 LINES = 200
 """The last lines of its output that are kept, for the message of a failed start."""
 READY = ("is ready at", "listening")
@@ -36,7 +38,7 @@ class Demo:
             self.port = probe.getsockname()[1]
         self.home = home
         self.url = f"http://127.0.0.1:{self.port}"
-        self.http = httpx.Client(base_url=self.url, timeout=60)
+        self.http = httpx.Client(base_url=self.url, timeout=180)
         self.start()
 
     def start(self) -> None:
@@ -58,8 +60,8 @@ class Demo:
 
     def stop(self) -> None:
         self.process.send_signal(signal.SIGTERM)
-        self.process.wait(60)
-        self._reader.join(60)
+        self.process.wait(120)
+        self._reader.join(120)
         assert self.process.stdout is not None
         self.process.stdout.close()
 
@@ -69,10 +71,27 @@ class Demo:
 
     def kill_engine(self) -> None:
         """End the process that holds the model, as a crash would."""
+        self._engine().kill()
+
+    @contextmanager
+    def engine_held(self) -> Iterator[None]:
+        """Let the engine stand still amid its work, so that nothing is complete before a person acts."""
+        engine = self._engine()
+        engine.suspend()
+        try:
+            yield
+        finally:
+            engine.resume()
+
+    def is_busy(self) -> bool:
+        """Whether a request is at work."""
+        return int(self.data("GET", "/api/health/detailed")["inference"]["in_flight"]) > 0
+
+    def _engine(self) -> psutil.Process:
         name = NAMES[ENGINE]
         children = psutil.Process(self.process.pid).children(recursive=True)
         (engine,) = (child for child in children if child.name() == name)
-        engine.kill()
+        return engine
 
     def processor_seconds(self) -> float:
         """The time of the processor that all processes of the service have used."""
@@ -81,8 +100,13 @@ class Demo:
         return float(sum(one.user + one.system for one in used))
 
     def data(self, method: str, path: str, body: Any = None) -> Any:
-        """The `data` of an `/api` answer, which must be a success."""
+        """The `data` of an `/api` answer, which must be a success. A service that the machine starves may refuse with 503
+        for a moment."""
+        until = time.monotonic() + PATIENCE_SECONDS
         answer = self.http.request(method, path, json=body)
+        while answer.status_code == 503 and time.monotonic() < until:
+            threading.Event().wait(float(answer.headers.get("retry-after", 1)))
+            answer = self.http.request(method, path, json=body)
         whole = answer.json()
         assert whole["success"] is True, whole
         return whole["data"]
@@ -155,7 +179,7 @@ class Demo:
         self._ready.set()
 
 
-def wait_for(condition: Any, seconds: float = 30) -> None:
+def wait_for(condition: Any, seconds: float = PATIENCE_SECONDS) -> None:
     """Wait until a condition of the service holds."""
     until = time.monotonic() + seconds
     while not condition():

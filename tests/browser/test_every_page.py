@@ -33,6 +33,12 @@ def test_a_narrow_window_shows_all_of_the_page_without_scrolling_sideways(
     assert visit.overflow() <= 0
 
 
+def test_every_page_leads_to_the_licences_of_its_packages(tab: Tab) -> None:
+    visit = tab().open(PAGES[0].path)
+    visit.page.get_by_role("contentinfo").get_by_role("link", name="Licences").click()
+    expect(visit.page.get_by_text("react-dom", exact=False).first).to_be_visible()
+
+
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_the_page_of_one_feature_is_accessible_and_fits_a_narrow_window(
     tab: Tab, served: Demo, scheme: str

@@ -28,9 +28,6 @@ def read_tokens(visit: Visit) -> None:
     visit.button("Read the text").click()
     visit.button("Colour by sea").click()
     chips = visit.page.get_by_role("listbox", name="Tokens of the text")
-    # an open token stands under its chip where there is room
-    visit.page.mouse.move(640, 600)
-    visit.page.mouse.wheel(0, 160)
     chips.get_by_role("option", name="lighthouse").first.click()
     expect(visit.page.get_by_role("list", name="Its strongest features")).to_be_visible()
 

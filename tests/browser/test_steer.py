@@ -116,10 +116,11 @@ def test_a_person_without_a_mouse_adds_a_feature_generates_and_stops(
     page.keyboard.press("Enter")
     expect(page.get_by_role("slider", name=re.compile("Strength of .*castle"))).to_be_visible()
     page.keyboard.press("Control+Enter")
-    expect(page.get_by_text("Writing.", exact=True)).to_be_visible()
-    page.keyboard.press("Escape")
-    expect(page.get_by_text(re.compile(r"^Stopped\."))).to_be_visible()
-    wait_for(lambda: served.data("GET", "/api/health/detailed")["inference"]["in_flight"] == 0)
+    wait_for(served.is_busy)
+    with served.engine_held():
+        page.keyboard.press("Escape")
+        expect(page.get_by_text(re.compile(r"^Stopped\."))).to_be_visible()
+    wait_for(lambda: not served.is_busy())
 
 
 def test_a_live_value_of_one_tab_is_shown_in_the_other(tab: Tab, served: Demo) -> None:

@@ -44,7 +44,7 @@ def test_a_comparison_whose_engine_is_killed_says_so_and_the_next_one_is_whole(
     visit.open(f"/steer?{steer_link('One day', max=900, t=1.9)}")
     page = visit.page
     visit.button("Generate").click()
-    expect(page.get_by_text("Writing.", exact=True)).to_be_visible()
+    wait_for(fragile.is_busy)
     fragile.kill_engine()
     refusal = page.get_by_role("main").get_by_role("alert")
     expect(refusal.get_by_text("ENGINE_UNAVAILABLE", exact=True)).to_be_visible()

@@ -1,7 +1,7 @@
 // A streamed comparison: its events reach the cached answer in batches, so that a page is drawn at most 60 times a second.
 import { useCallback, useEffect, useRef } from "react";
 import { skipToken, useQuery, useQueryClient } from "@tanstack/react-query";
-import { applied, ended, sent, type CompareEvent, type Comparison } from "../rules/comparison";
+import { applied, ended, sent, type CompareEvent, type Comparison, type Phase } from "../rules/comparison";
 import { ApiError, isAborted } from "../rules/errors";
 import { described, type Body } from "./client";
 import { stream, type StreamEvent } from "./stream";
@@ -18,14 +18,22 @@ export function comparing(body: CompareBody) {
   return described("post", "/api/compare", { body: { ...body, stream: true } });
 }
 
+/** The last comparison of a name. The component is drawn again with each piece of text. */
+export function useComparison(name: string): Comparison | undefined {
+  return useQuery<Comparison>({ queryKey: keyOf(name), queryFn: skipToken, gcTime: Infinity }).data;
+}
+
 /**
- * The last comparison of a name, and functions that begin and stop one. Leaving the page stops the comparison; what was
- * written by then is kept.
+ * Functions that begin and stop a comparison of a name, and its phase. Leaving the page stops the comparison; what was
+ * written by then is kept. The component is drawn again with each phase, not with each piece of text.
  */
-export function useComparison(name: string) {
+export function useRun(name: string) {
   const client = useQueryClient();
   const running = useRef<AbortController>(null);
-  const { data } = useQuery<Comparison>({ queryKey: keyOf(name), queryFn: skipToken, gcTime: Infinity });
+  const { data: phase } = useQuery<Comparison, Error, Phase>({
+    ...{ queryKey: keyOf(name), queryFn: skipToken, gcTime: Infinity },
+    select: (comparison) => comparison.phase,
+  });
 
   const stop = useCallback(() => running.current?.abort(), []);
   const run = useCallback(
@@ -47,7 +55,7 @@ export function useComparison(name: string) {
     [client, name],
   );
   useEffect(() => stop, [stop]);
-  return { comparison: data, run, stop };
+  return { phase, run, stop, isRunning: phase === "waiting" || phase === "running" };
 }
 
 function keyOf(name: string) {

@@ -3,7 +3,7 @@ import type { ReactNode } from "react";
 import { Copy } from "../../parts/Copy";
 import { Segmented } from "../../parts/Segmented";
 import { TokenView } from "../../parts/TokenView";
-import { added, type Side } from "../../rules/comparison";
+import { added, type Comparison, type Side } from "../../rules/comparison";
 import { marked, type Stretch } from "../../rules/diff";
 import { listed, type View } from "../../rules/steer";
 import type { TokenFeature } from "../../rules/tokens";
@@ -20,6 +20,7 @@ const NAMES = { plain: "Plain", steered: "Steered" };
 export function Column({
   kind,
   steer,
+  comparison,
   side,
   stretches,
   view,
@@ -28,6 +29,7 @@ export function Column({
 }: {
   kind: "plain" | "steered";
   steer: Steer;
+  comparison: Comparison | undefined;
   side: Side | undefined;
   stretches: readonly Stretch[] | null;
   view: View;
@@ -35,7 +37,7 @@ export function Column({
   /** What stands here before there is a text. */
   children: ReactNode;
 }) {
-  const { state, change, comparison, isRunning } = steer;
+  const { state, change, isRunning } = steer;
   const name = NAMES[kind];
   const isWriting = isRunning && side !== undefined && side.finish === null;
   return (

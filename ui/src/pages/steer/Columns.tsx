@@ -1,6 +1,8 @@
 // The two answers beside each other, and what differs between them.
 import { useDeferredValue, useMemo } from "react";
 import { Link } from "react-router";
+import { useComparison } from "../../api/comparison";
+import type { Phase } from "../../rules/comparison";
 import { diff, similarity } from "../../rules/diff";
 import { percent } from "../../rules/bytes";
 import { steers } from "../../rules/steer";
@@ -9,7 +11,8 @@ import { Refused } from "./Refused";
 import type { Steer } from "./useSteer";
 
 export function Columns({ steer }: { steer: Steer }) {
-  const { state, change, comparison, model, place } = steer;
+  const { state, change, model, place } = steer;
+  const comparison = useComparison("steer");
   const plain = comparison?.sides[0];
   const steered = comparison?.sides[1];
   const left = useDeferredValue(plain?.text ?? "");
@@ -21,7 +24,7 @@ export function Columns({ steer }: { steer: Steer }) {
     <section className="sides-part" aria-label="Answers">
       <div className="row spread">
         <p className="quiet" role="status">
-          {saysOf(steer, same)}
+          {saysOf(comparison?.phase, same)}
         </p>
         <label className="switch">
           <input
@@ -38,6 +41,7 @@ export function Columns({ steer }: { steer: Steer }) {
         <Column
           kind="plain"
           steer={steer}
+          comparison={comparison}
           side={plain}
           stretches={stretches}
           view={state.left}
@@ -48,21 +52,22 @@ export function Columns({ steer }: { steer: Steer }) {
         <Column
           kind="steered"
           steer={steer}
+          comparison={comparison}
           side={steered}
           stretches={stretches}
           view={state.right}
           onView={(view) => change({ right: view })}
         >
-          {place === null ? <NoSae steer={steer} /> : steeredHint(steer)}
+          {place === null ? <NoSae steer={steer} /> : steeredHint(steer, comparison !== undefined)}
         </Column>
       </div>
     </section>
   );
 }
 
-function saysOf({ comparison }: Steer, same: number | null): string {
+function saysOf(phase: Phase | undefined, same: number | null): string {
   const words = same === null ? "" : ` ${percent(same)} of the words are the same.`;
-  switch (comparison?.phase) {
+  switch (phase) {
     case "waiting":
       return "Waiting for the first token.";
     case "running":
@@ -78,14 +83,14 @@ function saysOf({ comparison }: Steer, same: number | null): string {
   }
 }
 
-function steeredHint({ state, live, comparison }: Steer) {
+function steeredHint({ state, live }: Steer, isCompared: boolean) {
   if (steers(state, live.data))
     return "The same model, with the features of this page added while it reads and writes.";
   if (state.for === "live" && live.data?.enabled === false)
     return "Steering is switched off for everyone. Switch it on beside.";
-  return comparison === undefined
-    ? "Nothing steers yet. Search a feature by its label, or generate first and see what fires."
-    : "Nothing steers. Search a feature by its label, or switch the plain side to Tokens, open a token, and steer with what fires there.";
+  return isCompared
+    ? "Nothing steers. Search a feature by its label, or switch the plain side to Tokens, open a token, and steer with what fires there."
+    : "Nothing steers yet. Search a feature by its label, or generate first and see what fires.";
 }
 
 function NoModel({ steer }: { steer: Steer }) {

@@ -1,6 +1,6 @@
 // The same prompt at several intensities, as small multiples: how the text changes as the steering grows.
 import { useState } from "react";
-import { useComparison } from "../../api/comparison";
+import { useComparison, useRun } from "../../api/comparison";
 import { ErrorNotice } from "../../parts/ErrorNotice";
 import { added, type Side } from "../../rules/comparison";
 import { diff, marked, similarity } from "../../rules/diff";
@@ -11,11 +11,11 @@ import type { Steer } from "./useSteer";
 
 export function Sweep({ steer }: { steer: Steer }) {
   const { state, change, bodyOf, canRun, live } = steer;
-  const { comparison, run, stop } = useComparison("sweep");
+  const comparison = useComparison("sweep");
+  const { run, stop, isRunning } = useRun("sweep");
   const [draft, setDraft] = useState<string | null>(null);
   const written = draft ?? state.sweep.join(", ");
   const asked = intensities(written);
-  const isRunning = comparison?.phase === "waiting" || comparison?.phase === "running";
   const isSteered = steers(state, live.data);
   const start = () => {
     if (asked === null) return;

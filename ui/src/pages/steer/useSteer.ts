@@ -2,7 +2,7 @@
 import { useCallback, useEffect, useMemo, useRef } from "react";
 import { useQuery, useQueryClient } from "@tanstack/react-query";
 import { useSearchParams } from "react-router";
-import { useComparison, type CompareBody } from "../../api/comparison";
+import { useRun, type CompareBody } from "../../api/comparison";
 import { attachments, models } from "../../api/queries";
 import { liveValues, steeringActions } from "../../api/steer";
 import { useLink } from "../../parts/useLink";
@@ -43,9 +43,8 @@ export function useSteer() {
   const place = places.find((entry) => keyOf(entry) === link.sae) ?? places[0] ?? null;
   const live = useQuery({ ...liveValues(place ?? NOWHERE), enabled: place !== null });
   const serving = useServing();
-  const { comparison, run: send, stop } = useComparison("steer");
+  const { phase, isRunning, run: send, stop } = useRun("steer");
   const state: SteerState = { ...link, ...text.shown };
-  const isRunning = comparison?.phase === "waiting" || comparison?.phase === "running";
   const canRun = model !== null && place !== null && !isPromptEmpty(state);
 
   /** The request of a state, with the live values as the service answered them last. */
@@ -76,7 +75,7 @@ export function useSteer() {
   };
   /** Change parts of the state; with `auto` on, a comparison that was shown begins anew. */
   const alter = (changed: Partial<SteerState>) => {
-    if (state.auto && comparison !== undefined && canRun) run(changed);
+    if (state.auto && phase !== undefined && canRun) run(changed);
     else change(changed);
   };
   const setFeatures = (f: readonly Chosen[]) => alter({ f });
@@ -94,6 +93,6 @@ export function useSteer() {
   return {
     ...{ state, latest, change, alter, text, setFeatures, act },
     ...{ model, loaded, attached, places, place, live, serving },
-    ...{ comparison, isRunning, canRun, run, stop, bodyOf },
+    ...{ isRunning, canRun, run, stop, bodyOf },
   };
 }
