@@ -10,7 +10,7 @@ BROWSER := $(VENV)/.installed-browser
 # compiled modules are kept, because each worker of the tests and each service of a test would compile them anew
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: run serve ui test test-browser screenshots test-cpus test-all test-gpu soak fuzz contract check format bench demo-model docs clean
+.PHONY: run serve ui test test-browser screenshots test-cpus test-all test-gpu soak fuzz contract check format bench bench-quick demo-model docs clean
 
 $(STAMP): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
@@ -82,8 +82,12 @@ format: $(STAMP) ## put the code in its form
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-bench: $(STAMP) ## measure; writes benchmarks/results/
+bench: $(STAMP) ## measure beside other servers; writes benchmarks/results/ (an hour on 2 cores)
 	$(BIN)/python -m benchmarks.run
+	$(BIN)/python -m benchmarks.throughput
+
+bench-quick: $(STAMP) ## the throughput of a small model, without peers, in under 3 minutes
+	$(BIN)/python -m benchmarks.throughput --quick --out /tmp/steerserve-quick.json
 
 demo-model: $(STAMP) ## rebuild the demo model and its SAEs from their seeds (under an hour on 2 cores)
 	$(BIN)/python -m steerserve.demo.build

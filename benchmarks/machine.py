@@ -5,6 +5,7 @@ from __future__ import annotations
 import platform
 import statistics
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
@@ -29,6 +30,12 @@ class Spread:
 
     def scaled(self, factor: float) -> Spread:
         return Spread(self.median * factor, self.least * factor, self.greatest * factor, self.count)
+
+
+def quantile(values: Sequence[float], share: float) -> float:
+    """The least value that at least this share of the values does not exceed."""
+    ranked = sorted(values)
+    return ranked[min(len(ranked) - 1, int(len(ranked) * share))]
 
 
 def describe() -> dict[str, Any]:

@@ -12,7 +12,9 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
 
 VOCABULARY = 151_936
-
+CONTEXT = 8192
+CHAT = "{% for message in messages %}{{ message.content }}{% endfor %}"
+"""The chat template: a chat has as many tokens as its texts have bytes."""
 
 SIZES: dict[str, dict[str, Any]] = {
     "none": {
@@ -29,6 +31,15 @@ SIZES: dict[str, dict[str, Any]] = {
         "intermediate_size": 3072,
         "num_hidden_layers": 12,
         "num_attention_heads": 8,
+        "num_key_value_heads": 2,
+        "vocab_size": 32_000,
+        "tie_word_embeddings": True,
+    },
+    "91m": {
+        "hidden_size": 640,
+        "intermediate_size": 1792,
+        "num_hidden_layers": 16,
+        "num_attention_heads": 10,
         "num_key_value_heads": 2,
         "vocab_size": 32_000,
         "tie_word_embeddings": True,
@@ -52,7 +63,7 @@ SIZES: dict[str, dict[str, Any]] = {
         "tie_word_embeddings": False,
     },
 }
-"""Shapes: next to nothing, 150 MiB, Qwen2.5-0.5B and Qwen2.5-7B in half precision."""
+"""Shapes: next to nothing, 81M, 91M, Qwen2.5-0.5B and Qwen2.5-7B."""
 
 
 def half_billion(folder: Path) -> Path:
@@ -67,7 +78,7 @@ def sized(size: str, folder: Path, tokens: int = 0) -> Path:
     torch.manual_seed(0)
     config = Qwen2Config(
         **SIZES[size],
-        max_position_embeddings=4096,
+        max_position_embeddings=CONTEXT,
         bos_token_id=None,
         eos_token_id=None,
         dtype=torch.bfloat16,
@@ -91,4 +102,4 @@ def _tokenizer(size: int) -> PreTrainedTokenizerFast:
     tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=[]))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
-    return PreTrainedTokenizerFast(tokenizer_object=tokenizer)
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, chat_template=CHAT)

@@ -15,7 +15,6 @@ import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +23,7 @@ import torch
 from tests.sae import checkpoints as disk
 
 from benchmarks import machine, sae_libraries
+from benchmarks.environments import environment
 from steerserve import __version__
 from steerserve.engine.wire.messages import Overrides, SaeSource
 from steerserve.engine.worker.sae import formats
@@ -88,7 +88,8 @@ def main() -> None:
     given = parser.parse_args()
     started = datetime.now(UTC)
     with tempfile.TemporaryDirectory() as scratch:
-        python = environment(given.environment or Path(scratch) / "environment")
+        folder = given.environment or Path(scratch) / "environment"
+        python = environment(folder, LIBRARIES, WITHOUT_DEPENDENCIES)
         rows = compared(python, Path(scratch))
     result: dict[str, Any] = {
         "version": __version__,
@@ -107,36 +108,6 @@ def main() -> None:
     print("\n".join(table(rows)))
     print(f"\nwritten to {target}")
     sys.exit(any(row.agrees is False for row in rows))
-
-
-# ---------------------------------------------------------------- the environment
-
-
-def environment(folder: Path) -> Path:
-    """The interpreter of an environment with the libraries, on top of the packages of this one."""
-    python = folder / "bin" / "python"
-    wanted = " ".join((*LIBRARIES, *WITHOUT_DEPENDENCIES))
-    marker = folder / "libraries.txt"
-    if marker.is_file() and marker.read_text() == wanted:
-        return python
-    subprocess.run([sys.executable, "-m", "venv", folder], check=True)
-    own = next(folder.glob("lib/python*/site-packages"))
-    (own / "shared.pth").write_text(f"{Path(torch.__file__).parents[1]}\n")
-    constraints = folder / "constraints.txt"
-    constraints.write_text("\n".join(sorted(installed())))
-    pip = [python, "-m", "pip", "install", "-q"]
-    subprocess.run([*pip, "-c", constraints, *LIBRARIES], check=True)
-    subprocess.run([*pip, "--no-deps", *WITHOUT_DEPENDENCIES], check=True)
-    if (own / "torch").exists():
-        raise SystemExit("the environment got a PyTorch of its own")
-    marker.write_text(wanted)
-    return python
-
-
-def installed() -> Iterator[str]:
-    for found in metadata.distributions():
-        if found.name != "steerserve":
-            yield f"{found.name}=={found.version}"
 
 
 # ---------------------------------------------------------------- both sides

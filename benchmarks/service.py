@@ -11,14 +11,14 @@ import statistics
 import sys
 import time
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import httpx
 
-from benchmarks.machine import Spread
+from benchmarks.machine import Spread, quantile
 from steerserve import demo
 from steerserve.engine.checkpoint.client import CheckpointEngine, Launcher
 from steerserve.engine.wire import messages as m
@@ -27,6 +27,8 @@ REQUESTS = 300
 STREAMS = 30
 TOKENS = 200
 PROBE_EVERY = 0.01
+STOP_SECONDS = 60.0
+"""More than the service waits for requests in flight."""
 
 
 class Wire:
@@ -139,8 +141,7 @@ async def _liveness(client: httpx.AsyncClient, big: Path) -> dict[str, Any]:
         found.append(time.perf_counter() - since)
         await asyncio.sleep(PROBE_EVERY)
     (await loading).raise_for_status()
-    ranked = sorted(found)
-    return asdict(Spread.of(found)) | {"p99": ranked[int(len(ranked) * 0.99)]}
+    return asdict(Spread.of(found)) | {"p99": quantile(found, 0.99)}
 
 
 def _difference(through: list[float], bare: list[float], per: int) -> dict[str, Any]:
@@ -163,21 +164,32 @@ async def load(client: httpx.AsyncClient, folder: Path, name: str) -> None:
 @asynccontextmanager
 async def running(home: Path, **settings: str) -> AsyncIterator[httpx.AsyncClient]:
     """The service as a process of its own on a free port."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    port = free_port()
     environment = os.environ | {"STEERSERVE_HOME": str(home), "LOG_LEVEL": "WARNING"} | settings
     arguments = [sys.executable, "-m", "steerserve", "serve", "--port", str(port)]
     process = await asyncio.create_subprocess_exec(*arguments, env=environment)
     try:
         async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", timeout=300) as client:
-            while True:
+            while process.returncode is None:
                 try:
                     await client.get("/api/health")
                     break
                 except httpx.ConnectError:
                     await asyncio.sleep(0.1)
+            assert process.returncode is None, "the service did not start"
             yield client
     finally:
-        process.terminate()
-        await process.wait()
+        with suppress(ProcessLookupError):
+            process.terminate()
+        try:
+            await asyncio.wait_for(process.wait(), STOP_SECONDS)
+        except TimeoutError:
+            process.kill()
+            await process.wait()
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port

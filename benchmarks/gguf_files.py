@@ -1,0 +1,107 @@
+"""GGUF files with the weights of the checkpoints of `models`, so that llama.cpp runs the same model."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from safetensors import safe_open
+
+import gguf
+from gguf import GGMLQuantizationType, GGUFWriter, LlamaFileType, TokenType, quants
+
+FILE_TYPES = {"BF16": LlamaFileType.MOSTLY_BF16, "Q8_0": LlamaFileType.MOSTLY_Q8_0}
+BLANK = "\u2581"
+NAMES = {
+    "input_layernorm": "attn_norm",
+    "post_attention_layernorm": "ffn_norm",
+    "self_attn.q_proj": "attn_q",
+    "self_attn.k_proj": "attn_k",
+    "self_attn.v_proj": "attn_v",
+    "self_attn.o_proj": "attn_output",
+    "mlp.gate_proj": "ffn_gate",
+    "mlp.up_proj": "ffn_up",
+    "mlp.down_proj": "ffn_down",
+}
+"""Modules of a layer of Qwen2, and what GGUF calls them."""
+
+
+def written(checkpoint: Path, label: str, target: Path) -> Path:
+    """Write the checkpoint in BF16 or Q8_0, unless the file exists."""
+    if target.is_file():
+        return target
+    config = json.loads((checkpoint / "config.json").read_text())
+    partial = target.with_suffix(".partial")
+    writer = GGUFWriter(partial, "qwen2")
+    writer.add_name(checkpoint.name)
+    writer.add_file_type(FILE_TYPES[label])
+    writer.add_quantization_version(gguf.GGML_QUANT_VERSION)
+    _sizes(writer, config)
+    _vocabulary(writer, config["vocab_size"])
+    kind = GGMLQuantizationType[label]
+    for name, values in _tensors(checkpoint):
+        # llama.cpp takes vectors in float32 only
+        wanted = GGMLQuantizationType.F32 if values.ndim == 1 else kind
+        writer.add_tensor(name, quants.quantize(values, wanted), raw_dtype=wanted)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return partial.rename(target)
+
+
+def _sizes(writer: GGUFWriter, config: dict[str, Any]) -> None:
+    rope = config.get("rope_parameters") or config
+    writer.add_context_length(config["max_position_embeddings"])
+    writer.add_embedding_length(config["hidden_size"])
+    writer.add_block_count(config["num_hidden_layers"])
+    writer.add_feed_forward_length(config["intermediate_size"])
+    writer.add_head_count(config["num_attention_heads"])
+    writer.add_head_count_kv(config["num_key_value_heads"])
+    writer.add_rope_freq_base(rope["rope_theta"])
+    writer.add_layer_norm_rms_eps(config["rms_norm_eps"])
+
+
+def _vocabulary(writer: GGUFWriter, size: int) -> None:
+    """One token a byte going in, a word for every other token. No token ends a text."""
+    byte_tokens = [f"<0x{byte:02X}>" for byte in range(256)]
+    texts = ["<unk>", "<s>", "</s>", *byte_tokens]
+    kinds = [TokenType.UNKNOWN, TokenType.CONTROL, TokenType.CONTROL, *[TokenType.BYTE] * 256]
+    rest = size - len(texts)
+    texts += [f"{BLANK}word{number}" for number in range(rest)]
+    writer.add_tokenizer_model("llama")
+    writer.add_tokenizer_pre("default")
+    writer.add_token_list(texts)
+    writer.add_token_scores([0.0] * len(kinds) + [-1e6] * rest)
+    writer.add_token_types([*kinds, *[TokenType.NORMAL] * rest])
+    writer.add_vocab_size(size)
+    writer.add_bos_token_id(1)
+    writer.add_eos_token_id(2)
+    writer.add_unk_token_id(0)
+    writer.add_add_bos_token(False)
+    writer.add_add_space_prefix(False)
+
+
+def _tensors(checkpoint: Path) -> Iterator[tuple[str, np.ndarray]]:
+    """The name in GGUF and the values as float32. The output matrix is the embedding of tied checkpoints."""
+    for file in sorted(checkpoint.glob("*.safetensors")):
+        with safe_open(file, framework="pt") as opened:
+            for name in opened.keys():  # noqa: SIM118
+                values = opened.get_tensor(name).to(torch.float32).numpy()
+                yield _renamed(name), values
+
+
+def _renamed(name: str) -> str:
+    if not name.startswith("model.layers."):
+        return {
+            "model.embed_tokens.weight": "token_embd.weight",
+            "model.norm.weight": "output_norm.weight",
+            "lm_head.weight": "output.weight",
+        }[name]
+    _, _, layer, rest = name.split(".", 3)
+    module, _, kind = rest.rpartition(".")
+    return f"blk.{layer}.{NAMES[module]}.{kind}"

@@ -1,0 +1,151 @@
+"""32 requests at once, with what makes this server special: steering in requests, profiles, sensing, monitoring."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+from benchmarks import loads, saes, servers, service
+from benchmarks.loads import Load
+from benchmarks.plans import Plan
+from benchmarks.servers import Server
+from benchmarks.streams import Request, at_once, words
+
+REQUESTS = 32
+TIMES = 2
+"""Rounds for each round of the plan: the ratios that are aimed at are close to 1."""
+CUT_SECONDS, MOST_SECONDS = 60.0, 300.0
+FEATURES, MEMBERS, TOP_K = 3, 20, 10
+CHATS = "/v1/chat/completions"
+PLAIN = "plain"
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """What the requests of one kind have, and what holds while they run."""
+
+    fields: Callable[[int], Mapping[str, Any]] = lambda number: {}
+    state: Callable[[], AbstractAsyncContextManager[None]] | None = None
+
+
+class Steered:
+    """A service with an SAE of random weights in the middle of the model."""
+
+    def __init__(self, client: httpx.AsyncClient, server: Server) -> None:
+        self._client = client
+        self._server = server
+        self._cluster = ""
+
+    async def prepare(self, folder: Path, config: dict[str, Any]) -> None:
+        """Attach the SAE, and save a profile for each request and a cluster."""
+        layer = config["num_hidden_layers"] // 2
+        hook = f"blocks.{layer}.hook_resid_post"
+        source = saes.written(folder, config["hidden_size"], hook)
+        added = await self._post("/api/saes/download", {"local_path": source.path})
+        await self._post(f"/api/saes/{added['sae_id']}/attach", {"layer": layer})
+        for number in range(REQUESTS):
+            values = {str(one["index"]): one["value"] for one in _features(number)}
+            await self._post("/api/profiles", {"name": f"profile {number}", "steering": values})
+        step = saes.D_SAE // MEMBERS
+        members = [
+            {"feature_idx": n * step, "strength": 0.0, "max_activation": 0.01}
+            for n in range(MEMBERS)
+        ]
+        document = {"name": "cluster", "members": members, "sensing": {"min_k": MEMBERS // 2}}
+        imported = await self._post("/api/clusters/import", document)
+        self._cluster = imported["results"][0]["profile_id"]
+
+    def kinds(self) -> dict[str, Kind]:
+        return {
+            PLAIN: Kind(),
+            "32 profiles": Kind(lambda number: {"profile": f"profile {number}"}),
+            "32 sae_steering": Kind(
+                lambda number: {"sae_steering": {"features": _features(number)}}
+            ),
+            "a sensed cluster": Kind(state=self._sensed),
+            "monitoring": Kind(state=self._monitored),
+        }
+
+    async def load(self, kind: Kind, turn: int, tokens: int) -> Load:
+        requests = [self._request(kind, turn, number, tokens) for number in range(REQUESTS)]
+        if kind.state is None:
+            return await loads.measured(at_once(requests, CUT_SECONDS))
+        async with kind.state():
+            return await loads.measured(at_once(requests, CUT_SECONDS))
+
+    def _request(self, kind: Kind, turn: int, number: int, tokens: int) -> Request:
+        message = {"role": "user", "content": words(12, (turn, number))}
+        body = {"messages": [message], "max_tokens": tokens}
+        fields = {**self._server.fields, **kind.fields(number)}
+        return Request(self._server.port, CHATS, body | fields)
+
+    @asynccontextmanager
+    async def _sensed(self) -> AsyncIterator[None]:
+        await self._post(f"/api/clusters/{self._cluster}/activate")
+        armed = await self._post(f"/api/sensing/{self._cluster}/enable")
+        assert armed["armed"], armed
+        yield
+        await self._post(f"/api/sensing/{self._cluster}/disable")
+        await self._post(f"/api/clusters/{self._cluster}/deactivate")
+
+    @asynccontextmanager
+    async def _monitored(self) -> AsyncIterator[None]:
+        await self._post("/api/monitoring/configure", {"enabled": True, "top_k": TOP_K})
+        yield
+        await self._post("/api/monitoring/enable", {"enabled": False})
+
+    async def _post(self, path: str, body: dict[str, Any] | None = None) -> Any:
+        answer = await self._client.post(path, json=body)
+        whole = answer.json()
+        assert answer.is_success, answer.text
+        assert whole["success"], answer.text
+        return whole["data"]
+
+    async def events(self) -> int:
+        """How often the cluster fired."""
+        listed = await self._client.get("/api/sensing/events?limit=1")
+        return int(listed.json()["data"]["total"])
+
+
+def _features(number: int) -> list[dict[str, Any]]:
+    return [{"index": FEATURES * number + i, "value": 1.0 + number / 8} for i in range(FEATURES)]
+
+
+async def measure(plan: Plan, size: str) -> dict[str, Any]:
+    """Tokens per second of each kind, and their ratios to plain requests, round by round."""
+    folder = plan.checkpoint(size)
+    config = json.loads((folder / "config.json").read_text())
+    room = {"MAX_CONCURRENT_REQUESTS": str(REQUESTS)}
+    async with service.running(plan.scratch / "steered", **room) as client:
+        await service.load(client, folder, folder.name)
+        steered = Steered(client, servers.served(client, folder.name))
+        await steered.prepare(plan.scratch / "sae", config)
+        kinds = steered.kinds()
+        measured: dict[str, list[Load]] = {name: [] for name in kinds}
+        for kind in kinds.values():
+            await steered.load(kind, -1, 4)
+        for turn in plan.turns(MOST_SECONDS, TIMES):
+            for name in kinds if turn % 2 else reversed(kinds):
+                load = await steered.load(kinds[name], turn, plan.tokens // 2)
+                measured[name].append(load)
+                plan.say(f"  round {turn + 1}, {name}: {load.tokens_per_s:.1f} tokens/s")
+        fired = await steered.events()
+    plain = loads.speeds(measured[PLAIN])
+    speeds = {name: loads.speeds(rounds) for name, rounds in measured.items() if name != PLAIN}
+    return {
+        "size": size,
+        "requests": REQUESTS,
+        "tokens": plan.tokens // 2,
+        "d_sae": saes.D_SAE,
+        "members": MEMBERS,
+        "top_k": TOP_K,
+        "firings_of_the_cluster": fired,
+        "cells": {name: loads.cell(rounds) for name, rounds in measured.items()},
+        "ratios": loads.ratios({name: (values, plain) for name, values in speeds.items()}),
+    }

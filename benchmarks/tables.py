@@ -1,0 +1,241 @@
+"""The figures of each part of a run as rows of text: printed at its end, and written to docs/performance.md.
+
+Parts are plain JSON here, so that the page is made without PyTorch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+Part = Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Aim:
+    """A bound of a figure."""
+
+    bound: float
+    is_least: bool = True
+
+    def __str__(self) -> str:
+        return f"{'at least' if self.is_least else 'at most'} {self.bound:g}"
+
+    def outcome(self, figure: float) -> str:
+        """Whether the figure is within the bound, or the part of the bound by which it is missed."""
+        is_met = figure >= self.bound if self.is_least else figure <= self.bound
+        return "met" if is_met else f"missed by {abs(figure / self.bound - 1):.0%}"
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """A figure with its name; `aim` and `outcome` are empty where nothing is aimed at."""
+
+    name: str
+    figure: str
+    aim: str = ""
+    outcome: str = ""
+
+    @property
+    def remark(self) -> str:
+        return f" ({self.aim}: {self.outcome})" if self.aim else ""
+
+
+def spread(values: Mapping[str, float], digits: int = 2, factor: float = 1.0) -> str:
+    """The median, with the least and the greatest value where there are several."""
+    median, least, greatest = (
+        f"{values[name] * factor:,.{digits}f}" for name in ("median", "least", "greatest")
+    )
+    return f"{median} ({least} to {greatest})" if values["count"] > 1 else median
+
+
+def ms(values: Mapping[str, float], digits: int = 0) -> str:
+    return spread(values, digits, 1e3)
+
+
+def aimed(name: str, values: Mapping[str, float], aim: Aim | None) -> Row:
+    """The row of a ratio."""
+    shown = spread(values)
+    return Row(name, shown, str(aim), aim.outcome(values["median"])) if aim else Row(name, shown)
+
+
+def rows(part: str, figures: Part) -> list[Row]:
+    """The rows of a part, or the reason why the part has none."""
+    if "failed" in figures:
+        return [Row("failed", figures["failed"])]
+    return list(ROWS[part](figures))
+
+
+# ---------------------------------------------------------------- throughput
+
+AIMS = {
+    "8 seeded": ("8 requests with seeds over 8 without, tokens/s", Aim(0.8)),
+    "32 seeded": ("32 requests with seeds over 32 without, tokens/s", Aim(0.8)),
+    "32 over 1": ("32 at once over 1, tokens/s", None),
+    "64 over 32": ("64 at once over 32, tokens/s", Aim(1.0)),
+    "32 over transformers": (
+        "32 at once, sampled, over greedy `transformers serve` with continuous batching",
+        Aim(2.0),
+    ),
+    "32 greedy over transformers": ("the same, both greedy", Aim(2.0)),
+    "1 over llama.cpp": ("1 at a time, sampled, over greedy llama.cpp in BF16", Aim(0.9)),
+    "1 greedy over llama.cpp": ("the same, both greedy", Aim(0.9)),
+}
+LONG_AIMS = {"p50": Aim(1.25, is_least=False), "p99": Aim(2.5, is_least=False)}
+STEERED_AIMS = {
+    "32 profiles": ("32 requests with 32 profiles", Aim(0.97)),
+    "32 sae_steering": ("32 requests, each with its own `sae_steering`", Aim(0.97)),
+    "a sensed cluster": ("a sensed cluster of 20 members", Aim(0.97)),
+    "monitoring": ("monitoring of the top 10 of 16,384 features", Aim(0.93)),
+}
+BESIDE = Aim(0.8)
+
+
+def _of_bandwidth(part: Part) -> Iterator[Row]:
+    yield Row("read bandwidth, GB/s", spread(part["read_bytes_per_s"], 1, 1e-9))
+    for size, limit in part["limit_tokens_per_s"].items():
+        yield Row(f"limit of one row by memory bandwidth, {size.upper()}, tokens/s", f"{limit:.1f}")
+
+
+def _of_concurrency(part: Part) -> Iterator[Row]:
+    for key, values in part["ratios"].items():
+        name, aim = AIMS[key]
+        yield aimed(name, values, aim)
+
+
+def _of_long_prompts(part: Part) -> Iterator[Row]:
+    for phase, ratios in part["over_alone"].items():
+        for share, values in ratios.items():
+            name = f"gap between tokens of {part['short']} short requests, {share}, {phase}, over alone"
+            yield aimed(name, values, LONG_AIMS[share])
+
+
+def _of_steered(part: Part) -> Iterator[Row]:
+    for key, values in part["ratios"].items():
+        name, aim = STEERED_AIMS[key]
+        yield aimed(f"{name}, over 32 plain requests, tokens/s", values, aim)
+
+
+def _of_neighbours(part: Part) -> Iterator[Row]:
+    for key, values in part["ratios"].items():
+        yield aimed(f"beside a busy process over alone, tokens/s, {key}", values, BESIDE)
+
+
+def _of_mixed(part: Part) -> Iterator[Row]:
+    yield Row(
+        f"{part['clients']} requests with prompts of 20 to 2,000 and answers of 16 to 256 tokens, tokens/s",
+        spread(part["cell"]["tokens_per_s"], 0),
+    )
+    for key, name in (
+        ("first_token_s", "their first token"),
+        ("gap_s", "gap between their tokens"),
+    ):
+        for share, values in part["cell"][key].items():
+            yield Row(f"{name}, {share}, ms", ms(values))
+
+
+# ---------------------------------------------------------------- the parts of benchmarks.run
+
+
+def _of_service(part: Part) -> Iterator[Row]:
+    for key, name, digits in (
+        ("added_seconds_per_request", "a completion of one token", 2),
+        ("added_seconds_per_streamed_token", "a streamed token", 3),
+    ):
+        times = part[key]
+        through, bare = (times[side]["median"] * 1e3 for side in ("service", "engine"))
+        added = times["added_of_medians"] * 1e3
+        yield Row(
+            f"{name}: through the service, by the bare engine, added",
+            f"{through:.{digits}f} ms, {bare:.{digits}f} ms, {added:.{digits}f} ms",
+        )
+    live = part["liveness_seconds_while_loading"]
+    yield Row(
+        "the liveness probe while a 0.5B-shaped model loads: median, p99",
+        f"{live['median'] * 1e3:.1f} ms, {live['p99'] * 1e3:.1f} ms",
+    )
+
+
+def _of_engine(part: Part) -> Iterator[Row]:
+    for count, values in part["decode_tokens_per_s"].items():
+        yield Row(f"decode, rows: {count}, tokens/s", spread(values, 1))
+    yield Row("32 rows over 1 row", f"{part['rows_32_over_1']:.1f}")
+    yield Row("transformers `generate`, 1 row, tokens/s", spread(part["generate_tokens_per_s"], 1))
+    yield Row("our 1 row over `generate`", f"{part['one_row_over_generate']:.2f}")
+    gigabytes = part["read_bandwidth_bytes_per_s"]["median"] / 1e9
+    yield Row(
+        f"limit of 1 row by memory bandwidth ({gigabytes:.1f} GB/s), tokens/s",
+        f"{part['bandwidth_limit_tokens_per_s']:.1f}",
+    )
+    yield Row("our 1 row over that limit", f"{part['one_row_over_bandwidth_limit']:.2f}")
+    yield Row(
+        f"prefill of {part['prefill_tokens']} tokens, tokens/s",
+        spread(part["prefill_tokens_per_s"], 0),
+    )
+    yield Row(
+        "prefill over a plain forward pass with a cache",
+        spread(part["prefill_over_plain_forward"]),
+    )
+    yield Row(
+        "a step of 8 rows with 8 different steerings over one without",
+        spread(part["steering_step_ratio_8_rows"], 3),
+    )
+
+
+def _of_inference(part: Part) -> Iterator[Row]:
+    yield Row(
+        f"a scoring request of {part['scoring_prompts']} prompts, seconds",
+        spread(part["scoring_seconds"]),
+    )
+    yield Row(
+        "scoring throughput over the best plain batched passes",
+        spread(part["scoring_over_best_plain_throughput"]),
+    )
+    for count, values in part["masked_step_ratio"].items():
+        yield Row(
+            f"a decode step with a response format over one without, rows: {count}",
+            spread(values, 3),
+        )
+    yield Row(
+        f"first token of a second turn after {part['history_tokens']:,} tokens, its beginning kept, seconds",
+        spread(part["second_turn_seconds_kept"], 3),
+    )
+    yield Row("the same, computed again, seconds", spread(part["second_turn_seconds_computed"], 3))
+
+
+def _of_saes(part: Part) -> Iterator[Row]:
+    yield Row(
+        f"attach {part['sae']['d_sae']:,} features, without and with the self-check, seconds",
+        f"{part['attach_seconds']['median']:.3f}, {part['attach_with_check_seconds']['median']:.2f}",
+    )
+    grown = " and ".join(f"{one['grown_mib']:.0f}" for one in _memories(part["memory"]))
+    yield Row("memory that an engine grows by, float32 and bfloat16, MiB", grown)
+    for kind, word in (("steering_step_ratio", "steered"), ("monitoring_step_ratio", "monitored")):
+        for name, values in part[kind].items():
+            yield Row(f"a step {word} over one without, {name}", spread(values, 3))
+
+
+def _memories(memory: Part) -> list[Part]:
+    return [one for one in memory.values() if isinstance(one, Mapping)]
+
+
+def _of_sensing(part: Part) -> Iterator[Row]:
+    for name, values in part["step_ratio"].items():
+        yield Row(f"a sensed step over a plain one, {name}", spread(values, 3))
+
+
+ROWS: dict[str, Callable[[Part], Iterator[Row]]] = {
+    "bandwidth": _of_bandwidth,
+    "concurrency-91m": _of_concurrency,
+    "concurrency-0.5b": _of_concurrency,
+    "long-prompts": _of_long_prompts,
+    "steered": _of_steered,
+    "neighbours": _of_neighbours,
+    "mixed": _of_mixed,
+    "service": _of_service,
+    "engine": _of_engine,
+    "inference": _of_inference,
+    "saes": _of_saes,
+    "sensing": _of_sensing,
+}
