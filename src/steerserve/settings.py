@@ -194,6 +194,19 @@ class Settings(Secrets, RequestLimits, SensingSettings):
         description="Memory in MiB, beside the KV cache, for beginnings of conversations that are kept for later "
         "requests; by default a quarter of the KV cache, and 0 keeps none.",
     )
+    max_step_ms: float = Field(
+        default=200.0,
+        gt=0,
+        le=60_000,
+        description="Milliseconds that a step with a part of a long prompt takes about, while other requests write. "
+        "Where writing alone takes more than half of that time, the part takes as long as the writing.",
+    )
+    seeded_rows: Literal["auto", "shared", "apart"] = Field(
+        default="auto",
+        description="How seeded requests are stepped: `shared` with all other requests where a check at the load finds "
+        "that the others change no bit, `apart` each for itself; `auto` is `shared` on the processor and `apart` on "
+        "cards.",
+    )
     enable_continuous_batching: bool = Field(
         default=False,
         description="Let requests with the server's own sampling parameters (CBM_DEFAULT_*) run without a slot.",

@@ -44,7 +44,7 @@ from steerserve.engine.worker.batch.admission import (
 )
 from steerserve.engine.worker.batch.batch import Batch
 from steerserve.engine.worker.model.checkpoint import Checkpoint
-from steerserve.engine.worker.model.kv import SlotCache
+from steerserve.engine.worker.model.kv import KvCache
 from steerserve.engine.worker.observing.monitor import FeatureMonitor, special_tokens
 from steerserve.engine.worker.observing.observers import Observers
 from steerserve.engine.worker.observing.sensing import Sensing
@@ -121,7 +121,14 @@ class Answer:
 class Bench:
     """One model, its steering and its running batch, stepped by hand."""
 
-    def __init__(self, model: Checkpoint, kv_tokens: int = 4096, *, prefix_tokens: int = 0) -> None:
+    def __init__(
+        self,
+        model: Checkpoint,
+        kv_tokens: int = 4096,
+        *,
+        prefix_tokens: int = 0,
+        shares_seeded: bool | None = None,
+    ) -> None:
         self.model = model
         self.kv_tokens = kv_tokens
         self.context = min(model.model_max_context, kv_tokens)
@@ -129,7 +136,14 @@ class Bench:
         self.sensing = Sensing(model.decode, lambda: self.monitor.whole)
         self.observers = Observers([self.monitor, Taps(model.decode_token), self.sensing])
         self.steering = HookedSaes(model.dtype, on_detach=self.observers.detached)
-        self.batch = Batch(model, self.steering, self.observers, kv_tokens, prefix_tokens)
+        self.batch = Batch(
+            model,
+            self.steering,
+            self.observers,
+            kv_tokens,
+            prefix_tokens,
+            shares_seeded=model.varies is None if shares_seeded is None else shares_seeded,
+        )
         self.answers: dict[tuple[int, int], Answer] = {}
         self.scores: dict[tuple[int, int], Scored] = {}
         self.vectors: dict[tuple[int, int], Tensor] = {}
@@ -261,9 +275,9 @@ class Bench:
         """Tokens that the caches of all groups hold, counted in their tensors where those exist."""
         total = 0
         for group in self.batch._groups():
-            cache = group.cache
-            sizes = {t.shape[0] * t.shape[2] for t in cache._keys.values()}
-            total += max(sizes, default=cache.rows * cache.length)
+            for shelf in group.cache._shelves.values():
+                sizes = {t.shape[0] * t.shape[2] for t in shelf.keys.values()}
+                total += max(sizes, default=shelf.room * shelf.capacity)
         return total
 
     @property
@@ -271,7 +285,8 @@ class Bench:
         return sum(
             t.numel() * t.element_size()
             for group in self.batch._groups()
-            for t in [*group.cache._keys.values(), *group.cache._values.values()]
+            for shelf in group.cache._shelves.values()
+            for t in [*shelf.keys.values(), *shelf.values.values()]
         )
 
     def live_rows(self, request: int) -> list[BatchRow]:
@@ -310,9 +325,9 @@ class Counted(Bench):
         self.given: list[int] = []
 
     def step(self, times: int = 1) -> list[Any]:
-        def counted(cache: SlotCache, rows: Any, **where: Any) -> Tensor:
+        def counted(cache: KvCache, slots: Any, rows: Any, **where: Any) -> Tensor:
             self.given.append(sum(len(part) for part in rows))
-            return plain(cache, rows, **where)
+            return plain(cache, slots, rows, **where)
 
         plain = self.model.prefill
         self.model.prefill = counted  # type: ignore[method-assign]
@@ -336,7 +351,7 @@ class Counted(Bench):
 
     @property
     def kept(self) -> int:
-        prefixes = self.batch._shared._prefixes
+        prefixes = self.batch._shared._reuse.prefixes
         return prefixes.tokens if prefixes else 0
 
 

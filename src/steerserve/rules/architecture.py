@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from typing import Any
 
 from steerserve.errors import Refusal
 
@@ -39,3 +40,18 @@ def check_generates(name: str, architecture: str | None, engine: str = "checkpoi
             param="model",
             architecture=architecture,
         )
+
+
+def max_context(text: Any) -> int:
+    """The number of tokens of context with which the model is served.
+
+    A longrope model changes the rotary factors of all rows of a pass once one row is longer than the length for which
+    the model was first trained. Such a model is served up to that length only.
+    """
+    longest = int(getattr(text, "max_position_embeddings", 0) or 0) or 2048
+    rope = getattr(text, "rope_parameters", None) or {}
+    if rope.get("rope_type") == "longrope":
+        original = rope.get("original_max_position_embeddings")
+        original = original or getattr(text, "original_max_position_embeddings", None)
+        return min(longest, int(original)) if original else longest
+    return longest

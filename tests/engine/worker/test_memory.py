@@ -19,7 +19,7 @@ from steerserve.engine.worker import memory
 from steerserve.engine.worker.batch import group
 from steerserve.engine.worker.model import budget
 from steerserve.engine.worker.model.checkpoint import Checkpoint
-from steerserve.engine.worker.model.kv import SlotCache
+from steerserve.engine.worker.model.kv import Shelf
 from steerserve.engine.worker.process import loading, loop
 from steerserve.engine.worker.process.commands import Commands
 from steerserve.engine.worker.process.wire import Wire
@@ -143,17 +143,17 @@ def test_a_cache_that_cannot_grow_refuses_the_newcomer_alone(
     bench = Bench(llama)
     running = bench.ask(1, words(20), max_tokens=40)
     bench.step(3)
-    resize = SlotCache.resize
+    resize = Shelf.resize
 
-    def fail(cache: SlotCache, rows: int, length: int, keep: int = 0) -> None:
+    def fail(shelf: Shelf, room: int) -> None:
         raise torch.OutOfMemoryError("no memory")
 
-    monkeypatch.setattr(SlotCache, "resize", fail)
+    monkeypatch.setattr(Shelf, "resize", fail)
     bench.ask(2, [words(60), words(50)], seed=seed)
     bench.step()
     assert bench.refused[2].code == "INSUFFICIENT_MEMORY"
     assert not bench.live_rows(2)
-    monkeypatch.setattr(SlotCache, "resize", resize)
+    monkeypatch.setattr(Shelf, "resize", resize)
     later = bench.ask(3, words(60))
     bench.run()
     assert running.tokens == generated(llama, words(20), 40)

@@ -7,6 +7,7 @@ from typing import NotRequired
 from typing_extensions import TypedDict
 
 from steerserve.control.vitals.views import Capabilities, FixedSampling, QueueLimits
+from steerserve.rules.stepping import SeededRows
 
 
 class BackendReport(TypedDict):
@@ -16,6 +17,7 @@ class BackendReport(TypedDict):
     description: str
     capabilities: Capabilities
     limitations: list[str]
+    seeded_rows: SeededRows | None
     queue: NotRequired[QueueLimits]
     cbm_config: NotRequired[FixedSampling]
 

@@ -111,6 +111,8 @@ def _asked(prepared: Prepared, settings: Settings) -> dict[str, Any]:
         "devices": list(plan.layer_devices),
         "working_mb": plan.working_mb,
         "idle_cache_release_s": settings.transformers_idle_cache_release_s,
+        "max_step_ms": settings.max_step_ms,
+        "seeded_rows": settings.seeded_rows,
     }
 
 

@@ -37,6 +37,7 @@ from steerserve.errors import Refusal
 from steerserve.rules import signs
 from steerserve.rules.breaker import BreakerStatus
 from steerserve.rules.residency import Phase
+from steerserve.rules.stepping import SeededRows
 from steerserve.settings import Settings
 from steerserve.store.catalog import utc_now
 from steerserve.store.db import Database
@@ -200,18 +201,24 @@ class Vitals:
                     settings.cbm_default_top_p,
                     settings.cbm_max_queue_size,
                 ),
+                seeded_rows=self._seeded_rows(),
             )
         return InferenceBackend(
             "serial",
             "one running batch; every request takes a slot",
             Capabilities(per_request_sampling_params=True, per_request_profile_override=True),
             queue=QueueLimits(counts.max_concurrent, counts.max_pending, counts.pending),
+            seeded_rows=self._seeded_rows(),
         )
 
     # ------------------------------------------------------------- inside
 
     def _uptime(self) -> float:
         return round(time.monotonic() - self._since, 3)
+
+    def _seeded_rows(self) -> SeededRows | None:
+        resident = self._conductor.resident
+        return resident.facts.seeded_rows if resident is not None and resident.facts else None
 
     def _is_loaded(self) -> bool:
         resident = self._conductor.resident

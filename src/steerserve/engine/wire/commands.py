@@ -23,7 +23,8 @@ class Load(Message, frozen=True):
     `devices` is empty where the engine chooses, one device for everything, or the device of each decoder layer.
     `working_mb` is the memory that passes are expected to take beside weights and KV cache. After
     `idle_cache_release_s` seconds without work, the engine gives back the memory that it keeps for later tensors; with
-    a value below 0 it never does.
+    a value below 0 it never does. A step with a part of a prompt takes about `max_step_ms` milliseconds at most.
+    `seeded_rows` is the setting of this name.
     """
 
     id: int
@@ -38,6 +39,8 @@ class Load(Message, frozen=True):
     devices: list[str] = []
     working_mb: int = 0
     idle_cache_release_s: float = -1.0
+    max_step_ms: float = 200.0
+    seeded_rows: str = "auto"
 
 
 class Measure(Message, frozen=True):

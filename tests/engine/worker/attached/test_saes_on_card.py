@@ -83,7 +83,12 @@ def test_steering_readings_records_and_statistics_are_those_of_the_host(
     assert torch.equal(after[0][1], before[0][1])
 
     passes = len(answer.tokens)
-    read = [torch.cat([h[0] for h in seen[:passes]]).cpu() for seen in (before, after)]
+    # passes are padded behind the tokens of the row
+    sizes = [len(answer.row.prompt), *[1] * (passes - 1)]
+    read = [
+        torch.cat([h[0][:size] for h, size in zip(seen, sizes, strict=False)]).cpu()
+        for seen in (before, after)
+    ]
     watched = torch.zeros(host.d_sae)
     watched[slice(None) if features is None else features] = 1
     unsteered, steered = (host.encode(x) * watched for x in read)

@@ -12,7 +12,6 @@ from torch import Tensor
 
 from steerserve.engine.wire.messages import Follow, Overlay, Plan, Suppressed
 from steerserve.engine.worker.model.checkpoint import Checkpoint
-from steerserve.engine.worker.model.kv import SlotCache
 from steerserve.engine.worker.sae import sites
 from steerserve.engine.worker.sae.sites import Site
 from steerserve.rules.sae_sites import EMBED, RESID_MID, RESID_POST, RESID_PRE
@@ -45,8 +44,10 @@ def overlay(values: dict[int, float], epoch: int = 0) -> Overlay:
 
 
 @contextmanager
-def steered_bench(model: Checkpoint, site: str = RESID_POST, layer: int = 0) -> Iterator[Bench]:
-    bench = Bench(model)
+def steered_bench(
+    model: Checkpoint, site: str = RESID_POST, layer: int = 0, **options: Any
+) -> Iterator[Bench]:
+    bench = Bench(model, **options)
     bench.steering.attach(KEY, SAE, site_of(model, layer, site))
     try:
         yield bench
@@ -107,9 +108,13 @@ def test_the_stream_moves_by_the_sum_of_value_times_decoder_row_at_every_positio
         tokens = [*answer.row.prompt, *answer.tokens][:-1]
         with recorded(site) as plain:
             model.model(input_ids=torch.tensor([tokens]), use_cache=False)
-        assert [h.shape[1] for h in first] == [len(answer.row.prompt), 1, 1, 1, 1]
-        # which of several hooks at a site acts first depends on the site
-        seen = [torch.cat(passes, dim=1) for passes in (first, second)]
+        sizes = [len(answer.row.prompt), 1, 1, 1, 1]
+        # which of several hooks at a site acts first depends on the site; passes are padded behind the row and its
+        # tokens
+        seen = [
+            torch.cat([h[:1, :size] for h, size in zip(passes, sizes, strict=True)], dim=1)
+            for passes in (first, second)
+        ]
         before, after = sorted(seen, key=lambda value: float((value - plain[0]).abs().max()))
         torch.testing.assert_close(before, plain[0], atol=1e-4, rtol=1e-4, msg=site.name)
         moved = (after - before) - delta
@@ -307,10 +312,11 @@ def test_a_row_without_steering_is_bitwise_the_model_without_hooks(
 
 def logits_of(model: Checkpoint) -> Tensor:
     prompts = [model.encode(words(size), special=True) for size in (30, 12)]
-    cache = SlotCache()
-    cache.resize(2, 64)
-    first = model.prefill(cache, prompts, row=0, start=0)
-    return torch.stack([first, model.decode_step(cache, [4, 5], [len(p) for p in prompts])])
+    cache = model.cache()
+    slots = [cache.open(64) for _ in prompts]
+    first = model.prefill(cache, slots, prompts, start=0)
+    second = model.decode_step(cache, slots, [4, 5], [len(p) for p in prompts])
+    return torch.stack([first, second])
 
 
 def test_steering_changes_the_text(llama: Checkpoint) -> None:
@@ -453,12 +459,13 @@ def failing(model: Checkpoint, error: Exception, when: Callable[[Tensor], bool])
 def test_a_broken_pass_refuses_its_own_group_only_and_leaves_no_steering(
     llama: Checkpoint,
 ) -> None:
-    with steered_bench(llama) as bench:
+    with steered_bench(llama, shares_seeded=False) as bench:
         for i in (1, 2):
             bench.ask(i, words(20, i), plan=overlay(ONE))
         seeded = bench.ask(3, words(30), plan=Suppressed(), seed=4)
         bench.step(2)
-        with failing(llama, RuntimeError("broken"), lambda hidden: hidden.shape[0] == 2):
+        first = iter([True])
+        with failing(llama, RuntimeError("broken"), lambda _: next(first, False)):
             bench.step()
         assert {i: r.code for i, r in bench.refused.items()} == dict.fromkeys(
             (1, 2), "INTERNAL_ERROR"
@@ -520,6 +527,20 @@ def test_values_that_overflow_refuse_their_row_and_leave_its_neighbour_unchanged
         bench.run()
     assert bench.refused[1].code == "NON_FINITE_LOGITS"
     assert neighbour.tokens == generated(llama, words(21), 16)
+
+
+def test_values_that_overflowed_are_not_read_by_the_row_that_comes_next(
+    llama: Checkpoint,
+) -> None:
+    with steered_bench(llama) as bench:
+        neighbour = bench.ask(1, words(21), plan=Suppressed(), max_tokens=40)
+        bench.ask(2, words(20), plan=overlay({3: 3e38, 7: 3e38}))
+        while 2 not in bench.refused:
+            bench.step()
+        following = bench.ask(3, words(8), plan=Suppressed())
+        bench.run()
+    assert neighbour.tokens == generated(llama, words(21), 40)
+    assert following.tokens == generated(llama, words(8), 16)
 
 
 # ---------------------------------------------------------------- attaching

@@ -11,7 +11,6 @@ import torch
 from steerserve.engine.wire.messages import Suppressed
 from steerserve.engine.worker.batch import group as group_module
 from steerserve.engine.worker.model.checkpoint import Checkpoint
-from steerserve.engine.worker.model.kv import SlotCache
 from steerserve.errors import Refusal
 from tests.engine.models import OTHERS, SERVED
 from tests.engine.running import Bench, alone, attempt, generated, words
@@ -68,7 +67,7 @@ def test_a_prompt_prefilled_in_parts_equals_the_whole(
 ) -> None:
     model = loaded(variant)
     whole = [alone(model, words(100, start), max_tokens=10).text for start in (0, 9)]
-    monkeypatch.setattr(group_module, "PREFILL_TOKENS", 16)
+    monkeypatch.setattr(group_module, "PREFILL_TOKENS", 32)
     bench = Bench(model)
     neighbour = bench.ask(1, words(5), max_tokens=30)
     bench.step(2)
@@ -90,12 +89,14 @@ def test_logits_of_a_row_in_a_padded_batch_equal_those_alone(loaded: Loaded, var
 
 def logits_of(model: Checkpoint, prompts: list[list[int]]) -> torch.Tensor:
     """Logits [4, rows, vocabulary] of one prefill and three decode steps of the same tokens."""
-    cache = SlotCache()
-    cache.resize(len(prompts), 128)
-    found = [model.prefill(cache, prompts, row=0, start=0)]
+    cache = model.cache()
+    slots = [cache.open(128) for _ in prompts]
+    found = [model.prefill(cache, slots, prompts, start=0)]
     sizes = [len(prompt) for prompt in prompts]
     for i in range(3):
-        found.append(model.decode_step(cache, [7 + i] * len(prompts), [size + i for size in sizes]))
+        found.append(
+            model.decode_step(cache, slots, [7 + i] * len(prompts), [size + i for size in sizes])
+        )
     return torch.stack(found)
 
 
@@ -192,14 +193,14 @@ def test_a_row_cancelled_while_decoding_leaves_its_neighbours_unchanged(llama: C
 def test_a_row_cancelled_between_the_parts_of_its_prompt_leaves_no_trace(
     llama: Checkpoint, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(group_module, "PREFILL_TOKENS", 16)
+    monkeypatch.setattr(group_module, "PREFILL_TOKENS", 32)
     bench = Bench(llama)
     neighbours = [bench.ask(i, words(12, i), max_tokens=24) for i in (1, 2)]
     bench.step(3)
     bench.ask(3, words(120), max_tokens=24)
     later = bench.ask(4, words(60), max_tokens=24)
     bench.step(2)
-    assert bench.batch._shared.partial is not None
+    assert any(0 < row.filled < len(row.prompt) for row in bench.batch._shared.joining)
     bench.batch.cancel(3)
     assert not bench.live_rows(3)
     assert all(outcome.id != 3 for outcome in bench.step())
@@ -211,7 +212,7 @@ def test_a_row_cancelled_between_the_parts_of_its_prompt_leaves_no_trace(
 def test_a_decoding_row_that_leaves_does_not_disturb_a_prompt_in_parts(
     llama: Checkpoint, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(group_module, "PREFILL_TOKENS", 16)
+    monkeypatch.setattr(group_module, "PREFILL_TOKENS", 32)
     bench = Bench(llama)
     for i in (1, 2, 3):
         bench.ask(i, words(12, i), max_tokens=30)

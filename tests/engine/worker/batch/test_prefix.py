@@ -16,7 +16,7 @@ from steerserve.engine.wire.messages import Follow, Overlay, Plan, Suppressed, T
 from steerserve.engine.worker.batch import group as group_module
 from steerserve.engine.worker.batch.prefix import LEAST, Prefixes
 from steerserve.engine.worker.model.checkpoint import Checkpoint
-from steerserve.engine.worker.model.kv import SlotCache
+from steerserve.engine.worker.model.kv import KvCache
 from steerserve.rules.steering import Live
 from tests.engine.running import (
     Answer,
@@ -550,7 +550,7 @@ def test_an_idle_batch_holds_no_cache_beside_its_prefixes(model: Checkpoint) -> 
         assert bench.held_bytes == 0
     held = [
         tensor
-        for entry in bench.batch._shared._prefixes._entries.values()
+        for entry in bench.batch._shared._reuse.prefixes._entries.values()
         for pair in entry.held.values()
         for tensor in pair
     ]
@@ -573,7 +573,7 @@ def test_memory_that_runs_out_over_a_prefix_never_leaves_the_step(
     neighbour = bench.ask(2, "", ids=tokens(20, 2), max_tokens=30)
     bench.step(2)
     with monkeypatch.context() as patched:
-        patched.setattr(SlotCache, action, fail)
+        patched.setattr(KvCache, action, fail)
         answer = bench.ask(3, "", ids=tokens(300), max_tokens=4)
         bench.step(6)
     bench.run()

@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+import random
+from typing import Any
+
 import pytest
 
+from steerserve.engine.wire.messages import Follow, Overlay, Suppressed
 from steerserve.engine.worker.model.checkpoint import Checkpoint
-from tests.engine.running import Answer, Bench, words
+from steerserve.rules.steering import Live
+from tests.engine.running import Answer, Bench, random_sae, words
 
 PROMPT = words(30, 5)
+KEY = "sae@0"
+STEERED = Overlay(0, {KEY: {2: 3.0}})
 
 
 def drawn(model: Checkpoint, seed: int | None, **fields: object) -> Answer:
@@ -37,16 +44,19 @@ def test_a_seeded_text_is_the_same_alone_and_in_a_crowd(llama: Checkpoint, top_p
 
 
 @pytest.mark.shows("seeds.3")
-def test_the_rows_of_a_seeded_request_share_no_pass_with_others(llama: Checkpoint) -> None:
-    """The number of rows in a pass changes the last bits of the logits, and with them sometimes a token."""
-    bench, rows = Bench(llama), []
+@pytest.mark.parametrize("shares", [False, True])
+def test_seeded_rows_share_passes_where_the_model_allows_it(
+    llama: Checkpoint, *, shares: bool
+) -> None:
+    bench, rows = Bench(llama, shares_seeded=shares), []
     bench.ask(1, PROMPT, seed=5, n=2, temperature=1.0, max_tokens=8)
     bench.ask(2, PROMPT, n=3, temperature=1.0, max_tokens=8)
-    head = llama.model.get_output_embeddings()
-    handle = head.register_forward_hook(lambda *of_pass: rows.append(of_pass[-1].shape[0]))
+    handle = llama.model.get_output_embeddings().register_forward_hook(
+        lambda *of_pass: rows.append(of_pass[-1].shape[0])
+    )
     bench.run()
     handle.remove()
-    assert set(rows) == {2, 3}
+    assert rows[:2] == ([5, -(-5 // llama.row_step) * llama.row_step] if shares else [3, 2])
 
 
 def test_a_seeded_text_does_not_depend_on_how_long_it_waited(llama: Checkpoint) -> None:
@@ -88,3 +98,79 @@ def test_a_prompt_among_several_draws_as_it_does_alone(llama: Checkpoint) -> Non
 def test_temperature_zero_ignores_the_seed(llama: Checkpoint) -> None:
     texts = {drawn(llama, seed, temperature=0.0).text for seed in (None, 1, 2)}
     assert len(texts) == 1
+
+
+def schedule(model: Checkpoint, number: int, probe: dict[str, Any]) -> Answer:
+    """The answer to `probe` within a random schedule: other requests of all kinds join, leave, are cancelled and are
+    steered anew while it runs."""
+    draw = random.Random(number)
+    bench = Bench(model, kv_tokens=draw.choice((1024, 4096)), prefix_tokens=512)
+    bench.batch._shared._step_seconds = draw.choice((1e-6, 0.005, 1.0))
+    sae = random_sae(32)
+    asked, answer = 1, None
+    with bench.attached(KEY, sae, 0):
+        joins = draw.randrange(6)
+        for turn in range(40):
+            if turn == joins:
+                answer = bench.ask(1, **probe)
+            for _ in range(draw.randrange(3)):
+                asked += 1
+                size = draw.choice((1, 5, 31, 32, 33, 70, 150))
+                match draw.randrange(5):
+                    case 0:
+                        bench.score(asked, [words(size, asked)])
+                    case 1:
+                        bench.embed(asked, words(size, asked))
+                    case _:
+                        bench.ask(
+                            asked,
+                            words(size, asked),
+                            n=draw.choice((1, 1, 2)),
+                            seed=draw.choice((None, asked)),
+                            temperature=draw.choice((0.0, 1.0, 1.5)),
+                            max_tokens=draw.randrange(1, 60),
+                            plan=draw.choice((Follow(), Suppressed(), STEERED)),
+                        )
+            if draw.random() < 0.2:
+                bench.batch.cancel(draw.randrange(2, asked + 1) if asked > 1 else 2)
+            if draw.random() < 0.3:
+                # an edit of a new epoch would take over the rows with values of their own
+                bench.steering.set_live(Live(0, True, {KEY: {3: draw.uniform(-4, 4)}}))
+            bench.step()
+        bench.run()
+    assert answer is not None
+    return answer
+
+
+@pytest.mark.shows("seeds.3")
+@pytest.mark.parametrize("numbers", [range(8)], ids=str)
+@pytest.mark.parametrize("size", [30, 140])
+def test_a_seeded_text_is_its_own_in_every_schedule(
+    llama: Checkpoint, numbers: range, size: int
+) -> None:
+    check_schedules(llama, numbers, size)
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("size", [1, 30, 100, 140])
+def test_a_seeded_text_is_its_own_in_hundreds_of_schedules(llama: Checkpoint, size: int) -> None:
+    check_schedules(llama, range(1000, 1200), size)
+
+
+def check_schedules(model: Checkpoint, numbers: range, size: int) -> None:
+    for plan in (Suppressed(), STEERED):
+        probe = {
+            "prompts": words(size, 5),
+            "seed": 42,
+            "temperature": 1.0,
+            "top_p": 0.9,
+            "max_tokens": 40,
+            "plan": plan,
+        }
+        bench = Bench(model)
+        with bench.attached(KEY, random_sae(32), 0):
+            truth = bench.ask(1, **probe)
+            bench.run()
+        for number in numbers:
+            answer = schedule(model, number, probe)
+            assert (answer.tokens, answer.text) == (truth.tokens, truth.text), number

@@ -113,11 +113,17 @@ def test_it_reads_columns_of_several_saes_per_row_and_the_model_stays_as_it_is(
 ) -> None:
     saes = [random_sae(32, seed=0), random_sae(32, seed=1)]
     values: list[list[Tensor]] = [[], []]
+    size = len(bench.model.encode(words(20), special=True))
+
+    def last(hidden: Tensor) -> Tensor:
+        """The value at the last token; passes are padded behind it."""
+        return hidden[:1, min(size, hidden.shape[1]) - 1].clone()
+
     with (
         bench.attached(KEYS[0], saes[0], 0),
         bench.attached(KEYS[1], saes[1], 1),
-        hooked(site_of(bench.model, 0), lambda h: values[0].append(h[:, -1].clone())),
-        hooked(site_of(bench.model, 1), lambda h: values[1].append(h[:, -1].clone())),
+        hooked(site_of(bench.model, 0), lambda h: values[0].append(last(h))),
+        hooked(site_of(bench.model, 1), lambda h: values[1].append(last(h))),
     ):
         answer = bench.ask(1, words(20), plan=Suppressed(), max_tokens=4)
         outcomes = bench.step(4)

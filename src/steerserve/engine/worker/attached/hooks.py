@@ -145,14 +145,20 @@ class HookedSaes:
 
     @contextmanager
     def of(
-        self, plans: Sequence[Plan], catches: Mapping[int, Sequence[Catch]] | None = None
+        self,
+        plans: Sequence[Plan],
+        catches: Mapping[int, Sequence[Catch]] | None = None,
+        *,
+        rows: int = 0,
     ) -> Iterator[None]:
         """While open, a forward pass over rows with these plans is steered row by row. `catches` has, by the number of
-        an attached SAE, the functions that take the value of its site."""
+        an attached SAE, the functions that take the value of its site. The pass has `rows` rows where that is more than
+        the plans; nobody reads what the model computes for the others."""
         catches = catches or {}
+        rows = max(rows, len(plans))
         try:
             for key, attachment in self._attachments.items():
-                attachment.delta = self._delta(key, attachment, plans)
+                attachment.delta = self._delta(key, attachment, plans, rows)
                 attachment.catches = catches.get(attachment.number, ())
             yield
         finally:
@@ -172,20 +178,24 @@ class HookedSaes:
             attachment.reader = attachment.sae.encoder_to(attachment.device)
         return attachment.reader
 
-    def _delta(self, key: str, attachment: HookedSae, plans: Sequence[Plan]) -> Tensor | None:
+    def _delta(
+        self, key: str, attachment: HookedSae, plans: Sequence[Plan], rows: int
+    ) -> Tensor | None:
         version, made_of, delta = attachment.made
         same = version == self.version and len(made_of) == len(plans)
+        same = same and (delta is None or delta.shape[0] in (1, rows))
         if same and all(a is b for a, b in zip(made_of, plans, strict=True)):
             return delta
-        delta = self._stacked([self._vector(key, attachment, plan) for plan in plans])
+        delta = self._stacked([self._vector(key, attachment, plan) for plan in plans], rows)
         attachment.made = self.version, tuple(plans), delta
         return delta
 
-    def _stacked(self, vectors: list[Tensor | None]) -> Tensor | None:
+    def _stacked(self, vectors: list[Tensor | None], rows: int) -> Tensor | None:
         first = vectors[0]
         if all(vector is first for vector in vectors):
             return None if first is None else first[None, None]
         zero = torch.zeros_like(next(vector for vector in vectors if vector is not None))
+        vectors += [None] * (rows - len(vectors))
         return torch.stack([zero if vector is None else vector for vector in vectors])[:, None]
 
     def _vector(self, key: str, attachment: HookedSae, plan: Plan) -> Tensor | None:

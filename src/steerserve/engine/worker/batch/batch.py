@@ -1,25 +1,20 @@
 """The running batch: rows join, step together and leave. One row is one choice of one request.
 
-Rows without a seed share one group. The rows of a seeded request are a group of their own with passes of its own,
-because the shape of a batch changes the last bits of its logits. The KV memory of all groups together stays within
-`kv_tokens`; rows that do not fit wait, and join in the order in which they came.
+All rows share one group where the logits of a row do not depend on the other rows (`model/invariance.py`). Otherwise
+the rows of each seeded request are a group of their own, with passes of its own. The KV memory of all groups together
+stays within `kv_tokens`; rows that do not fit wait, and join in the order in which they came.
 """
 
 from __future__ import annotations
 
 from collections import deque
 
-import structlog
-
-from steerserve.engine.worker import memory
 from steerserve.engine.worker.attached.hooks import HookedSaes
-from steerserve.engine.worker.batch.group import Group
+from steerserve.engine.worker.batch.group import STEP_SECONDS, Group
 from steerserve.engine.worker.batch.prefix import Prefixes
 from steerserve.engine.worker.model.checkpoint import Checkpoint
 from steerserve.engine.worker.observing.observers import Observers
 from steerserve.engine.worker.rows.rows import BatchRow, Ending, settled
-
-log = structlog.get_logger(__name__)
 
 
 class Batch:
@@ -32,11 +27,16 @@ class Batch:
         observers: Observers,
         kv_tokens: int,
         prefix_tokens: int = 0,
+        *,
+        shares_seeded: bool = False,
+        step_seconds: float = STEP_SECONDS,
     ) -> None:
         self._model = model
         self._saes = saes
         self._observers = observers
         self._kv_tokens = kv_tokens
+        self._shares_seeded = shares_seeded
+        self._step_seconds = step_seconds
         self._shared = self._group(Prefixes(prefix_tokens) if prefix_tokens else None)
         self._seeded: dict[int, Group] = {}
         self._waiting: deque[tuple[list[BatchRow], bool]] = deque()
@@ -48,11 +48,12 @@ class Batch:
     @property
     def kv_held(self) -> int:
         """The number of tokens of cache that are allocated."""
-        return sum(group.reserved for group in self._groups())
+        return sum(group.cache.tokens for group in self._groups())
 
     def add(self, rows: list[BatchRow], *, is_seeded: bool) -> None:
-        """Add the rows of a request. They join once there is room: seeded rows all at once, other rows one by one."""
-        if is_seeded:
+        """Add the rows of a request. They join once there is room: one by one, or all at once where they have a group
+        of their own."""
+        if is_seeded and not self._shares_seeded:
             self._waiting.append((rows, True))
         else:
             self._waiting.extend(([row], False) for row in rows)
@@ -65,8 +66,8 @@ class Batch:
 
     def step(self) -> list[Ending]:
         """Advance every group by one step. A request that was refused has no row left in the batch afterwards."""
-        outcomes = self._admit()
-        outcomes += self._shared.step()
+        self._admit()
+        outcomes = self._shared.step()
         for request, group in list(self._seeded.items()):
             outcomes += group.step()
             if group.is_empty:
@@ -78,32 +79,26 @@ class Batch:
             self._shared.cache.release()
         return outcomes
 
-    def _admit(self) -> list[Ending]:
-        """Give rows room in the order in which they came; rows for which the memory cannot be allocated are refused."""
-        outcomes: list[Ending] = []
+    def _admit(self) -> None:
+        """Let rows join in the order in which they came, as long as there is room."""
         while self._waiting:
             rows, is_seeded = self._waiting[0]
             group = self._group() if is_seeded else self._shared
-            held_elsewhere = sum(g.reserved for g in self._groups() if g is not group)
-            budget = self._kv_tokens - held_elsewhere
-            if not group.may_join(rows, budget):
+            if not group.may_join(rows, self._room_of(group)):
                 break
             self._waiting.popleft()
-            try:
-                group.join(rows, budget)
-            except (RuntimeError, MemoryError) as error:
-                if not memory.is_exhausted(error):
-                    raise
-                log.warning("cache_not_grown", rows=len(rows))
-                outcomes.append(rows[0].failed(error, self._model.device, len(rows)))
-                memory.recover(error)
-                continue
+            group.join(rows)
             if is_seeded:
                 self._seeded[rows[0].request] = group
-        return outcomes
+        for group in self._groups():
+            group.cache.limit = self._room_of(group)
+
+    def _room_of(self, group: Group) -> int:
+        """The tokens of cache that the other groups leave to a group."""
+        return self._kv_tokens - sum(g.reserved for g in self._groups() if g is not group)
 
     def _group(self, prefixes: Prefixes | None = None) -> Group:
-        return Group(self._model, self._saes, self._observers, prefixes)
+        return Group(self._model, self._saes, self._observers, prefixes, self._step_seconds)
 
     def _groups(self) -> list[Group]:
         return [self._shared, *self._seeded.values()]

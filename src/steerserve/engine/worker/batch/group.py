@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Callable, Hashable, Iterator
-from contextlib import contextmanager
+import time
+from collections.abc import Callable
+from dataclasses import replace
 from typing import cast
 
 import structlog
@@ -14,18 +14,25 @@ from steerserve.engine.wire.messages import Refused, is_last
 from steerserve.engine.worker import memory
 from steerserve.engine.worker.attached.hooks import HookedSaes
 from steerserve.engine.worker.batch import echo
-from steerserve.engine.worker.batch.prefix import Entry, Prefixes
+from steerserve.engine.worker.batch.prefix import Prefixes
+from steerserve.engine.worker.batch.reuse import Reuse
+from steerserve.engine.worker.model import kv
 from steerserve.engine.worker.model.checkpoint import Checkpoint
-from steerserve.engine.worker.model.kv import SlotCache
+from steerserve.engine.worker.model.kv import CacheSlot
 from steerserve.engine.worker.observing.observers import Observers
 from steerserve.engine.worker.rows import constrain, sampling
 from steerserve.engine.worker.rows.rows import BatchRow, Ending, Pooling, Writing
 from steerserve.errors import Refusal
+from steerserve.rules import stepping
 from steerserve.rules.memory_needs import PREFILL_TOKENS
+from steerserve.rules.stepping import PrefillTurn, Prompt, Tempo
 
 ROWS_MAXIMUM = 128
 """The most rows that decode together, because logits over a large vocabulary take memory. One request alone may have
 more."""
+
+STEP_SECONDS = 0.2
+"""The longest step beside which a prefill pass may take place, unless decode passes alone take more than half of it."""
 
 log = structlog.get_logger(__name__)
 
@@ -33,9 +40,8 @@ log = structlog.get_logger(__name__)
 class Group:
     """Rows that are stepped together over one cache.
 
-    The rows of `rows` decode, and hold the first rows of the cache in this order. The row `partial`, whose long prompt
-    is prefilled in parts, holds the next row of the cache. The rows of `joining` have reserved room, but no tokens in
-    the cache yet.
+    The rows of `rows` decode. The prompts of the rows of `joining` are not prefilled to their end yet, and a row has
+    its slot in the cache from its first pass on. A step with a prefill pass takes at most about `step_seconds`.
     """
 
     def __init__(
@@ -44,198 +50,219 @@ class Group:
         saes: HookedSaes,
         observers: Observers,
         prefixes: Prefixes | None = None,
+        step_seconds: float = STEP_SECONDS,
+        clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         self._model = model
         self._saes = saes
         self._observers = observers
-        self._prefixes = prefixes
-        self.cache = SlotCache()
+        self._step_seconds = step_seconds
+        self._clock = clock
+        self._tempo = Tempo()
+        self._turn = PrefillTurn()
+        self.cache = model.cache()
+        self._reuse = Reuse(saes, observers, self.cache, prefixes)
         self.rows: list[BatchRow] = []
-        self.partial: BatchRow | None = None
-        self.joining: deque[BatchRow] = deque()
+        self.joining: list[BatchRow] = []
 
     @property
     def is_empty(self) -> bool:
-        return not (self.rows or self.partial or self.joining)
+        return not (self.rows or self.joining)
 
     @property
     def reserved(self) -> int:
-        """The number of tokens of cache that are allocated."""
-        return self.cache.rows * self.cache.length
+        """The number of tokens of cache that the rows may take until their ends, or that are allocated already."""
+        return max(self.cache.tokens, sum(row.need for row in self.all_rows()))
 
     def all_rows(self) -> list[BatchRow]:
-        return [*self.rows, *([self.partial] if self.partial else []), *self.joining]
+        return [*self.rows, *self.joining]
 
     def may_join(self, new: list[BatchRow], budget: int) -> bool:
         """Whether the new rows fit beside the rows of this group within `budget` tokens of cache."""
-        count, length = self._shape(new)
-        if count > max(ROWS_MAXIMUM, len(new)):
+        every = [*self.all_rows(), *new]
+        if len(every) > max(ROWS_MAXIMUM, len(new)):
             return False
-        fits = count <= self.cache.rows and length <= self.cache.length
-        return fits or count * length <= budget
+        return sum(row.need for row in every) <= budget
 
-    def join(self, new: list[BatchRow], budget: int) -> None:
-        """Reserve room for the rows; they are prefilled by the coming steps."""
-        count, length = self._shape(new)
-        if count > self.cache.rows or length > self.cache.length:
-            spare = 1 << (count - 1).bit_length()
-            held = len(self.rows) + (1 if self.partial else 0)
-            self.cache.resize(max(count, min(spare, budget // length)), length, held)
+    def join(self, new: list[BatchRow]) -> None:
+        """Take the rows in; they are prefilled by the coming steps."""
         self.joining.extend(new)
 
     def step(self) -> list[Ending]:
-        """One prefill pass if rows are joining, then one decode pass of the rows that decode."""
-        outcomes: list[Ending] = []
-        decoding = len(self.rows)
-        if self.partial or self.joining:
-            outcomes += self._prefill()
-        if decoding and self.rows:
-            outcomes += self._decode(min(decoding, len(self.rows)))
-        return outcomes
+        """One prefill pass if it is due, then one decode pass of the rows that decoded before."""
+        decoding = list(self.rows)
+        outcomes = self._prefill()
+        return outcomes + self._decode([row for row in decoding if row.slot is not None])
 
     def drop(self, request: int) -> None:
         """Forget a request's rows at once."""
-        self.joining = deque(row for row in self.joining if row.request != request)
-        for i in range(len(self.rows) - 1, -1, -1):
-            if self.rows[i].request == request:
-                self._leave(i)
-        if self.partial and self.partial.request == request:
-            self.partial = None
+        for row in self.all_rows():
+            if row.request == request:
+                self._leave(row)
         if self.is_empty:
             self.cache.release()
 
     # ------------------------------------------------------------- inside
 
-    def _shape(self, new: list[BatchRow]) -> tuple[int, int]:
-        every = [*self.all_rows(), *new]
-        return len(every), max(row.need for row in every)
-
     def _prefill(self) -> list[Ending]:
-        rows = [self.partial] if self.partial else self._next_rows()
+        """The prefill pass of this step, if one is due."""
+        if not self.joining:
+            return []
+        most = PREFILL_TOKENS
+        if self.rows:
+            most = self._tempo.tokens(self._step_seconds, PREFILL_TOKENS)
+        rows = self._due(most)
+        if not rows:
+            self._turn = replace(self._turn, rests=self._turn.rests + 1)
+            return []
+        started = self._clock()
+        outcomes, rows = self._begun(rows)
+        if not rows:
+            return outcomes
         start = rows[0].filled
-        most = echo.most(rows, self._model.vocabulary, PREFILL_TOKENS)
+        most = echo.most(rows, self._model.vocabulary, most)
         parts = [row.prompt[start : start + most] for row in rows]
+        logits = self._read(rows, start, parts)
+        if isinstance(logits, Exception):
+            return outcomes + self._failed(rows, logits)
+        for row, part in zip(rows, parts, strict=True):
+            row.filled = start + len(part)
+        first = rows[0]
+        if first.filled < len(first.prompt):
+            # the other long prompts go first next time
+            self.joining.remove(first)
+            self.joining.append(first)
+            self._turn = PrefillTurn(rests=0)
+        else:
+            for row in rows:
+                self.joining.remove(row)
+            self.rows.extend(rows)
+            self._turn = PrefillTurn(self._turn.rests, self._turn.shorts + 1)
+            outcomes += self._accept(logits, rows)
+        read = len(rows) * stepping.up(max(map(len, parts)), stepping.WIDTH)
+        self._tempo = self._tempo.prefilled(read, self._clock() - started)
+        return outcomes
+
+    def _read(self, rows: list[BatchRow], start: int, parts: list[list[int]]) -> Tensor | Exception:
+        """One pass over parts of the prompts. Returns the logits after each part, or the error that ended the pass."""
         pools = any(isinstance(row.goal, Pooling) for row in rows)
         echoes = echo.is_in(rows)
         logits = self._pass(
             rows,
             [(start, len(part)) for part in parts],
             lambda: self._model.prefill(
-                self.cache, parts, row=len(self.rows), start=start, with_sums=pools, with_all=echoes
+                self.cache,
+                [cast(CacheSlot, row.slot) for row in rows],
+                parts,
+                start=start,
+                with_sums=pools,
+                with_all=echoes,
             ),
         )
         if isinstance(logits, Exception):
-            return self._failed(rows, logits)
+            return logits
         if echoes:
             every, self._model.every = cast(Tensor, self._model.every), None
             error = echo.score(rows, parts, start, every)
             if error is not None:
-                return self._failed(rows, error)
-        for i, (row, part) in enumerate(zip(rows, parts, strict=True)):
-            row.filled = start + len(part)
+                return error
+        for i, row in enumerate(rows):
             if isinstance(row.goal, Pooling):
                 row.goal.add(cast(Tensor, self._model.sums)[i])
-        if rows[0].filled < len(rows[0].prompt):
-            self.partial = rows[0]
-            return []
-        self.partial = None
-        first = len(self.rows)
-        self.rows.extend(rows)
-        return self._accept(logits, first, len(rows))
+        return logits
 
-    def _next_rows(self) -> list[BatchRow]:
-        """The next rows to prefill in one pass. Padded to the longest of them, they have at most as many tokens as a
-        pass may have.
-
-        A row that begins with a kept prefix is prefilled alone, from the end of that prefix.
-        """
-        rows = [self._begin(self.joining.popleft())]
-        width = len(rows[0].prompt)
-        while self.joining and not rows[0].filled:
-            widest = max(width, len(self.joining[0].prompt))
-            most = echo.most([*rows, self.joining[0]], self._model.vocabulary, PREFILL_TOKENS)
-            if (len(rows) + 1) * widest > most or self._kept(self.joining[0]):
-                break
-            rows.append(self._begin(self.joining.popleft()))
-            width = widest
+    def _due(self, most: int) -> list[BatchRow]:
+        """The rows that the prefill pass of this step reads, with at most `most` tokens. A row that begins with a kept
+        prefix is read alone, from the end of that prefix."""
+        vocabulary = self._model.vocabulary
+        prompts = [
+            Prompt(len(row.prompt), row.filled, echo.most([row], vocabulary, most))
+            for row in self.joining
+        ]
+        places = stepping.chosen(prompts, self._turn, is_decoding=bool(self.rows))
+        rows = [self.joining[i] for i in places]
+        if len(rows) > 1:
+            begins = [self._reuse.find(row) is not None for row in rows]
+            rows = (
+                rows[:1] if begins[0] else [r for r, b in zip(rows, begins, strict=True) if not b]
+            )
         return rows
 
-    def _begin(self, row: BatchRow) -> BatchRow:
-        """Note the version of the steering, and copy a kept prefix into the cache."""
+    def _begun(self, rows: list[BatchRow]) -> tuple[list[Ending], list[BatchRow]]:
+        """Give the rows that begin their slots. Returns the refusals of rows for which the memory cannot be allocated,
+        and the other rows."""
+        outcomes: list[Ending] = []
+        for row in rows:
+            if row.slot is None:
+                try:
+                    self._begin(row)
+                except (RuntimeError, MemoryError) as error:
+                    if not memory.is_exhausted(error):
+                        raise
+                    log.warning("cache_not_grown", rows=len(self.rows))
+                    outcomes += self._failed([row], error)
+        return outcomes, [row for row in rows if row.slot is not None]
+
+    def _begin(self, row: BatchRow) -> None:
+        """Note the version of the steering, make room for the prompt, and copy a kept prefix into it."""
+        kept = self._reuse.find(row)
         row.version = self._saes.version
-        kept = self._kept(row)
+        row.slot = self.cache.open(stepping.capacity(len(row.prompt) + 1, row.need))
         if kept is not None:
-            entry, length = kept
-            with self._spare_memory():
-                self.cache.put(len(self.rows), entry.held, length)
-                row.filled = length
-                self._observers.resume(row, length, entry.notes)
-        return row
+            self._reuse.begin(row, kept)
 
-    @contextmanager
-    def _spare_memory(self) -> Iterator[None]:
-        """Guards a copy of a kept prefix: where memory runs out over the copy, all kept prefixes are dropped, and the
-        row goes on without one."""
-        try:
-            yield
-        except (RuntimeError, MemoryError) as error:
-            if not memory.is_exhausted(error):
-                raise
-            log.warning(
-                "kept_prefixes_dropped", tokens=self._prefixes.tokens if self._prefixes else 0
-            )
-            if self._prefixes:
-                self._prefixes.clear()
-            memory.recover(error)
-
-    def _kept(self, row: BatchRow) -> tuple[Entry, int] | None:
-        if self._prefixes is None or not row.may_reuse:
-            return None
-        return self._prefixes.find(self._signature(row), row.prompt)
-
-    def _signature(self, row: BatchRow) -> Hashable:
-        """A value that is equal for two rows exactly when they are steered and read alike."""
-        return self._saes.signature(row.plan), self._observers.mark(row)
-
-    def _keep(self, index: int) -> None:
-        """Keep the keys and values of a row that ended, unless the steering changed while it ran."""
-        row = self.rows[index]
-        tokens = row.cached
-        is_same = row.version == self._saes.version
-        if (
-            self._prefixes is not None
-            and row.may_reuse
-            and is_same
-            and self._prefixes.may_keep(len(tokens))
-        ):
-            with self._spare_memory():
-                held = self.cache.take(index, len(tokens))
-                self._prefixes.keep(self._signature(row), tokens, held, self._observers.notes(row))
-
-    def _decode(self, count: int) -> list[Ending]:
-        """One decode pass over the first `count` rows. Rows that were prefilled in this step wait for the next step."""
-        rows = self.rows[:count]
+    def _decode(self, rows: list[BatchRow]) -> list[Ending]:
+        """One decode pass. Rows that were prefilled in this step wait for the next step."""
+        started = self._clock()
+        outcomes = [out for row in rows if row.slot is not None for out in self._made_room(row)]
+        rows = [row for row in rows if row.slot is not None]
+        if not rows:
+            return outcomes
+        rows.sort(key=lambda row: kv.order(cast(CacheSlot, row.slot)))
         tokens, positions = [row.out[-1] for row in rows], [row.position for row in rows]
+        slots = [cast(CacheSlot, row.slot) for row in rows]
         logits = self._pass(
             rows,
             [(position, 1) for position in positions],
-            lambda: self._model.decode_step(self.cache, tokens, positions),
+            lambda: self._model.decode_step(self.cache, slots, tokens, positions),
+            stepping.up(len(rows), self._model.row_step),
         )
         if isinstance(logits, Exception):
-            return self._failed(rows, logits)
-        return self._accept(logits, 0, count)
+            return outcomes + self._failed(rows, logits)
+        outcomes += self._accept(logits, rows)
+        self._tempo = self._tempo.decoded(self._clock() - started)
+        return outcomes
+
+    def _made_room(self, row: BatchRow) -> list[Ending]:
+        """Have room for the row's next token; the refusal of its request where the memory cannot be allocated."""
+        slot = cast(CacheSlot, row.slot)
+        if row.position < slot.capacity:
+            return []
+        try:
+            self.cache.grow(slot, stepping.capacity(row.position + 1, row.need))
+        except (RuntimeError, MemoryError) as error:
+            if not memory.is_exhausted(error):
+                raise
+            log.warning("cache_not_grown", rows=len(self.rows))
+            return self._failed([row], error)
+        return []
 
     def _pass(
-        self, rows: list[BatchRow], spans: list[tuple[int, int]], forward: Callable[[], Tensor]
+        self,
+        rows: list[BatchRow],
+        spans: list[tuple[int, int]],
+        forward: Callable[[], Tensor],
+        count: int = 0,
     ) -> Tensor | Exception:
         """Run a forward pass with the rows' steering and the observers in place. Returns the logits, or the error that
         ended the pass.
 
-        `spans` has, for each row, the position of its first token in this pass, and the number of its tokens.
+        `spans` has, for each row, the position of its first token in this pass, and the number of its tokens. The pass
+        has `count` rows where that is more than `rows`.
         """
         plans = [row.plan for row in rows]
         try:
-            with self._saes.of(plans, self._observers.expect(rows, spans)):
+            with self._saes.of(plans, self._observers.expect(rows, spans), rows=count):
                 logits = forward()
             self._observers.settle()
             return logits
@@ -245,27 +272,23 @@ class Group:
             log.exception("forward_pass_failed", rows=len(rows))
             return error
 
-    def _accept(self, logits: Tensor, first: int, count: int) -> list[Ending]:
-        rows = self.rows[first : first + count]
+    def _accept(self, logits: Tensor, rows: list[BatchRow]) -> list[Ending]:
         try:
             tokens = self._sampled(logits, rows)
         except Exception as error:
             # sampling over a large vocabulary may run out of memory
-            log.exception("sampling_failed", rows=count)
+            log.exception("sampling_failed", rows=len(rows))
             return self._failed(rows, error)
         outcomes: list[Ending] = []
-        ended: list[int] = []
         for i, row in enumerate(rows):
             new = self._observed(row, self._taken(row, tokens.get(i), logits[i]))
             last = new[-1]
             if isinstance(last, Refused):
-                ended.append(first + i)
+                self._leave(row)
             elif is_last(last):
-                self._keep(first + i)
-                ended.append(first + i)
+                self._reuse.keep(row)
+                self._leave(row)
             outcomes += new
-        for index in reversed(ended):
-            self._leave(index)
         return outcomes
 
     def _taken(self, row: BatchRow, token: Refusal | int | None, logits: Tensor) -> list[Ending]:
@@ -312,21 +335,14 @@ class Group:
         refusals: dict[int, Ending] = {
             row.request: row.failed(error, self._model.device, len(rows)) for row in rows
         }
-        for row in rows:
-            if row is self.partial:
-                self.partial = None
         for request in refusals:
             self.drop(request)
         memory.recover(error)
         return list(refusals.values())
 
-    def _leave(self, index: int) -> None:
-        """Take a decoding row out. The last decoding row moves to the free place in the cache, and a partial row moves
-        to the place of that row."""
-        last = len(self.rows) - 1
-        if index != last:
-            self.cache.move(last, index, self.rows[last].position + 1)
-            self.rows[index] = self.rows[last]
-        self.rows.pop()
-        if self.partial:
-            self.cache.move(last + 1, last, self.partial.filled)
+    def _leave(self, row: BatchRow) -> None:
+        """Take a row out, and give up its slot."""
+        (self.rows if row in self.rows else self.joining).remove(row)
+        if row.slot is not None:
+            self.cache.close(row.slot)
+            row.slot = None

@@ -1,4 +1,4 @@
-"""A transformers checkpoint: load it, and run prefill and decode passes over a `SlotCache`.
+"""A transformers checkpoint: load it, and run prefill and decode passes over a `KvCache`.
 
 It owns the model, its tokenizer and its masks; it knows nothing of requests, sampling or steering.
 """
@@ -6,6 +6,7 @@ It owns the model, its tokenizer and its masks; it knows nothing of requests, sa
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, cast
 
@@ -14,7 +15,9 @@ from torch import Tensor, nn
 from transformers import AutoModelForCausalLM
 
 from steerserve.engine.worker import memory
-from steerserve.engine.worker.model.kv import SlotCache
+from steerserve.engine.worker.model import attention, invariance
+from steerserve.engine.worker.model.attention import FULL, SLIDING
+from steerserve.engine.worker.model.kv import CacheSlot, KvCache
 from steerserve.engine.worker.model.transformer import (
     Report,
     Transformer,
@@ -22,7 +25,8 @@ from steerserve.engine.worker.model.transformer import (
     first_line,
 )
 from steerserve.errors import Refusal
-from steerserve.rules.memory_needs import LENGTH_STEP
+from steerserve.rules import stepping
+from steerserve.rules.architecture import max_context
 from steerserve.rules.precision import Scheme
 from steerserve.rules.signs import Activity
 
@@ -33,7 +37,7 @@ _QUANTIZED_TOLERANCE = 0.2
 _INT8_TOLERANCE = 0.5
 """With 8-bit weights, activations are rounded to 8 bits too, except for columns with an outlier in any row of the pass.
 Two correct passes with different rows may therefore differ by that rounding."""
-_LAYER_TYPES = frozenset({"full_attention", "sliding_attention"})
+_LAYER_TYPES = frozenset({FULL, SLIDING})
 
 _OWN_MASKS = frozenset({"gpt_neo"})
 """Architectures that compute their own masks from the length of the cache. The masks are wrong where the cache is
@@ -41,7 +45,8 @@ longer than its rows, and the cache here is longer than its rows."""
 
 
 class Checkpoint(Transformer):
-    """A loaded causal language model.
+    """A loaded causal language model. `varies` says what changes the last bits of a row's logits; None where nothing
+    does. Decode passes have a multiple of `row_step` rows.
 
     Raises:
         Refusal: UNSUPPORTED_QUANTIZATION, MODEL_LOAD_FAILED.
@@ -72,10 +77,11 @@ class Checkpoint(Transformer):
         self.layers = int(text.num_hidden_layers)
         self.hidden_size = int(text.hidden_size)
         self.vocabulary = self.output_vocabulary
-        self.model_max_context = _max_context(text)
+        self.model_max_context = max_context(text)
         self.window: int | None = getattr(text, "sliding_window", None)
-        self.layer_types = self._attention_types(text)
+        self.kinds = self._attention_types(text)
         self.is_eager = self.model.config._attn_implementation == "eager"
+        self._attention = attention.install(self.model, self.kinds)
         self.end_tokens = self._end_tokens()
         self._last: Tensor | None = None
         self._sizes: Tensor | None = None
@@ -84,7 +90,9 @@ class Checkpoint(Transformer):
         self._texts: dict[int, str] = {}
         self.model.get_output_embeddings().register_forward_pre_hook(self._keep_last)
         report("checking", 90.0)
+        self.row_step = 1
         self.kv_bytes_by_device = self._check()
+        self.varies = self._check_rows()
 
     @property
     def kv_bytes_per_token(self) -> int:
@@ -108,35 +116,42 @@ class Checkpoint(Transformer):
 
     # ------------------------------------------------------------- passes
 
+    def cache(self, limit: int = 0) -> KvCache:
+        """An empty cache for passes of this model. Up to `limit` tokens, room is made ahead of its use."""
+        return KvCache(limit, reads_parts=self._attention is not None)
+
     def prefill(
         self,
-        cache: SlotCache,
+        cache: KvCache,
+        slots: Sequence[CacheSlot],
         rows: Sequence[Sequence[int]],
         *,
-        row: int,
         start: int,
         with_sums: bool = False,
         with_all: bool = False,
     ) -> Tensor:
-        """Write the tokens of `rows` at positions from `start` on. Returns the logits [rows, vocabulary] after each
-        row's last token.
+        """Write the tokens of `rows` into their slots, at positions from `start` on. Returns the logits [rows,
+        vocabulary] after each row's last token.
 
-        With `with_all`, `every` then holds the logits after every token, [rows, longest row, vocabulary].
+        With `with_all`, `every` then holds the logits after every token, [rows, width, vocabulary].
         With `with_sums`, `sums` then holds the last hidden layer summed over each row's tokens, [rows, hidden] in
-        float32. Rows are padded on the right. Causal attention hides the padding from the tokens before it, and later
-        decode steps overwrite the padding. With `start` > 0 there is one row.
+        float32. Rows are padded on the right to a multiple of WIDTH. Causal attention hides the padding from the tokens
+        before it. With `start` > 0 there is one row.
         """
         sizes = [len(ids) for ids in rows]
-        width = max(sizes)
+        # with 8-bit weights the padding would take part in the rounding of the row
+        width = stepping.up(max(sizes), 1 if self.held.name == "int8" else stepping.WIDTH)
         tokens = torch.zeros(len(rows), width, dtype=torch.long)
         for i, ids in enumerate(rows):
             tokens[i, : sizes[i]] = torch.tensor(ids)
         self.pulse.passing(Activity.PREFILL)
-        cache.begin_prefill(row, start)
-        positions = torch.arange(start, start + width, device=self.device)[None].expand(
-            len(rows), -1
-        )
-        masks = None if start == 0 else self._masks(positions, start + width)
+        end = start + width
+        read = stepping.up(end, stepping.KEYS) if self.device.type == "cpu" else end
+        if not start and self.device.type != "cpu":
+            read = 0  # the fused kernels of cards take the causal flag, and no mask
+        cache.begin_prefill(slots, sizes, start, read)
+        positions = torch.arange(start, end, device=self.device)[None].expand(len(rows), -1)
+        masks = self._masks(positions[:1], read) if read else None
         counts = torch.tensor(sizes) if with_sums else None
         last = torch.tensor(sizes) - 1
         if not with_all:
@@ -145,20 +160,35 @@ class Checkpoint(Transformer):
         return self.every[torch.arange(len(rows)), last]
 
     def decode_step(
-        self, cache: SlotCache, tokens: Sequence[int], positions: Sequence[int]
+        self,
+        cache: KvCache,
+        slots: Sequence[CacheSlot],
+        tokens: Sequence[int],
+        positions: Sequence[int],
     ) -> Tensor:
-        """Write one token per row at the row's position. Returns the logits [rows, vocabulary]."""
+        """Write one token per row at the row's position. Returns the logits [rows, vocabulary]. The rows are in the
+        order of `kv.order`; the pass has a multiple of `row_step` rows."""
         self.pulse.passing(Activity.DECODE)
-        at = torch.tensor(positions, device=self.device)
-        length = min(_round_up(max(positions) + 1), cache.length)
-        cache.begin_decode(at, length)
-        masks = self._masks(at[:, None], length)
-        new = torch.tensor(tokens)[:, None]
-        return self._forward(cache, new, at[:, None], masks, last=None)[:, -1]
+        count = len(tokens)
+        rows = stepping.up(count, self.row_step)
+        new = torch.zeros(rows, 1, dtype=torch.long)
+        new[:count, 0] = torch.tensor(tokens)
+        at = torch.zeros(rows, 1, dtype=torch.long)
+        at[:count, 0] = torch.tensor(positions)
+        at = at.to(self.device)
+        cache.begin_decode(slots, positions, self.device)
+        if self._attention is None:
+            masks = self._masks(at, max(slot.capacity for slot in slots))
+        else:
+            self._attention.masks = attention.part_masks(
+                cache.parts, self.kinds, self.window, self._in_form
+            )
+            masks = self._masks(at, 1)
+        return self._forward(cache, new, at, masks, last=None)[:count, -1]
 
     def _forward(
         self,
-        cache: SlotCache,
+        cache: KvCache,
         tokens: Tensor,
         positions: Tensor,
         masks: Any,
@@ -170,6 +200,8 @@ class Checkpoint(Transformer):
         row. With `sizes` [rows], `sums` is set."""
         self._last, self._sizes = last, sizes
         cache.beat = self.pulse.beat
+        if self._attention is not None:
+            self._attention.cache = cache
         try:
             out = self.model(
                 input_ids=tokens.to(self.device),
@@ -180,6 +212,8 @@ class Checkpoint(Transformer):
             )
         finally:
             self._last = self._sizes = None
+            if self._attention is not None:
+                self._attention.cache = None
         return cast(Tensor, out.logits).to(self.device)
 
     def _keep_last(self, _: nn.Module, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...] | None:
@@ -199,9 +233,9 @@ class Checkpoint(Transformer):
         held = torch.arange(length, device=self.device)
         full = held[None, None] <= positions[:, :, None]
         masks: dict[str, Tensor] = {}
-        for kind in self.layer_types:
+        for kind in sorted(set(self.kinds)):
             allowed = full
-            if kind == "sliding_attention" and self.window:
+            if kind == SLIDING and self.window:
                 allowed = full & (held[None, None] > positions[:, :, None] - self.window)
             masks[kind] = self._in_form(allowed[:, None])
         return masks if len(masks) > 1 else next(iter(masks.values()))
@@ -215,13 +249,14 @@ class Checkpoint(Transformer):
     # ------------------------------------------------------------- facts
 
     def _attention_types(self, text: Any) -> tuple[str, ...]:
+        """The type of each layer."""
         types = getattr(text, "layer_types", None)
         if types is None:
-            return ("sliding_attention",) if self.window else ("full_attention",)
+            return (SLIDING if self.window else FULL,) * self.layers
         unknown = sorted(set(types) - _LAYER_TYPES)
         if unknown:
             raise _not_served(f"it has layers of type {', '.join(unknown)}")
-        return tuple(sorted(set(types)))
+        return tuple(types)
 
     def _end_tokens(self) -> frozenset[int]:
         """The tokens that end a completion: the end tokens of the generation config, and the tokenizer's EOS."""
@@ -237,9 +272,17 @@ class Checkpoint(Transformer):
         Raises:
             Refusal: MODEL_LOAD_FAILED when the passes differ, because every answer would be wrong.
         """
+        if self._attention is not None:
+            with suppress(ValueError, TypeError, RuntimeError, LookupError, AttributeError):
+                off, bytes_by_device = self._check_error()
+                if off <= self._tolerance:
+                    return bytes_by_device
+            # the model's code does not take its attention from the library as others do
+            attention.uninstall(self.model, self._attention)
+            self._attention = None
         try:
             off, bytes_by_device = self._check_error()
-        except (ValueError, TypeError, RuntimeError, IndexError) as error:
+        except (ValueError, TypeError, RuntimeError, LookupError) as error:
             if memory.is_exhausted(error):
                 raise
             # an architecture that does not accept these masks, these positions or this cache may raise any of these
@@ -248,6 +291,17 @@ class Checkpoint(Transformer):
         if not off <= self._tolerance:
             raise _not_served(f"the relative error of its logits is {off:.3g}")
         return bytes_by_device
+
+    def _check_rows(self) -> str | None:
+        """Find the number of rows of which decode passes have a multiple. Returns what changes the last bits of a row's
+        logits; None where nothing does."""
+        found = None
+        for self.row_step in stepping.ROW_STEPS:
+            found = invariance.varies(self)
+            if found is None:
+                return None
+        self.row_step = 1
+        return found
 
     @property
     def _tolerance(self) -> float:
@@ -267,29 +321,18 @@ class Checkpoint(Transformer):
             .logits[0, -1]
             .to(self.device)
         )
-        cache = SlotCache()
-        cache.resize(2, LENGTH_STEP)
+        cache = self.cache()
         cut = _CHECK_TOKENS - 2
-        self.prefill(cache, [ids[:cut], ids[: cut - 3]], row=0, start=0)
-        self.decode_step(cache, [ids[cut], ids[cut - 3]], [cut, cut - 3])
-        stepped = self.decode_step(cache, [ids[cut + 1], ids[cut - 2]], [cut + 1, cut - 2])[0]
+        slots = [cache.open(64), cache.open(64)]
+        self.prefill(cache, slots, [ids[:cut], ids[: cut - 3]], start=0)
+        self.decode_step(cache, slots, [ids[cut], ids[cut - 3]], [cut, cut - 3])
+        cache.grow(slots[0], 96)
+        slots.reverse()
+        stepped = self.decode_step(cache, slots, [ids[cut - 2], ids[cut + 1]], [cut - 2, cut + 1])[
+            1
+        ]
         error = (stepped - plain).float().abs().max() / plain.float().std().clamp_min(1e-6)
         return error.item(), cache.bytes_by_device
-
-
-def _max_context(text: Any) -> int:
-    """The number of tokens of context with which the model is served.
-
-    A longrope model changes the rotary factors of all rows of a pass once one row is longer than the length for which
-    the model was first trained. Such a model is served up to that length only.
-    """
-    longest = int(getattr(text, "max_position_embeddings", 0) or 0) or 2048
-    rope = getattr(text, "rope_parameters", None) or {}
-    if rope.get("rope_type") == "longrope":
-        original = rope.get("original_max_position_embeddings")
-        original = original or getattr(text, "original_max_position_embeddings", None)
-        return min(longest, int(original)) if original else longest
-    return longest
 
 
 def _not_served(why: str) -> Refusal:
@@ -297,7 +340,3 @@ def _not_served(why: str) -> Refusal:
         "MODEL_LOAD_FAILED",
         f"the running batch does not reproduce this architecture's plain forward pass: {why}",
     )
-
-
-def _round_up(length: int) -> int:
-    return -(-length // LENGTH_STEP) * LENGTH_STEP

@@ -1,100 +1,253 @@
-"""The KV cache of a group of rows: keys and values per layer, grown on demand, rows kept compact.
+"""The KV cache of the running batch: keys and values per layer. Each row has room for its own length only.
 
 It knows nothing of requests or sampling. A model sees it as its `past_key_values`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from itertools import groupby
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 Held = dict[int, tuple[Tensor, Tensor]]
 """One row's keys and values [kv_heads, tokens, head_dim] by layer."""
 
 
-class SlotCache:
-    """Keys and values [rows, kv_heads, length, head_dim] per layer, in the dtype the model writes.
+@dataclass(slots=True, eq=False)
+class CacheSlot:
+    """The room of one row: `capacity` tokens, at `place` among the rows of the same capacity."""
 
-    Active rows lie in [0, B). Before each forward pass, `begin_prefill` or `begin_decode` says where the pass writes.
-    The tensors are made in the first pass, because the shape of the heads is known only then. `beat` is called by each
-    layer of a pass.
+    capacity: int
+    place: int
+
+
+@dataclass(slots=True, eq=False)
+class Shelf:
+    """The rows of one capacity, without gaps: keys and values [room, kv_heads, capacity, head_dim] by layer.
+
+    The tensors are made in the first pass, because the shape of the heads is known only then. A row finds zeros in its
+    room: what a row before it left, NaN perhaps, would reach its attention even under a mask.
+    """
+
+    capacity: int
+    room: int = 0
+    slots: list[CacheSlot] = field(default_factory=list)
+    keys: dict[int, Tensor] = field(default_factory=dict)
+    values: dict[int, Tensor] = field(default_factory=dict)
+    used: int = 0
+
+    def resize(self, room: int) -> None:
+        """Have room for `room` rows. Where memory runs out meanwhile, some layers have more room than others; the shelf
+        then has the room that it had before."""
+        count = len(self.slots)
+        for held in (self.keys, self.values):
+            for layer, old in held.items():
+                new = old.new_zeros(room, *old.shape[1:])
+                new[:count] = old[:count]
+                held[layer] = new
+        self.room, self.used = room, count
+
+    def make(self, layer: int, keys: Tensor, values: Tensor) -> None:
+        """Make the tensors of a layer, where there are none, with the heads of `keys` and `values` [..., kv_heads, T,
+        head_dim]."""
+        if layer not in self.keys:
+            for held, like in ((self.keys, keys), (self.values, values)):
+                held[layer] = like.new_zeros(
+                    self.room, like.shape[-3], self.capacity, like.shape[-1]
+                )
+
+    def open(self) -> CacheSlot:
+        """The next free room, with zeros in it."""
+        place = len(self.slots)
+        if place < self.used:
+            for tensor in (*self.keys.values(), *self.values.values()):
+                tensor[place].zero_()
+        slot = CacheSlot(self.capacity, place)
+        self.slots.append(slot)
+        self.used = max(self.used, place + 1)
+        return slot
+
+    def close(self, slot: CacheSlot) -> None:
+        """Take a row out. The last row moves to its place."""
+        last = self.slots.pop()
+        if last is not slot:
+            for tensor in (*self.keys.values(), *self.values.values()):
+                tensor[slot.place] = tensor[last.place]
+            last.place = slot.place
+            self.slots[slot.place] = last
+
+
+@dataclass(slots=True)
+class ShelfPart:
+    """The rows of a decode pass that lie on one shelf: rows `first` to `last` of the pass, at `places` [n] of the
+    shelf, of which `count` are read. Each row's new token is at one of `positions` [n]. `is_whole` says that the rows
+    are the first of the shelf, in order."""
+
+    shelf: Shelf
+    first: int
+    last: int
+    places: Tensor
+    positions: Tensor
+    count: int
+    is_whole: bool
+
+
+@dataclass(slots=True)
+class _Prefill:
+    """A prefill pass: the room and the number of tokens of each row, and the position of the first token. `read` is the
+    number of tokens of cache that attention reads; 0 where it reads the tokens of the pass only."""
+
+    slots: Sequence[CacheSlot]
+    sizes: Sequence[int]
+    start: int
+    read: int
+
+
+class KvCache:
+    """Shelves of rows, and what the coming pass reads and writes.
+
+    `limit` is the number of tokens beyond which no room is made ahead of its use. `beat` is called by each layer of a
+    pass. With `reads_parts` the attention of a decode pass reads each shelf by itself, from `parts`; otherwise it gets
+    a copy of all rows, padded to the longest.
     """
 
     is_compileable = False
 
-    def __init__(self) -> None:
+    def __init__(self, limit: int = 0, *, reads_parts: bool = False) -> None:
         self.beat: Callable[[], None] = _nothing
-        self.rows = 0
-        self.length = 0
-        self._keys: dict[int, Tensor] = {}
-        self._values: dict[int, Tensor] = {}
-        self._row = 0
-        self._start = 0
-        self._decode: tuple[int, Tensor, Tensor, int] | None = None
+        self.limit = limit
+        self.reads_parts = reads_parts
+        self.parts: list[ShelfPart] = []
+        self.layer = 0
+        self._shelves: dict[int, Shelf] = {}
+        self._prefill: _Prefill | None = None
 
-    def resize(self, rows: int, length: int, keep: int = 0) -> None:
-        """Hold exactly `rows` rows of `length` tokens; the first `keep` rows keep the tokens that fit.
-
-        Where memory runs out meanwhile, some layers are resized and some are not; the cache then counts as the
-        smaller of both sizes.
-        """
-        asked = rows, length
-        self.rows, self.length = min(rows, self.rows), min(length, self.length)
-        for held in (self._keys, self._values):
-            for layer, old in held.items():
-                new = old.new_zeros(rows, old.shape[1], length, old.shape[3])
-                kept = min(length, old.shape[2])
-                new[:keep, :, :kept] = old[:keep, :, :kept]
-                held[layer] = new
-        self.rows, self.length = asked
+    @property
+    def tokens(self) -> int:
+        """The number of tokens for which room is held."""
+        return sum(shelf.room * shelf.capacity for shelf in self._shelves.values())
 
     @property
     def bytes_by_device(self) -> dict[torch.device, int]:
         """By device, the number of bytes that one token of one row takes over all layers."""
         sizes: dict[torch.device, int] = {}
-        for tensor in (*self._keys.values(), *self._values.values()):
-            size = tensor.shape[1] * tensor.shape[3] * tensor.element_size()
-            sizes[tensor.device] = sizes.get(tensor.device, 0) + size
+        for shelf in list(self._shelves.values())[:1]:
+            for tensor in (*shelf.keys.values(), *shelf.values.values()):
+                size = tensor.shape[1] * tensor.shape[3] * tensor.element_size()
+                sizes[tensor.device] = sizes.get(tensor.device, 0) + size
         return sizes
 
+    # ------------------------------------------------------------- rooms
+
+    def open(self, capacity: int) -> CacheSlot:
+        """Room for a row of `capacity` tokens."""
+        shelf = self._shelves.get(capacity) or Shelf(capacity)
+        if len(shelf.slots) == shelf.room:
+            room = (self.limit - self.tokens) // capacity
+            if room < 1:
+                self._trim()
+                room = (self.limit - self.tokens) // capacity
+            ahead = min(max(1, shelf.room), room, self.limit // 4 // capacity)
+            shelf.resize(shelf.room + max(1, ahead))
+        self._shelves[capacity] = shelf
+        return shelf.open()
+
+    def grow(self, slot: CacheSlot, capacity: int) -> None:
+        """Move a row to room for `capacity` tokens."""
+        old = self._shelves[slot.capacity]
+        new = self.open(capacity)
+        shelf = self._shelves[capacity]
+        try:
+            for layer, keys in old.keys.items():
+                values = old.values[layer]
+                shelf.make(layer, keys, values)
+                shelf.keys[layer][new.place, :, : slot.capacity] = keys[slot.place]
+                shelf.values[layer][new.place, :, : slot.capacity] = values[slot.place]
+        except BaseException:
+            self.close(new)
+            raise
+        self.close(slot)
+        # the row keeps its slot, so the slot takes the new place
+        slot.capacity, slot.place = new.capacity, new.place
+        shelf.slots[slot.place] = slot
+        if self.tokens > self.limit:
+            self._trim()
+
+    def close(self, slot: CacheSlot) -> None:
+        """Give up the room of a row."""
+        shelf = self._shelves[slot.capacity]
+        shelf.close(slot)
+        if not shelf.slots:
+            del self._shelves[slot.capacity]
+
     def release(self) -> None:
-        """Give the memory back; the cache is empty afterwards."""
-        self.rows = self.length = 0
-        self._keys.clear()
-        self._values.clear()
+        """Give all memory back; no row has room afterwards."""
+        self._shelves.clear()
+        self.parts = []
 
-    def begin_prefill(self, row: int, start: int) -> None:
-        """The next pass writes rows from `row` on, at positions from `start` on."""
-        self._row, self._start, self._decode = row, start, None
-
-    def begin_decode(self, positions: Tensor, length: int) -> None:
-        """The next pass writes one token per row at `positions` [B], and reads `length` tokens of each."""
-        count = positions.shape[0]
-        self._decode = (count, torch.arange(count, device=positions.device), positions, length)
-
-    def move(self, source: int, target: int, length: int) -> None:
-        """Copy the first `length` tokens of one row over another."""
-        for held in (self._keys, self._values):
-            for tensor in held.values():
-                tensor[target, :, :length] = tensor[source, :, :length]
-
-    def take(self, row: int, length: int) -> Held:
+    def take(self, slot: CacheSlot, length: int) -> Held:
         """A copy of a row's first `length` tokens."""
+        shelf = self._shelves[slot.capacity]
         return {
-            layer: (keys[row, :, :length].clone(), self._values[layer][row, :, :length].clone())
-            for layer, keys in self._keys.items()
+            layer: (
+                keys[slot.place, :, :length].clone(),
+                shelf.values[layer][slot.place, :, :length].clone(),
+            )
+            for layer, keys in shelf.keys.items()
         }
 
-    def put(self, row: int, held: Held, length: int) -> None:
+    def put(self, slot: CacheSlot, held: Held, length: int) -> None:
         """Fill a row with the first `length` tokens of a copy."""
+        shelf = self._shelves[slot.capacity]
         for layer, (keys, values) in held.items():
-            if layer not in self._keys:
-                self._make(layer, keys[None], values[None])
-            self._keys[layer][row, :, :length] = keys[:, :length]
-            self._values[layer][row, :, :length] = values[:, :length]
+            shelf.make(layer, keys, values)
+            shelf.keys[layer][slot.place, :, :length] = keys[:, :length]
+            shelf.values[layer][slot.place, :, :length] = values[:, :length]
+
+    def _trim(self) -> None:
+        """Give up all room that no row uses."""
+        for shelf in self._shelves.values():
+            if shelf.room > len(shelf.slots):
+                shelf.resize(len(shelf.slots))
+
+    # ------------------------------------------------------------- passes
+
+    def begin_prefill(
+        self, slots: Sequence[CacheSlot], sizes: Sequence[int], start: int, read: int
+    ) -> None:
+        """The next pass writes `sizes` tokens of each row at positions from `start` on, and reads `read` tokens of
+        cache; 0 where it reads its own tokens only. With `start` > 0 there is one row."""
+        self.parts = []
+        self._prefill = _Prefill(slots, sizes, start, read)
+
+    def begin_decode(
+        self, slots: Sequence[CacheSlot], positions: Sequence[int], device: torch.device
+    ) -> None:
+        """The next pass writes one token per row at its position. The rows are in the order of `order`. Rows without
+        room may follow them in the pass."""
+        self._prefill = None
+        self.parts = []
+        first = 0
+        for capacity, group in groupby(slots, key=lambda slot: slot.capacity):
+            places = [slot.place for slot in group]
+            last = first + len(places)
+            self.parts.append(
+                ShelfPart(
+                    self._shelves[capacity],
+                    first,
+                    last,
+                    torch.tensor(places, device=device),
+                    torch.tensor(list(positions[first:last]), device=device),
+                    max(places) + 1,
+                    places == list(range(len(places))),
+                )
+            )
+            first = last
 
     # ------------------------------------------------------------- called by the model
 
@@ -102,27 +255,25 @@ class SlotCache:
         self, keys: Tensor, values: Tensor, layer_idx: int, *_: Any, **__: Any
     ) -> tuple[Tensor, Tensor]:
         """Write this pass's keys and values [b, kv_heads, T, head_dim]. Returns the keys and values that attention
-        reads."""
+        reads; those of the pass itself where attention reads the parts."""
         self.beat()
-        if layer_idx not in self._keys:
-            self._make(layer_idx, keys, values)
-        held_keys, held_values = self._keys[layer_idx], self._values[layer_idx]
-        if self._decode is not None:
-            count, rows, positions, length = self._decode
-            rows, positions = rows.to(keys.device), positions.to(keys.device)
-            held_keys[rows, :, positions] = keys[:, :, 0]
-            held_values[rows, :, positions] = values[:, :, 0]
-            return held_keys[:count, :, :length], held_values[:count, :, :length]
-        first, last = self._row, self._row + keys.shape[0]
-        end = self._start + keys.shape[2]
-        held_keys[first:last, :, self._start : end] = keys
-        held_values[first:last, :, self._start : end] = values
-        if self._start == 0:
+        self.layer = layer_idx
+        if self._prefill is not None:
+            return self._prefilled(self._prefill, keys, values, layer_idx)
+        for part in self.parts:
+            shelf = part.shelf
+            shelf.make(layer_idx, keys, values)
+            places, positions = part.places.to(keys.device), part.positions.to(keys.device)
+            shelf.keys[layer_idx][places, :, positions] = keys[part.first : part.last, :, 0]
+            shelf.values[layer_idx][places, :, positions] = values[part.first : part.last, :, 0]
+        if self.reads_parts:
             return keys, values
-        return held_keys[first:last, :, :end], held_values[first:last, :, :end]
+        return self._gathered(keys, layer_idx, is_keys=True), self._gathered(
+            values, layer_idx, is_keys=False
+        )
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
-        return 0 if self._decode is not None else self._start
+        return self._prefill.start if self._prefill else 0
 
     def get_query_offset(self, layer_idx: int = 0) -> int:
         return self.get_seq_length(layer_idx)
@@ -130,12 +281,45 @@ class SlotCache:
     def get_mask_sizes(self, query_length: int, layer_idx: int = 0) -> tuple[int, int]:
         return self.get_seq_length(layer_idx) + query_length, 0
 
-    def _make(self, layer: int, keys: Tensor, values: Tensor) -> None:
-        """Make the tensors of a layer, with the heads and dtypes of `keys` and `values` [b, kv_heads, T, head_dim]."""
-        self._keys[layer] = keys.new_zeros(self.rows, keys.shape[1], self.length, keys.shape[3])
-        self._values[layer] = values.new_zeros(
-            self.rows, values.shape[1], self.length, values.shape[3]
+    def _prefilled(
+        self, now: _Prefill, keys: Tensor, values: Tensor, layer: int
+    ) -> tuple[Tensor, Tensor]:
+        for i, (slot, size) in enumerate(zip(now.slots, now.sizes, strict=True)):
+            shelf, end = self._shelves[slot.capacity], now.start + size
+            shelf.make(layer, keys, values)
+            shelf.keys[layer][slot.place, :, now.start : end] = keys[i, :, :size]
+            shelf.values[layer][slot.place, :, now.start : end] = values[i, :, :size]
+        if not now.read:
+            return keys, values
+        if not now.start:
+            return _padded(keys, now.read), _padded(values, now.read)
+        (slot,) = now.slots
+        shelf, one = self._shelves[slot.capacity], slice(slot.place, slot.place + 1)
+        return (
+            _padded(shelf.keys[layer][one, :, : now.read], now.read),
+            _padded(shelf.values[layer][one, :, : now.read], now.read),
         )
+
+    def _gathered(self, new: Tensor, layer: int, *, is_keys: bool) -> Tensor:
+        """All rows of the parts [b, kv_heads, T, head_dim], padded with zeros to the longest of them."""
+        longest = max(part.shelf.capacity for part in self.parts)
+        out = new.new_zeros(new.shape[0], new.shape[1], longest, new.shape[3])
+        for part in self.parts:
+            held = part.shelf.keys if is_keys else part.shelf.values
+            rows = held[layer][part.places.to(new.device)]
+            out[part.first : part.last, :, : part.shelf.capacity] = rows
+        return out
+
+
+def order(slot: CacheSlot) -> tuple[int, int]:
+    """The sort key of the rows of a decode pass: rows of one shelf follow each other."""
+    return slot.capacity, slot.place
+
+
+def _padded(tensor: Tensor, length: int) -> Tensor:
+    """[b, heads, T, dim] with zeros up to T = `length`."""
+    missing = length - tensor.shape[2]
+    return functional.pad(tensor, (0, 0, 0, missing)) if missing > 0 else tensor
 
 
 def _nothing() -> None:

@@ -23,6 +23,7 @@ from steerserve.engine.worker.observing.sensing import Sensing
 from steerserve.engine.worker.observing.taps import Taps
 from steerserve.engine.worker.rows.constrain import Grammars
 from steerserve.engine.worker.sae import sites
+from steerserve.rules import stepping
 from steerserve.rules.architecture import is_embedding_only
 from steerserve.rules.units import MIB
 
@@ -47,7 +48,19 @@ class LoadedModel:
         self.observers = Observers([self.monitor, Taps(model.decode_token), self.sensing])
         self.saes = HookedSaes(model.dtype, self._check_room, self.observers.detached)
         prefixes = budget.prefix_tokens(model, self.kv_tokens, command.prefix_cache_mb)
-        self.batch = Batch(model, self.saes, self.observers, self.kv_tokens, prefixes)
+        on_card = any(device.type != "cpu" for device in model.devices)
+        self.seeded_rows = stepping.seeded_rows(
+            command.seeded_rows, model.varies, is_on_card=on_card
+        )
+        self.batch = Batch(
+            model,
+            self.saes,
+            self.observers,
+            self.kv_tokens,
+            prefixes,
+            shares_seeded=self.seeded_rows.are_shared,
+            step_seconds=command.max_step_ms / 1000,
+        )
         self.grammars = Grammars(
             model.tokenizer, model.vocabulary, model.end_tokens, command.grammar_cache
         )
@@ -71,6 +84,7 @@ class LoadedModel:
             kv_bytes_per_token=model.kv_bytes_per_token,
             chat_template=chats.template_of(model.tokenizer),
             site_widths=sites.widths(model.model, model.layers),
+            seeded_rows=self.seeded_rows,
         )
 
 

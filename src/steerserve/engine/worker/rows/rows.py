@@ -24,6 +24,7 @@ from steerserve.engine.wire.messages import (
     TokenScore,
 )
 from steerserve.engine.worker import memory
+from steerserve.engine.worker.model.kv import CacheSlot
 from steerserve.engine.worker.rows import sampling
 from steerserve.engine.worker.rows.constrain import RowConstraint
 from steerserve.engine.worker.rows.text import TextStream
@@ -157,11 +158,11 @@ def embedded(row: BatchRow, vector: Tensor) -> Embedded | Refused:
     return Embedded(row.request, row.choice, plain.astype("<f4").tobytes())
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class BatchRow:
     """One row, from its prompt to its end. `version` is the version of the steering when its prefill began. `where`
     names its prompt in refusals of a request with several prompts. `label` names it in records of monitoring; a row
-    without a label is not monitored."""
+    without a label is not monitored. `slot` is its room in the cache, from its first pass to its end."""
 
     request: int
     choice: int
@@ -175,6 +176,7 @@ class BatchRow:
     out: list[int] = field(default_factory=list)
     filled: int = 0
     version: int | None = None
+    slot: CacheSlot | None = None
 
     @property
     def name(self) -> RowName:

@@ -100,7 +100,8 @@ def _draw(weights: Tensor, generators: list[torch.Generator]) -> tuple[list[int]
     threshold = (uniform * total).clamp_min(torch.finfo(weights.dtype).tiny)
     drawn = torch.searchsorted(mass, threshold).clamp_max(weights.shape[1] - 1)
     chosen = weights.gather(1, drawn)
-    above = torch.where(weights > chosen, weights, 0.0).sum(-1)
+    # a sum over a single row is split among the threads, a running sum never: it does not depend on the other rows
+    above = torch.where(weights > chosen, weights, 0.0).cumsum(-1)[:, -1]
     return drawn[:, 0].tolist(), above.tolist()
 
 

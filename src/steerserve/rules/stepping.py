@@ -1,0 +1,165 @@
+"""The shapes of the passes of the running batch, and which rows of waiting prompts the next prefill pass takes.
+
+The last bits of a row's logits depend on the shape of the pass. So every shape is either the same for all passes, or
+comes from the row itself, and never from its neighbours: decode passes have a multiple of so many rows, prefill passes
+a multiple of WIDTH tokens a row, and a row's cache has a size of `capacity`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+ROW_STEPS = (1, 8)
+"""A decode pass has a multiple of the first of these numbers of rows for which the check of a model at its load finds
+that a row's logits are its own. Some kernels take other paths for a few rows."""
+
+WIDTH = 32
+"""The tokens of each row in a prefill pass are padded to a multiple of this many."""
+
+KEYS = 512
+"""On the processor, a prefill pass reads a multiple of this many tokens of cache. The attention kernel there reads
+blocks of this many, and a shorter block is summed in another order."""
+
+REST_STEPS = 2
+"""The decode passes without a prefill pass that follow a part of a long prompt, so that most steps are short."""
+
+TURNS = 3
+"""The passes of short prompts in a row, after which a part of a long prompt is due."""
+
+FIRST_TOKENS = 128
+"""The most tokens of a prefill pass beside rows that decode, before any pass was timed."""
+
+_SMOOTHING = 0.3
+
+
+def up(value: int, step: int) -> int:
+    """The least multiple of `step` that is not below `value`."""
+    return -(-value // step) * step
+
+
+def capacity(tokens: int, need: int) -> int:
+    """The size of the cache of a row that holds `tokens` tokens now and may hold `need` at its end: a power of two or
+    half as much again, from 64 on, and at most `need`."""
+    size = 64
+    while size < tokens:
+        size = size // 2 * 3 if size & (size - 1) == 0 else size // 3 * 4
+    return min(size, need)
+
+
+@dataclass(frozen=True, slots=True)
+class SeededRows:
+    """Whether seeded rows share passes with other rows, and why they do or do not."""
+
+    are_shared: bool
+    reason: str
+
+
+def seeded_rows(asked: str, varies: str | None, *, is_on_card: bool) -> SeededRows:
+    """How seeded rows are stepped: `asked` is the setting SEEDED_ROWS, `varies` what changed the last bits of a row's
+    logits in the check at the load, or None.
+
+    Seeded rows are never shared where the check failed. On cards `auto` keeps them apart, because a card chooses
+    kernels by more than the shapes that the check tries.
+    """
+    if asked == "apart":
+        return SeededRows(False, "SEEDED_ROWS says so")
+    if varies is not None:
+        return SeededRows(False, f"the last bits of a row's logits are not its own: {varies}")
+    if is_on_card and asked == "auto":
+        return SeededRows(False, "on cards they share passes only with SEEDED_ROWS=shared")
+    return SeededRows(
+        True, "the check at the load found that other rows change no bit of a row's logits"
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Tempo:
+    """How long passes take on this machine: `token` is the time of one token of a prefill pass, `step` the time of a
+    decode pass, both in seconds and smoothed. None before the first pass."""
+
+    token: float | None = None
+    step: float | None = None
+
+    def prefilled(self, tokens: int, seconds: float) -> Tempo:
+        """The tempo after a prefill pass over `tokens` tokens, padding included."""
+        return replace(self, token=_smoothed(self.token, seconds / max(1, tokens)))
+
+    def decoded(self, seconds: float) -> Tempo:
+        """The tempo after a decode pass."""
+        return replace(self, step=_smoothed(self.step, seconds))
+
+    def tokens(self, bound: float, most: int) -> int:
+        """The tokens of a prefill pass beside rows that decode: a prefill and a decode pass together take `bound`
+        seconds. Where decode passes alone take more than half of it, the prefill pass takes as long as they do."""
+        if self.token is None or self.step is None:
+            return min(FIRST_TOKENS, most)
+        seconds = max(bound - self.step, self.step)
+        return max(WIDTH, min(most, int(seconds / self.token) // WIDTH * WIDTH))
+
+
+def _smoothed(before: float | None, now: float) -> float:
+    return now if before is None else before + _SMOOTHING * (now - before)
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """A prompt that waits for prefill: its tokens, and how many of them the cache holds. `most` is the most tokens that
+    a pass with this row may have."""
+
+    tokens: int
+    filled: int
+    most: int
+
+    @property
+    def rest(self) -> int:
+        return self.tokens - self.filled
+
+    @property
+    def width(self) -> int:
+        """The tokens of the pass that reads the rest of the prompt, at most `most`."""
+        return up(min(self.rest, self.most), WIDTH)
+
+    @property
+    def is_long(self) -> bool:
+        """Whether the rest of the prompt needs more than one pass."""
+        return self.rest > self.most
+
+
+@dataclass(frozen=True, slots=True)
+class PrefillTurn:
+    """What happened since the last part of a long prompt: the decode passes without a prefill pass, and the passes of
+    short prompts in a row."""
+
+    rests: int = REST_STEPS
+    shorts: int = 0
+
+
+def chosen(prompts: Sequence[Prompt], turn: PrefillTurn, *, is_decoding: bool) -> list[int]:
+    """The places of the prompts that the next prefill pass reads; none where rows that decode go first.
+
+    (1) Prompts that end in this pass overtake long ones. (2) After TURNS of them in a row a long prompt is due. (3) A
+    part of a long prompt waits for REST_STEPS decode passes. (4) Rows of equal width begin together, as many as the
+    pass has room for.
+    """
+    short = [i for i, prompt in enumerate(prompts) if not prompt.is_long]
+    long = [i for i, prompt in enumerate(prompts) if prompt.is_long]
+    may_part = bool(long) and (not is_decoding or turn.rests >= REST_STEPS)  # (3)
+    if may_part and (not short or turn.shorts >= TURNS):  # (2)
+        return long[:1]
+    if not short:
+        return []
+    first = prompts[short[0]]  # (1)
+    if first.filled:
+        return short[:1]
+    most, together = first.most, short[:1]
+    for i in short[1:]:
+        other = prompts[i]
+        least = min(most, other.most)
+        if other.filled or other.width != first.width:
+            continue
+        if (len(together) + 1) * first.width > least:
+            break
+        together.append(i)
+        most = least
+    return together  # (4)
