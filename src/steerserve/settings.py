@@ -114,7 +114,7 @@ class Settings(Secrets, RequestLimits, SensingSettings):
     )
     torch_threads: Annotated[int, Field(ge=0, le=1024)] = Field(
         default=0,
-        description="Threads of the engine's tensor library; 0 takes the physical cores.",
+        description="Threads of the engine's tensor library; 0 takes the physical cores that it may use.",
     )
 
     max_concurrent_requests: Count = Field(

@@ -159,6 +159,7 @@ def test_the_detailed_body_has_every_block(shared: Running) -> None:
     assert body["model_name"] == demo.MODEL_NAME
     assert {part["name"] for part in body["components"]} == {"database", "engine", "gpu", "hub"}
     assert {part["status"] for part in body["components"]} == {"healthy"}
+    assert 1 <= body["engine"]["threads"] <= body["engine"]["most_threads"]
 
 
 def test_the_active_profile_is_told(steered: Running) -> None:

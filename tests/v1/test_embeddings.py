@@ -174,9 +174,9 @@ def test_a_text_may_fill_the_context(shared: Running) -> None:
 
 
 def test_states_that_are_no_numbers_are_an_error(zoo: Zoo) -> None:
-    zoo.load("tiny")
-    assert len(vectors(zoo.live, ["fish", "home"], model="tiny")) == 2
-    answer = zoo.live.http.post(EMBED, json=embedding(model="tiny", input=["fish", "a ~ b"]))
+    zoo.load("poisoned")
+    assert len(vectors(zoo.live, ["fish", "home"], model="poisoned")) == 2
+    answer = zoo.live.http.post(EMBED, json=embedding(model="poisoned", input=["fish", "a ~ b"]))
     assert answer.status_code == 500
     assert answer.json()["error"]["code"] == "non_finite_logits"
 

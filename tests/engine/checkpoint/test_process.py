@@ -16,6 +16,7 @@ import psutil
 import pytest
 import uvloop
 
+from steerserve.engine.checkpoint import process
 from steerserve.engine.checkpoint.client import CheckpointEngine, Launcher
 from steerserve.engine.wire import messages as m
 from steerserve.engine.worker.model.checkpoint import Checkpoint
@@ -405,6 +406,21 @@ async def test_an_sae_of_another_width_is_refused_and_leaves_no_hook(
 
 
 @pytest.mark.shows("gpus.9")
+def test_the_threads_of_an_engine_wait_without_spinning() -> None:
+    """The thread library prints the values that it has read while it was loaded."""
+    named = {"GOMP_SPINCOUNT", "OMP_WAIT_POLICY", "MKL_CBWR"}
+    kept = {name: value for name, value in os.environ.items() if name not in named}
+    loaded = subprocess.run(
+        [sys.executable, "-c", f"import {process.PRELOAD}, os; print(os.environ['MKL_CBWR'])"],
+        env=kept | {"OMP_DISPLAY_ENV": "VERBOSE"},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert "GOMP_SPINCOUNT = '0'" in loaded.stderr
+    assert loaded.stdout == "AUTO\n"
+
+
 def test_the_control_process_never_imports_the_tensor_library() -> None:
     code = (
         "import sys, steerserve.app, steerserve.cli, steerserve.engine.checkpoint.client; "

@@ -154,11 +154,14 @@ class Vitals:
         if resident is None or resident.engine is None or resident.silence is None:
             return None
         silence, is_stalled = resident.silence, resident.engine.stalled is not None
+        threads = resident.engine.threads
         return EngineHealth(
             silence.sign.activity.name.lower(),
             round(signs.length(silence), 1),
             is_stalled,
             signs.described(silence) if is_stalled else None,
+            threads.threads if threads else None,
+            threads.most if threads else None,
         )
 
     def inference(self) -> InferenceHealth:

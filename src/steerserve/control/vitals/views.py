@@ -68,12 +68,15 @@ class InferenceHealth:
 @dataclass(frozen=True, slots=True)
 class EngineHealth:
     """What the engine is doing, and for how long it has given no sign of life. `message` says more while the engine is
-    stalled."""
+    stalled. `threads` is the number of threads that the engine computes with, and `most_threads` their number where no
+    other process takes a processor; None where the engine does not say."""
 
     activity: str
     silent_seconds: float
     is_stalled: bool
     message: str | None
+    threads: int | None = None
+    most_threads: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

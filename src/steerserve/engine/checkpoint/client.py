@@ -325,9 +325,7 @@ class CheckpointEngine(Engine):
     def _dispatch(self, event: m.Event) -> None:
         match event:
             case m.Stepped():
-                for key, count in event.applied.items():
-                    if key in self.applied:
-                        self.applied[key] = count
+                self.applied |= {k: n for k, n in event.applied.items() if k in self.applied}
                 for outcome in event.outcomes:
                     if outcome.id in self._streams:
                         self._streams[outcome.id].put_nowait(outcome)
@@ -337,6 +335,8 @@ class CheckpointEngine(Engine):
                 self.on_spans(event)
             case m.SensedEdges():
                 self.on_edges(event)
+            case m.ThreadsChanged():
+                self.threads = event
             case _ if event.id in self._streams:
                 self._streams[event.id].put_nowait(event)
             case _ if not self._asks.take(event):

@@ -31,7 +31,8 @@ class Engine(ABC):
     """One engine. `ended` is done when its process is gone, with the reason as a clause. `applied` counts, for each
     attached SAE, the forward passes in which its steering was added. `on_record` is called with each record of
     monitoring, `on_spans` and `on_edges` with what was sensed in a choice. `stalled` is the refusal of commands while
-    the engine gives no sign of life, and `stalling` is set meanwhile."""
+    the engine gives no sign of life, and `stalling` is set meanwhile. `threads` is the last change of the number of
+    threads, where the engine tells it."""
 
     def __init__(self) -> None:
         self.applied: dict[str, int] = {}
@@ -41,6 +42,7 @@ class Engine(ABC):
         self.ended: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         self.stalled: Refusal | None = None
         self.stalling = asyncio.Event()
+        self.threads: m.ThreadsChanged | None = None
 
     @property
     @abstractmethod

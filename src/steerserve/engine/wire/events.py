@@ -287,6 +287,15 @@ class Stepped(Message, frozen=True):
     applied: dict[str, int]
 
 
+class ThreadsChanged(Message, frozen=True):
+    """The engine computes with `threads` threads from now on, and with `most` where no other process takes a
+    processor. It answers no command, so its id is 0."""
+
+    threads: int
+    most: int
+    id: int = 0
+
+
 Event = (
     Progress
     | Loaded
@@ -303,6 +312,7 @@ Event = (
     | Refused
     | Started
     | Stepped
+    | ThreadsChanged
 )
 
 

@@ -6,7 +6,6 @@ finds the method. A method returns the event that answers the command, or None w
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future
 from functools import partial
@@ -22,17 +21,21 @@ from steerserve.engine.worker.attached import attach, explore
 from steerserve.engine.worker.batch import admission
 from steerserve.engine.worker.batch.batch import Batch
 from steerserve.engine.worker.batch.passes import Passes
+from steerserve.engine.worker.model import bits
 from steerserve.engine.worker.model.budget import SaeRoom
 from steerserve.engine.worker.observing.target import target_of
-from steerserve.engine.worker.process import loading
+from steerserve.engine.worker.process import loading, processors
 from steerserve.engine.worker.process.loading import LoadedEncoder, LoadedModel
+from steerserve.engine.worker.process.thread_count import ThreadCount
 from steerserve.engine.worker.pulse import Pulse
 from steerserve.engine.worker.rows.constrain import Grammar
 from steerserve.engine.worker.rows.rows import BatchRow
 from steerserve.engine.worker.sae import formats
 from steerserve.errors import Refusal
+from steerserve.rules import threads
 from steerserve.rules.schema_dialect import JSON_OBJECT
 from steerserve.rules.steering import Live
+from steerserve.rules.threads import Threads
 
 Work = Callable[[], m.Event | None]
 
@@ -53,6 +56,9 @@ class Commands:
         self._send = send
         self._wake = wake
         self._pulse = pulse or Pulse()
+        self.threads = ThreadCount(
+            lambda threads: send(m.ThreadsChanged(threads.now, threads.choices[-1]))
+        )
         self._compiling: list[tuple[m.Generate, Future[Grammar]]] = []
         self.loaded: LoadedModel | LoadedEncoder | None = None
         self.release_after: float | None = None
@@ -79,7 +85,8 @@ class Commands:
     # ------------------------------------------------------------- the model
 
     def load(self, command: m.Load) -> m.Loaded:
-        torch.set_num_threads(command.threads or _cores())
+        most = command.threads or _usable()
+        torch.set_num_threads(most)
         if command.idle_cache_release_s >= 0:
             self.release_after = command.idle_cache_release_s
 
@@ -89,6 +96,7 @@ class Commands:
 
         self.loaded = loading.load(command, report)
         self.loaded.model.pulse = self._pulse
+        self.threads.begin(_threads(self.loaded, most))
         return self.loaded.facts(command)
 
     def measure(self, command: m.Measure) -> m.Measured:
@@ -264,8 +272,16 @@ METHODS: Mapping[type[m.Command], Callable[[Commands, Any], m.Event | None]] = M
 """The method of each command."""
 
 
-def _cores() -> int:
-    """Physical cores that this process may use."""
-    has_affinity = hasattr(os, "sched_getaffinity")  # not every system lets a process be pinned
-    allowed = len(os.sched_getaffinity(0)) if has_affinity else os.cpu_count() or 1
-    return max(1, min(psutil.cpu_count(logical=False) or allowed, allowed))
+def _threads(loaded: LoadedModel | LoadedEncoder, most: int) -> Threads:
+    """The threads of a loaded model: several numbers to choose from only where all give the same bits."""
+    choices, model = threads.choices(most), loaded.model
+    is_language = isinstance(loaded, LoadedModel) and model.device.type == "cpu"
+    if is_language and bits.is_equal_with(model.model, model.vocabulary, choices):
+        return Threads(most, choices)
+    return Threads(most, (most,))
+
+
+def _usable() -> int:
+    """The number of threads that suits the processors that this process may use."""
+    physical = psutil.cpu_count(logical=False)
+    return threads.usable(physical, len(processors.allowed()), processors.quota())

@@ -84,6 +84,7 @@ class Worker:
         wait = commands.release_after if self._may_release else None
         if idle:
             self._pulse.doing(Activity.IDLE)
+            commands.threads.rested()
         arrived = list(self._wire.receive(wait=idle, seconds=wait))
         taken_back = {command.id for command in arrived if isinstance(command, m.Cancel)}
         for command in arrived:
@@ -116,6 +117,7 @@ class Worker:
                 self._wire.send(refused)
         if model is not None:
             model.observers.work()
+        self.commands.threads.stepped()
 
     def _tell_observed(self) -> LoadedModel | None:
         """Send the events of the observers of the loaded model, and return the model."""

@@ -9,6 +9,8 @@ import gc
 import os
 import signal
 
+from steerserve.rules import threads
+
 # only the control plane stops an engine, over its socket; a signal to the process group must not cut a stream
 signal.signal(signal.SIGTERM, signal.SIG_IGN)
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
@@ -18,6 +20,7 @@ os.environ["PYTORCH_NVML_BASED_CUDA_CHECK"] = "1"
 os.environ["HF_HUB_DISABLE_TELEMETRY"] = "1"
 # the tensor library numbers the cards in the order of the driver's own library
 os.environ["CUDA_DEVICE_ORDER"] = "PCI_BUS_ID"
+os.environ.update(threads.environment(os.environ))
 
 import torch  # noqa: E402
 import transformers  # noqa: E402
