@@ -6,6 +6,7 @@ BIN := $(VENV)/bin
 WORKERS ?= 3
 STAMP := $(VENV)/.installed
 BROWSER := $(VENV)/.installed-browser
+BENCH := $(VENV)/.installed-bench
 
 # compiled modules are kept, because each worker of the tests and each service of a test would compile them anew
 export PYTHONDONTWRITEBYTECODE :=
@@ -82,9 +83,14 @@ format: $(STAMP) ## put the code in its form
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-bench: $(STAMP) ## measure beside other servers; writes benchmarks/results/ (an hour on 2 cores)
+$(BENCH): $(STAMP)
+	$(BIN)/pip install -q -c constraints.txt -e '.[bench]'
+	touch $(BENCH)
+
+bench: $(BENCH) ## measure beside other servers; writes benchmarks/results/ and docs/performance.md (an hour on 2 cores)
 	$(BIN)/python -m benchmarks.run
 	$(BIN)/python -m benchmarks.throughput
+	$(BIN)/python -m benchmarks.page
 
 bench-quick: $(STAMP) ## the throughput of a small model, without peers, in under 3 minutes
 	$(BIN)/python -m benchmarks.throughput --quick --out /tmp/steerserve-quick.json

@@ -1,0 +1,277 @@
+"""Writes the tables of docs/performance.md and the plots beside it: `python -m benchmarks.page`.
+
+Each part comes from the newest file of benchmarks/results/ that has it. Runs with `--quick` do not count.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import textwrap
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+from benchmarks import tables
+from benchmarks.tables import Part, Row, ms, rows, spread
+
+ROOT = Path(__file__).parents[1]
+RESULTS = ROOT / "benchmarks" / "results"
+PAGE = ROOT / "docs" / "performance.md"
+PLOTS = ROOT / "docs" / "performance"
+BEGIN = "<!-- Written by `python -m benchmarks.page` from benchmarks/results/; edit the code instead. -->"
+END = "<!-- End of the written part. -->"
+DRAWN = {
+    "concurrency-91m": ("throughput", "Tokens per second against the requests at once, 91M"),
+    "concurrency-0.5b": ("throughput", "Tokens per second against the requests at once, 0.5B"),
+    "long-prompts": ("long_prompts", "Gaps between the tokens of short requests"),
+}
+"""The function of `plots` that draws a part, and the text in place of the plot."""
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """A part with the file that it is from."""
+
+    file: str
+    machine: Mapping[str, Any]
+    figures: Part
+
+    @property
+    def digest(self) -> str:
+        """What the plot of the part is drawn from."""
+        return hashlib.sha256(json.dumps(self.figures, sort_keys=True).encode()).hexdigest()
+
+    @property
+    def source(self) -> str:
+        of = self.machine
+        card = of["card"] or "no card"
+        return _prose(
+            f"From [{self.file}](../benchmarks/results/{self.file}): {of['processor']}, {of['cores']} cores, "
+            f"{of['memory_gib']} GiB, {card}; torch {of['torch']}, transformers {of['transformers']}."
+        )
+
+
+def measured(results: Path = RESULTS) -> dict[str, Measured]:
+    """The newest figures of each part."""
+    newest: dict[str, Measured] = {}
+    for file in sorted(results.glob("*.json")):
+        whole = json.loads(file.read_text(encoding="utf-8"))
+        if whole.get("quick"):
+            continue
+        for part in tables.ROWS:
+            if part in whole and "failed" not in whole[part]:
+                newest[part] = Measured(file.name, whole["machine"], whole[part])
+    return newest
+
+
+def written(parts: Mapping[str, Measured]) -> str:
+    """The written part of the page."""
+    sections = [*_aims(parts)]
+    for part, (title, section) in SECTIONS.items():
+        if part in parts:
+            text = "\n\n".join(section(part, parts[part].figures))
+            sections.append(f"## {title}\n\n{parts[part].source}\n\n{text}")
+    return "\n\n".join([BEGIN, *sections, END])
+
+
+def replaced(page: str, text: str) -> str:
+    """The page with another written part."""
+    before, _, rest = page.partition(BEGIN)
+    _, _, after = rest.partition(END)
+    return f"{before}{text}{after}"
+
+
+# ---------------------------------------------------------------- sections
+
+
+def _aims(parts: Mapping[str, Measured]) -> Iterator[str]:
+    """What was aimed at, over all parts."""
+    found = [
+        (_size(part), row)
+        for part, one in parts.items()
+        for row in rows(part, one.figures)
+        if row.aim
+    ]
+    if found:
+        lines = [(f"{row.name}{size}", row.figure, row.aim, row.outcome) for size, row in found]
+        yield "## What was aimed at\n\n" + _table(("", "measured", "aim", "outcome"), lines)
+
+
+def _size(part: str) -> str:
+    return {"concurrency-91m": ", 91M", "concurrency-0.5b": ", 0.5B"}.get(part, "")
+
+
+def _concurrency(part: str, figures: Part) -> Iterator[str]:
+    yield _prose(
+        f"A Qwen2 shape with random weights in bfloat16; answers of {figures['tokens']} tokens, short prompts. Answers "
+        "of steerserve are sampled (temperature 0.8, top-p 0.9) where nothing else is said; the peers are greedy. A "
+        f"round is cut after {figures['cut_seconds']:.0f} s, and counts the tokens until then. Times are in ms, and "
+        "medians of the rounds."
+    )
+    yield _plot(part)
+    head = ("", "at once", "tokens/s", "first token p50", "p99", "gap p50", "p99", "rounds (cut)")
+    lines = [
+        (
+            name,
+            count,
+            spread(cell["tokens_per_s"], 1),
+            *_medians(cell["first_token_s"]),
+            *_medians(cell["gap_s"]),
+            f"{cell['tokens_per_s']['count']} ({cell['rounds_cut']})",
+        )
+        for name, cells in figures["cells"].items()
+        for count, cell in cells.items()
+    ]
+    yield _table(head, lines)
+    others = [row for row in rows(part, figures) if not row.aim]
+    if others:
+        yield _two_columns(others)
+    notes = [
+        f"- {name}: {of['library']}, {of['sampling']}{', `' + of['options'] + '`' if of['options'] else ''}; "
+        f"{of['environment']}."
+        for name, of in figures["peers"].items()
+    ]
+    notes += [f"- {name} was left out: {_line(why)}" for name, why in figures["left_out"].items()]
+    if notes:
+        yield "\n".join(notes)
+
+
+def _long_prompts(part: str, figures: Part) -> Iterator[str]:
+    yield _prose(
+        f"{figures['short']} clients repeat short requests of 96 tokens to the 91M shape. After a while one further "
+        f"client sends a prompt of {figures['long_tokens']:,} tokens, or four clients send one each. The first phase "
+        "lasts until every long prompt has its first token; then the long requests decode beside the short ones."
+    )
+    yield _plot(part)
+    head = ("", "tokens/s of the short", "gap p50, ms", "gap p99, ms")
+    lines = [
+        (name, spread(one["tokens_per_s"], 0), ms(one["gap_s"]["p50"]), ms(one["gap_s"]["p99"]))
+        for name, one in figures["phases"].items()
+    ]
+    yield _table(head, lines)
+    first = figures["first_token_of_the_last_long_s"]
+    yield _table(
+        ("", "first token of the last long prompt, s"),
+        [(name, spread(seconds, 1)) for name, seconds in first.items()],
+    )
+
+
+def _steered(_: str, figures: Part) -> Iterator[str]:
+    yield _prose(
+        f"{figures['requests']} chats at once of {figures['tokens']} tokens each, 91M, with an SAE of "
+        f"{figures['d_sae']:,} features attached. The sensed cluster fired {figures['firings_of_the_cluster']:,} times."
+    )
+    lines = [
+        (name, spread(cell["tokens_per_s"], 0), _ratio(figures["ratios"].get(name)))
+        for name, cell in figures["cells"].items()
+    ]
+    yield _table(("", "tokens/s", "over plain requests"), lines)
+
+
+def _neighbours(_: str, figures: Part) -> Iterator[str]:
+    yield "The neighbour is one process that keeps a core busy."
+    lines = [
+        (
+            name,
+            spread(figures["alone"][name]["tokens_per_s"], 0),
+            spread(figures["beside"][name]["tokens_per_s"], 0),
+            _ratio(ratio),
+            "{} to {}".format(
+                *(
+                    ms(figures[where][name]["gap_s"]["p99"]).split(" ")[0]
+                    for where in ("alone", "beside")
+                )
+            ),
+        )
+        for name, ratio in figures["ratios"].items()
+    ]
+    yield _table(("", "tokens/s alone", "beside", "beside over alone", "gap p99, ms"), lines)
+
+
+def _plain(part: str, figures: Part) -> Iterator[str]:
+    yield _two_columns(rows(part, figures))
+
+
+SECTIONS: Mapping[str, tuple[str, Callable[[str, Part], Iterator[str]]]] = {
+    "bandwidth": ("The bandwidth of the memory", _plain),
+    "concurrency-91m": ("Requests at once, 91M", _concurrency),
+    "concurrency-0.5b": ("Requests at once, 0.5B", _concurrency),
+    "long-prompts": ("Short requests beside long prompts", _long_prompts),
+    "steered": ("Steering, sensing and monitoring in a shared batch", _steered),
+    "neighbours": ("Beside a busy process", _neighbours),
+    "mixed": ("Requests of different lengths", _plain),
+    "engine": ("The running batch without HTTP, 0.5B", _plain),
+    "service": ("What the service adds to the engine", _plain),
+    "inference": ("Scoring, masks, second turns, 0.5B", _plain),
+    "saes": ("What SAEs cost in a step, 0.5B", _plain),
+    "sensing": ("What sensing costs in a step, 0.5B", _plain),
+}
+"""The order of the page."""
+
+
+# ---------------------------------------------------------------- Markdown
+
+
+def _medians(quantiles: Mapping[str, Mapping[str, float]]) -> tuple[str, str]:
+    p50, p99 = (
+        f"{quantiles[share]['median'] * 1e3:,.0f}" if share in quantiles else ""
+        for share in ("p50", "p99")
+    )
+    return p50, p99
+
+
+def _ratio(values: Mapping[str, float] | None) -> str:
+    return spread(values) if values else ""
+
+
+def _two_columns(found: list[Row]) -> str:
+    return _table(("", ""), [(row.name, row.figure) for row in found])
+
+
+def _table(head: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
+    rule = tuple("---" for _ in head)
+    return "\n".join(f"| {' | '.join(line)} |" for line in (head, rule, *lines))
+
+
+def _prose(text: str) -> str:
+    return textwrap.fill(text, 118, break_long_words=False, break_on_hyphens=False)
+
+
+def _line(text: str) -> str:
+    """A text of several lines as one short line."""
+    return " ".join(text.split())[:200]
+
+
+def _plot(part: str) -> str:
+    return f"![{DRAWN[part][1]}](performance/{part}.png)"
+
+
+# ---------------------------------------------------------------- plots
+
+
+def drawn(parts: Mapping[str, Measured], folder: Path = PLOTS) -> None:
+    """Draw the plots whose figures have changed."""
+    for part in DRAWN:
+        if part in parts and not is_fresh(part, parts[part], folder):
+            plots = import_module("benchmarks.plots")
+            figure = getattr(plots, DRAWN[part][0])(parts[part].figures)
+            plots.written(figure, parts[part].digest, folder / f"{part}.png")
+
+
+def is_fresh(part: str, one: Measured, folder: Path = PLOTS) -> bool:
+    """Whether the plot is drawn from these figures."""
+    file = folder / f"{part}.png"
+    return file.is_file() and one.digest.encode() in file.read_bytes()
+
+
+def main() -> None:
+    parts = measured()
+    drawn(parts)
+    PAGE.write_text(replaced(PAGE.read_text(encoding="utf-8"), written(parts)), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
