@@ -8,8 +8,10 @@ from typing import Any
 import pytest
 
 from steerserve.engine.wire.messages import Follow, Overlay, Suppressed
+from steerserve.engine.worker.batch import group as group_module
 from steerserve.engine.worker.model.checkpoint import Checkpoint
 from steerserve.rules.steering import Live
+from steerserve.rules.stepping import Tempo
 from tests.engine.running import Answer, Bench, random_sae, words
 
 PROMPT = words(30, 5)
@@ -57,6 +59,28 @@ def test_seeded_rows_share_passes_where_the_model_allows_it(
     bench.run()
     handle.remove()
     assert rows[:2] == ([5, -(-5 // llama.row_step) * llama.row_step] if shares else [3, 2])
+
+
+def test_choices_that_are_stepped_apart_do_not_depend_on_the_speed_of_the_machine(
+    llama: Checkpoint, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Their prompts are read in parts of the same sizes, however long the passes took."""
+    parts: list[list[int]] = []
+    prefill = llama.prefill
+
+    def counted(cache: Any, slots: Any, rows: Any, **where: Any) -> Any:
+        parts[-1].append(sum(len(row) for row in rows))
+        return prefill(cache, slots, rows, **where)
+
+    monkeypatch.setattr(llama, "prefill", counted)
+    monkeypatch.setattr(group_module, "PREFILL_TOKENS", 96)
+    for slow in (32, 96):
+        monkeypatch.setattr(Tempo, "tokens", lambda _, bound, most, slow=slow: slow)
+        parts.append([])
+        bench = Bench(llama, shares_seeded=False)
+        bench.ask(1, words(70), n=3, seed=3, temperature=1.0, max_tokens=6)
+        bench.run()
+    assert parts[0] == parts[1]
 
 
 def test_a_seeded_text_does_not_depend_on_how_long_it_waited(llama: Checkpoint) -> None:

@@ -36,8 +36,8 @@ class Batch:
         self._observers = observers
         self._kv_tokens = kv_tokens
         self._shares_seeded = shares_seeded
-        self._step_seconds = step_seconds
-        self._shared = self._group(Prefixes(prefix_tokens) if prefix_tokens else None)
+        prefixes = Prefixes(prefix_tokens) if prefix_tokens else None
+        self._shared = self._group(prefixes, step_seconds)
         self._seeded: dict[int, Group] = {}
         self._waiting: deque[tuple[list[BatchRow], bool]] = deque()
 
@@ -83,7 +83,7 @@ class Batch:
         """Let rows join in the order in which they came, as long as there is room."""
         while self._waiting:
             rows, is_seeded = self._waiting[0]
-            group = self._group() if is_seeded else self._shared
+            group = self._group(None, None) if is_seeded else self._shared
             if not group.may_join(rows, self._room_of(group)):
                 break
             self._waiting.popleft()
@@ -97,8 +97,8 @@ class Batch:
         """The tokens of cache that the other groups leave to a group."""
         return self._kv_tokens - sum(g.reserved for g in self._groups() if g is not group)
 
-    def _group(self, prefixes: Prefixes | None = None) -> Group:
-        return Group(self._model, self._saes, self._observers, prefixes, self._step_seconds)
+    def _group(self, prefixes: Prefixes | None, step_seconds: float | None) -> Group:
+        return Group(self._model, self._saes, self._observers, prefixes, step_seconds)
 
     def _groups(self) -> list[Group]:
         return [self._shared, *self._seeded.values()]

@@ -41,7 +41,8 @@ class Group:
     """Rows that are stepped together over one cache.
 
     The rows of `rows` decode. The prompts of the rows of `joining` are not prefilled to their end yet, and a row has
-    its slot in the cache from its first pass on. A step with a prefill pass takes at most about `step_seconds`.
+    its slot in the cache from its first pass on. A step with a prefill pass takes at most about `step_seconds`. With
+    None, the sizes of passes do not depend on the time that passes take.
     """
 
     def __init__(
@@ -50,7 +51,7 @@ class Group:
         saes: HookedSaes,
         observers: Observers,
         prefixes: Prefixes | None = None,
-        step_seconds: float = STEP_SECONDS,
+        step_seconds: float | None = STEP_SECONDS,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         self._model = model
@@ -109,7 +110,7 @@ class Group:
         if not self.joining:
             return []
         most = PREFILL_TOKENS
-        if self.rows:
+        if self.rows and self._step_seconds is not None:
             most = self._tempo.tokens(self._step_seconds, PREFILL_TOKENS)
         rows = self._due(most)
         if not rows:
