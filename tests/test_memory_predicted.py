@@ -9,8 +9,8 @@ import pytest
 from benchmarks import memory, models
 
 SLACK_MB = 24
-"""MiB by which the measured memory may exceed the prediction: the engine's own objects for the modules of such a small
-model."""
+"""MiB by which the measured memory may exceed the prediction, beside a share of it: the engine's own objects and the
+kernels that the tensor library compiles for the shapes of such a small model."""
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
@@ -21,4 +21,5 @@ async def test_a_model_takes_what_was_predicted(precision: str, tmp_path: Path) 
     usage = (await memory.measure(folder, nothing, [precision]))[precision]
     assert usage.predicted_weights > 2 * SLACK_MB
     difference = abs(usage.predicted_weights - usage.loaded)
-    assert difference < max(0.15 * usage.loaded, SLACK_MB), usage
+    assert difference < 0.15 * usage.loaded + SLACK_MB, usage
+    assert usage.loaded <= usage.predicted_needed

@@ -30,11 +30,11 @@ Logprobs = dict[int, float]
 
 
 class Truth:
-    """A checkpoint as transformers runs it."""
+    """A checkpoint as transformers runs it in float32."""
 
     def __init__(self, folder: Path) -> None:
         self.tokenizer: Any = AutoTokenizer.from_pretrained(folder)
-        self.model: Any = AutoModelForCausalLM.from_pretrained(folder)
+        self.model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
 
     def after(
         self, prompt: str, *, special: bool = True, temperature: float = 1.0, among: Any = None
@@ -66,6 +66,8 @@ def truth(zoo: Zoo) -> Iterator[Truth]:
 
 @pytest.fixture(scope="module")
 def demo_truth() -> Truth:
+    """The demo model in float32. The service computes in bfloat16, as any other pass in bfloat16 does with roundings of
+    its own."""
     return Truth(demo.MODEL_DIR)
 
 

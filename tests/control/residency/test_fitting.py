@@ -172,9 +172,9 @@ async def test_counting_is_done_beside_the_loop(
 ) -> None:
     threads, counted = [], fitting.needs
 
-    def noted(*args: Any) -> Any:
+    def noted(*args: Any, **options: Any) -> Any:
         threads.append(threading.current_thread())
-        return counted(*args)
+        return counted(*args, **options)
 
     monkeypatch.setattr(fitting, "needs", noted)
     await planned(weights, 5000)

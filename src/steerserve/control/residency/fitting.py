@@ -71,7 +71,13 @@ async def plan(
         devices = [host(free_host_mb, returns_mb)]
 
     def work() -> PlacementPlan:
-        needed = needs(weights, held, settings.transformers_min_context, settings.kv_cache_mb)
+        needed = needs(
+            weights,
+            held,
+            settings.transformers_min_context,
+            settings.kv_cache_mb,
+            is_on_host=not cards,
+        )
         return memory_fit.plan(needed, devices, wanted)
 
     # counting tens of thousands of tensors takes a quarter of a second
@@ -94,15 +100,25 @@ async def cards_now(read_cards: ReadCards, patience: float = PATIENCE) -> list[C
     return list(answer.cards)
 
 
-def needs(weights: Weights, held: Held, least_context: int, kv_cache_mb: int = 0) -> Needs:
+def needs(
+    weights: Weights,
+    held: Held,
+    least_context: int,
+    kv_cache_mb: int = 0,
+    *,
+    is_on_host: bool = False,
+) -> Needs:
     """The memory that a checkpoint takes when it is held as `held` says.
 
     The context has `least_context` tokens, or fewer where the model cannot have so many. The KV cache has `kv_cache_mb`
-    MiB; with 0 it has the size that this context takes.
+    MiB; with 0 it has the size that this context takes. On the host, an output head that shares its tensor with the
+    token embedding is held a second time, packed for products.
     """
     shape = weights.shape
     layers, first, last = _weight_bytes(weights, held)
     embeds = is_embedding_only(weights.architecture)
+    if is_on_host and weights.is_tied and not embeds:
+        last += shape.vocabulary * shape.hidden * held.width
     if embeds:  # an embedding-only model runs on one device, so its layers are not spread
         layers, first, last = (), first + sum(layers) + last, 0
     least = min(least_context, shape.max_context)
