@@ -141,7 +141,7 @@ class Bench:
 def _prefill(batch: Batch) -> None:
     """Step until every row decodes."""
     batch.step()
-    while batch._shared.joining or batch._shared.joining:
+    while batch._shared.joining:
         batch.step()
 
 

@@ -162,7 +162,7 @@ class Saes:
             )
             batch.add(rows_of(command, model, model.model_max_context, KV_TOKENS), is_seeded=False)
         batch.step()
-        while batch._shared.joining or batch._shared.joining:
+        while batch._shared.joining:
             batch.step()
         return batch
 

@@ -78,7 +78,7 @@ class Sensed:
             bench.observers.begin(command, rows, bench.steering)
             batch.add(rows, is_seeded=False)
         batch.step()
-        while batch._shared.joining or batch._shared.joining:
+        while batch._shared.joining:
             batch.step()
         return batch
 

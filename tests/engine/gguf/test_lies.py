@@ -268,3 +268,5 @@ async def test_a_process_whose_output_stays_open_is_seen_to_end(
         with suppress(psutil.Error):
             if child.cmdline() == ["sleep", "30"] and child.ppid() == 1:
                 child.kill()
+    # now that nobody holds them, the pipes are closed
+    await process._child.wait()
