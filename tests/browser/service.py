@@ -75,7 +75,7 @@ class Demo:
 
     @contextmanager
     def engine_held(self) -> Iterator[None]:
-        """Let the engine stand still amid its work, so that nothing is complete before a person acts."""
+        """Let the engine stand still, so that nothing is complete before a person acts."""
         engine = self._engine()
         engine.suspend()
         try:

@@ -115,9 +115,9 @@ def test_a_person_without_a_mouse_adds_a_feature_generates_and_stops(
     page.keyboard.press("ArrowDown")
     page.keyboard.press("Enter")
     expect(page.get_by_role("slider", name=re.compile("Strength of .*castle"))).to_be_visible()
-    page.keyboard.press("Control+Enter")
-    wait_for(served.is_busy)
     with served.engine_held():
+        page.keyboard.press("Control+Enter")
+        wait_for(served.is_busy)
         page.keyboard.press("Escape")
         expect(page.get_by_text(re.compile(r"^Stopped\."))).to_be_visible()
     wait_for(lambda: not served.is_busy())
