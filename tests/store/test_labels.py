@@ -85,6 +85,16 @@ async def test_however_many_saes_are_read_each_has_its_own_and_few_labels_are_ke
     assert list(labels._known) == ["sae_3"]
 
 
+async def test_of_saes_without_labels_only_the_last_ones_are_kept(
+    database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(stored_labels, "_SAES_KEPT", 8)
+    labels = Labels(database)
+    for number in range(20):
+        assert await labels.of(f"sae_{number}") == {}
+    assert list(labels._known) == [f"sae_{number}" for number in range(12, 20)]
+
+
 async def test_an_sae_that_is_not_there_gets_no_labels(database: Database) -> None:
     with pytest.raises(Refusal) as refused:
         await Labels(database).put("sae_a", {3: "orphan"})
