@@ -60,7 +60,7 @@ class Refusals:
 
     async def _on_refusal(self, request: Request, error: Exception) -> Response:
         assert isinstance(error, Refusal)
-        return self.answer(request.url.path, error)
+        return self.answer(request.scope["path"], error)
 
     async def _on_invalid(self, request: Request, error: Exception) -> Response:
         assert isinstance(error, RequestValidationError)
@@ -70,21 +70,22 @@ class Refusals:
         first = problems[0]
         where = ".".join(str(part) for part in first["loc"])
         refusal = Refusal("VALIDATION_ERROR", f"{where}: {first['msg']}", errors=problems)
-        return self.answer(request.url.path, refusal)
+        return self.answer(request.scope["path"], refusal)
 
     async def _on_http(self, request: Request, error: Exception) -> Response:
         assert isinstance(error, HTTPException)
+        path = request.scope["path"]
         if isinstance(error, BodyRefused):
-            response = self.answer(request.url.path, error.refusal)
+            response = self.answer(path, error.refusal)
             response.headers.update(error.headers or {})
             return response
         is_ours = error.status_code >= 500
         code = "INTERNAL_ERROR" if is_ours else _CODES.get(error.status_code, "VALIDATION_ERROR")
         message = {
-            "NOT_FOUND": f"no route {request.url.path!r}",
+            "NOT_FOUND": f"no route {path!r}",
             "METHOD_NOT_ALLOWED": f"{request.method} is not allowed here",
         }.get(code, str(error.detail))
-        response = self.answer(request.url.path, Refusal(code, message))
+        response = self.answer(path, Refusal(code, message))
         response.headers.update(error.headers or {})
         if is_ours:
             response.status_code = error.status_code
@@ -101,7 +102,7 @@ class Refusals:
 
     async def _on_bug(self, request: Request, _: Exception) -> Response:
         refusal = Refusal("INTERNAL_ERROR", "an error inside the service; its log says more")
-        return self.answer(request.url.path, refusal)
+        return self.answer(request.scope["path"], refusal)
 
 
 async def _on_client_gone(_: Request, __: Exception) -> Response:
