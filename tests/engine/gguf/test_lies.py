@@ -269,4 +269,7 @@ async def test_a_process_whose_output_stays_open_is_seen_to_end(
             if child.cmdline() == ["sleep", "30"] and child.ppid() == 1:
                 child.kill()
     # now that nobody holds them, the pipes are closed
-    await process._child.wait()
+    transport: Any = process._child._transport  # type: ignore[attr-defined]
+    async with asyncio.timeout(20):
+        while not transport._finished:
+            await asyncio.sleep(0)
