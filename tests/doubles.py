@@ -142,7 +142,6 @@ class ScriptedEngine(Engine):
         self.sensed_circuits: list[m.ArmedCircuit] = []
         self.steered: tuple[int, bool, dict[str, dict[int, float]]] | None = None
         self._streams: list[Stream] = []
-        self._parting: Refusal | None = None
         self._signs = 0
         self.silent: Sign | None = None
         """The sign that does not change while the engine stands still; None while the engine is alive."""

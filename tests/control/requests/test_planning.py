@@ -9,6 +9,7 @@ import pytest
 
 from steerserve.control.requests.generate import Run
 from steerserve.engine.wire import messages as m
+from steerserve.errors import Refusal
 from steerserve.rules.attachment import FIRST_SAE
 from steerserve.rules.intent import GenerateIntent, SamplingParameters
 from steerserve.rules.provenance import ModelOrigin, SaeOrigin
@@ -68,6 +69,22 @@ async def test_a_change_while_the_request_waits_for_its_slot_is_in_plan_echo_and
     assert plan == expected
     assert run.admitted.echo == echo
     assert run.admitted.state == state_of(values)
+
+
+async def test_a_request_whose_engine_ended_while_it_waited_is_not_refused_for_its_steering(
+    make: Make,
+) -> None:
+    async with make(max_concurrent_requests=1) as world:
+        await ready(world)
+        holder, _ = await world.in_flight()
+        opened = world.begin(_opened(world, None, OWN))
+        await until(lambda: world.queue.counts().pending == 2)
+        world.launcher.engine.die()
+        with pytest.raises(Refusal):
+            await soon(holder)
+        with pytest.raises(Refusal) as refused:
+            await soon(opened)
+    assert refused.value.code == "MODEL_NOT_LOADED"
 
 
 async def _opened(

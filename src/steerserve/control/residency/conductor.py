@@ -172,9 +172,14 @@ class Conductor:
     @asynccontextmanager
     async def in_flight(self, resident: Resident) -> AsyncIterator[None]:
         """A request that holds the model and a slot runs inside the block. The block begins when no SAE is being
-        exchanged, so the request sees the SAEs and the steering after the exchange."""
+        exchanged, so the request sees the SAEs and the steering after the exchange.
+
+        Raises:
+            Refusal: the engine has ended while the request waited, so its SAEs and their steering are gone.
+        """
         assert isinstance(resident, Occupant)
         await self._open.wait()
+        resident.held().must_run()
         resident.begin_request()
         try:
             yield

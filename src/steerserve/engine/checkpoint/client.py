@@ -71,7 +71,6 @@ class CheckpointEngine(Engine):
         self._asks = Asks(self._write)
         self._streams: dict[int, asyncio.Queue[m.Event | m.Outcome]] = {}
         self._prompts = prompts
-        self._parting: Refusal | None = None
         self._is_loading = False
         self._reason: str | None = None
         self._reading = asyncio.create_task(self._read(), name="engine-reader")
@@ -244,8 +243,7 @@ class CheckpointEngine(Engine):
                 before the request, ENGINE_UNAVAILABLE when the engine ended during the request.
         """
         try:
-            if self.ended.done():
-                raise self._parting or endings.gone_before(self.ended.result())
+            self.must_run()
             tokens = await prompts()
         except Refusal as error:
             if error.code != "SHUTTING_DOWN":

@@ -65,7 +65,6 @@ class GgufEngine(Engine):
         self._process: LlamaProcess | None = None
         self._opened: Opened | None = None
         self._gate = Gate(0, 0)
-        self._parting: Refusal | None = None
         self._is_stopped = False
         self._reason: str | None = None
         self._ending: asyncio.Task[None] | None = None
@@ -248,8 +247,7 @@ class GgufEngine(Engine):
         return self._gone()
 
     def _serving(self) -> Opened:
-        if self.ended.done():
-            raise self._parting or endings.gone_before(self.ended.result())
+        self.must_run()
         assert self._opened is not None
         return self._opened
 

@@ -14,6 +14,7 @@ from typing import Any
 
 import psutil
 
+from steerserve.engine.wire import endings
 from steerserve.engine.wire import messages as m
 from steerserve.errors import Refusal
 from steerserve.rules.signs import Sign
@@ -43,6 +44,7 @@ class Engine(ABC):
         self.stalled: Refusal | None = None
         self.stalling = asyncio.Event()
         self.threads: m.ThreadsChanged | None = None
+        self._parting: Refusal | None = None
 
     @property
     @abstractmethod
@@ -63,6 +65,13 @@ class Engine(ABC):
 
         Requests that are still in flight are refused with `parting`.
         """
+
+    def must_run(self) -> None:
+        """Raises:
+        Refusal: the engine has ended: the `parting` of the stop, else MODEL_NOT_LOADED.
+        """
+        if self.ended.done():
+            raise self._parting or endings.gone_before(self.ended.result())
 
     # ------------------------------------------------------------- signs of life
 
