@@ -39,8 +39,8 @@ def sizes(short: Any, full: Any, seconds: int) -> pytest.MarkDecorator:
 
 @contextmanager
 def stressed(home: Path, **settings: Any) -> Iterator[Process]:
-    """A service as a process of its own, for tiny models."""
-    with serving(home, **SMALL, **settings) as served:
+    """A service as a process of its own, for tiny models unless the settings say otherwise."""
+    with serving(home, **SMALL | settings) as served:
         assert served.process.poll() is None, served.lines
         try:
             yield served
