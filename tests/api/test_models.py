@@ -16,6 +16,7 @@ from safetensors.torch import load_file, save_file
 
 from steerserve import demo
 from steerserve.control.bus import LoadComplete, UnloadComplete
+from steerserve.rules import signs
 from tests.conftest import Start
 from tests.files.test_gguf import entry_of, text
 from tests.files.test_gguf_hostile import number, tensor, write
@@ -487,8 +488,10 @@ def test_a_load_that_hangs_is_ended_by_an_operator_at_any_moment(
 
 
 def test_ending_a_load_that_waits_for_an_unload_lets_the_loaded_model_serve_on(
-    start: Start, tmp_path: Path
+    start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    # the text is held up, so that it does not end before the load
+    monkeypatch.setattr(signs, "STOPPED_PATIENCE", 600.0)
     with start() as live, ThreadPoolExecutor(1) as pool:
         good = load_demo(live)
         other = add_model(live, hanging(tmp_path / "hanging"), "hanging", trust_remote_code=True)
@@ -497,10 +500,14 @@ def test_ending_a_load_that_waits_for_an_unload_lets_the_loaded_model_serve_on(
             lines = (line for line in run.iter_lines() if line)
             next(lines)
             engine = engine_of(live, good)
-            live.data("POST", f"/api/models/{other}/load", status=202)
-            refused = pool.submit(live.v1_error, "/v1/completions", long)
-            assert refused.result()[0] == 503
-            live.data("POST", f"/api/models/{other}/cancel")
+            engine.suspend()
+            try:
+                live.data("POST", f"/api/models/{other}/load", status=202)
+                refused = pool.submit(live.v1_error, "/v1/completions", long)
+                assert refused.result()[0] == 503
+                live.data("POST", f"/api/models/{other}/cancel")
+            finally:
+                engine.resume()
             assert list(lines)[-1] == "data: [DONE]"
         assert live.complete("One day", max_tokens=2)["choices"]
         assert engine.is_running()
