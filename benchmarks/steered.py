@@ -132,7 +132,7 @@ async def measure(plan: Plan, size: str) -> dict[str, Any]:
             await steered.load(kind, -1, 4)
         for turn in plan.turns(MOST_SECONDS, TIMES):
             for name in kinds if turn % 2 else reversed(kinds):
-                load = await steered.load(kinds[name], turn, plan.tokens // 2)
+                load = await steered.load(kinds[name], turn, plan.tokens)
                 measured[name].append(load)
                 plan.say(f"  round {turn + 1}, {name}: {load.tokens_per_s:.1f} tokens/s")
         fired = await steered.events()
@@ -141,7 +141,7 @@ async def measure(plan: Plan, size: str) -> dict[str, Any]:
     return {
         "size": size,
         "requests": REQUESTS,
-        "tokens": plan.tokens // 2,
+        "tokens": plan.tokens,
         "d_sae": saes.D_SAE,
         "members": MEMBERS,
         "top_k": TOP_K,
