@@ -1,4 +1,4 @@
-"""Short requests beside long prompts: gaps between their tokens while the long prompts are read, and while they decode."""
+"""Short requests beside long prompts: the gaps between their tokens while the long prompts are read, and afterwards."""
 
 from __future__ import annotations
 
@@ -95,8 +95,8 @@ class Mix:
         self._turn = turn
         self._leaving = asyncio.Event()
         self._times: list[float] = []
-        """When the long requests were sent, when the last of them had its first token, and when all clients left. Without
-        the last one, if a long request had no token in time."""
+        """When the long requests were sent, when each of them had had its first token, and when all clients left. The
+        last time is missing where a long request had no token in time."""
 
     async def phases(self) -> dict[str, Phase]:
         answers, _ = await gathered(

@@ -1,4 +1,4 @@
-"""The servers that are measured side by side: ours, `transformers serve`, and llama.cpp, each as a process of its own."""
+"""The servers that are measured side by side: ours, `transformers serve` and llama.cpp. Each is a process."""
 
 from __future__ import annotations
 
