@@ -94,6 +94,13 @@ _ROWS = (
         "GGUF_TENSOR_SPLIT does not fit the cards",
         final=True,
     ),
+    Row("REPLICA_NOT_FOUND", 404, 404, "no replica of the resident model has this name"),
+    Row(
+        "REPLICAS_UNAVAILABLE",
+        409,
+        409,
+        "the replicas cannot be changed: there is one engine process, or the last replica would go",
+    ),
     # downloads
     Row("DOWNLOAD_FAILED", 502, 502, "the download failed"),
     Row("DOWNLOAD_CANCELLED", 499, 499, "the download was cancelled"),

@@ -17,6 +17,7 @@ import psutil
 from steerserve.engine.wire import endings
 from steerserve.engine.wire import messages as m
 from steerserve.errors import Refusal
+from steerserve.rules.replicas import ReplicaView
 from steerserve.rules.signs import Sign
 
 Report = Callable[[m.Progress], None]
@@ -28,18 +29,27 @@ def no_layers() -> Refusal:
     return Refusal("SAE_INCOMPATIBLE", "a GGUF model has no layers to hook")
 
 
+def one_process() -> Refusal:
+    """The refusal of a change of the replicas, by an engine that is one process."""
+    return Refusal("REPLICAS_UNAVAILABLE", "the resident model is served by one engine process")
+
+
 class Engine(ABC):
     """One engine. `ended` is done when its process is gone, with the reason as a clause. `applied` counts, for each
     attached SAE, the forward passes in which its steering was added. `on_record` is called with each record of
     monitoring, `on_spans` and `on_edges` with what was sensed in a choice. `stalled` is the refusal of commands while
     the engine gives no sign of life, and `stalling` is set meanwhile. `threads` is the last change of the number of
-    threads, where the engine tells it."""
+    threads, where the engine tells it. `node` and `address` name the node where its process runs; None stands for this
+    host. `on_replicas` is called with each replica that came into another state."""
 
     def __init__(self) -> None:
         self.applied: dict[str, int] = {}
         self.on_record: Callable[[m.Recorded], None] = lambda _: None
         self.on_spans: Callable[[m.SensedSpans], None] = lambda _: None
         self.on_edges: Callable[[m.SensedEdges], None] = lambda _: None
+        self.on_replicas: Callable[[ReplicaView], None] = lambda _: None
+        self.node: str | None = None
+        self.address: str | None = None
         self.ended: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         self.stalled: Refusal | None = None
         self.stalling = asyncio.Event()
@@ -206,6 +216,40 @@ class Engine(ABC):
     async def measure(self) -> m.Measured:
         """The memory of the engine; by default without any figures."""
         return m.Measured(0)
+
+    # ------------------------------------------------------------- replicas
+
+    def replicas(self) -> tuple[ReplicaView, ...]:
+        """The replicas that serve the model, in the order of their names. An engine that is one process has none."""
+        return ()
+
+    async def resize(self, count: int) -> None:
+        """Serve with so many replicas from now on. Returns once the change has begun: `on_replicas` tells how it goes
+        on. New replicas are started and restored in the background; replicas that are taken away end after their
+        requests.
+
+        Raises:
+            Refusal: REPLICAS_UNAVAILABLE from an engine that is one process; INVALID_PARAMETER for a count below 1.
+        """
+        raise one_process()
+
+    async def drain(self, name: str) -> None:
+        """Take a replica away after its requests. Returns once it gets no new requests.
+
+        Raises:
+            Refusal: REPLICA_NOT_FOUND; REPLICAS_UNAVAILABLE where no other replica serves, and from an engine that is
+                one process.
+        """
+        raise one_process()
+
+    async def replace(self, name: str) -> None:
+        """Start another replica in the place of this one, which is taken away once the other serves. Returns once the
+        change has begun.
+
+        Raises:
+            Refusal: REPLICA_NOT_FOUND; REPLICAS_UNAVAILABLE from an engine that is one process.
+        """
+        raise one_process()
 
 
 def is_stopped(pid: int | None) -> bool:
