@@ -203,3 +203,83 @@ async def test_a_request_that_fails_gives_its_slot_back() -> None:
 async def test_the_counts_tell_the_limits() -> None:
     counts = Queue(3, 9, 50).counts()
     assert (counts.max_concurrent, counts.max_pending) == (3, 9)
+
+
+# ---------------------------------------------------------------------- slots over several replicas
+
+
+def holders(requests: list[Held]) -> list[bool]:
+    return [request.has_slot for request in requests]
+
+
+async def test_the_slots_are_those_of_all_replicas_that_serve() -> None:
+    queue = Queue(2, 9, 50)
+    queue.scale(3)
+    requests = [Held(queue) for _ in range(8)]
+    await until(lambda: queue.counts().pending == 8)
+    assert (queue.counts().holding, queue.counts().max_concurrent) == (6, 6)
+    for request in requests:
+        await request.leave()
+
+
+async def test_requests_that_wait_get_the_slots_of_a_new_replica_in_the_order_of_their_arrival() -> (
+    None
+):
+    queue = Queue(1, 9, 50)
+    requests = [Held(queue) for _ in range(4)]
+    await until(lambda: queue.counts().pending == 4)
+    queue.scale(3)
+    await until(lambda: sum(holders(requests)) == 3)
+    assert holders(requests) == [True, True, True, False]
+    for request in requests:
+        await request.leave()
+
+
+async def test_requests_keep_their_slots_when_a_replica_goes_and_nobody_takes_more() -> None:
+    queue = Queue(1, 9, 50)
+    queue.scale(3)
+    requests = [Held(queue) for _ in range(5)]
+    await until(lambda: sum(holders(requests)) == 3)
+    queue.scale(1)
+    assert (queue.counts().holding, queue.counts().max_concurrent) == (3, 1)
+    await requests[0].leave()
+    await requests[1].leave()
+    assert (queue.counts().holding, holders(requests)[3:]) == (1, [False, False])
+    await requests[2].leave()
+    await until(lambda: requests[3].has_slot)
+    await requests[3].leave()
+    await requests[4].leave()
+
+
+async def test_without_a_replica_that_serves_the_slots_of_one_remain() -> None:
+    queue = Queue(2, 9, 50)
+    queue.scale(4)
+    queue.scale(0)
+    assert queue.counts().max_concurrent == 2
+
+
+async def test_room_and_estimate_count_over_all_replicas() -> None:
+    clock = Clock()
+    queue = Queue(1, 1, 50, clock)
+    await measured(queue, clock, [6.0, 6.0, 6.0])
+    queue.scale(3)
+    async with AsyncExitStack() as stack:
+        for _ in range(4):
+            await stack.enter_async_context(queue.room())
+        assert queue.counts().estimated_wait_seconds == 8.0
+        with pytest.raises(Refusal) as refused:
+            await queue.room().__aenter__()
+    assert refused.value.details == {"queue_pending": 4, "estimated_wait_seconds": 8}
+
+
+async def test_a_waiter_that_is_cancelled_takes_no_slot_of_a_new_replica() -> None:
+    queue = Queue(1, 9, 50)
+    first, cancelled, follower = Held(queue), Held(queue), Held(queue)
+    await until(lambda: queue.counts().pending == 3)
+    cancelled.task.cancel()
+    queue.scale(2)
+    await until(lambda: follower.has_slot)
+    await asyncio.gather(cancelled.task, return_exceptions=True)
+    await first.leave()
+    await follower.leave()
+    assert (queue.counts().pending, queue.counts().holding) == (0, 0)

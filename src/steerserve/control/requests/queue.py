@@ -34,7 +34,11 @@ class QueueCounts:
 
 class Queue:
     """Serves requests in the order of their arrival. A request enters the waiting room, waits there for the
-    check of its schema and for its model, then takes a slot."""
+    check of its schema and for its model, then takes a slot.
+
+    `max_concurrent` is the number of slots of one replica of the model. `scale` says how many replicas serve. A request
+    that holds a slot keeps the slot when there are fewer slots than before.
+    """
 
     def __init__(
         self,
@@ -43,9 +47,11 @@ class Queue:
         window: int,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
+        self._of_one_replica = max_concurrent
         self._max_concurrent = max_concurrent
         self._max_pending = max_pending
-        self._slots = asyncio.Semaphore(max_concurrent)
+        # the requests that wait for a slot, each with the future that is done when it has one
+        self._line: deque[asyncio.Future[None]] = deque()
         self._durations: deque[float] = deque(maxlen=window)
         self._pending = 0
         self._holding = 0
@@ -55,6 +61,11 @@ class Queue:
         return QueueCounts(
             self._pending, self._holding, self._max_concurrent, self._max_pending, self._estimate()
         )
+
+    def scale(self, replicas: int) -> None:
+        """Offer the slots of so many replicas. Without a replica that serves, the slots of one replica remain."""
+        self._max_concurrent = self._of_one_replica * max(1, replicas)
+        self._hand_out()
 
     def full(self) -> Refusal:
         """The refusal of a request for which there is no place to wait, with the estimate of the wait."""
@@ -84,14 +95,41 @@ class Queue:
     @asynccontextmanager
     async def slot(self) -> AsyncIterator[None]:
         """A slot, for a request that has a place in the room; waits until one is free."""
-        async with self._slots:
-            self._holding += 1
-            since = self._clock()
-            try:
-                yield
-            finally:
-                self._holding -= 1
-                self._durations.append(self._clock() - since)
+        await self._take()
+        since = self._clock()
+        try:
+            yield
+        finally:
+            self._durations.append(self._clock() - since)
+            self._give_back()
+
+    # ------------------------------------------------------------- inside
+
+    async def _take(self) -> None:
+        """Take a slot, behind everybody who waits for one."""
+        turn = asyncio.get_running_loop().create_future()
+        self._line.append(turn)
+        self._hand_out()
+        try:
+            await turn
+        except asyncio.CancelledError:
+            if turn.cancelled():
+                self._line = deque(other for other in self._line if other is not turn)
+            else:  # the slot came at the same moment
+                self._give_back()
+            raise
+
+    def _give_back(self) -> None:
+        self._holding -= 1
+        self._hand_out()
+
+    def _hand_out(self) -> None:
+        """Give the free slots to those who have waited longest."""
+        while self._line and self._holding < self._max_concurrent:
+            turn = self._line.popleft()
+            if not turn.done():  # a request that was cancelled is still in the line for a moment
+                self._holding += 1
+                turn.set_result(None)
 
     def _estimate(self) -> float | None:
         """The median of the last durations, times the requests before a new one, divided by the slots. None while too
