@@ -16,6 +16,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from steerserve import __version__, demo
 from tests.conftest import Start
+from tests.engine import models
 from tests.service import Running, add_demo, load_demo
 
 
@@ -221,6 +222,22 @@ def test_the_backend_is_described(shared: Running) -> None:
     body = shared.data("GET", "/api/health/inference")
     assert body["backend"] == "serial"
     assert body["queue"] == {"max_concurrent": 8, "max_pending": 64, "current_pending": 0}
+    assert body["row_steps"]["are_batched"] is True
+    assert body["limitations"] == []
+
+
+def test_the_backend_says_that_rows_are_stepped_one_at_a_time(start: Start, tmp_path: Path) -> None:
+    folder = models.save("jamba", tmp_path / "recurrent")
+    with start() as live:
+        live.data("POST", "/api/models", {"source": "local", "local_path": str(folder)}, 202)
+        body = {"model": "recurrent", "prompt": "One day", "max_tokens": 5, "seed": 3}
+        texts = [live.http.post("/v1/completions", json=body).json()["choices"] for _ in range(2)]
+        assert texts[0] == texts[1]
+        body = live.data("GET", "/api/health/inference")
+        assert body["row_steps"]["are_batched"] is False
+        assert body["limitations"] == [body["row_steps"]["reason"]]
+        assert "one at a time" in body["row_steps"]["reason"]
+        assert body["seeded_rows"]["are_shared"] is True
 
 
 PAGE = Path(__file__).parent.parent.parent / "docs" / "health.md"

@@ -104,15 +104,47 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "bloom": ("bloom", {"n_layer": 2, "n_head": 4}),
     "mpt": ("mpt", {"d_model": 32, "n_layers": 2, "n_heads": 4, "max_seq_len": CONTEXT}),
+    "mamba": ("mamba", {}),
+    "mamba2": ("mamba2", {"head_dim": 16, "num_heads": 4, "n_groups": 1, "state_size": 8}),
+    "rwkv": ("rwkv", {"context_length": CONTEXT}),
+    # layers with attention between recurrent ones
+    "jamba": ("jamba", {"attn_layer_period": 2, "attn_layer_offset": 1, "num_experts": 2}),
+    "lfm2": ("lfm2", {"full_attn_idxs": [1]}),
+    "falcon_h1": (
+        "falcon_h1",
+        {"mamba_d_ssm": 32, "mamba_n_heads": 4, "mamba_d_state": 8, "mamba_d_head": 8},
+    ),
+    "qwen3_5": (
+        "qwen3_5_text",
+        {
+            "layer_types": ["linear_attention", "full_attention"],
+            "linear_key_head_dim": 8,
+            "linear_value_head_dim": 8,
+            "linear_num_key_heads": 2,
+            "linear_num_value_heads": 4,
+        },
+    ),
+    # a cache that the library cannot make by itself
+    "minimax": ("minimax", {"layer_types": ["linear_attention", "full_attention"]}),
+    # recurrent states that the modules keep
+    "recurrent_gemma": (
+        "recurrent_gemma",
+        {"num_hidden_layers": 3, "attention_window_size": WINDOW, "lru_width": 32},
+    ),
+    # a model without a cache of any kind
+    "openai_gpt": ("openai-gpt", {**_GPT2}),
+    # an encoder under the name of a language model
+    "bert": ("bert", {}),
 }
 
 SERVED = (
     "llama qwen2 qwen3 mistral gemma2 gemma3 gpt2 gpt_neox phi phi3 phi3_sliding opt falcon gpt_oss mixtral olmo2 "
-    "stablelm granite starcoder2 cohere"
+    "stablelm granite starcoder2 cohere gptj"
 ).split()
-"""Architectures that must work. The others may be refused, but never give other text than their own."""
+"""Architectures whose rows share passes."""
 
-OTHERS = [name for name in VARIANTS if name not in SERVED]
+ALONE = [name for name in VARIANTS if name not in (*SERVED, "bert")]
+"""Architectures whose rows are stepped one at a time, or whose long rows are."""
 
 
 def tokenizer() -> PreTrainedTokenizerFast:

@@ -45,6 +45,7 @@ from steerserve.engine.worker.batch.admission import (
 from steerserve.engine.worker.batch.batch import Batch
 from steerserve.engine.worker.model.checkpoint import Checkpoint
 from steerserve.engine.worker.model.kv import KvCache
+from steerserve.engine.worker.model.plain import PlainCache, bytes_by_device
 from steerserve.engine.worker.observing.monitor import FeatureMonitor, special_tokens
 from steerserve.engine.worker.observing.observers import Observers
 from steerserve.engine.worker.observing.sensing import Sensing
@@ -131,7 +132,7 @@ class Bench:
     ) -> None:
         self.model = model
         self.kv_tokens = kv_tokens
-        self.context = min(model.model_max_context, kv_tokens)
+        self.context = min(model.model_max_context, kv_tokens - model.row_tokens)
         self.monitor = FeatureMonitor(special_tokens(model.tokenizer, model.end_tokens))
         self.sensing = Sensing(model.decode, lambda: self.monitor.whole)
         self.observers = Observers([self.monitor, Taps(model.decode_token), self.sensing])
@@ -275,6 +276,9 @@ class Bench:
         """Tokens that the caches of all groups hold, counted in their tensors where those exist."""
         total = 0
         for group in self.batch._groups():
+            if isinstance(group.cache, PlainCache):
+                total += group.cache.tokens
+                continue
             for shelf in group.cache._shelves.values():
                 sizes = {t.shape[0] * t.shape[2] for t in shelf.keys.values()}
                 total += max(sizes, default=shelf.room * shelf.capacity)
@@ -282,12 +286,15 @@ class Bench:
 
     @property
     def held_bytes(self) -> int:
-        return sum(
-            t.numel() * t.element_size()
-            for group in self.batch._groups()
-            for shelf in group.cache._shelves.values()
-            for t in [*shelf.keys.values(), *shelf.values.values()]
-        )
+        total = 0
+        for group in self.batch._groups():
+            if isinstance(group.cache, PlainCache):
+                total += sum(sum(bytes_by_device(slot).values()) for slot in group.cache._slots)
+                continue
+            for shelf in group.cache._shelves.values():
+                tensors = [*shelf.keys.values(), *shelf.values.values()]
+                total += sum(t.numel() * t.element_size() for t in tensors)
+        return total
 
     def live_rows(self, request: int) -> list[BatchRow]:
         """The rows a request has anywhere in the batch."""
@@ -420,11 +427,10 @@ def hooked(site: sites.Site, edit: Callable[[Tensor], Tensor | None]) -> Iterato
     """A hook of the test's own, independent of the engine's, at the same place."""
 
     def after(_: Any, __: Any, output: Any) -> Any:
-        first = output[0] if isinstance(output, tuple) else output
-        edited = edit(first)
-        if edited is None:
-            return None
-        return (edited, *output[1:]) if isinstance(output, tuple) else edited
+        if not isinstance(output, (tuple, list)):
+            return edit(output)
+        edited = edit(output[0])
+        return None if edited is None else type(output)((edited, *output[1:]))
 
     def before(_: Any, args: Any, kwargs: Any) -> Any:
         edited = edit(args[0] if args else kwargs["hidden_states"])

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+from typing import Any
+
 import pytest
 
 from steerserve.errors import Refusal
@@ -51,3 +54,34 @@ def test_only_the_end_of_the_name_counts(name: str) -> None:
 @pytest.mark.parametrize("name", ["BertGenerationDecoder", "GPT2LMHeadCustomModel"])
 def test_a_causal_head_of_an_older_name_can_generate(name: str) -> None:
     assert not architecture.is_embedding_only(name)
+
+
+LONG = {"rope_type": "longrope", "original_max_position_embeddings": 64}
+
+
+@pytest.mark.parametrize(
+    ("fields", "longest", "first"),
+    [
+        ({}, 2048, None),
+        ({"max_position_embeddings": 256}, 256, None),
+        ({"max_position_embeddings": 256, "rope_parameters": {"rope_type": "linear"}}, 256, None),
+        ({"max_position_embeddings": 256, "rope_parameters": LONG}, 256, 64),
+        ({"max_position_embeddings": 64, "rope_parameters": LONG}, 64, None),
+        (
+            {
+                "max_position_embeddings": 256,
+                "rope_parameters": {"rope_type": "longrope"},
+                "original_max_position_embeddings": 128,
+            },
+            256,
+            128,
+        ),
+        ({"rope_parameters": {"rope_type": "longrope"}}, 2048, None),
+    ],
+)
+def test_the_context_is_whole_and_a_first_range_is_named(
+    fields: dict[str, Any], longest: int, first: int | None
+) -> None:
+    text = SimpleNamespace(**fields)
+    assert architecture.max_context(text) == longest
+    assert architecture.first_range(text) == first

@@ -111,3 +111,14 @@ def test_how_seeded_rows_are_stepped(
     found = stepping.seeded_rows(asked, varies, is_on_card=is_on_card)
     assert found.are_shared is are_shared
     assert word in found.reason
+
+
+@pytest.mark.parametrize("asked", ["auto", "shared", "apart"])
+@pytest.mark.parametrize("is_on_card", [True, False])
+def test_seeded_rows_need_no_passes_apart_where_each_row_is_stepped_alone(
+    asked: str, *, is_on_card: bool
+) -> None:
+    found = stepping.seeded_rows(asked, None, is_on_card=is_on_card, are_batched=False)
+    assert found == stepping.SeededRows(
+        True, "each row is stepped alone, with passes of its own shape"
+    )

@@ -43,15 +43,18 @@ def check_generates(name: str, architecture: str | None, engine: str = "checkpoi
 
 
 def max_context(text: Any) -> int:
-    """The number of tokens of context with which the model is served.
+    """The number of tokens of context with which the model is served."""
+    return int(getattr(text, "max_position_embeddings", 0) or 0) or 2048
 
-    A longrope model changes the rotary factors of all rows of a pass once one row is longer than the length for which
-    the model was first trained. Such a model is served up to that length only.
+
+def first_range(text: Any) -> int | None:
+    """The length of a row from which on a longrope model turns positions by other angles; None for other models.
+
+    Such a model turns the positions of all rows of a pass by the angles of the longest row.
     """
-    longest = int(getattr(text, "max_position_embeddings", 0) or 0) or 2048
     rope = getattr(text, "rope_parameters", None) or {}
-    if rope.get("rope_type") == "longrope":
-        original = rope.get("original_max_position_embeddings")
-        original = original or getattr(text, "original_max_position_embeddings", None)
-        return min(longest, int(original)) if original else longest
-    return longest
+    if rope.get("rope_type") != "longrope":
+        return None
+    original = rope.get("original_max_position_embeddings")
+    original = original or getattr(text, "original_max_position_embeddings", None)
+    return int(original) if original and int(original) < max_context(text) else None

@@ -21,6 +21,9 @@ KEYS = 512
 """On the processor, a prefill pass reads a multiple of this many tokens of cache. The attention kernel there reads
 blocks of this many, and a shorter block is summed in another order."""
 
+STEP_SECONDS = 0.2
+"""The longest step beside which a prefill pass may take place, unless decode passes alone take more than half of it."""
+
 REST_STEPS = 2
 """The decode passes without a prefill pass that follow a part of a long prompt, so that most steps are short."""
 
@@ -48,6 +51,19 @@ def capacity(tokens: int, need: int) -> int:
 
 
 @dataclass(frozen=True, slots=True)
+class RowSteps:
+    """Whether rows share passes, and why they do or do not."""
+
+    are_batched: bool
+    reason: str
+
+
+BATCHED = RowSteps(
+    True, "the check at the load found that passes over several rows give right logits"
+)
+
+
+@dataclass(frozen=True, slots=True)
 class SeededRows:
     """Whether seeded rows share passes with other rows, and why they do or do not."""
 
@@ -55,13 +71,17 @@ class SeededRows:
     reason: str
 
 
-def seeded_rows(asked: str, varies: str | None, *, is_on_card: bool) -> SeededRows:
+def seeded_rows(
+    asked: str, varies: str | None, *, is_on_card: bool, are_batched: bool = True
+) -> SeededRows:
     """How seeded rows are stepped: `asked` is the setting SEEDED_ROWS, `varies` what changed the last bits of a row's
     logits in the check at the load, or None.
 
-    Seeded rows are never shared where the check failed. On cards `auto` keeps them apart, because a card chooses
-    kernels by more than the shapes that the check tries.
+    Where no rows share passes, seeded rows need no passes apart. Seeded rows are never shared where the check failed.
+    On cards `auto` keeps them apart, because a card chooses kernels by more than the shapes that the check tries.
     """
+    if not are_batched:
+        return SeededRows(True, "each row is stepped alone, with passes of its own shape")
     if asked == "apart":
         return SeededRows(False, "SEEDED_ROWS says so")
     if varies is not None:

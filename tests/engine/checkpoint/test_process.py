@@ -352,7 +352,7 @@ async def test_a_broken_checkpoint_is_refused_and_the_engine_still_answers(
     empty: CheckpointEngine, folder: Folder, tmp_path: Path, llama: Checkpoint
 ) -> None:
     paths = [broken(kind, folder("llama"), tmp_path / str(i)) for i, kind in enumerate(BROKEN)]
-    for path in [*paths, tmp_path / "nowhere", folder("bloom")]:
+    for path in [*paths, tmp_path / "nowhere", folder("bert")]:
         with pytest.raises(Refusal) as refused:
             await empty.load(lambda _: None, path=str(path), **FIELDS)
         assert refused.value.code == "MODEL_LOAD_FAILED", path

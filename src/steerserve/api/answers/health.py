@@ -7,7 +7,7 @@ from typing import NotRequired
 from typing_extensions import TypedDict
 
 from steerserve.control.vitals.views import Capabilities, FixedSampling, QueueLimits
-from steerserve.rules.stepping import SeededRows
+from steerserve.rules.stepping import RowSteps, SeededRows
 
 
 class BackendReport(TypedDict):
@@ -17,6 +17,7 @@ class BackendReport(TypedDict):
     description: str
     capabilities: Capabilities
     limitations: list[str]
+    row_steps: RowSteps | None
     seeded_rows: SeededRows | None
     queue: NotRequired[QueueLimits]
     cbm_config: NotRequired[FixedSampling]

@@ -37,7 +37,6 @@ from steerserve.errors import Refusal
 from steerserve.rules import signs
 from steerserve.rules.breaker import BreakerStatus
 from steerserve.rules.residency import Phase
-from steerserve.rules.stepping import SeededRows
 from steerserve.settings import Settings
 from steerserve.store.catalog import utc_now
 from steerserve.store.db import Database
@@ -189,6 +188,10 @@ class Vitals:
         """The backend that serves, and its capabilities. With continuous batching, requests that the batch refuses are
         served serially."""
         settings, counts = self._settings, self._queue.counts()
+        resident = self._conductor.resident
+        facts = resident.facts if resident is not None else None
+        rows = facts.row_steps if facts else None
+        limits = (rows.reason,) if rows is not None and not rows.are_batched else ()
         if self._generation.is_batching:
             return InferenceBackend(
                 "cbm",
@@ -198,30 +201,30 @@ class Vitals:
                     "response_format is refused",
                     "seeds are best effort",
                     "other sampling parameters, profiles and intensities take a slot",
+                    *limits,
                 ),
                 cbm_config=FixedSampling(
                     settings.cbm_default_temperature,
                     settings.cbm_default_top_p,
                     settings.cbm_max_queue_size,
                 ),
-                seeded_rows=self._seeded_rows(),
+                row_steps=rows,
+                seeded_rows=facts.seeded_rows if facts else None,
             )
         return InferenceBackend(
             "serial",
             "one running batch; every request takes a slot",
             Capabilities(per_request_sampling_params=True, per_request_profile_override=True),
+            limitations=limits,
             queue=QueueLimits(counts.max_concurrent, counts.max_pending, counts.pending),
-            seeded_rows=self._seeded_rows(),
+            row_steps=rows,
+            seeded_rows=facts.seeded_rows if facts else None,
         )
 
     # ------------------------------------------------------------- inside
 
     def _uptime(self) -> float:
         return round(time.monotonic() - self._since, 3)
-
-    def _seeded_rows(self) -> SeededRows | None:
-        resident = self._conductor.resident
-        return resident.facts.seeded_rows if resident is not None and resident.facts else None
 
     def _is_loaded(self) -> bool:
         resident = self._conductor.resident

@@ -12,7 +12,7 @@ from steerserve.control.interventions.serving import ServingProfile
 from steerserve.control.metrics import Percentiles
 from steerserve.rules.breaker import BreakerStatus
 from steerserve.rules.lease_status import LeaseStatus
-from steerserve.rules.stepping import SeededRows
+from steerserve.rules.stepping import RowSteps, SeededRows
 
 HealthStatus = Literal["healthy", "degraded", "unhealthy"]
 
@@ -131,8 +131,8 @@ class FixedSampling:
 
 @dataclass(frozen=True, slots=True)
 class InferenceBackend:
-    """The backend that serves. Either `queue` or `cbm_config` is None. `seeded_rows` is None without a model that takes
-    seeds."""
+    """The backend that serves. Either `queue` or `cbm_config` is None. `row_steps` is None without a model
+    that writes, `seeded_rows` without a model that takes seeds."""
 
     backend: str
     description: str
@@ -140,6 +140,7 @@ class InferenceBackend:
     limitations: Sequence[str] = ()
     queue: QueueLimits | None = None
     cbm_config: FixedSampling | None = None
+    row_steps: RowSteps | None = None
     seeded_rows: SeededRows | None = None
 
 

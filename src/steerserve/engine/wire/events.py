@@ -6,7 +6,7 @@ from typing import Any
 
 from steerserve.engine.wire.sensing import SensedEdges, SensedSpans, Window
 from steerserve.engine.wire.values import ChatTemplate, Message
-from steerserve.rules.stepping import SeededRows
+from steerserve.rules.stepping import RowSteps, SeededRows
 
 LOADING_WEIGHTS = "loading_weights"
 """The stage of a load in which the weights are read. The stages before read the configuration and the tokenizer."""
@@ -23,7 +23,8 @@ class Progress(Message, frozen=True):
 class Loaded(Message, frozen=True):
     """Facts of the loaded model. Sizes are in tokens, features and MiB; `quantization` is the form in which it is held.
     `site_widths` has the width of every site that an SAE may read and write here, by its name in
-    `rules.sae_sites.SITES`. `seeded_rows` says how seeded rows are stepped; None where there are none."""
+    `rules.sae_sites.SITES`. `row_steps` says whether rows share passes, and `seeded_rows` whether seeded rows
+    do; None where there are none."""
 
     id: int
     architecture: str
@@ -44,6 +45,7 @@ class Loaded(Message, frozen=True):
     supports_embeddings: bool = True
     quantization: str = ""
     site_widths: dict[str, int] = {}
+    row_steps: RowSteps | None = None
     seeded_rows: SeededRows | None = None
 
 

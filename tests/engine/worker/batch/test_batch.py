@@ -12,8 +12,8 @@ from steerserve.engine.wire.messages import Suppressed
 from steerserve.engine.worker.batch import group as group_module
 from steerserve.engine.worker.model.checkpoint import Checkpoint
 from steerserve.errors import Refusal
-from tests.engine.models import OTHERS, SERVED
-from tests.engine.running import Bench, alone, attempt, generated, words
+from tests.engine.models import SERVED
+from tests.engine.running import Bench, alone, generated, words
 
 Loaded = Callable[[str], Checkpoint]
 
@@ -50,15 +50,6 @@ def truth(model: Checkpoint) -> list[list[int]]:
 def test_rows_that_join_and_leave_give_the_text_of_generate(loaded: Loaded, variant: str) -> None:
     model = loaded(variant)
     assert staggered(model) == truth(model)
-
-
-@pytest.mark.parametrize("variant", OTHERS)
-def test_an_architecture_is_refused_by_code_or_served_right(loaded: Loaded, variant: str) -> None:
-    model, code = attempt(lambda: loaded(variant))
-    if model is None:
-        assert code == "MODEL_LOAD_FAILED"
-    else:
-        assert staggered(model) == truth(model)
 
 
 @pytest.mark.parametrize("variant", MANY_KINDS)
@@ -303,48 +294,3 @@ def test_no_order_of_joining_and_cancelling_changes_a_text(
         else:
             assert number in cancelled
             assert truths[key].startswith(answer.text)
-
-
-# ---------------------------------------------------------------- positions that change their meaning
-
-
-def served_right_or_refused(serve: Callable[[], list[int]], truth: list[int]) -> None:
-    """Such a model may be refused at load, or its context kept to the first range; it must not give other text."""
-    found, code = attempt(serve)
-    assert (found, code) in ((truth, None), (None, "CONTEXT_LENGTH_EXCEEDED"))
-
-
-@pytest.fixture
-def two_ranges(loaded: Loaded) -> Checkpoint | None:
-    """A model that turns positions by other angles once a text is long; None where that is refused at load."""
-    model, code = attempt(lambda: loaded("phi3_longrope"))
-    assert code in (None, "MODEL_LOAD_FAILED")
-    return model
-
-
-def test_a_long_neighbour_does_not_change_how_a_short_row_reads_its_positions(
-    two_ranges: Checkpoint | None,
-) -> None:
-    if two_ranges is None:
-        return
-
-    def beside_a_long_one() -> list[int]:
-        bench = Bench(two_ranges)
-        short = bench.ask(1, words(12), max_tokens=30)
-        bench.step(3)
-        bench.ask(2, words(150), max_tokens=30)
-        bench.run()
-        return short.tokens
-
-    served_right_or_refused(beside_a_long_one, generated(two_ranges, words(12), 30))
-
-
-def test_a_text_that_grows_past_the_first_range_of_positions_is_that_of_generate(
-    two_ranges: Checkpoint | None,
-) -> None:
-    if two_ranges is None:
-        return
-    served_right_or_refused(
-        lambda: alone(two_ranges, words(60), max_tokens=60).tokens,
-        generated(two_ranges, words(60), 60),
-    )

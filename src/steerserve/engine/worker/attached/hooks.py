@@ -73,6 +73,7 @@ class HookedSaes:
         self._on_detach = on_detach
         self._attachments: dict[str, HookedSae] = {}
         self._live = steering.Live()
+        self._tokens = 0
         self.version = 0
         self._vectors: OrderedDict[tuple[str, frozenset[tuple[int, float]]], Tensor] = OrderedDict()
 
@@ -150,16 +151,19 @@ class HookedSaes:
         catches: Mapping[int, Sequence[Catch]] | None = None,
         *,
         rows: int = 0,
+        tokens: int = 0,
     ) -> Iterator[None]:
         """While open, a forward pass over rows with these plans is steered row by row. `catches` has, by the number of
         an attached SAE, the functions that take the value of its site. The pass has `rows` rows where that is more than
-        the plans; nobody reads what the model computes for the others."""
+        the plans; nobody reads what the model computes for the others. The functions get the last `tokens` tokens of
+        the value only, or all where `tokens` is 0."""
         catches = catches or {}
         rows = max(rows, len(plans))
         try:
             for key, attachment in self._attachments.items():
                 attachment.delta = self._delta(key, attachment, plans, rows)
                 attachment.catches = catches.get(attachment.number, ())
+            self._tokens = tokens
             yield
         finally:
             for attachment in self._attachments.values():
@@ -224,8 +228,9 @@ class HookedSaes:
         """Called by the hook: give the site's value [rows, T, width] to its observers, and return the delta that is
         added to the value."""
         delta = attachment.delta
+        read = value[:, -self._tokens :]  # all tokens where the number is 0
         for catch in attachment.catches:
-            catch(value, delta)
+            catch(read, delta)
         if delta is not None:
             attachment.applied += 1
         return delta

@@ -1,7 +1,8 @@
 """The running batch: rows join, step together and leave. One row is one choice of one request.
 
 All rows share one group where the logits of a row do not depend on the other rows (`model/invariance.py`). Otherwise
-the rows of each seeded request are a group of their own, with passes of its own. The KV memory of all groups together
+the rows of each seeded request are a group of their own, with passes of its own. Rows that the passes of the batch
+cannot serve (`model/plain.py`) are a group whose rows are stepped one at a time. The KV memory of all groups together
 stays within `kv_tokens`; rows that do not fit wait, and join in the order in which they came.
 """
 
@@ -10,11 +11,13 @@ from __future__ import annotations
 from collections import deque
 
 from steerserve.engine.worker.attached.hooks import HookedSaes
-from steerserve.engine.worker.batch.group import STEP_SECONDS, Group
+from steerserve.engine.worker.batch.group import Group
 from steerserve.engine.worker.batch.prefix import Prefixes
 from steerserve.engine.worker.model.checkpoint import Checkpoint
+from steerserve.engine.worker.model.plain import PlainPasses
 from steerserve.engine.worker.observing.observers import Observers
 from steerserve.engine.worker.rows.rows import BatchRow, Ending, settled
+from steerserve.rules import stepping
 
 
 class Batch:
@@ -29,7 +32,7 @@ class Batch:
         prefix_tokens: int = 0,
         *,
         shares_seeded: bool = False,
-        step_seconds: float = STEP_SECONDS,
+        step_seconds: float = stepping.STEP_SECONDS,
     ) -> None:
         self._model = model
         self._saes = saes
@@ -38,12 +41,13 @@ class Batch:
         self._shares_seeded = shares_seeded
         prefixes = Prefixes(prefix_tokens) if prefix_tokens else None
         self._shared = self._group(prefixes, step_seconds)
+        self._alone = self._group(None, None, model.alone) if model.alone else None
         self._seeded: dict[int, Group] = {}
         self._waiting: deque[tuple[list[BatchRow], bool]] = deque()
 
     @property
     def is_idle(self) -> bool:
-        return not self._waiting and self._shared.is_empty and not self._seeded
+        return not self._waiting and all(group.is_empty for group in self._groups())
 
     @property
     def kv_held(self) -> int:
@@ -54,20 +58,23 @@ class Batch:
         """Add the rows of a request. They join once there is room: one by one, or all at once where they have a group
         of their own."""
         if is_seeded and not self._shares_seeded:
-            self._waiting.append((rows, True))
-        else:
-            self._waiting.extend(([row], False) for row in rows)
+            together = [row for row in rows if self._home(row) is self._shared]
+            if together:
+                self._waiting.append((together, True))
+            rows = [row for row in rows if self._home(row) is not self._shared]
+        self._waiting.extend(([row], False) for row in rows)
 
     def cancel(self, request: int) -> None:
         self._waiting = deque(entry for entry in self._waiting if entry[0][0].request != request)
-        self._shared.drop(request)
+        for group in self._lasting():
+            group.drop(request)
         self._seeded.pop(request, None)
         self._observers.forget(request)
 
     def step(self) -> list[Ending]:
         """Advance every group by one step. A request that was refused has no row left in the batch afterwards."""
         self._admit()
-        outcomes = self._shared.step()
+        outcomes = [outcome for group in self._lasting() for outcome in group.step()]
         for request, group in list(self._seeded.items()):
             outcomes += group.step()
             if group.is_empty:
@@ -75,15 +82,16 @@ class Batch:
         outcomes, refused = settled(outcomes)
         for request in refused:
             self.cancel(request)
-        if self._shared.is_empty:
-            self._shared.cache.release()
+        for group in self._lasting():
+            if group.is_empty:
+                group.cache.release()
         return outcomes
 
     def _admit(self) -> None:
         """Let rows join in the order in which they came, as long as there is room."""
         while self._waiting:
             rows, is_seeded = self._waiting[0]
-            group = self._group(None, None) if is_seeded else self._shared
+            group = self._group(None, None) if is_seeded else self._home(rows[0])
             if not group.may_join(rows, self._room_of(group)):
                 break
             self._waiting.popleft()
@@ -97,8 +105,25 @@ class Batch:
         """The tokens of cache that the other groups leave to a group."""
         return self._kv_tokens - sum(g.reserved for g in self._groups() if g is not group)
 
-    def _group(self, prefixes: Prefixes | None, step_seconds: float | None) -> Group:
-        return Group(self._model, self._saes, self._observers, prefixes, step_seconds)
+    def _home(self, row: BatchRow) -> Group:
+        """The group of a row that has no group with its request."""
+        most = len(row.prompt) + row.max_tokens
+        if self._alone is None or most <= self._model.batched_context:
+            return self._shared
+        return self._alone
+
+    def _group(
+        self,
+        prefixes: Prefixes | None,
+        step_seconds: float | None,
+        passes: PlainPasses | None = None,
+    ) -> Group:
+        model = passes or self._model
+        return Group(model, self._saes, self._observers, prefixes, step_seconds)
+
+    def _lasting(self) -> list[Group]:
+        """The groups that do not end with a request."""
+        return [self._shared, self._alone] if self._alone else [self._shared]
 
     def _groups(self) -> list[Group]:
-        return [self._shared, *self._seeded.values()]
+        return [*self._lasting(), *self._seeded.values()]

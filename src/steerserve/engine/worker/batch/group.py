@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import replace
-from typing import cast
+from typing import Any, cast
 
 import structlog
 from torch import Tensor
@@ -16,11 +16,12 @@ from steerserve.engine.worker.attached.hooks import HookedSaes
 from steerserve.engine.worker.batch import echo
 from steerserve.engine.worker.batch.prefix import Prefixes
 from steerserve.engine.worker.batch.reuse import Reuse
+from steerserve.engine.worker.batch.tokens import sampled
 from steerserve.engine.worker.model import kv
 from steerserve.engine.worker.model.checkpoint import Checkpoint
 from steerserve.engine.worker.model.kv import CacheSlot
+from steerserve.engine.worker.model.plain import PlainPasses
 from steerserve.engine.worker.observing.observers import Observers
-from steerserve.engine.worker.rows import constrain, sampling
 from steerserve.engine.worker.rows.rows import BatchRow, Ending, Pooling, Writing
 from steerserve.errors import Refusal
 from steerserve.rules import stepping
@@ -30,9 +31,6 @@ from steerserve.rules.stepping import PrefillTurn, Prompt, Tempo
 ROWS_MAXIMUM = 128
 """The most rows that decode together, because logits over a large vocabulary take memory. One request alone may have
 more."""
-
-STEP_SECONDS = 0.2
-"""The longest step beside which a prefill pass may take place, unless decode passes alone take more than half of it."""
 
 log = structlog.get_logger(__name__)
 
@@ -47,11 +45,11 @@ class Group:
 
     def __init__(
         self,
-        model: Checkpoint,
+        model: Checkpoint | PlainPasses,
         saes: HookedSaes,
         observers: Observers,
         prefixes: Prefixes | None = None,
-        step_seconds: float | None = STEP_SECONDS,
+        step_seconds: float | None = stepping.STEP_SECONDS,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         self._model = model
@@ -61,8 +59,8 @@ class Group:
         self._clock = clock
         self._tempo = Tempo()
         self._turn = PrefillTurn()
-        self.cache = model.cache()
-        self._reuse = Reuse(saes, observers, self.cache, prefixes)
+        self.cache: Any = model.cache()
+        self._reuse = Reuse(saes, observers, cast(Any, self.cache), prefixes)
         self.rows: list[BatchRow] = []
         self.joining: list[BatchRow] = []
 
@@ -73,7 +71,7 @@ class Group:
     @property
     def reserved(self) -> int:
         """The number of tokens of cache that the rows may take until their ends, or that are allocated already."""
-        return max(self.cache.tokens, sum(row.need for row in self.all_rows()))
+        return max(self.cache.tokens, self._need(self.all_rows()))
 
     def all_rows(self) -> list[BatchRow]:
         return [*self.rows, *self.joining]
@@ -83,17 +81,20 @@ class Group:
         every = [*self.all_rows(), *new]
         if len(every) > max(ROWS_MAXIMUM, len(new)):
             return False
-        return sum(row.need for row in every) <= budget
+        return self._need(every) <= budget
 
     def join(self, new: list[BatchRow]) -> None:
         """Take the rows in; they are prefilled by the coming steps."""
         self.joining.extend(new)
 
     def step(self) -> list[Ending]:
-        """One prefill pass if it is due, then one decode pass of the rows that decoded before."""
+        """One prefill pass if it is due, then one decode pass of the rows that decoded before; one of each row where
+        rows are stepped alone."""
         decoding = list(self.rows)
         outcomes = self._prefill()
-        return outcomes + self._decode([row for row in decoding if row.slot is not None])
+        for rows in [[row] for row in decoding] if self._model.is_alone else [decoding]:
+            outcomes += self._decode([row for row in rows if row.slot is not None])
+        return outcomes
 
     def drop(self, request: int) -> None:
         """Forget a request's rows at once."""
@@ -105,12 +106,17 @@ class Group:
 
     # ------------------------------------------------------------- inside
 
+    def _need(self, rows: list[BatchRow]) -> int:
+        return sum(row.need + self._model.state_tokens for row in rows)
+
     def _prefill(self) -> list[Ending]:
         """The prefill pass of this step, if one is due."""
         if not self.joining:
             return []
         most = PREFILL_TOKENS
-        if self.rows and self._step_seconds is not None:
+        if not self._model.takes_parts:
+            most = max(len(row.prompt) for row in self.joining)
+        elif self.rows and self._step_seconds is not None:
             most = self._tempo.tokens(self._step_seconds, PREFILL_TOKENS)
         rows = self._due(most)
         if not rows:
@@ -121,7 +127,7 @@ class Group:
         if not rows:
             return outcomes
         start = rows[0].filled
-        most = echo.most(rows, self._model.vocabulary, most)
+        most = self._most(rows, most)
         parts = [row.prompt[start : start + most] for row in rows]
         logits = self._read(rows, start, parts)
         if isinstance(logits, Exception):
@@ -175,19 +181,23 @@ class Group:
     def _due(self, most: int) -> list[BatchRow]:
         """The rows that the prefill pass of this step reads, with at most `most` tokens. A row that begins with a kept
         prefix is read alone, from the end of that prefix."""
-        vocabulary = self._model.vocabulary
         prompts = [
-            Prompt(len(row.prompt), row.filled, echo.most([row], vocabulary, most))
-            for row in self.joining
+            Prompt(len(row.prompt), row.filled, self._most([row], most)) for row in self.joining
         ]
         places = stepping.chosen(prompts, self._turn, is_decoding=bool(self.rows))
         rows = [self.joining[i] for i in places]
+        if self._model.is_alone:
+            rows = rows[:1]
         if len(rows) > 1:
             begins = [self._reuse.find(row) is not None for row in rows]
             rows = (
                 rows[:1] if begins[0] else [r for r, b in zip(rows, begins, strict=True) if not b]
             )
         return rows
+
+    def _most(self, rows: list[BatchRow], most: int) -> int:
+        """The most tokens of a prefill pass over these rows, at most `most`."""
+        return echo.most(rows, self._model.vocabulary, most) if self._model.takes_parts else most
 
     def _begun(self, rows: list[BatchRow]) -> tuple[list[Ending], list[BatchRow]]:
         """Give the rows that begin their slots. Returns the refusals of rows for which the memory cannot be allocated,
@@ -263,7 +273,9 @@ class Group:
         """
         plans = [row.plan for row in rows]
         try:
-            with self._saes.of(plans, self._observers.expect(rows, spans), rows=count):
+            catches = self._observers.expect(rows, spans)
+            tokens = spans[0][1] if self._model.is_alone else 0
+            with self._saes.of(plans, catches, rows=count, tokens=tokens):
                 logits = forward()
             self._observers.settle()
             return logits
@@ -275,7 +287,7 @@ class Group:
 
     def _accept(self, logits: Tensor, rows: list[BatchRow]) -> list[Ending]:
         try:
-            tokens = self._sampled(logits, rows)
+            tokens = sampled(logits, rows)
         except Exception as error:
             # sampling over a large vocabulary may run out of memory
             log.exception("sampling_failed", rows=len(rows))
@@ -320,17 +332,6 @@ class Group:
             return row.refused(error.code, error.message, **error.details)
         log.exception("row_failed")
         return row.failed(error, self._model.device, 1)
-
-    def _sampled(self, logits: Tensor, rows: list[BatchRow]) -> dict[int, Refusal | int | None]:
-        """By place, the next token of each row that writes, or the refusal where there is none."""
-        goals = {i: row.goal for i, row in enumerate(rows) if isinstance(row.goal, Writing)}
-        if not goals:
-            return {}
-        if len(goals) < len(rows):
-            logits = logits[list(goals)]
-        logits, refusals = constrain.mask(logits, [goal.constraint for goal in goals.values()])
-        tokens = sampling.sample(logits, [goal.sampler for goal in goals.values()])
-        return {place: refusals.get(i, tokens[i]) for i, place in enumerate(goals)}
 
     def _failed(self, rows: list[BatchRow], error: Exception) -> list[Ending]:
         refusals: dict[int, Ending] = {

@@ -22,6 +22,12 @@ from steerserve.engine.worker.model.kv import KvCache, ShelfPart
 FULL = "full_attention"
 SLIDING = "sliding_attention"
 
+_KINDS = frozenset({FULL, SLIDING})
+
+_OWN_MASKS = frozenset({"gpt_neo"})
+"""Architectures that compute their own masks from the length of the cache. The masks are wrong where the cache is
+longer than its rows, and the cache of the batch is longer than its rows."""
+
 _EAGER = "eager"
 _LIBRARY = (_EAGER, "sdpa")
 
@@ -76,6 +82,17 @@ class PartedAttention:
                 Callable[..., Any], sys.modules[type(module).__module__].eager_attention_forward
             )
         return cast(Callable[..., Any], ALL_ATTENTION_FUNCTIONS[self.library])
+
+
+def layer_kinds(text: Any, layers: int) -> tuple[str, ...]:
+    """The kind of attention of each layer, by the configuration of the language model; none where passes over several
+    rows cannot give right logits."""
+    if text.model_type in _OWN_MASKS:
+        return ()
+    types = getattr(text, "layer_types", None)
+    if types is None:
+        return (SLIDING if getattr(text, "sliding_window", None) else FULL,) * layers
+    return tuple(types) if set(types) <= _KINDS else ()
 
 
 def install(model: Any, kinds: Sequence[str]) -> PartedAttention | None:

@@ -10,47 +10,40 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, cast
 
+import structlog
 import torch
 from torch import Tensor, nn
 from transformers import AutoModelForCausalLM
 
-from steerserve.engine.worker import memory
-from steerserve.engine.worker.model import attention, invariance
-from steerserve.engine.worker.model.attention import FULL, SLIDING
+from steerserve.engine.worker.model import agreement, attention, invariance
+from steerserve.engine.worker.model.agreement import Agreement, BytesByDevice, Disagreement
+from steerserve.engine.worker.model.attention import SLIDING, PartedAttention
 from steerserve.engine.worker.model.kv import CacheSlot, KvCache
-from steerserve.engine.worker.model.transformer import (
-    Report,
-    Transformer,
-    configuration,
-    first_line,
-)
+from steerserve.engine.worker.model.plain import PlainPasses, beat_per_layer
+from steerserve.engine.worker.model.transformer import Report, Transformer, configuration
 from steerserve.errors import Refusal
 from steerserve.rules import stepping
-from steerserve.rules.architecture import max_context
-from steerserve.rules.precision import Scheme
+from steerserve.rules.architecture import first_range, max_context
 from steerserve.rules.signs import Activity
+from steerserve.rules.stepping import RowSteps
 
-_CHECK_TOKENS = 24
-_TOLERANCE = {torch.float32: 2e-3, torch.float16: 0.1, torch.bfloat16: 0.2}
-_QUANTIZED_TOLERANCE = 0.2
-"""The kernels of quantized weights may compute in half precision, whatever the dtype of the model is."""
-_INT8_TOLERANCE = 0.5
-"""With 8-bit weights, activations are rounded to 8 bits too, except for columns with an outlier in any row of the pass.
-Two correct passes with different rows may therefore differ by that rounding."""
-_LAYER_TYPES = frozenset({FULL, SLIDING})
-
-_OWN_MASKS = frozenset({"gpt_neo"})
-"""Architectures that compute their own masks from the length of the cache. The masks are wrong where the cache is
-longer than its rows, and the cache here is longer than its rows."""
+log = structlog.get_logger(__name__)
 
 
 class Checkpoint(Transformer):
     """A loaded causal language model. `varies` says what changes the last bits of a row's logits; None where nothing
     does. Decode passes have a multiple of `row_step` rows.
 
+    Rows of more than `batched_context` tokens are stepped one at a time by the passes `alone`, which are None where
+    there are no such rows. `row_steps` says why.
+
     Raises:
         Refusal: UNSUPPORTED_QUANTIZATION, MODEL_LOAD_FAILED.
     """
+
+    is_alone = False
+    takes_parts = True
+    state_tokens = 0
 
     def __init__(
         self,
@@ -62,8 +55,6 @@ class Checkpoint(Transformer):
         devices: Sequence[str] = (),
     ) -> None:
         config = configuration(path, trust_remote_code)
-        if config.model_type in _OWN_MASKS:
-            raise _not_served(f"{config.model_type} makes attention masks of its own")
         super().__init__(
             path,
             AutoModelForCausalLM,
@@ -79,9 +70,9 @@ class Checkpoint(Transformer):
         self.vocabulary = self.output_vocabulary
         self.model_max_context = max_context(text)
         self.window: int | None = getattr(text, "sliding_window", None)
-        self.kinds = self._attention_types(text)
+        self.kinds = attention.layer_kinds(text, self.layers)
         self.is_eager = self.model.config._attn_implementation == "eager"
-        self._attention = attention.install(self.model, self.kinds)
+        self._attention: PartedAttention | None = None
         self.end_tokens = self._end_tokens()
         self._last: Tensor | None = None
         self._sizes: Tensor | None = None
@@ -91,13 +82,21 @@ class Checkpoint(Transformer):
         self.model.get_output_embeddings().register_forward_pre_hook(self._keep_last)
         report("checking", 90.0)
         self.row_step = 1
-        self.kv_bytes_by_device = self._check()
-        self.varies = self._check_rows()
+        self.varies: str | None = None
+        self.alone: PlainPasses | None = None
+        self.batched_context = self.model_max_context
+        self.row_steps = stepping.BATCHED
+        self.kv_bytes_by_device = self._check(first_range(text))
 
     @property
     def kv_bytes_per_token(self) -> int:
         """The number of bytes that a token takes in the cache, over all devices."""
         return sum(self.kv_bytes_by_device.values())
+
+    @property
+    def row_tokens(self) -> int:
+        """The tokens of cache that a row takes beside its own tokens."""
+        return self.alone.state_tokens if self.alone is not None else 0
 
     # ------------------------------------------------------------- text
 
@@ -198,12 +197,13 @@ class Checkpoint(Transformer):
     ) -> Tensor:
         """The logits [rows, T, vocabulary] of a pass over tokens [rows, T]; T is 1 where `last` names one token of each
         row. With `sizes` [rows], `sums` is set."""
-        self._last, self._sizes = last, sizes
         cache.beat = self.pulse.beat
         if self._attention is not None:
             self._attention.cache = cache
         try:
-            out = self.model(
+            out = self.call(
+                last=last,
+                sizes=sizes,
                 input_ids=tokens.to(self.device),
                 position_ids=positions,
                 attention_mask=masks,
@@ -211,10 +211,18 @@ class Checkpoint(Transformer):
                 use_cache=True,
             )
         finally:
-            self._last = self._sizes = None
             if self._attention is not None:
                 self._attention.cache = None
         return cast(Tensor, out.logits).to(self.device)
+
+    def call(self, *, last: Tensor | None, sizes: Tensor | None = None, **inputs: Any) -> Any:
+        """What the model gives for these inputs. With `last` [rows], there are logits of one token of each row only.
+        With `sizes` [rows], `sums` is set."""
+        self._last, self._sizes = last, sizes
+        try:
+            return self.model(**inputs)
+        finally:
+            self._last = self._sizes = None
 
     def _keep_last(self, _: nn.Module, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...] | None:
         """Before the output embedding: keep [rows, 1, hidden] of [rows, T, hidden], each row's last token."""
@@ -248,16 +256,6 @@ class Checkpoint(Transformer):
 
     # ------------------------------------------------------------- facts
 
-    def _attention_types(self, text: Any) -> tuple[str, ...]:
-        """The type of each layer."""
-        types = getattr(text, "layer_types", None)
-        if types is None:
-            return (SLIDING if self.window else FULL,) * self.layers
-        unknown = sorted(set(types) - _LAYER_TYPES)
-        if unknown:
-            raise _not_served(f"it has layers of type {', '.join(unknown)}")
-        return tuple(types)
-
     def _end_tokens(self) -> frozenset[int]:
         """The tokens that end a completion: the end tokens of the generation config, and the tokenizer's EOS."""
         configured = getattr(self.model.generation_config, "eos_token_id", None)
@@ -265,78 +263,77 @@ class Checkpoint(Transformer):
         return frozenset(int(e) for e in [*ends, self.tokenizer.eos_token_id] if e is not None)
 
     @torch.inference_mode()
-    def _check(self) -> dict[torch.device, int]:
-        """Check that passes over the cache equal one plain pass on this architecture. Returns the bytes of KV per token
-        by device.
+    def _check(self, first: int | None) -> BytesByDevice:
+        """Choose the passes by which rows are stepped. `first` is the length from which on a row must be stepped alone.
+        Returns the bytes of KV per token by device.
 
         Raises:
-            Refusal: MODEL_LOAD_FAILED when the passes differ, because every answer would be wrong.
+            Refusal: MODEL_LOAD_FAILED when no passes give the logits of a plain pass, because every answer would be
+                wrong.
         """
+        try:
+            compared = Agreement(self)
+            try:
+                sizes = self._check_batch(compared)
+            except Disagreement as why:
+                self.batched_context = 0
+                self.alone = agreement.plain_passes(self, compared)
+                reason = f"passes over several rows do not give right logits ({why})"
+                self.row_steps = RowSteps(False, f"{self.alone.described}, because {reason}")
+                log.warning("rows_stepped_alone", architecture=self.config.model_type, why=str(why))
+                sizes = self.alone.kv_bytes_by_device
+            else:
+                self._check_rows()
+                self._check_long(compared, first)
+        except Disagreement as why:
+            raise Refusal(
+                "MODEL_LOAD_FAILED",
+                f"this architecture's plain forward pass cannot be reproduced: {why}",
+            ) from why
+        if self.alone is not None:
+            beat_per_layer(self.model, self.layers, lambda: self.pulse.beat())
+        return sizes
+
+    def _check_batch(self, compared: Agreement) -> BytesByDevice:
+        """Compare passes over several rows. Returns the bytes of KV per token by device.
+
+        Raises:
+            Disagreement.
+        """
+        if not self.kinds:
+            raise Disagreement("its layers have a state or masks of their own")
+        self._attention = attention.install(self.model, self.kinds)
         if self._attention is not None:
-            with suppress(ValueError, TypeError, RuntimeError, LookupError, AttributeError):
-                off, bytes_by_device = self._check_error()
-                if off <= self._tolerance:
-                    return bytes_by_device
+            with suppress(Disagreement):
+                return compared.batch()
             # the model's code does not take its attention from the library as others do
             attention.uninstall(self.model, self._attention)
             self._attention = None
-        try:
-            off, bytes_by_device = self._check_error()
-        except (ValueError, TypeError, RuntimeError, LookupError) as error:
-            if memory.is_exhausted(error):
-                raise
-            # an architecture that does not accept these masks, these positions or this cache may raise any of these
-            # errors
-            raise _not_served(first_line(error)) from error
-        if not off <= self._tolerance:
-            raise _not_served(f"the relative error of its logits is {off:.3g}")
-        return bytes_by_device
+        return compared.batch()
 
-    def _check_rows(self) -> str | None:
-        """Find the number of rows of which decode passes have a multiple. Returns what changes the last bits of a row's
-        logits; None where nothing does."""
-        found = None
+    def _check_rows(self) -> None:
+        """Find the number of rows of which decode passes have a multiple, and what changes the last bits of a row's
+        logits."""
         for self.row_step in stepping.ROW_STEPS:
-            found = invariance.varies(self)
-            if found is None:
-                return None
+            self.varies = invariance.varies(self)
+            if self.varies is None:
+                return
         self.row_step = 1
-        return found
 
-    @property
-    def _tolerance(self) -> float:
-        if self.held.name == "int8":
-            return _INT8_TOLERANCE
-        if self.held.scheme in (Scheme.NF4, Scheme.AS_STORED):
-            return _QUANTIZED_TOLERANCE
-        return _TOLERANCE[self.dtype]
-
-    def _check_error(self) -> tuple[float, dict[torch.device, int]]:
-        """The largest difference between the logits of the running batch and of a plain pass, in standard deviations
-        of the plain logits; and the bytes of KV per token by device."""
-        source = torch.Generator().manual_seed(0)
-        ids = torch.randint(0, self.vocabulary, (_CHECK_TOKENS,), generator=source).tolist()
-        plain = (
-            self.model(input_ids=torch.tensor([ids], device=self.device), use_cache=False)
-            .logits[0, -1]
-            .to(self.device)
+    def _check_long(self, compared: Agreement, first: int | None) -> None:
+        """Find how rows of more than `first` tokens are stepped. The passes of the batch are padded, and no padding may
+        be beyond `first`."""
+        if first is None:
+            return
+        self.batched_context = min(self.model_max_context, first // stepping.WIDTH * stepping.WIDTH)
+        try:
+            self.alone = agreement.plain_passes(self, compared)
+        except Disagreement:
+            self.model_max_context = self.batched_context
+            return
+        self.alone.takes_parts = False
+        self.row_steps = RowSteps(
+            True,
+            f"rows of up to {self.batched_context} tokens share passes; longer rows are stepped one at a time, because "
+            "the model turns their positions by other angles",
         )
-        cache = self.cache()
-        cut = _CHECK_TOKENS - 2
-        slots = [cache.open(64), cache.open(64)]
-        self.prefill(cache, slots, [ids[:cut], ids[: cut - 3]], start=0)
-        self.decode_step(cache, slots, [ids[cut], ids[cut - 3]], [cut, cut - 3])
-        cache.grow(slots[0], 96)
-        slots.reverse()
-        stepped = self.decode_step(cache, slots, [ids[cut - 2], ids[cut + 1]], [cut - 2, cut + 1])[
-            1
-        ]
-        error = (stepped - plain).float().abs().max() / plain.float().std().clamp_min(1e-6)
-        return error.item(), cache.bytes_by_device
-
-
-def _not_served(why: str) -> Refusal:
-    return Refusal(
-        "MODEL_LOAD_FAILED",
-        f"the running batch does not reproduce this architecture's plain forward pass: {why}",
-    )

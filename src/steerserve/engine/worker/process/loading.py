@@ -40,9 +40,9 @@ class LoadedModel:
         """
         self.model = model
         self._working = command.working_mb * MIB
-        least = min(command.min_context, model.model_max_context)
+        least = min(command.min_context, model.model_max_context) + model.row_tokens
         self.kv_tokens = budget.kv_tokens(model, command.kv_cache_mb * MIB, least, self._working)
-        self.context = min(model.model_max_context, self.kv_tokens)
+        self.context = min(model.model_max_context, self.kv_tokens - model.row_tokens)
         self.monitor = FeatureMonitor(special_tokens(model.tokenizer, model.end_tokens))
         self.sensing = Sensing(model.decode, lambda: self.monitor.whole)
         self.observers = Observers([self.monitor, Taps(model.decode_token), self.sensing])
@@ -50,7 +50,10 @@ class LoadedModel:
         prefixes = budget.prefix_tokens(model, self.kv_tokens, command.prefix_cache_mb)
         on_card = any(device.type != "cpu" for device in model.devices)
         self.seeded_rows = stepping.seeded_rows(
-            command.seeded_rows, model.varies, is_on_card=on_card
+            command.seeded_rows,
+            model.varies,
+            is_on_card=on_card,
+            are_batched=model.row_steps.are_batched,
         )
         self.batch = Batch(
             model,
@@ -84,6 +87,7 @@ class LoadedModel:
             kv_bytes_per_token=model.kv_bytes_per_token,
             chat_template=chats.template_of(model.tokenizer),
             site_widths=sites.widths(model.model, model.layers),
+            row_steps=model.row_steps,
             seeded_rows=self.seeded_rows,
         )
 

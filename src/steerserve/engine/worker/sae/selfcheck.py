@@ -14,6 +14,7 @@ from torch import Tensor
 
 from steerserve.engine.wire.messages import Claims, Overrides
 from steerserve.engine.worker.model.checkpoint import Checkpoint
+from steerserve.engine.worker.model.plain import whole
 from steerserve.engine.worker.sae import sites
 from steerserve.engine.worker.sae.canonical import Sae
 from steerserve.engine.worker.sae.sites import Site
@@ -163,7 +164,7 @@ def _values(model: Checkpoint, sae: Sae, site: Site) -> Tensor:
         ids = [first, *ids]
     ids = ids[: model.model_max_context]
     try:
-        model.model(input_ids=torch.tensor([ids], device=model.device), use_cache=False)
+        model.model(**whole(model.model, torch.tensor([ids], device=model.device)))
     finally:
         handle.remove()
     shape, expected = list(kept[0].shape) if kept else [], [1, len(ids), site.width]

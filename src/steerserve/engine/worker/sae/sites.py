@@ -231,7 +231,7 @@ def _with_input(
 
 
 def _with_output(change: Callable[[Tensor], Tensor | None], output: Any) -> Any:
-    if isinstance(output, tuple):
+    if isinstance(output, (tuple, list)):
         changed = change(output[0])
-        return None if changed is None else (changed, *output[1:])
+        return None if changed is None else type(output)((changed, *output[1:]))
     return change(output)
