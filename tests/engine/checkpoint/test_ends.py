@@ -138,13 +138,13 @@ async def test_the_end_of_an_engine_is_known_when_the_wait_for_it_is_cut_off(
     """An event loop that ends cancels all its tasks, and those that wait for the engine must end too."""
     engine = await launcher.launch()
     process, waits = psutil.Process(engine.pid), asyncio.Event()
-    wait = engine._child.wait
+    wait = engine._process.wait
 
     async def announced(seconds: float | None = None) -> None:
         waits.set()
         await wait(seconds)
 
-    monkeypatch.setattr(engine._child, "wait", announced)
+    monkeypatch.setattr(engine._process, "wait", announced)
     process.suspend()  # the process cannot end by itself when its socket is closed
     engine._writer.close()
     await waits.wait()

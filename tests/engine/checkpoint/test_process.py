@@ -293,7 +293,7 @@ async def test_stopping_leaves_no_process_and_refuses_what_is_in_flight(
             pass
     assert refused.value.code == "SHUTTING_DOWN"
     assert not process.is_running()
-    assert engine._child.exitcode == 0
+    assert engine._process.exitcode == 0
     assert await engine.ended == "the engine process ended"
     await engine.stop()
 
@@ -459,13 +459,13 @@ def test_a_command_to_an_engine_that_is_ending_is_refused(
         engine = await launcher.launch()
         await engine.load(lambda _: None, path=str(folder("llama")), **FIELDS)
         ends = asyncio.Event()
-        wait = engine._child.wait
+        wait = engine._process.wait
 
         async def waiting(*_: object) -> None:
             await ends.wait()
             await wait()
 
-        monkeypatch.setattr(engine._child, "wait", waiting)
+        monkeypatch.setattr(engine._process, "wait", waiting)
         stream = engine.generate([m.Text("the boats")], 1, LONG, m.Follow())
         assert isinstance(await anext(stream), m.Started)
         os.kill(engine.pid or 0, signal.SIGKILL)

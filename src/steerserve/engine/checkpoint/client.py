@@ -6,7 +6,6 @@ The engine gets prompts as tokens; `prompts.py` makes them in other processes.
 from __future__ import annotations
 
 import asyncio
-import ctypes
 import itertools
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
@@ -18,14 +17,13 @@ import structlog
 
 from steerserve.engine.checkpoint import preparation, process
 from steerserve.engine.checkpoint.asks import Asks, refusal, refused
-from steerserve.engine.checkpoint.process import Child
+from steerserve.engine.checkpoint.process import EngineProcess, FrameReader, FrameWriter
 from steerserve.engine.checkpoint.prompts import Prompts
 from steerserve.engine.checkpoint.tokenizer import TokenizerProcess
 from steerserve.engine.wire import endings
 from steerserve.engine.wire import messages as m
-from steerserve.engine.wire.engine import Answers, Engine, Report, is_stopped
+from steerserve.engine.wire.engine import Answers, Engine, Report
 from steerserve.errors import Refusal
-from steerserve.rules import signs
 from steerserve.rules.signs import Sign
 
 log = structlog.get_logger(__name__)
@@ -42,10 +40,14 @@ class Launcher:
         self._log = (log_level, log_format)
 
     async def launch(self) -> CheckpointEngine:
-        word = self._server.word()
-        child, reader, writer = await self._server.start(process.ENGINE, *self._log, word)
+        return self.client(*await self._server.start_engine(*self._log))
+
+    def client(
+        self, engine: EngineProcess, reader: FrameReader, writer: FrameWriter
+    ) -> CheckpointEngine:
+        """The client of a process that runs here or elsewhere. Its prompts are made into tokens here."""
         tokenizer = TokenizerProcess(partial(self._server.start, process.TOKENIZER))
-        return CheckpointEngine(child, reader, writer, word, Prompts(tokenizer))
+        return CheckpointEngine(engine, reader, writer, Prompts(tokenizer))
 
 
 class CheckpointEngine(Engine):
@@ -56,18 +58,16 @@ class CheckpointEngine(Engine):
 
     def __init__(
         self,
-        child: Child,
-        reader: asyncio.StreamReader,
-        writer: asyncio.StreamWriter,
-        word: ctypes.c_uint64,
+        engine: EngineProcess,
+        reader: FrameReader,
+        writer: FrameWriter,
         prompts: Prompts,
     ) -> None:
         super().__init__()
-        self._child = child
+        self._process = engine
         self._reader = reader
         self._writer = writer
         self._ids = itertools.count(1)
-        self._word = word
         self._asks = Asks(self._write)
         self._streams: dict[int, asyncio.Queue[m.Event | m.Outcome]] = {}
         self._prompts = prompts
@@ -77,7 +77,7 @@ class CheckpointEngine(Engine):
 
     @property
     def pid(self) -> int | None:
-        return self._child.pid
+        return self._process.pid
 
     # ------------------------------------------------------------- commands
 
@@ -91,7 +91,7 @@ class CheckpointEngine(Engine):
             return self._ask(lambda i: m.Load(id=i, **fields), watched)
 
         async with self._prompts.opening(fields["path"], fields["trust_remote_code"]):
-            answer = await preparation.bounded(ask, report, self._child.kill)
+            answer = await preparation.bounded(ask, report, self._process.kill)
         self._is_loading = False
         assert isinstance(answer, m.Loaded)
         self._prompts.serve(answer)
@@ -209,13 +209,13 @@ class CheckpointEngine(Engine):
             self._writer.write(m.frame(m.Stop()))
             await asyncio.wait([self.ended], timeout=STOP_PATIENCE)
         if not self.ended.done():
-            self._child.kill()
+            self._process.kill()
         await self.ended
 
     # ------------------------------------------------------------- signs of life
 
     def sign(self) -> Sign:
-        return signs.sign(self._word.value, is_stopped=is_stopped(self.pid))
+        return self._process.sign()
 
     def stall(self, why: Refusal) -> None:
         super().stall(why)
@@ -224,7 +224,7 @@ class CheckpointEngine(Engine):
     def lose(self, reason: str) -> None:
         if not self.ended.done():
             self._reason = self._reason or reason
-            self._child.kill()
+            self._process.kill()
 
     # ------------------------------------------------------------- inside
 
@@ -311,14 +311,14 @@ class CheckpointEngine(Engine):
             self._writer.close()
             try:
                 # a process with a closed socket is ending or stuck, and is of no use any more
-                await self._child.wait(STOP_PATIENCE)
-                self._child.kill()
-                await self._child.wait()
+                await self._process.wait(STOP_PATIENCE)
+                self._process.kill()
+                await self._process.wait()
                 await self._prompts.close()
             finally:
                 # whoever waits for the end must not wait for ever if the event loop cancels this task
-                self._child.kill()
-                self._end(self._reason or endings.reason(self._child.exitcode))
+                self._process.kill()
+                self._end(self._reason or self._process.reason())
 
     def _dispatch(self, event: m.Event) -> None:
         match event:

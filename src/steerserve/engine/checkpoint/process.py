@@ -1,7 +1,7 @@
-"""Starts the processes of an engine from a fork server that has imported the engine's modules before, so that a start
-takes a fraction of a second.
+"""The process of an engine as its client sees it, and the start of such a process on this machine.
 
-Each process gets one end of a socket pair, and ends when the other end closes.
+Processes are forked from a server that has imported the engine's modules before, so a start takes a fraction of a
+second. Each process gets one end of a socket pair, and ends when the other end closes.
 """
 
 from __future__ import annotations
@@ -17,7 +17,12 @@ import threading
 from multiprocessing import connection
 from multiprocessing.context import ForkServerProcess
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
+
+from steerserve.engine.wire import endings
+from steerserve.engine.wire.engine import is_stopped
+from steerserve.rules import signs
+from steerserve.rules.signs import Sign
 
 PRELOAD = "steerserve.engine.worker.process.preload"
 ENGINE = "steerserve.engine.worker.process.loop"
@@ -36,18 +41,63 @@ _REAPING = threading.Lock()
 ended, and it reads an exit code without a lock of its own."""
 
 
+class EngineProcess(Protocol):
+    """The process of an engine, on this machine or on another one."""
+
+    @property
+    def pid(self) -> int | None:
+        """The id of the process on its machine."""
+
+    def kill(self) -> None:
+        """End the process by force. Does not wait. A process that has ended is left alone."""
+
+    async def wait(self, seconds: float | None = None) -> None:
+        """Wait for the end of the process, at most for `seconds`. Only one caller may wait at a time."""
+
+    def sign(self) -> Sign:
+        """The last sign of life. It can be read while the process stands still."""
+
+    def reason(self) -> str:
+        """Why the process ended, as a clause. Asked after `wait` has seen the end."""
+
+
+class FrameReader(Protocol):
+    """Where the events of an engine are read."""
+
+    async def readexactly(self, n: int, /) -> bytes:
+        """Raises:
+        IncompleteReadError: the process closed its end.
+        ConnectionError: the connection broke.
+        """
+
+
+class FrameWriter(Protocol):
+    """Where the commands for an engine are written."""
+
+    def write(self, data: bytes, /) -> None: ...
+
+    async def drain(self) -> None:
+        """Wait until little is unsent."""
+
+    def is_closing(self) -> bool: ...
+
+    def close(self) -> None: ...
+
+
 class Child:
-    """One started process. The pipes to the process are closed as soon as `wait` has seen its end.
+    """One process on this machine. The pipes to the process are closed as soon as `wait` has seen its end.
 
     Args:
         process: the process, of which nothing but this object may ask whether it has ended.
+        word: the number in which the process writes its signs of life; None where it gives none.
     """
 
-    def __init__(self, process: ForkServerProcess) -> None:
+    def __init__(self, process: ForkServerProcess, word: ctypes.c_uint64 | None = None) -> None:
         self.pid = process.pid
         self.exitcode: int | None = None
         self._process = process
         self._sentinel = process.sentinel
+        self._word = word
 
     def kill(self) -> None:
         if self.exitcode is None:
@@ -61,6 +111,13 @@ class Child:
         if exitcode is not None:
             self.exitcode = exitcode
             self._process.close()
+
+    def sign(self) -> Sign:
+        number = 0 if self._word is None else self._word.value
+        return signs.sign(number, is_stopped=is_stopped(self.pid))
+
+    def reason(self) -> str:
+        return endings.reason(self.exitcode)
 
     def _ended(self, seconds: float | None) -> int | None:
         """The exit code; None when the process still runs after `seconds`."""
@@ -82,11 +139,12 @@ class ForkServer:
         self._context = multiprocessing.get_context("forkserver")
         self._context.set_forkserver_preload([PRELOAD])
 
-    def word(self) -> ctypes.c_uint64:
-        """A new number that this process shares with the process that gets the number as an argument."""
-        return self._context.RawValue(ctypes.c_uint64)
+    async def start_engine(self, log_level: str, log_format: str) -> Started:
+        """Start the process of an engine, which shares its signs of life with this process; see `start`."""
+        word = self._context.RawValue(ctypes.c_uint64)
+        return await self.start(ENGINE, log_level, log_format, word, word=word)
 
-    async def start(self, module: str, *args: Any) -> Started:
+    async def start(self, module: str, *args: Any, word: ctypes.c_uint64 | None = None) -> Started:
         """Start a process that runs `main` of a module of the engine. Waits while the fork server still imports.
 
         The secrets are removed from the environment of this process for good, because the fork server and every engine
@@ -94,7 +152,7 @@ class ForkServer:
         """
         for name in [name for name in os.environ if name.upper() in _SECRETS]:
             del os.environ[name]
-        starting = asyncio.ensure_future(asyncio.to_thread(self._start, module, args))
+        starting = asyncio.ensure_future(asyncio.to_thread(self._start, module, args, word))
         try:
             child, link = await asyncio.shield(starting)
         except asyncio.CancelledError:
@@ -106,7 +164,9 @@ class ForkServer:
             await _abandon(child, link)
             raise
 
-    def _start(self, module: str, args: tuple[Any, ...]) -> tuple[Child, socket.socket]:
+    def _start(
+        self, module: str, args: tuple[Any, ...], word: ctypes.c_uint64 | None
+    ) -> tuple[Child, socket.socket]:
         """The process, and our end of its socket."""
         ours, theirs = socket.socketpair()
         try:
@@ -119,7 +179,7 @@ class ForkServer:
             ours.close()
             raise
         ours.setblocking(False)
-        return Child(process), ours
+        return Child(process, word), ours
 
 
 async def _abandon(child: Child, link: socket.socket) -> None:
