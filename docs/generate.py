@@ -47,6 +47,7 @@ TYPE_NAMES = {
     str: "text",
     Path: "path",
     list[str]: "list, separated by commas",
+    dict[str, float]: "JSON object of numbers",
     SecretStr: "secret text",
     list[SecretStr]: "secret list, separated by commas",
 }
@@ -131,7 +132,7 @@ def type_name(annotation: Any) -> str:
 
 
 def shown(default: Any) -> str:
-    if default is None or default == []:
+    if default in (None, [], {}):
         return "none"
     if isinstance(default, bool):
         return f"`{str(default).lower()}`"

@@ -20,7 +20,7 @@ import psutil
 import structlog
 import uvicorn
 
-from steerserve import protocols
+from steerserve import protocols, setting_replicas
 from steerserve.errors import CannotStart
 from steerserve.setting_values import unknown_names
 from steerserve.settings import Settings
@@ -93,6 +93,7 @@ def run(settings: Settings) -> int:
     """Serve until a signal ends the service, and return the exit code."""
     give_back_freed()
     try:
+        _check_extra(settings)
         holding = _hold(settings.steerserve_home)
         for name in ("model_cache_dir", "sae_cache_dir"):
             _check_folder(getattr(settings, name), name.upper())
@@ -164,6 +165,18 @@ def _check_folder(folder: Path, name: str) -> None:
         raise CannotStart(
             f"cannot write into the folder {folder}: {error.strerror}; make it writable, or name another one in {name}"
         ) from None
+
+
+def _check_extra(settings: Settings) -> None:
+    """Raises:
+    CannotStart: engines shall run on Ray, and the extra `ray` is not installed.
+    """
+    missing = setting_replicas.missing_packages() if settings.engine_backend == "ray" else []
+    if missing:
+        raise CannotStart(
+            f"ENGINE_BACKEND=ray needs the extra `ray`, of which {' and '.join(missing)} cannot be found: "
+            f"{setting_replicas.EXTRA}"
+        )
 
 
 def _hold(home: Path) -> TextIO:

@@ -26,6 +26,7 @@ from steerserve.setting_limits import (
     Seconds,
     TimeLimit,
 )
+from steerserve.setting_replicas import ReplicaSettings
 from steerserve.setting_secrets import Secrets
 from steerserve.setting_sensing import SensingSettings
 
@@ -36,7 +37,7 @@ Texts = Annotated[
 ]
 
 
-class Settings(Secrets, RequestLimits, SensingSettings):
+class Settings(Secrets, RequestLimits, SensingSettings, ReplicaSettings):
     """The settings of the service. The environment variable of a setting is its name in capitals."""
 
     model_config = SettingsConfigDict(
