@@ -490,25 +490,24 @@ def test_a_load_that_hangs_is_ended_by_an_operator_at_any_moment(
 def test_ending_a_load_that_waits_for_an_unload_lets_the_loaded_model_serve_on(
     start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # the text is held up, so that it does not end before the load
+    # the engine stands still, so that no text ends before the load
     monkeypatch.setattr(signs, "STOPPED_PATIENCE", 600.0)
     with start() as live, ThreadPoolExecutor(1) as pool:
         good = load_demo(live)
         other = add_model(live, hanging(tmp_path / "hanging"), "hanging", trust_remote_code=True)
         long = {"model": demo.MODEL_NAME, "prompt": ["One day"] * 8, "max_tokens": 500}
-        with live.http.stream("POST", "/v1/completions", json=long | {"stream": True}) as run:
-            lines = (line for line in run.iter_lines() if line)
-            next(lines)
-            engine = engine_of(live, good)
-            engine.suspend()
-            try:
-                live.data("POST", f"/api/models/{other}/load", status=202)
-                refused = pool.submit(live.v1_error, "/v1/completions", long)
-                assert refused.result()[0] == 503
-                live.data("POST", f"/api/models/{other}/cancel")
-            finally:
-                engine.resume()
-            assert list(lines)[-1] == "data: [DONE]"
+        engine = engine_of(live, good)
+        engine.suspend()
+        try:
+            text = pool.submit(live.http.post, "/v1/completions", json=long)
+            while live.data("GET", "/api/health/detailed")["inference"]["in_flight"] != 1:
+                pass
+            live.data("POST", f"/api/models/{other}/load", status=202)
+            assert live.v1_error("/v1/completions", long)[0] == 503
+            live.data("POST", f"/api/models/{other}/cancel")
+        finally:
+            engine.resume()
+        assert len(text.result().json()["choices"]) == 8
         assert live.complete("One day", max_tokens=2)["choices"]
         assert engine.is_running()
         assert live.data("GET", f"/api/models/{other}")["status"] == "ready"
