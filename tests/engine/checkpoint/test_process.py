@@ -18,6 +18,7 @@ import uvloop
 
 from steerserve.engine.checkpoint import process
 from steerserve.engine.checkpoint.client import CheckpointEngine, Launcher
+from steerserve.engine.checkpoint.prompts import TokensGiven
 from steerserve.engine.wire import messages as m
 from steerserve.engine.worker.model.checkpoint import Checkpoint
 from steerserve.errors import Refusal
@@ -51,6 +52,19 @@ async def empty(launcher: Launcher) -> AsyncIterator[CheckpointEngine]:
     """An engine without a model."""
     engine = await launcher.launch()
     yield engine
+    await engine.stop()
+
+
+async def test_an_engine_whose_prompts_come_as_tokens_needs_no_process_that_makes_them(
+    launcher: Launcher, folder: Folder
+) -> None:
+    engine = await launcher.launch(TokensGiven())
+    await engine.load(lambda _: None, path=str(folder("llama")), **FIELDS)
+    given: list[Any] = [m.Tokens([5, 6, 7])]
+    started, *pieces = [e async for e in engine.generate(given, 1, GREEDY, m.Suppressed())]
+    assert isinstance(started, m.Started)
+    assert started.prompt_tokens == [3]
+    assert pieces
     await engine.stop()
 
 

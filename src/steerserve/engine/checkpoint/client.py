@@ -18,7 +18,7 @@ import structlog
 from steerserve.engine.checkpoint import preparation, process
 from steerserve.engine.checkpoint.asks import Asks, refusal, refused
 from steerserve.engine.checkpoint.process import EngineProcess, FrameReader, FrameWriter
-from steerserve.engine.checkpoint.prompts import Prompts
+from steerserve.engine.checkpoint.prompts import PromptMaker, Prompts
 from steerserve.engine.checkpoint.tokenizer import TokenizerProcess
 from steerserve.engine.wire import endings
 from steerserve.engine.wire import messages as m
@@ -39,29 +39,33 @@ class Launcher:
         self._server = process.ForkServer()
         self._log = (log_level, log_format)
 
-    async def launch(self) -> CheckpointEngine:
-        return self.client(*await self._server.start_engine(*self._log))
+    def prompts(self) -> Prompts:
+        """Makes the prompts of an engine, or of several engines that hold the same model."""
+        return Prompts(TokenizerProcess(partial(self._server.start, process.TOKENIZER)))
+
+    async def launch(self, prompts: PromptMaker | None = None) -> CheckpointEngine:
+        return self.client(*await self._server.start_engine(*self._log), prompts)
 
     def client(
-        self, engine: EngineProcess, reader: FrameReader, writer: FrameWriter
+        self,
+        engine: EngineProcess,
+        reader: FrameReader,
+        writer: FrameWriter,
+        prompts: PromptMaker | None = None,
     ) -> CheckpointEngine:
-        """The client of a process that runs here or elsewhere. Its prompts are made into tokens here."""
-        tokenizer = TokenizerProcess(partial(self._server.start, process.TOKENIZER))
-        return CheckpointEngine(engine, reader, writer, Prompts(tokenizer))
+        """The client of a process that runs here or elsewhere."""
+        return CheckpointEngine(engine, reader, writer, prompts or self.prompts())
 
 
 class CheckpointEngine(Engine):
-    """One running engine process. It holds at most one model; the end of the process gives all its memory back.
-
-    `ended` is done when the process is gone, with the reason as a clause.
-    """
+    """One running engine process. It holds at most one model; the end of the process gives all its memory back."""
 
     def __init__(
         self,
         engine: EngineProcess,
         reader: FrameReader,
         writer: FrameWriter,
-        prompts: Prompts,
+        prompts: PromptMaker,
     ) -> None:
         super().__init__()
         self._process = engine
@@ -170,7 +174,6 @@ class CheckpointEngine(Engine):
         label: str | None = None,
         plans: Sequence[m.Plan] = (),
     ) -> Answers:
-        """Yield Started, then the pieces of each choice until its `finish`; see `_stream`."""
         return self._stream(
             partial(self._prompts.tokens, prompts, sampling.max_tokens, "prompt"),
             lambda number, tokens: m.Generate(
@@ -188,7 +191,6 @@ class CheckpointEngine(Engine):
         tap: m.Tap | None = None,
         echo: m.Echo | None = None,
     ) -> Answers:
-        """Yield Started, then Scored for each prompt; see `_stream`."""
         return self._stream(
             partial(self._prompts.tokens, prompts, echo.max_tokens if echo else 1, "prompt"),
             lambda number, tokens: m.Score(number, tokens, temperature, top, allowed, tap, echo),

@@ -5,13 +5,49 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from typing import Any, Protocol
 
 from steerserve.engine.checkpoint.tokenizer import TokenizerProcess
 from steerserve.engine.sandbox.templates import Templates
 from steerserve.engine.wire import messages as m
 from steerserve.engine.wire.prompts import Prompt
 from steerserve.errors import Refusal
+
+
+class PromptMaker(Protocol):
+    """Makes the prompts of requests into tokens."""
+
+    def opening(self, path: str, trust_remote_code: bool) -> AbstractAsyncContextManager[None]: ...
+
+    def serve(self, facts: m.Loaded) -> None: ...
+
+    async def tokens(
+        self, prompts: Sequence[Any], max_tokens: int | None, field: str
+    ) -> list[m.Tokens]: ...
+
+    async def close(self) -> None: ...
+
+
+class TokensGiven:
+    """Stands in an engine whose prompts come as tokens, because somebody makes the prompts for several engines that
+    hold the same model. Nothing here waits, so a request reaches such an engine in the step in which it begins."""
+
+    @asynccontextmanager
+    async def opening(self, _path: str, _trust_remote_code: bool) -> AsyncIterator[None]:
+        yield
+
+    def serve(self, facts: m.Loaded) -> None:
+        """Every prompt was checked before."""
+
+    async def tokens(
+        self, prompts: Sequence[Any], _max_tokens: int | None, _field: str
+    ) -> list[m.Tokens]:
+        """The prompts as they are."""
+        return list(prompts)
+
+    async def close(self) -> None:
+        """Nothing was opened."""
 
 
 class Prompts:

@@ -24,7 +24,8 @@ class Loaded(Message, frozen=True):
     """Facts of the loaded model. Sizes are in tokens, features and MiB; `quantization` is the form in which it is held.
     `site_widths` has the width of every site that an SAE may read and write here, by its name in
     `rules.sae_sites.SITES`. `row_steps` says whether rows share passes, and `seeded_rows` whether seeded rows
-    do; None where there are none."""
+    do; None where there are none. Engines with the same `probe` compute the same logits, bit for bit; it is empty where
+    this was not tried out."""
 
     id: int
     architecture: str
@@ -47,6 +48,7 @@ class Loaded(Message, frozen=True):
     site_widths: dict[str, int] = {}
     row_steps: RowSteps | None = None
     seeded_rows: SeededRows | None = None
+    probe: str = ""
 
 
 class Measured(Message, frozen=True):

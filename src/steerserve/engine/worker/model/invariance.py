@@ -7,8 +7,9 @@ shapes for which the usual kernels are the same (`rules/stepping.py`); whether t
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterator, Sequence
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -58,15 +59,15 @@ class PassModel(Protocol):
     ) -> Tensor: ...
 
 
+AnyPasses = Any
+"""A `PassModel`, or passes over one row each with a cache of their own."""
+
+
 @torch.inference_mode()
 def varies(model: PassModel) -> str | None:
     """What changes the last bits of a row's logits; None where nothing did that was tried."""
-    source = torch.Generator().manual_seed(1)
-    *prompt, token = torch.randint(0, model.vocabulary, (PROMPT + 1,), generator=source).tolist()
-    cache = model.cache()
-    slot = _room(cache)
-    read = model.prefill(cache, [slot], [prompt], start=0)[0]
-    written = model.decode_step(cache, [slot], [token], [PROMPT])[0]
+    prompt, token = _row(model.vocabulary)
+    read, written = _alone(model, prompt, token)
     for counts, what in zip(CROWDS, ("other prompts", "the parts of the prompt"), strict=True):
         logits, *others = _beside(model, prompt, token, counts, is_in_parts=counts == CROWDS[1])
         if not torch.equal(logits, read):
@@ -75,6 +76,30 @@ def varies(model: PassModel) -> str | None:
             if not torch.equal(found, written):
                 return f"{count} other rows in its decode pass"
     return None
+
+
+@torch.inference_mode()
+def probe(model: AnyPasses) -> str:
+    """A digest of the logits of the compared row: equal where weights, hardware and libraries give equal bits."""
+    digest = hashlib.sha256()
+    for logits in _alone(model, *_row(model.vocabulary)):
+        digest.update(logits.float().cpu().numpy().tobytes())
+    return digest.hexdigest()
+
+
+def _row(vocabulary: int) -> tuple[list[int], int]:
+    """The prompt that is compared, and the token after it."""
+    source = torch.Generator().manual_seed(1)
+    *prompt, token = torch.randint(0, vocabulary, (PROMPT + 1,), generator=source).tolist()
+    return prompt, token
+
+
+def _alone(model: AnyPasses, prompt: list[int], token: int) -> tuple[Tensor, Tensor]:
+    """The logits after the prompt, and after the token, without other rows."""
+    cache = model.cache()
+    slot = _room(cache)
+    read = model.prefill(cache, [slot], [prompt], start=0)[0]
+    return read, model.decode_step(cache, [slot], [token], [PROMPT])[0]
 
 
 def _beside(

@@ -12,7 +12,7 @@ from steerserve.engine.worker import memory
 from steerserve.engine.worker.attached.hooks import HookedSaes
 from steerserve.engine.worker.batch.batch import Batch
 from steerserve.engine.worker.batch.passes import Passes
-from steerserve.engine.worker.model import budget, chats
+from steerserve.engine.worker.model import budget, chats, invariance
 from steerserve.engine.worker.model.budget import SaeRoom
 from steerserve.engine.worker.model.checkpoint import Checkpoint
 from steerserve.engine.worker.model.encoder import Encoder
@@ -89,7 +89,13 @@ class LoadedModel:
             site_widths=sites.widths(model.model, model.layers),
             row_steps=model.row_steps,
             seeded_rows=self.seeded_rows,
+            probe=self._probe(),
         )
+
+    def _probe(self) -> str:
+        model = self.model
+        passes = model if model.batched_context else model.alone
+        return invariance.probe(passes) if self.context > invariance.PROMPT else ""
 
 
 class LoadedEncoder:
