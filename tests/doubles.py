@@ -24,13 +24,14 @@ from steerserve.control.residency.resident import Resident
 from steerserve.control.vitals.cards import CardReadings
 from steerserve.engine.sandbox.schemas import Checker
 from steerserve.engine.wire import messages as m
-from steerserve.engine.wire.engine import Engine, Report
+from steerserve.engine.wire.engine import Engine, Report, one_process
 from steerserve.errors import Refusal
 from steerserve.hub import client as hub_client
 from steerserve.hub.child import Downloaders
 from steerserve.rules.breaker import BreakerStatus
 from steerserve.rules.cards import Card
 from steerserve.rules.intent import GenerateIntent, Intent, SamplingParameters
+from steerserve.rules.replicas import ReplicaState, ReplicaView
 from steerserve.rules.residency import Phase
 from steerserve.rules.signs import Activity, Sign
 from steerserve.rules.units import MIB
@@ -143,6 +144,10 @@ class ScriptedEngine(Engine):
         self.steered: tuple[int, bool, dict[str, dict[int, float]]] | None = None
         self._streams: list[Stream] = []
         self._signs = 0
+        self.views: dict[str, ReplicaView] = {}
+        """The replicas by their names; none for an engine that is one process."""
+        for number in range(1, launcher.replicas + 1):
+            self._add(f"replica-{number}")
         self.silent: Sign | None = None
         """The sign that does not change while the engine stands still; None while the engine is alive."""
 
@@ -158,7 +163,66 @@ class ScriptedEngine(Engine):
         report(m.Progress(1, "weights", 50.0))
         await self._step("load")
         self.loaded = fields
+        for name in self.views:
+            self.become(name, ReplicaState.SERVING)
         return FACTS
+
+    def replicas(self) -> tuple[ReplicaView, ...]:
+        return tuple(self.views[name] for name in sorted(self.views))
+
+    def become(self, name: str, state: ReplicaState, **changes: Any) -> None:
+        """A replica comes into this state."""
+        view = replace(self.views[name], state=state, **changes)
+        if state is ReplicaState.ENDED:
+            del self.views[name]
+        else:
+            self.views[name] = view
+        self.on_replicas(view)
+
+    async def resize(self, count: int) -> None:
+        if not self.views:
+            raise one_process()
+        await self._step("resize")
+        names = [v.name for v in self.replicas() if v.state is not ReplicaState.DRAINING]
+        for name in names[count:]:
+            self.become(name, ReplicaState.DRAINING)
+        for _ in range(count - len(names)):
+            self.on_replicas(self._add(f"replica-{len(self.views) + 1}"))
+
+    async def drain(self, name: str) -> None:
+        await self._of_replica("drain", name)
+        self.become(name, ReplicaState.DRAINING)
+
+    async def replace(self, name: str) -> None:
+        await self._of_replica("replace", name)
+        self.become(name, ReplicaState.STARTING, restarts=self.views[name].restarts + 1)
+
+    async def _of_replica(self, step: str, name: str) -> None:
+        if not self.views:
+            raise one_process()
+        await self._step(step)
+        if name not in self.views:
+            raise Refusal("REPLICA_NOT_FOUND", f"no replica is called {name!r}", name=name)
+
+    def _add(self, name: str) -> ReplicaView:
+        self.views[name] = ReplicaView(
+            name=name,
+            node="node-1",
+            address="10.0.0.1",
+            pid=None,
+            state=ReplicaState.STARTING,
+            epoch=0,
+            requests=0,
+            slots=2,
+            gpu_indices=(),
+            devices=("cpu",),
+            memory_mb=(7,),
+            kind="a",
+            restarts=0,
+            reason=None,
+            since=utc_now(),
+        )
+        return self.views[name]
 
     async def inspect(self, source: m.SaeSource) -> m.Claims:
         await self._step("inspect")
@@ -324,6 +388,8 @@ class Launcher:
         self.log: list[str] = []
         self.streams: asyncio.Queue[Stream] = asyncio.Queue()
         self.reason: str | None = None
+        self.replicas = 0
+        """The replicas of the next engine; with 0, the engine is one process."""
         self.made: m.Attached | None = None
         """The answer to the next attaches; None stands for a plain answer."""
         self._gates: dict[str, Gate] = {}

@@ -13,6 +13,7 @@ import pytest
 from pydantic import ValidationError
 
 from steerserve import setting_replicas
+from steerserve.rules.replicas import COUNT_MAXIMUM
 from steerserve.serve import run
 from steerserve.settings import Settings
 
@@ -112,3 +113,7 @@ def test_no_library_of_the_service_imports_ray_or_the_cryptography_of_links() ->
         [sys.executable, "-c", code], env=os.environ | {"ENGINE_BACKEND": "local"}, timeout=60
     )
     assert ran.returncode == 0
+
+
+def test_the_setting_and_the_route_have_the_same_largest_number() -> None:
+    assert setting_replicas.REPLICAS_MAXIMUM == COUNT_MAXIMUM

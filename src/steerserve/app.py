@@ -19,7 +19,7 @@ from starlette.types import Receive, Scope, Send
 from steerserve import __version__, log, routes, startup
 from steerserve.api import envelope, reference, webui
 from steerserve.api.answers import events
-from steerserve.composition import Owners, surroundings
+from steerserve.composition import Owners, Surroundings, surroundings
 from steerserve.guards import Guards
 from steerserve.live import LiveEvents
 from steerserve.live_door import LiveDoor
@@ -47,14 +47,17 @@ class Service:
 
     Args:
         settings: the settings of the service, by default those of the environment.
+        around: the parts outside of the control plane, by default those that the settings name.
     """
 
-    def __init__(self, settings: Settings | None = None) -> None:
+    def __init__(
+        self, settings: Settings | None = None, around: Surroundings | None = None
+    ) -> None:
         self.settings = settings or Settings()
         # the settings have read the secrets, which no child process may inherit
         for name in [name for name in os.environ if name.upper() in _SECRETS]:
             del os.environ[name]
-        around = surroundings(self.settings)
+        around = around or surroundings(self.settings)
         log.configure(self.settings.log_level, self.settings.log_format, around.log_lines)
         self.owners = Owners(self.settings, around)
         self.live = LiveEvents(self.owners.bus, self.settings, self.owners.around.cards)

@@ -41,6 +41,7 @@ from steerserve.control.residency.conductor import Conductor
 from steerserve.control.residency.engines import Engines
 from steerserve.control.residency.free_memory import Read
 from steerserve.control.residency.leases import Seconds
+from steerserve.control.residency.replicas import Replicas
 from steerserve.control.vitals.cards import CardReadings, torch_version
 from steerserve.control.vitals.gauges import Gauges
 from steerserve.control.vitals.health import Vitals
@@ -137,6 +138,7 @@ class Owners:
         self.conductor = Conductor(
             self.settings, self.catalog, around.launcher, self.bus, around.now, around.seconds
         )
+        self.replicas = Replicas(self.conductor, around.launcher, self.settings.engine_min_replicas)
 
     def _make_library(self) -> None:
         around, settings, catalog, bus = self.around, self.settings, self.catalog, self.bus
@@ -232,6 +234,7 @@ class Owners:
             self.sensing,
             self.circuit_sensing,
         )
+        self.bus.subscribe(self.generation.took)
         self.compare = Compare(
             self.generation,
             self.served,
@@ -254,6 +257,7 @@ class Owners:
             around.launcher.failure,
             self.serving,
             self.claims,
+            self.replicas,
         )
         self.gauges = Gauges(
             self.metrics,
@@ -267,4 +271,5 @@ class Owners:
             around.checker,
             self.sensing,
             self.circuit_sensing,
+            self.replicas,
         )

@@ -70,6 +70,13 @@ def payload(event: events.Sent) -> tuple[str, dict[str, Any]]:
             return "model:load:error", {"modelId": event.model_id, "error": error}
         case events.UnloadComplete():
             return "model:unload:complete", {"modelId": event.model_id}
+        case events.ReplicaChanged():
+            return "model:replica", {
+                "modelId": event.model_id,
+                "wanted": event.wanted,
+                "serving": event.serving,
+                "replica": asdict(event.replica) | {"since": iso(event.replica.since)},
+            }
         case events.SaeAttached():
             return "sae:attached", {
                 "saeId": event.sae_id,

@@ -15,6 +15,7 @@ from steerserve.api import leases as lease_routes
 from steerserve.api import models as model_routes
 from steerserve.api import monitoring as monitoring_routes
 from steerserve.api import profiles as profile_routes
+from steerserve.api import replicas as replica_routes
 from steerserve.api import saes as sae_routes
 from steerserve.api import sensing as sensing_routes
 from steerserve.api import steering as steering_routes
@@ -44,7 +45,10 @@ def management(owners: Owners) -> list[APIRouter]:
     id."""
     attached = attachment_routes.Status(owners.conductor, owners.steering, owners.monitoring)
     return [
-        model_routes.router(owners.models, owners.model_downloads, owners.conductor),
+        model_routes.router(
+            owners.models, owners.model_downloads, owners.conductor, owners.replicas
+        ),
+        replica_routes.router(owners.models, owners.replicas),
         lease_routes.router(owners.models, owners.conductor),
         steering_routes.router(owners.steering),
         monitoring_routes.router(owners.monitoring, owners.features.labels),

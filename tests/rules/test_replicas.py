@@ -56,3 +56,21 @@ def test_replicas_that_are_taken_away_are_not_missed(
     states: list[ReplicaState], least: int, strength: Strength
 ) -> None:
     assert replicas.strength([view(state) for state in states], least) is strength
+
+
+@pytest.mark.parametrize(
+    ("states", "sentence"),
+    [
+        ([S, S], "2 of 2 replicas serve"),
+        ([S, D], "1 of 1 replicas serve"),
+        ([S, R], "1 of 2 replicas serve; r is restoring"),
+        (
+            [L] * 6,
+            "0 of 6 replicas serve; r is lost; r is lost; r is lost; r is lost; 2 more do not serve",
+        ),
+    ],
+)
+def test_a_sentence_tells_who_serves_and_what_the_others_do(
+    states: list[ReplicaState], sentence: str
+) -> None:
+    assert replicas.described([view(state) for state in states]) == sentence

@@ -20,6 +20,7 @@ from steerserve.control.library.model_previews import ModelPreview, ModelQuery, 
 from steerserve.control.library.models import ModelRow, Models
 from steerserve.control.library.recorded_downloads import FetchProgress
 from steerserve.control.residency.conductor import Conductor
+from steerserve.control.residency.replicas import Replicas, ReplicaSet
 from steerserve.control.residency.resident import Resident
 from steerserve.errors import Refusal
 from steerserve.rules import placement
@@ -74,12 +75,13 @@ class SlotState:
     loaded_id: int | None
     locked_id: int | None
     lease: LeaseStatus | None
+    replicas: ReplicaSet | None
 
     @classmethod
-    def of(cls, conductor: Conductor) -> SlotState:
+    def of(cls, conductor: Conductor, replicas: Replicas) -> SlotState:
         view = conductor.view()
         lease = conductor.leases.status()
-        return cls(conductor.resident, view.model_id, view.locked_id, lease)
+        return cls(conductor.resident, view.model_id, view.locked_id, lease, replicas.now())
 
 
 def record(
@@ -130,19 +132,25 @@ def record(
     }
 
 
-def router(models: Models, downloads: ModelDownloads, conductor: Conductor) -> APIRouter:
+def router(
+    models: Models, downloads: ModelDownloads, conductor: Conductor, replicas: Replicas
+) -> APIRouter:
     routes = APIRouter(prefix="/api/models", tags=["models"])
 
     def body_of(row: ModelRow, state: SlotState | None = None) -> dict[str, Any]:
-        state = state or SlotState.of(conductor)
+        state = state or SlotState.of(conductor, replicas)
         lease = state.lease if state.lease and state.lease.model_id == row.id else None
-        locked = {"locked": state.locked_id == row.id}
-        return record(row, state.resident, lease, downloads.progress(row.id)) | locked
+        serving = state.replicas
+        live = {
+            "locked": state.locked_id == row.id,
+            "replicas": serving if serving and serving.model_id == row.id else None,
+        }
+        return record(row, state.resident, lease, downloads.progress(row.id)) | live
 
     @routes.get("", response_model=Answer[ModelList])
     async def list_models() -> Response:
         rows = await models.list()
-        state = SlotState.of(conductor)
+        state = SlotState.of(conductor, replicas)
 
         def answer() -> Response:
             records = [body_of(row, state) for row in rows]

@@ -13,6 +13,7 @@ from typing import Any
 import structlog
 
 from steerserve.rules.firings import FiringRow
+from steerserve.rules.replicas import ReplicaView
 
 log = structlog.get_logger(__name__)
 
@@ -65,6 +66,16 @@ class LoadError:
 @dataclass(frozen=True, slots=True)
 class UnloadComplete:
     model_id: int
+
+
+@dataclass(frozen=True, slots=True)
+class ReplicaChanged:
+    """A replica of the model came into another state. `wanted` and `serving` count the replicas of the model."""
+
+    model_id: int
+    replica: ReplicaView
+    wanted: int
+    serving: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,6 +174,7 @@ Sent = (
     | LoadComplete
     | LoadError
     | UnloadComplete
+    | ReplicaChanged
     | SaeAttached
     | SaeDetached
     | SaeDownloadProgress

@@ -7,6 +7,11 @@ from dataclasses import dataclass
 from datetime import datetime
 from enum import StrEnum
 
+COUNT_MAXIMUM = 64
+"""The largest number of replicas. ENGINE_REPLICAS has the same bound."""
+NAMED_MAXIMUM = 4
+"""The number of replicas that a sentence for people names."""
+
 
 class ReplicaState(StrEnum):
     """What a replica does."""
@@ -92,3 +97,12 @@ def strength(views: Sequence[ReplicaView], least: int) -> Strength:
     if count >= wanted(views):
         return Strength.WHOLE
     return Strength.DEGRADED if count >= least else Strength.WEAK
+
+
+def described(views: Sequence[ReplicaView]) -> str:
+    """How many of the wanted replicas serve, and what the others do, as a clause for people."""
+    away = [v for v in views if v.state not in (ReplicaState.SERVING, ReplicaState.DRAINING)]
+    named = [f"{v.name} is {v.state}" + (f": {v.reason}" if v.reason else "") for v in away]
+    if len(named) > NAMED_MAXIMUM:
+        named[NAMED_MAXIMUM:] = [f"{len(named) - NAMED_MAXIMUM} more do not serve"]
+    return "; ".join([f"{serving(views)} of {wanted(views)} replicas serve", *named])

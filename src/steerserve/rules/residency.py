@@ -149,6 +149,19 @@ def is_loading(view: View, model_id: int) -> bool:
     return view.phase is Phase.LOADING and view.model_id == model_id
 
 
+def may_change_replicas(view: View, model_id: int) -> None:
+    """Whether replicas of `model_id` may be added, drained or replaced now. The model goes on serving meanwhile, so
+    neither its lease nor its lock matters.
+
+    Raises:
+        Refusal: MODEL_BUSY while a load or an unload runs, MODEL_NOT_LOADED.
+    """
+    if view.phase in (Phase.LOADING, Phase.UNLOADING):
+        raise busy(view)
+    if view.model_id != model_id:
+        raise Refusal("MODEL_NOT_LOADED", "the model is not loaded", **_resident(view))
+
+
 def may_lease(view: View, model_id: int, name: str) -> None:
     """Whether the model `model_id`, called `name`, can be leased now. `lease.grant` checks that no lease is live.
 

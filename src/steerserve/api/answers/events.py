@@ -15,6 +15,7 @@ from steerserve.api.answers.monitoring import FeatureActivation
 from steerserve.api.answers.sensing import ClusterFiringFacts, EdgeFiringFacts
 from steerserve.api.answers.steering import CompareEvents, Values
 from steerserve.control.vitals.views import CardTotals
+from steerserve.rules.replicas import ReplicaView
 
 
 class ModelEvent(TypedDict):
@@ -75,6 +76,15 @@ class LoadErrorEvent(ModelEvent):
     """A load failed."""
 
     error: LoadFailure
+
+
+class ReplicaEvent(ModelEvent):
+    """A replica of the model came into another state; `ended` is the state of a replica that was taken away. `wanted`
+    and `serving` count the replicas of the model."""
+
+    wanted: int
+    serving: int
+    replica: ReplicaView
 
 
 class SaeEvent(TypedDict):
@@ -142,6 +152,7 @@ LiveEvents = TypedDict(
         "model:load:complete": LoadCompleteEvent,
         "model:load:error": LoadErrorEvent,
         "model:unload:complete": ModelEvent,
+        "model:replica": ReplicaEvent,
         "sae:attached": SaeAttachedEvent,
         "sae:detached": SaeEvent,
         "sae:download:progress": SaeProgressEvent,

@@ -9,6 +9,7 @@ from typing_extensions import TypedDict
 from steerserve.api.answers import Instant
 from steerserve.control.library.model_previews import EstimatedSize
 from steerserve.control.library.recorded_downloads import FetchProgress
+from steerserve.control.residency.replicas import ReplicaSet
 from steerserve.rules.gguf import GgufFile
 from steerserve.rules.lease_status import EndedLeaseStatus, LeaseStatus
 
@@ -37,7 +38,7 @@ class ModelRecord(TypedDict):
     MiB. `download_progress` is in percent; it and `download` are null while no download runs. `layers` is the number of
     decoder layers of a loaded model. The facts from `loaded_at` to `kv_cache_mb` that only a loaded model has are
     null, or empty, for other models; `memory_footprint` is in bytes, `context_length` and `kv_cache_tokens` are in
-    tokens. `error_message` says why the status is `error`."""
+    tokens. `error_message` says why the status is `error`. `replicas` is null where one engine process serves."""
 
     id: int
     name: str
@@ -74,6 +75,7 @@ class ModelRecord(TypedDict):
     created_at: Instant
     updated_at: Instant
     locked: bool
+    replicas: ReplicaSet | None
 
 
 class ModelList(TypedDict):

@@ -7,6 +7,7 @@ from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import AsyncExitStack, aclosing, asynccontextmanager
 from dataclasses import dataclass
 
+from steerserve.control.bus import Event, LoadError, ReplicaChanged, UnloadComplete
 from steerserve.control.interventions.profiles import Profiles
 from steerserve.control.interventions.serving import Serving
 from steerserve.control.metrics import Metrics, Timing
@@ -115,6 +116,22 @@ class Generation:
     def is_batching(self) -> bool:
         """Whether some requests run without a slot."""
         return self._settings.enable_continuous_batching
+
+    @property
+    def batched_maximum(self) -> int:
+        """How many requests may run without a slot."""
+        return self._batched.counts().max_concurrent
+
+    def took(self, event: Event) -> None:
+        """The slots are those of all replicas that serve."""
+        if isinstance(event, ReplicaChanged):
+            self._scale(event.serving)
+        elif isinstance(event, UnloadComplete | LoadError):
+            self._scale(1)
+
+    def _scale(self, replicas: int) -> None:
+        self._queue.scale(replicas)
+        self._batched.scale(replicas)
 
     @asynccontextmanager
     async def open(self, intent: Intent, model: ServedModel) -> AsyncIterator[Run]:

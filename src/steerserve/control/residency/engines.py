@@ -18,9 +18,11 @@ FORGOTTEN = 60.0
 
 
 class Engines:
-    """Makes engines. Remembers a failed start until a start succeeds, or for `FORGOTTEN` seconds."""
+    """Makes engines. Remembers a failed start until a start succeeds, or for `FORGOTTEN` seconds. `replicas` is the
+    number of replicas of the next model, where replicas serve."""
 
     def __init__(self, settings: Settings, clock: Callable[[], float] = time.monotonic) -> None:
+        self.replicas = settings.engine_replicas
         self._checkpoints = client.Launcher(settings.log_level, settings.log_format)
         self._options = options(settings)
         self._ggufs = llama.LlamaLauncher(self._options)

@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Coroutine
 from contextlib import suppress
+from functools import partial
 from typing import Any
 
 import structlog
@@ -15,6 +16,7 @@ from steerserve.control.bus import (
     LoadComplete,
     LoadError,
     LoadProgress,
+    ReplicaChanged,
     SaeAttached,
     SaeDetached,
     UnloadComplete,
@@ -28,9 +30,12 @@ from steerserve.control.residency.records import Records
 from steerserve.control.residency.restoring import Restoring
 from steerserve.control.residency.slot import Slot
 from steerserve.control.residency.watching import EngineWatch
+from steerserve.engine.wire.engine import Engine
 from steerserve.engine.wire.messages import Loaded
 from steerserve.errors import Refusal
+from steerserve.rules import replicas
 from steerserve.rules.model_status import Event
+from steerserve.rules.replicas import ReplicaView
 from steerserve.rules.residency import Phase
 from steerserve.rules.signs import Bounds
 from steerserve.settings import Settings
@@ -159,7 +164,9 @@ class Turnover:
 
     async def _load(self, coming: Occupant, prepared: Prepared, *, has_unloaded: bool) -> None:
         try:
-            coming.start(await self._launcher.launch(prepared.row.engine))
+            engine = await self._launcher.launch(prepared.row.engine)
+            engine.on_replicas = partial(self._tell, coming.row.id, engine)
+            coming.start(engine)
             self._spawn(EngineWatch(coming, self._bounds).run(), "engine-watch")
             facts = await loading.fill(coming, prepared, self._settings, self._bus)
             async with self._editing:
@@ -276,6 +283,15 @@ class Turnover:
             await self._vacate(occupant, Event.ENGINE_ENDED, reason)
 
     # ------------------------------------------------------------- inside
+
+    def _tell(self, model_id: int, engine: Engine, replica: ReplicaView) -> None:
+        """Tell that a replica came into another state. The end of the whole engine is told as such."""
+        if engine.ended.done():
+            return
+        views = engine.replicas()
+        self._bus.publish(
+            ReplicaChanged(model_id, replica, replicas.wanted(views), replicas.serving(views))
+        )
 
     def _spawn(
         self, work: Coroutine[Any, Any, None], name: str | None = None

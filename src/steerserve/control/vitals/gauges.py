@@ -26,9 +26,11 @@ from steerserve.control.observing.monitoring import Monitoring
 from steerserve.control.observing.sensing import ClusterSensing
 from steerserve.control.requests.queue import Queue
 from steerserve.control.residency.conductor import Conductor
+from steerserve.control.residency.replicas import Replicas
 from steerserve.control.vitals.cards import CardReading, CardReadings, totals
 from steerserve.control.vitals.views import MetricsReport, ReasonedCardTotals
 from steerserve.engine.sandbox.schemas import Checker
+from steerserve.rules.replicas import ReplicaState
 from steerserve.rules.residency import Phase
 from steerserve.rules.units import MIB
 from steerserve.store.catalog import utc_now
@@ -37,6 +39,9 @@ __all__ = ["CONTENT_TYPE", "Gauges"]
 
 CARDS_AGE = 5.0
 """Seconds after which a reading of the cards is too old to be shown."""
+
+
+_REPLICA = ("replica", "node")
 
 
 class Gauges:
@@ -55,6 +60,7 @@ class Gauges:
         checker: Checker,
         sensing: ClusterSensing,
         circuit_sensing: CircuitSensing,
+        replicas: Replicas,
     ) -> None:
         self._metrics = metrics
         self._conductor = conductor
@@ -67,6 +73,7 @@ class Gauges:
         self._checker = checker
         self._sensing = sensing
         self._circuit_sensing = circuit_sensing
+        self._replicas = replicas
         self._since = metrics.clock()
         self._seen: dict[tuple[Any, ...], float] = {}
         self._made = _Made(metrics)
@@ -134,6 +141,7 @@ class Gauges:
         made.sensing_armed.labels("cluster").set(self._sensing.is_armed)
         made.sensing_armed.labels("circuit").set(self._circuit_sensing.armed_count)
         self._count_applied()
+        self._read_replicas()
         self._read_breakers()
         self._read_memory()
 
@@ -145,6 +153,27 @@ class Gauges:
         made.claims_degraded.set(circuits.claims_degraded)
         known = self._metrics.total("circuit_claim_faults_total")
         made.claim_faults.inc(max(0, circuits.claim_faults - known))
+
+    def _read_replicas(self) -> None:
+        made, replicas = self._made, self._replicas.now()
+        series = (
+            made.replica_serving,
+            made.replica_requests,
+            made.replica_epoch,
+            made.replica_restarts,
+        )
+        for gauge in (made.replicas, *series):
+            gauge.clear()
+        if replicas is None:
+            return
+        for state in ReplicaState:
+            if state is not ReplicaState.ENDED:
+                count = sum(view.state is state for view in replicas.replicas)
+                made.replicas.labels(state).set(count)
+        for view in replicas.replicas:
+            values = (view.state is ReplicaState.SERVING, view.requests, view.epoch, view.restarts)
+            for gauge, value in zip(series, values, strict=True):
+                gauge.labels(view.name, view.node or "").set(value)
 
     def _count_applied(self) -> None:
         resident = self._conductor.resident
@@ -226,6 +255,17 @@ class _Made:
         self.breaker_trips = counter("circuit_breaker_trips", "Times it opened.", "name")
         self.resident_memory = gauge(
             "process_resident_memory_bytes", "Memory of a process of the service.", "process"
+        )
+        self.replicas = gauge("replicas", "Replicas of the loaded model in each state.", "state")
+        self.replica_serving = gauge(
+            "replica_serving", "1 while the replica gets requests.", *_REPLICA
+        )
+        self.replica_requests = gauge("replica_requests", "Requests on a replica.", *_REPLICA)
+        self.replica_epoch = gauge(
+            "replica_epoch", "The last change of the steering that a replica has.", *_REPLICA
+        )
+        self.replica_restarts = gauge(
+            "replica_restarts", "How often a replica was started again.", *_REPLICA
         )
         self.card_used = gauge("card_memory_used_bytes", "Memory in use on a card.", "card")
         self.card_total = gauge("card_memory_total_bytes", "Memory of a card.", "card")

@@ -17,6 +17,7 @@ from steerserve.control.interventions.serving import Serving
 from steerserve.control.requests.generate import Generation
 from steerserve.control.requests.queue import Queue
 from steerserve.control.residency.conductor import Conductor
+from steerserve.control.residency.replicas import Replicas, ReplicaSet, figures
 from steerserve.control.vitals import cards as card_reading
 from steerserve.control.vitals.cards import CardReading, CardReadings
 from steerserve.control.vitals.views import (
@@ -34,8 +35,10 @@ from steerserve.control.vitals.views import (
     Readiness,
 )
 from steerserve.errors import Refusal
+from steerserve.rules import replicas as replica_rules
 from steerserve.rules import signs
 from steerserve.rules.breaker import BreakerStatus
+from steerserve.rules.replicas import Strength
 from steerserve.rules.residency import Phase
 from steerserve.settings import Settings
 from steerserve.store.catalog import utc_now
@@ -70,6 +73,7 @@ class Vitals:
         starts: Callable[[], str | None],
         serving: Serving,
         claims: LayerClaims,
+        replicas: Replicas,
     ) -> None:
         self._settings = settings
         self._database = database
@@ -81,6 +85,7 @@ class Vitals:
         self._starts = starts
         self._serving = serving
         self._claims = claims
+        self._replicas = replicas
         self._since = time.monotonic()
         self.load_failure: str | None = None
         """Why the model that is loaded at the start of the service could not be loaded; None if it could."""
@@ -103,6 +108,7 @@ class Vitals:
             components=components,
             model_loaded=self._is_loaded(),
             sae_attached=bool(self._conductor.attachments()),
+            replicas=figures(self._replicas.now()),
         )
 
     async def detailed(self) -> DetailedHealth:
@@ -128,6 +134,7 @@ class Vitals:
             sae_ids=[attached.sae_id for attached in attachments],
             inference=self.inference(),
             engine=blocks.built("engine", self.engine),
+            replicas=blocks.built("replicas", self._replicas.now),
             active_profile=await blocks.read("active_profile", self._serving.profile),
             circuits=await blocks.read("circuits", self._claims.checked_health),
             lease=blocks.built("lease", self._conductor.leases.status),
@@ -206,7 +213,7 @@ class Vitals:
                 cbm_config=FixedSampling(
                     settings.cbm_default_temperature,
                     settings.cbm_default_top_p,
-                    settings.cbm_max_queue_size,
+                    self._generation.batched_maximum,
                 ),
                 row_steps=rows,
                 seeded_rows=facts.seeded_rows if facts else None,
@@ -232,6 +239,9 @@ class Vitals:
 
     def _components(self, database: Component, reading: CardReading | None) -> list[Component]:
         components = [database, self._engine_health(), _gpu_health(reading), self._hub_health()]
+        replicas = self._replicas.now()
+        if replicas is not None:
+            components.append(_replica_health(replicas))
         claims = self._claims.health()
         if claims.claims_degraded:
             components.append(Component("circuits", "degraded", "; ".join(claims.reasons)))
@@ -314,6 +324,16 @@ def _gpu_health(reading: CardReading | None) -> Component:
     if not reading.cards:
         return Component("gpu", "healthy", "no card: the processor serves")
     return Component("gpu", "healthy", ", ".join(card.name for card in reading.cards))
+
+
+def _replica_health(replicas: ReplicaSet) -> Component:
+    """Fewer replicas than wanted make the service degraded. Without a replica that serves, requests wait, so the
+    service is not ready."""
+    message = replica_rules.described(replicas.replicas)
+    if replicas.strength is Strength.NONE:
+        return Component("replicas", "unhealthy", message)
+    status: HealthStatus = "healthy" if replicas.strength is Strength.WHOLE else "degraded"
+    return Component("replicas", status, message)
 
 
 def _worst(components: list[Component]) -> HealthStatus:

@@ -10,6 +10,7 @@ from typing import Any, Literal
 from steerserve.control.interventions.claims import CircuitsHealth
 from steerserve.control.interventions.serving import ServingProfile
 from steerserve.control.metrics import Percentiles
+from steerserve.control.residency.replicas import ReplicaFigures, ReplicaSet
 from steerserve.rules.breaker import BreakerStatus
 from steerserve.rules.lease_status import LeaseStatus
 from steerserve.rules.stepping import RowSteps, SeededRows
@@ -37,7 +38,7 @@ class Liveness:
 
 @dataclass(frozen=True, slots=True)
 class Readiness:
-    """`status` is the worst status of the components."""
+    """`status` is the worst status of the components. `replicas` is None where one engine process serves."""
 
     ready: bool
     status: HealthStatus
@@ -46,6 +47,7 @@ class Readiness:
     components: Sequence[Component]
     model_loaded: bool
     sae_attached: bool
+    replicas: ReplicaFigures | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +84,7 @@ class EngineHealth:
 @dataclass(frozen=True, slots=True)
 class DetailedHealth:
     """All parts of health in one answer. `errors` has the type of the exception for each block that could not be
-    built."""
+    built. `replicas` is None where one engine process serves."""
 
     status: HealthStatus
     version: str
@@ -99,6 +101,7 @@ class DetailedHealth:
     sae_ids: Sequence[str]
     inference: InferenceHealth
     engine: EngineHealth | None
+    replicas: ReplicaSet | None
     active_profile: ServingProfile | None
     circuits: CircuitsHealth | None
     lease: LeaseStatus | None

@@ -1,0 +1,124 @@
+"""The replicas of the resident model: who serves, and the changes that an operator makes while the model serves."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import structlog
+
+from steerserve.control.residency.conductor import Conductor
+from steerserve.control.residency.engines import Engines
+from steerserve.control.residency.resident import Resident
+from steerserve.engine.wire.engine import Engine, one_process
+from steerserve.rules import replicas as rules
+from steerserve.rules import residency
+from steerserve.rules.replicas import ReplicaView, Strength
+
+log = structlog.get_logger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class ReplicaFigures:
+    """How many replicas the resident model has: `wanted` by the operator, `serving` requests, and `least`, the number
+    that a load needs. `strength` says what the serving replicas amount to."""
+
+    wanted: int
+    serving: int
+    least: int
+    strength: Strength
+
+
+@dataclass(frozen=True, slots=True)
+class ReplicaSet(ReplicaFigures):
+    """The replicas of the resident model at one moment, in the order of their names."""
+
+    model_id: int
+    replicas: Sequence[ReplicaView]
+
+
+def of(resident: Resident | None, least: int) -> ReplicaSet | None:
+    """The replicas of the resident model; None without an engine, and for an engine that is one process."""
+    if resident is None or resident.engine is None:
+        return None
+    views = resident.engine.replicas()
+    if not views:
+        return None
+    return ReplicaSet(
+        rules.wanted(views),
+        rules.serving(views),
+        least,
+        rules.strength(views, least),
+        resident.row.id,
+        views,
+    )
+
+
+def figures(replicas: ReplicaSet | None) -> ReplicaFigures | None:
+    """The figures alone, without the replicas."""
+    if replicas is None:
+        return None
+    return ReplicaFigures(replicas.wanted, replicas.serving, replicas.least, replicas.strength)
+
+
+class Replicas:
+    """Changes the replicas of the resident model. The number that an operator asks for holds for later loads too, until
+    the service ends."""
+
+    def __init__(self, conductor: Conductor, launcher: Engines, least: int) -> None:
+        self._conductor = conductor
+        self._launcher = launcher
+        self._least = least
+
+    def now(self) -> ReplicaSet | None:
+        """The replicas of the resident model; None where one process serves, or no model is in the slot."""
+        return of(self._conductor.resident, self._least)
+
+    def of_model(self, model_id: int) -> ReplicaSet:
+        """Raises:
+        Refusal: MODEL_BUSY, MODEL_NOT_LOADED, REPLICAS_UNAVAILABLE.
+        """
+        self._engine(model_id)
+        found = self.now()
+        if found is None:
+            raise one_process()
+        return found
+
+    async def resize(self, model_id: int, count: int) -> ReplicaSet:
+        """Serve the model with so many replicas from now on. Returns once the change has begun.
+
+        Raises:
+            Refusal: MODEL_BUSY, MODEL_NOT_LOADED, REPLICAS_UNAVAILABLE.
+        """
+        await self._engine(model_id).resize(count)
+        return self._changed(model_id, "resized")
+
+    async def drain(self, model_id: int, name: str) -> ReplicaSet:
+        """Take a replica away after its requests. Returns once it gets no new requests.
+
+        Raises:
+            Refusal: MODEL_BUSY, MODEL_NOT_LOADED, REPLICA_NOT_FOUND, REPLICAS_UNAVAILABLE.
+        """
+        await self._engine(model_id).drain(name)
+        return self._changed(model_id, "drained", name)
+
+    async def replace(self, model_id: int, name: str) -> ReplicaSet:
+        """Start another replica in the place of this one. Returns once the change has begun.
+
+        Raises:
+            Refusal: MODEL_BUSY, MODEL_NOT_LOADED, REPLICA_NOT_FOUND, REPLICAS_UNAVAILABLE.
+        """
+        await self._engine(model_id).replace(name)
+        return self._changed(model_id, "replaced", name)
+
+    # ------------------------------------------------------------- inside
+
+    def _engine(self, model_id: int) -> Engine:
+        residency.may_change_replicas(self._conductor.view(), model_id)
+        return self._conductor.loaded().held()
+
+    def _changed(self, model_id: int, change: str, name: str | None = None) -> ReplicaSet:
+        now = self.of_model(model_id)
+        self._launcher.replicas = now.wanted
+        log.info("replicas_changed", change=change, replica=name, wanted=now.wanted)
+        return now
