@@ -22,6 +22,7 @@ const STALE: Record<string, readonly Part[]> = {
   "model:load:complete": ["models", "health", "attachments", "steering", "saes"],
   "model:load:error": ["models", "health"],
   "model:unload:complete": ["models", "health", "attachments", "steering", "saes", "features", "monitoring"],
+  "model:replica": ["models", "health"],
   "sae:attached": ["attachments", "saes", "health", "models", "steering", "features", "monitoring"],
   "sae:detached": ["attachments", "saes", "health", "models", "steering", "features", "monitoring"],
   "sae:download:complete": ["saes"],

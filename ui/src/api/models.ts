@@ -7,6 +7,10 @@ import { given } from "../rules/given";
 import type { Sent } from "../rules/snippet";
 
 export type Model = Models["models"][number];
+export type ReplicaSet = Data<"/api/models/{model_id}/replicas">;
+export type Replica = ReplicaSet["replicas"][number];
+/** Another number of replicas, or a change of one replica. */
+export type ReplicaChange = { count: number } | { name: string; action: "drain" | "replace" };
 export type Offered = Data<"/api/models/preview", "post">;
 export type Precision = "FP16" | "Q8" | "Q4" | "Q2";
 /** Takes a token out of its field. A token is in no key and no variable, because those are kept. */
@@ -67,6 +71,16 @@ export function setLock(model: Model): Promise<Model> {
   return model.locked
     ? request("post", "/api/models/{model_id}/unlock", { path })
     : request("post", "/api/models/{model_id}/lock", { path });
+}
+
+export function changeReplicas(id: number, change: ReplicaChange): Promise<ReplicaSet> {
+  if ("count" in change) {
+    return request("put", "/api/models/{model_id}/replicas", { path: { model_id: id }, body: { count: change.count } });
+  }
+  const path = { model_id: id, name: change.name };
+  return change.action === "drain"
+    ? request("post", "/api/models/{model_id}/replicas/{name}/drain", { path })
+    : request("post", "/api/models/{model_id}/replicas/{name}/replace", { path });
 }
 
 export function remove(model: Model): Promise<unknown> {

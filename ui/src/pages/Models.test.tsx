@@ -132,3 +132,59 @@ it("a preview shows the fit per place before a download, and a dash where nothin
   await waitFor(() => expect(asked.find((request) => route(request) === "POST /api/models")?.body).toEqual(body));
   expect(await violations(container)).toEqual([]);
 });
+
+const REPLICA = {
+  name: "replica-1", node: "gpu-1", address: "10.0.0.11", pid: 41, state: "serving", epoch: 7, requests: 3, slots: 8,
+  gpu_indices: [0], devices: ["cuda:0"], memory_mb: [2048], kind: "a", restarts: 0, reason: null,
+  since: "2026-01-01T00:00:00Z",
+};
+const LOST = { ...REPLICA, name: "replica-2", node: "gpu-2", state: "lost", restarts: 2, reason: "ended by signal 9" };
+
+function replicated(...replicas: (typeof REPLICA | typeof LOST)[]) {
+  const serving = replicas.filter(({ state }) => state === "serving").length;
+  const wanted = replicas.filter(({ state }) => state !== "draining").length;
+  return { model_id: 1, wanted, serving, least: 1, strength: "degraded", replicas };
+}
+
+it("shows what each replica of the loaded model does, and follows their events", async () => {
+  let replicas = replicated(REPLICA, LOST);
+  served({ "GET /api/models": () => ({ models: [{ ...LOADED, replicas }, READY], total: 2, loaded_model_id: 1 }) });
+  const { client, container } = showPage(<Models />);
+  const shown = await screen.findByRole("region", { name: "Replicas of one" });
+  expect(shown.textContent).toContain("1 of 2 serve");
+  const lost = within(shown).getByRole("listitem", { name: "replica-2" });
+  expect(lost.textContent).toContain("lost");
+  expect(lost.textContent).toContain("gpu-2");
+  expect(lost.textContent).toContain("ended by signal 9");
+  expect(within(shown).getByRole("listitem", { name: "replica-1" }).textContent).toMatch(/requests3 of 8.*epoch7.*restarts0/);
+  expect(within(shown).getByRole("button", { name: "Drain replica-1" })).toHaveProperty("disabled", true);
+  expect(await violations(container)).toEqual([]);
+  replicas = replicated(REPLICA, { ...LOST, state: "serving" });
+  act(() => arrived(client, "model:replica", { modelId: 1 }));
+  await waitFor(() => expect(shown.textContent).toContain("2 of 2 serve"));
+  expect(screen.getAllByRole("region", { name: /^Replicas of/ })).toHaveLength(1);
+});
+
+it("adds, drains and replaces replicas, and shows a refusal", async () => {
+  const replicas = replicated(REPLICA, { ...LOST, state: "serving" });
+  const asked = served({
+    "GET /api/models": { models: [{ ...LOADED, replicas }], total: 1, loaded_model_id: 1 },
+    "PUT /api/models/1/replicas": replicas,
+    "POST /api/models/1/replicas/replica-2/drain": replicas,
+    "POST /api/models/1/replicas/replica-1/replace": refused({ code: "REPLICA_NOT_FOUND", message: "no replica is called so", status: 404 }),
+  });
+  showPage(<Models />);
+  await userEvent.click(await screen.findByRole("button", { name: "More replicas of one" }));
+  await userEvent.click(screen.getByRole("button", { name: "Fewer replicas of one" }));
+  await userEvent.click(screen.getByRole("button", { name: "Drain replica-2" }));
+  await userEvent.click(screen.getByRole("button", { name: "Replace replica-1" }));
+  expect((await screen.findByRole("alert")).textContent).toContain("no replica is called so");
+  const changes = asked.filter(({ method }) => method !== "GET");
+  expect(changes.map(route)).toEqual([
+    "PUT /api/models/1/replicas",
+    "PUT /api/models/1/replicas",
+    "POST /api/models/1/replicas/replica-2/drain",
+    "POST /api/models/1/replicas/replica-1/replace",
+  ]);
+  expect(changes.slice(0, 2).map(({ body }) => body)).toEqual([{ count: 3 }, { count: 1 }]);
+});

@@ -14,6 +14,7 @@ import { bytes, count, mebibytes } from "../../rules/bytes";
 import { ACTION_WORDS, actionOf, cut, refusedByLease, type ModelAction } from "../../rules/residency";
 import { ModelDetails } from "./ModelDetails";
 import { ModelProgress } from "./ModelProgress";
+import { Replicas } from "./Replicas";
 
 export function ModelRow({
   model,
@@ -84,6 +85,7 @@ export function ModelRow({
       )}
       <Facts facts={factsOf(model)} />
       <ModelProgress model={model} />
+      {model.replicas && <Replicas model={model} replicas={model.replicas} />}
       {model.error_message !== null && error === null && (
         <p className={model.status === "error" ? "notice notice-bad" : "notice"}>{model.error_message}</p>
       )}
