@@ -80,13 +80,15 @@ class Pace:
 
 @dataclass(frozen=True, slots=True)
 class Sign:
-    """The last sign of an engine. `is_stopped` says that the system has stopped the process (SIGSTOP). `extra` is the
-    time in seconds that the work at hand may take beyond the patience, because it gives no sign before its end."""
+    """The last sign of an engine. `is_stopped` says that the system has stopped the process (SIGSTOP). `is_cut` says
+    that nothing comes from the node of the engine any more. `extra` is the time in seconds that the work at hand may
+    take beyond the patience, because it gives no sign before its end."""
 
     activity: Activity = Activity.STARTING
     count: int = 0
     is_stopped: bool = False
     extra: float = 0.0
+    is_cut: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -97,9 +97,9 @@ async def launch_ended(launcher: Launcher, _: Path) -> None:
     """Nobody waits any more for an engine that is being started."""
     begun, start = asyncio.Event(), launcher._server.start
 
-    async def starting(*args: Any) -> Any:
+    async def starting(*args: Any, **named: Any) -> Any:
         begun.set()
-        return await start(*args)
+        return await start(*args, **named)
 
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(launcher._server, "start", starting)
