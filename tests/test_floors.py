@@ -31,7 +31,7 @@ ROOMS: dict[str, tuple[str, ...]] = {
         "requests",
         "vitals",
     ),
-    "engine": ("wire", "sandbox", "checkpoint", "gguf"),
+    "engine": ("wire", "sandbox", "checkpoint", "gguf", "remote"),
     "engine.worker": ("model", "sae", "rows", "attached", "observing", "batch", "process"),
 }
 """The rooms of a floor, lowest first. A room may import the rooms before it and the files beside the rooms. The files
@@ -174,6 +174,11 @@ def test_only_the_engine_process_and_the_demo_scripts_import_tensor_libraries() 
         if not within(module, "engine.worker") and (module == "demo" or not within(module, "demo"))
     ]
     check(lambda m: {n for n, _ in imported(m) if n.partition(".")[0] in TENSORS}, others)
+
+
+def test_only_the_room_of_remote_engines_imports_cryptography() -> None:
+    others = [module for module in MODULES if not within(module, "engine.remote")]
+    check(lambda m: {n for n, _ in imported(m) if within(n, "cryptography")}, others)
 
 
 def test_the_lowest_floors_depend_on_little_else() -> None:

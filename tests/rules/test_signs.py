@@ -106,6 +106,17 @@ def test_a_pass_may_take_a_multiple_of_the_slowest_measure(
 
 
 @pytest.mark.parametrize("activity", Activity)
+def test_a_process_on_a_node_that_is_cut_off_is_stalled_whatever_it_was_doing(
+    activity: Activity,
+) -> None:
+    cut = watched(*[Sign(activity, 7, is_cut=True)] * 3)
+    assert signs.condition(cut, BOUNDS) is Condition.STALLED
+    assert "nothing comes from its node" in signs.described(cut)
+    back = signs.silence(cut, Sign(activity, 7), cut.at + 0.5)
+    assert back.stopped_seconds == 0
+
+
+@pytest.mark.parametrize("activity", Activity)
 def test_a_stopped_process_is_stalled_whatever_it_was_doing(activity: Activity) -> None:
     assert signs.condition(silent(activity, 0.5, is_stopped=True), BOUNDS) is Condition.ALIVE
     stopped = silent(activity, 1, is_stopped=True)

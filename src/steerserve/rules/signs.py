@@ -16,7 +16,7 @@ SIGN_SECONDS = 1.0
 """Seconds after which an engine without work gives the next sign."""
 
 STOPPED_PATIENCE = 1.0
-"""Seconds after which a stopped process counts as stalled, whatever it was doing."""
+"""Seconds after which a process that is stopped or cut off counts as stalled, whatever it was doing."""
 
 _COUNT_BITS = 56
 
@@ -94,7 +94,7 @@ class Sign:
 @dataclass(frozen=True, slots=True)
 class Silence:
     """The silence of an engine at one look. `seconds` is its length so far, `stopped_seconds` the time for which the
-    process has been seen stopped, and `at` the time of the look."""
+    process has been seen stopped or cut off, and `at` the time of the look."""
 
     sign: Sign
     at: float
@@ -140,7 +140,7 @@ def silence(before: Silence | None, seen: Sign, now: float) -> Silence:
     if before is None:
         return Silence(seen, now)
     passed = min(max(0.0, now - before.at), 2 * LOOK_SECONDS)  # (2)
-    stopped = before.stopped_seconds + passed if seen.is_stopped else 0.0
+    stopped = before.stopped_seconds + passed if seen.is_stopped or seen.is_cut else 0.0
     is_new = (seen.activity, seen.count) != (before.sign.activity, before.sign.count)
     return Silence(seen, now, 0.0 if is_new else before.seconds + passed, stopped)  # (1)
 
@@ -148,7 +148,7 @@ def silence(before: Silence | None, seen: Sign, now: float) -> Silence:
 def condition(silent: Silence, bounds: Bounds) -> Condition:
     """What a silence means.
 
-    (1) A process that the system has stopped is stalled at once. (2) An engine that reads from the disk is never called
+    (1) A process that is stopped or cut off is stalled at once. (2) An engine that reads from the disk is never called
     stalled, and is lost after LOAD_TIMEOUT. (3) Otherwise an engine is stalled after the patience of its activity, and
     lost after ENGINE_STALL_TIMEOUT. Both are longer by the extra time of the work at hand.
     """
@@ -165,6 +165,8 @@ def condition(silent: Silence, bounds: Bounds) -> Condition:
 def described(silent: Silence) -> str:
     """The silence as a clause: what the engine was doing, and for how long it has given no sign."""
     what = "its process is stopped" if silent.sign.is_stopped else _DOING[silent.sign.activity]
+    if silent.sign.is_cut:
+        what = "nothing comes from its node"
     return f"the engine has given no sign of life for {length(silent):.0f} s ({what})"
 
 
