@@ -29,6 +29,20 @@ def nucleus(logits: Tensor, temperature: float, top_p: float) -> Tensor:
     return weights * kept / (weights * kept).sum()
 
 
+def drawn_slowly(logits: Tensor, one: Sampler) -> int:
+    """The token that one row draws: the whole distribution is summed up for every draw."""
+    weights = ((logits.float() - logits.float().max()) / one.temperature).softmax(-1)
+    while True:
+        mass = weights.cumsum(-1)
+        uniform = torch.rand((), generator=one.generator)
+        threshold = (uniform * mass[-1]).clamp_min(torch.finfo(torch.float32).tiny)
+        token = int(torch.searchsorted(mass, threshold[None]).clamp_max(len(mass) - 1))
+        above = torch.where(weights > weights[token], weights, 0.0)
+        if above.cumsum(-1)[-1].item() < one.top_p or one.top_p == 1.0:
+            return token
+        weights = above
+
+
 def assert_follows(counts: Tensor, expected: Tensor) -> None:
     """Pearson's statistic lies within six standard deviations of its mean."""
     assert counts[expected == 0].sum() == 0
@@ -79,6 +93,27 @@ def test_a_row_draws_the_same_whatever_stands_beside_it() -> None:
     crowd = [choice(seed=1), choice(0.0), choice(seed=9), choice(1.5, 0.5, seed=3)]
     logits = torch.stack([LOGITS.flip(0), LOGITS, LOGITS, LOGITS * 2])
     assert sample(logits, crowd)[2] == alone[0]
+
+
+@pytest.mark.parametrize("size", [7, 512, 1300])
+def test_every_row_draws_what_it_would_draw_slowly_and_alone(size: int) -> None:
+    settings = [(1.0, 1.0), (1.0, 0.9), (0.7, 0.5), (2.0, 0.999), (1.3, 0.05), (0.8, 1.0)] * 3
+    for turn in range(20):
+        logits = torch.randn(len(settings), size, generator=generator(turn, 0)) * 3
+        crowd = [choice(t, p, seed=turn + i) for i, (t, p) in enumerate(settings)]
+        alone = [choice(t, p, seed=turn + i) for i, (t, p) in enumerate(settings)]
+        slowly = [drawn_slowly(*pair) for pair in zip(logits, alone, strict=True)]
+        assert sample(logits, crowd) == slowly
+        for one, other in zip(crowd, alone, strict=True):
+            assert torch.equal(one.generator.get_state(), other.generator.get_state())
+
+
+@pytest.mark.parametrize("size", [3, 512, 1024, 1300])
+def test_the_most_probable_token_is_the_first_of_equals_wherever_it_stands(size: int) -> None:
+    for first in (0, 1, size // 2, size - 1):
+        logits = torch.linspace(-2.0, -1.0, size).repeat(2, 1)
+        logits[0, first:] = 1.0
+        assert sample(logits, [choice(0.0), choice(0.0)]) == [first, size - 1]
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
