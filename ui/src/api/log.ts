@@ -19,6 +19,8 @@ export function logLines(level: Level, isFollowed: boolean) {
     },
     enabled: isFollowed,
     refetchInterval: EVERY,
+    // `continued` keeps the lines that are known as the same values, so there is nothing to compare
+    structuralSharing: false,
     retry: false,
   });
 }

@@ -9,3 +9,9 @@ it("appends what came, keeps as many lines as the service does, and marks what w
   const after = continued(before, { ...ANSWER, lines: [{ id: 9 }, { id: 10 }], last_id: 10, dropped: 6 });
   expect(after).toEqual({ lines: [{ id: 2 }, { id: 9, missed: 6 }, { id: 10 }], last_id: 10 });
 });
+
+it("is the same value where no line came", () => {
+  const before = continued(undefined, { ...ANSWER, lines: [{ id: 1 }, { id: 2 }] });
+  expect(continued(before, { ...ANSWER, lines: [] })).toBe(before);
+  expect(continued(before, { ...ANSWER, lines: [], last_id: 5 })).toEqual({ ...before, last_id: 5 });
+});

@@ -14,8 +14,10 @@ export interface Kept<L extends Line> {
   last_id: number;
 }
 
-/** What is kept after an answer. An answer that does not continue what is kept, after a restart, is appended too. */
+/** What is kept after an answer. An answer that does not continue what is kept, after a restart, is appended too. Without
+ * a new line, it is the same value as before, so that nothing is drawn again. */
 export function continued<L extends Line>(before: Kept<L> | undefined, { lines, last_id, dropped, kept }: Answer<L>): Kept<L> {
+  if (before !== undefined && lines.length === 0 && last_id === before.last_id) return before;
   const [first, ...rest] = lines;
   const came = first !== undefined && dropped > 0 ? [{ ...first, missed: dropped }, ...rest] : lines;
   return { lines: [...(before?.lines ?? []), ...came].slice(-kept), last_id };

@@ -1,6 +1,6 @@
-import { screen } from "@testing-library/react";
+import { act, screen } from "@testing-library/react";
 import userEvent from "@testing-library/user-event";
-import { expect, it } from "vitest";
+import { expect, it, vi } from "vitest";
 import { violations } from "../../test/axe";
 import { showPage } from "../../test/page";
 import { service } from "../../test/service";
@@ -18,4 +18,28 @@ it("shows level, event, fields and the places of an exception, and can be paused
   await userEvent.click(screen.getByRole("button", { name: "Pause" }));
   expect(screen.getByText(/Paused/)).toBeTruthy();
   expect(await violations(container)).toEqual([]);
+});
+
+it("draws only the lines that came, also where the oldest ones leave", async () => {
+  let last_id = 2;
+  service({
+    "GET /api/health/log": ({ query }: { query: URLSearchParams }) => {
+      const after = Number(query.get("after") ?? 0);
+      const ids = Array.from({ length: last_id - after }, (_, place) => after + place + 1);
+      return { lines: ids.map((id) => ({ ...LINE, id, event: `event_${id}`, exception: null })), last_id, dropped: 0, kept: 2 };
+    },
+  });
+  const { client } = showPage(<Log />);
+  await screen.findByText("event_2");
+  // every drawn line writes its time
+  const formats: { readonly format: unknown } = Intl.DateTimeFormat.prototype;
+  const drawn = vi.spyOn(formats, "format", "get");
+  await act(() => client.refetchQueries());
+  expect(drawn).not.toHaveBeenCalled();
+  last_id = 3;
+  await act(() => client.refetchQueries());
+  await screen.findByText("event_3");
+  expect(screen.queryByText("event_1")).toBeNull();
+  expect(drawn).toHaveBeenCalledTimes(1);
+  drawn.mockRestore();
 });

@@ -1,4 +1,5 @@
 // Firings of clusters and circuits, as they are recorded, with the text around them.
+import { memo } from "react";
 import { useQuery } from "@tanstack/react-query";
 import { Link } from "react-router";
 import { circuitSensing, clusterSensing, firings } from "../../api/sensing";
@@ -13,7 +14,7 @@ const SHOWN = 5;
 /** The time in which a firing counts as new, in milliseconds. */
 const NEW = 10_000;
 
-export function Firings({ isPaused }: { isPaused: boolean }) {
+export const Firings = memo(function Firings({ isPaused }: { isPaused: boolean }) {
   const clusters = useQuery(firings("cluster", "", SHOWN));
   const circuits = useQuery(firings("circuit", "", SHOWN));
   const armed = [useQuery(clusterSensing).data?.armed, useQuery(circuitSensing).data?.armed];
@@ -58,7 +59,7 @@ export function Firings({ isPaused }: { isPaused: boolean }) {
       </Answered>
     </Panel>
   );
-}
+});
 
 function Row({ firing }: { firing: Firing }) {
   const isNew = useNow((now) => now - Date.parse(firing.at) < NEW);

@@ -3,13 +3,13 @@ import { useEffect, useMemo, useState } from "react";
 import { useQuery } from "@tanstack/react-query";
 import { useConnection, useLiveEvent } from "../../api/live";
 import { readings as recorded, type Activations, type Monitoring, type Records } from "../../api/monitoring";
-import { useAtMost } from "../../parts/useAtMost";
+import { useGathered } from "../../parts/useGathered";
 import { labelsIn, merged, ofEvent, ofRecord, type Reading } from "../../rules/readings";
 
 /** How many readings the page shows. */
 export const SHOWN = 60;
-/** The least time between two drawings, in milliseconds. */
-const DRAWN = 100;
+/** The least time between two drawings of events, in milliseconds. Nobody reads bars that change faster. */
+const DRAWN = 200;
 const NONE: Records = { records: [], total: 0 };
 
 export function useReadings(pins: readonly number[], state: Monitoring | undefined) {
@@ -18,17 +18,14 @@ export function useReadings(pins: readonly number[], state: Monitoring | undefin
     ...recorded(pins, pins.length === 0 ? 1 : SHOWN),
     enabled: state?.sae_attached === true,
   });
-  const [events, setEvents] = useState<readonly Reading[]>([]);
-  useLiveEvent("monitoring:activation", (payload) => {
-    const reading = ofEvent(payload as unknown as Activations);
-    setEvents((before) => [...before, reading].slice(-SHOWN));
-  });
+  const { drawn: events, add, clear } = useGathered<Reading>(SHOWN, DRAWN);
+  useLiveEvent("monitoring:activation", (payload) => add(ofEvent(payload as unknown as Activations)));
   const isConnected = useConnection() === "connected";
   const [sae_id, layer] = [state?.sae_id, state?.layer];
   // the records have all that was before, and nothing of what the service has forgotten
   useEffect(() => {
-    if (isConnected) setEvents([]);
-  }, [isConnected, sae_id, layer]);
+    if (isConnected) clear();
+  }, [isConnected, sae_id, layer, clear]);
 
   const { records } = query.data ?? NONE;
   const theirs = useMemo(
@@ -38,7 +35,13 @@ export function useReadings(pins: readonly number[], state: Monitoring | undefin
   // events have no labels: those of all records that were read are kept
   const [labels, setLabels] = useState<ReadonlyMap<number, string>>(new Map());
   useEffect(() => setLabels(new Map()), [sae_id]);
-  useEffect(() => setLabels((before) => new Map([...before, ...labelsIn(theirs)])), [theirs]);
+  useEffect(() => setLabels((before) => withMore(before, labelsIn(theirs))), [theirs]);
   const readings = useMemo(() => merged(theirs.map(ofRecord), events, SHOWN), [theirs, events]);
-  return { query, labels, readings: useAtMost(readings, DRAWN) };
+  return { query, labels, readings };
+}
+
+/** The labels with those of newer records: the same map where they say nothing new, so that nothing is drawn again. */
+function withMore(before: ReadonlyMap<number, string>, more: ReadonlyMap<number, string>) {
+  const isKnown = [...more].every(([index, label]) => before.get(index) === label);
+  return isKnown ? before : new Map([...before, ...more]);
 }
