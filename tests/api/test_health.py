@@ -153,9 +153,11 @@ def test_the_detailed_body_has_every_block(shared: Running) -> None:
     body = shared.data("GET", "/api/health/detailed")
     expected = (
         "status version timestamp uptime_seconds components circuit_breakers model_loaded model_name "
-        "model_placement sae_attached sae_id sae_count sae_ids inference engine active_profile circuits lease errors"
+        "model_placement sae_attached sae_id sae_count sae_ids inference engine active_profile circuits lease errors "
+        "replicas"
     )
     assert set(body) == set(expected.split())
+    assert body["replicas"] is None
     assert body["errors"] == {}
     assert body["model_name"] == demo.MODEL_NAME
     assert {part["name"] for part in body["components"]} == {"database", "engine", "gpu", "hub"}

@@ -30,6 +30,11 @@ NEVER_SUCCEED = {
     # a loaded model and an attached SAE stay
     "DELETE /api/models/{model_id}",
     "DELETE /api/saes/{sae_id}",
+    # one engine process serves
+    "GET /api/models/{model_id}/replicas",
+    "PUT /api/models/{model_id}/replicas",
+    "POST /api/models/{model_id}/replicas/{name}/drain",
+    "POST /api/models/{model_id}/replicas/{name}/replace",
     # nothing fires
     "GET /api/sensing/events/{event_id}",
     "GET /api/circuit-sensing/events/{event_id}",
