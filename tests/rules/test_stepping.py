@@ -17,8 +17,12 @@ from steerserve.rules.stepping import PrefillTurn, Prompt, Tempo
         (97, 4096, 128),
         (129, 4096, 192),
         (193, 4096, 256),
+        (1025, 4096, 1536),
+        (2049, 4096, 2560),
         (3000, 4096, 3072),
-        (3073, 4128, 4096),
+        (3073, 4128, 3584),
+        (4097, 9000, 4608),
+        (9000, 20000, 9216),
         (4097, 4128, 4128),
         (20, 32, 32),
     ],
@@ -29,10 +33,12 @@ def test_a_row_has_room_for_little_more_than_its_length(
     assert stepping.capacity(tokens, need) == expected
 
 
-def test_room_never_lacks_and_at_most_half_of_it_is_spare() -> None:
+def test_room_never_lacks_and_little_of_it_is_spare() -> None:
     for tokens in range(1, 5000):
         found = stepping.capacity(tokens, 8192)
         assert tokens <= found <= max(64, tokens * 3 // 2)
+    for tokens in range(4000, 70000, 37):
+        assert tokens <= stepping.capacity(tokens, 100_000) <= tokens * 9 // 8 + 1
 
 
 SHORT = Prompt(40, 0, 128)

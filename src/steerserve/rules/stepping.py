@@ -42,11 +42,16 @@ def up(value: int, step: int) -> int:
 
 
 def capacity(tokens: int, need: int) -> int:
-    """The size of the cache of a row that holds `tokens` tokens now and may hold `need` at its end: a power of two or
-    half as much again, from 64 on, and at most `need`."""
+    """The size of the cache of a row that holds `tokens` tokens now and may hold `need` at its end, at most `need`.
+
+    (1) The size is a power of two or half as much again, from 64 on. (2) Beyond twice KEYS it is a multiple of KEYS and
+    of an eighth of the power of two below, because attention reads the whole size for each token.
+    """
     size = 64
-    while size < tokens:
+    while size < min(tokens, 2 * KEYS):  # (1)
         size = size // 2 * 3 if size & (size - 1) == 0 else size // 3 * 4
+    if tokens > size:  # (2)
+        size = up(tokens, max(KEYS, (1 << tokens.bit_length() - 1) // 8))
     return min(size, need)
 
 
