@@ -1,101 +1,115 @@
-"""A host in a process of its own, as another node would run it.
+"""A node, and a control plane, each in a process of its own.
 
-As a program: reads a `Wanted` as one line of JSON, prints the contact as one line, and the reason of the end as another.
+As a program: for each `Wanted` that comes as a line of JSON, opens a host and prints its contact, and later the reason of
+its end. With the argument `peer`, the program is a control plane: it prints its certificate, reads a contact, connects,
+and stays.
 """
 
 from __future__ import annotations
 
 import asyncio
 import signal
+import subprocess
 import sys
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from typing import Any, TypeVar
 
 import msgspec
 import psutil
 
 from steerserve import log
+from steerserve.engine.remote import certificates
 from steerserve.engine.remote.channel import Patience
 from steerserve.engine.remote.contact import Contact
 from steerserve.engine.remote.host import EngineHost
+from steerserve.engine.remote.link import connect
+
+Line = TypeVar("Line")
 
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """What the process shall do."""
+    """A host that the process shall open."""
 
     certificate: str
     patience: Patience = field(default_factory=Patience)
-    address: str = "127.0.0.1"
 
 
-@dataclass(slots=True)
-class Hosting:
-    """A running host, seen from outside."""
+class Outside:
+    """A process, seen from outside."""
 
-    process: asyncio.subprocess.Process
-    contact: Contact
-    tree: list[psutil.Process]
-    """The host, its engine, and the fork server."""
+    def __init__(self, *args: str) -> None:
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "tests.engine.remote.hosting", *args],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            bufsize=0,
+        )
 
     def signal(self, number: signal.Signals) -> None:
-        self.process.send_signal(number)
+        self._process.send_signal(number)
 
-    async def reason(self) -> str:
-        """Wait for the end of the host. The answer is empty when the host was killed."""
-        assert self.process.stdout
-        return (await self.process.stdout.read()).decode().strip()
+    def is_running(self) -> bool:
+        return self._process.poll() is None
 
-    @property
-    def engine(self) -> psutil.Process:
-        return psutil.Process(self.contact.pid)
+    def tree(self) -> list[psutil.Process]:
+        """The process and all that it has started."""
+        this = psutil.Process(self._process.pid)
+        return [this, *this.children(recursive=True)]
 
-    def left(self) -> list[psutil.Process]:
-        """The processes that still run. One that its parent has not looked at yet does not run any more."""
-        return [p for p in self.tree if _runs(p)]
+    async def ask(self, value: Any, kind: type[Line]) -> Line:
+        assert self._process.stdin
+        self._process.stdin.write(msgspec.json.encode(value) + b"\n")
+        return await self.said(kind)
+
+    async def said(self, kind: type[Line]) -> Line:
+        """The next line that the process prints."""
+        assert self._process.stdout
+        return msgspec.json.decode(
+            await asyncio.to_thread(self._process.stdout.readline), type=kind
+        )
+
+    def end(self) -> None:
+        for left in self.tree() if self.is_running() else []:
+            left.kill()
+        with self._process:
+            self._process.kill()
 
 
-def _runs(process: psutil.Process) -> bool:
+def runs(process: psutil.Process) -> bool:
+    """Whether a process runs. One that its parent has not looked at yet does not run any more."""
     try:
         return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:
         return False
 
 
-@asynccontextmanager
-async def hosting(wanted: Wanted) -> AsyncIterator[Hosting]:
-    """A host that waits for its peer."""
-    process = await asyncio.create_subprocess_exec(
-        sys.executable,
-        "-m",
-        "tests.engine.remote.hosting",
-        stdin=asyncio.subprocess.PIPE,
-        stdout=asyncio.subprocess.PIPE,
-        limit=1 << 20,
-    )
-    assert process.stdin
-    assert process.stdout
-    tree: list[psutil.Process] = []
-    try:
-        process.stdin.write(msgspec.json.encode(wanted) + b"\n")
-        contact = msgspec.json.decode(await process.stdout.readline(), type=Contact)
-        this = psutil.Process(process.pid)
-        tree = [this, *this.children(recursive=True)]
-        yield Hosting(process, contact, tree)
-    finally:
-        for left in tree or [psutil.Process(process.pid)]:
-            if _runs(left):
-                left.kill()
-        await process.wait()
+def _say(value: Any) -> None:
+    print(msgspec.json.encode(value).decode(), flush=True)
 
 
-async def _host(wanted: Wanted) -> None:
+async def _peer() -> None:
+    identity = certificates.new_identity()
+    _say(identity.certificate)
+    contact = msgspec.json.decode(await asyncio.to_thread(sys.stdin.readline), type=Contact)
+    process, _, _ = await connect(contact, identity)
+    _say("connected")
+    await process.wait()
+
+
+async def _node() -> None:
     log.configure("CRITICAL", "json")
-    host = EngineHost(wanted.certificate, "CRITICAL", "json", wanted.patience)
-    print(msgspec.json.encode(await host.open(wanted.address)).decode(), flush=True)
-    print(await host.ended(), flush=True)
+    async with asyncio.TaskGroup() as ends:
+        while line := await asyncio.to_thread(sys.stdin.readline):
+            wanted = msgspec.json.decode(line, type=Wanted)
+            host = EngineHost(wanted.certificate, "CRITICAL", "json", wanted.patience)
+            _say(await host.open("127.0.0.1"))
+            ends.create_task(_end(host))
+
+
+async def _end(host: EngineHost) -> None:
+    _say(await host.ended())
 
 
 if __name__ == "__main__":
-    asyncio.run(_host(msgspec.json.decode(sys.stdin.readline(), type=Wanted)))
+    asyncio.run(_peer() if sys.argv[1:] == ["peer"] else _node())
