@@ -22,7 +22,7 @@ def engines(time: list[float]) -> Engines:
     return Engines(Settings(_env_file=None), lambda: time[0])  # type: ignore[call-arg]
 
 
-def refuse(*_: object) -> None:
+def refuse(*_: object, **__: object) -> None:
     raise BlockingIOError("out of processes")
 
 
