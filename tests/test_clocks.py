@@ -23,6 +23,7 @@ OF_DAY = (
 
 READERS = {
     "composition.py": "the number of the first line of the log, which grows over restarts",
+    "engine/fleet/replica.py": "`since` of a replica, which is only told",
     "engine/remote/certificates.py": "the time in which a certificate is valid",
     "engine/sandbox/templates.py": "the date that a chat template writes into a prompt",
     "store/catalog.py": "`utc_now`, for the times in records and answers",

@@ -31,7 +31,7 @@ ROOMS: dict[str, tuple[str, ...]] = {
         "requests",
         "vitals",
     ),
-    "engine": ("wire", "sandbox", "checkpoint", "gguf", "remote"),
+    "engine": ("wire", "sandbox", "checkpoint", "gguf", "remote", "fleet"),
     "engine.worker": ("model", "sae", "rows", "attached", "observing", "batch", "process"),
 }
 """The rooms of a floor, lowest first. A room may import the rooms before it and the files beside the rooms. The files

@@ -106,3 +106,147 @@ def described(views: Sequence[ReplicaView]) -> str:
     if len(named) > NAMED_MAXIMUM:
         named[NAMED_MAXIMUM:] = [f"{len(named) - NAMED_MAXIMUM} more do not serve"]
     return "; ".join([f"{serving(views)} of {wanted(views)} replicas serve", *named])
+
+
+# ------------------------------------------------------------- which replica gets a request
+
+BUSIER_ROWS = 4
+"""The most rows by which a replica that holds the beginning of a prompt may be busier than the replica with the fewest
+rows, and still get the request. Each block of the prompt that it holds is worth one row."""
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """A replica as the choice for a request sees it.
+
+    Attributes:
+        epoch: the last epoch that it has acknowledged.
+        kind: what it computes, see `ReplicaView`.
+        rows: the rows of the requests that run on it.
+        tokens: the tokens of these rows: those of their prompts, and those that may still be written.
+        held: how many blocks of the beginning of the prompt it holds, from earlier requests.
+        turn: the number of the last request that it got; the smaller, the longer ago.
+    """
+
+    state: ReplicaState
+    epoch: int
+    kind: str | None
+    rows: int
+    tokens: int
+    held: int
+    turn: int
+
+
+def may_begin(one: Candidate, epoch: int, kind: str | None) -> bool:
+    """Whether a request may begin on a replica.
+
+    (1) The replica serves. (2) It has acknowledged the present epoch of the fleet. (3) It is of the kind that the
+    request needs; None stands for any.
+    """
+    is_kind = kind is None or one.kind == kind
+    return one.state is ReplicaState.SERVING and one.epoch == epoch and is_kind  # (1) (2) (3)
+
+
+def choose(candidates: Sequence[Candidate], epoch: int, kind: str | None = None) -> int | None:
+    """The place of the replica that gets a request; None while it has to wait.
+
+    (1) Only replicas on which the request may begin. (2) Those that hold the most of the beginning of the prompt, where
+    they are not much busier than the replica with the fewest rows. (3) The fewest rows, because the time of a step
+    depends on the rows in it; of equals, the fewest tokens; of equals, the one whose last request is longest ago.
+    """
+    fit = [one for one in enumerate(candidates) if may_begin(one[1], epoch, kind)]  # (1)
+    if not fit:
+        return None
+    fewest = min(one.rows for _, one in fit)
+    near = [p for p in fit if p[1].held and p[1].rows <= fewest + min(BUSIER_ROWS, p[1].held)]
+    most = max((one.held for _, one in near), default=0)
+    holders = [(place, one) for place, one in near if one.held == most]
+    best = min(holders or fit, key=lambda p: (p[1].rows, p[1].tokens, p[1].turn))  # (2) (3)
+    return best[0]
+
+
+def seeded_kind(before: str | None, kinds: Sequence[str | None]) -> str | None:
+    """The kind that serves requests with a seed. `kinds` has the kinds of all wanted replicas, None for one that has
+    not been loaded yet.
+
+    The kind of the first replica stays the kind of seeded requests, also while none of its replicas serves. Once an
+    operator has taken all of them away, it is the kind of the first replica that is left.
+    """
+    if before in kinds and before is not None:
+        return before
+    return next((kind for kind in kinds if kind is not None), before)
+
+
+# ------------------------------------------------------------- what the end of a replica does
+
+RUNS = 3
+"""How often a request is run at most. A request that ends every engine that takes it must not end all of them."""
+
+
+def may_run_again(runs: int, *, has_outcome: bool) -> bool:
+    """Whether a request whose replica has ended is run again on another one: only where nothing of its answer was sent,
+    and RUNS times in all."""
+    return not has_outcome and runs < RUNS
+
+
+PAUSES = (0.0, 1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 60.0)
+"""Seconds before a replica is started again, by the number of times that it failed in a row."""
+
+STEADY_SECONDS = 60.0
+"""A replica that has served for so long has no failures any more."""
+
+STARTS = 3
+"""The failed starts of each replica after which a fleet without a serving replica ends."""
+
+
+def pause(failures: int) -> float:
+    """The seconds before a replica is started again, after so many failures in a row."""
+    return PAUSES[min(max(failures, 1), len(PAUSES)) - 1]
+
+
+def is_hopeless(replicas: Sequence[tuple[ReplicaState, int]]) -> bool:
+    """Whether a fleet can serve no more. `replicas` has the state of each replica and how many of its starts failed in
+    a row: none may still serve, and each was started STARTS times for nothing."""
+    alive = (ReplicaState.SERVING, ReplicaState.DRAINING, ReplicaState.STALLED)
+    return all(state not in alive and failed >= STARTS for state, failed in replicas)
+
+
+# ------------------------------------------------------------- edits
+
+EDIT_SECONDS = 30.0
+"""Seconds that every replica has for an edit after the first replica has carried it out."""
+
+
+def edit_patience(first: float) -> float:
+    """The seconds that the other replicas have for an edit which took the first one `first` seconds. An SAE is read
+    from the disk of each node."""
+    return max(EDIT_SECONDS, 3 * first)
+
+
+class EditAnswer(StrEnum):
+    """What a replica made of an edit."""
+
+    ACCEPTED = "accepted"
+    REFUSED = "refused"
+    GONE = "gone"
+    """It ended, stands still, or did not answer in time."""
+
+
+def is_accepted(answers: Sequence[EditAnswer]) -> bool:
+    """Whether an edit holds: at least one living replica has carried it out. The replicas that refused it or are gone
+    are then lost, and are started again with it. Where none has carried it out, nothing has changed anywhere."""
+    return EditAnswer.ACCEPTED in answers
+
+
+def to_take_away(replicas: Sequence[tuple[ReplicaState, int]], count: int) -> list[int]:
+    """The places of the replicas that go when only `count` stay. `replicas` has state and rows of each wanted one.
+
+    Those that do not serve go first, then those with the fewest rows; of equals, the last.
+    """
+
+    def worth(place: int) -> tuple[bool, int, int]:
+        state, rows = replicas[place]
+        return state is ReplicaState.SERVING, rows, -place
+
+    order = sorted(range(len(replicas)), key=worth)
+    return sorted(order[: max(0, len(replicas) - count)])

@@ -325,7 +325,7 @@ class CheckpointEngine(Engine):
     def _dispatch(self, event: m.Event) -> None:
         match event:
             case m.Stepped():
-                self.applied |= {k: n for k, n in event.applied.items() if k in self.applied}
+                self._applied |= {k: n for k, n in event.applied.items() if k in self.applied}
                 for outcome in event.outcomes:
                     if outcome.id in self._streams:
                         self._streams[outcome.id].put_nowait(outcome)

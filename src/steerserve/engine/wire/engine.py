@@ -35,15 +35,14 @@ def one_process() -> Refusal:
 
 
 class Engine(ABC):
-    """One engine. `ended` is done when its process is gone, with the reason as a clause. `applied` counts, for each
-    attached SAE, the forward passes in which its steering was added. `on_record` is called with each record of
-    monitoring, `on_spans` and `on_edges` with what was sensed in a choice. `stalled` is the refusal of commands while
-    the engine gives no sign of life, and `stalling` is set meanwhile. `threads` is the last change of the number of
-    threads, where the engine tells it. `node` and `address` name the node where its process runs; None stands for this
-    host. `on_replicas` is called with each replica that came into another state."""
+    """One engine. `ended` is done when its process is gone, with the reason as a clause. `on_record` is called with
+    each record of monitoring, `on_spans` and `on_edges` with what was sensed in a choice. `stalled` is the refusal of
+    commands while the engine gives no sign of life, and `stalling` is set meanwhile. `threads` is the last change of
+    the number of threads, where the engine tells it. `node` and `address` name the node where its process runs; None
+    stands for this host. `on_replicas` is called with each replica that came into another state."""
 
     def __init__(self) -> None:
-        self.applied: dict[str, int] = {}
+        self._applied: dict[str, int] = {}
         self.on_record: Callable[[m.Recorded], None] = lambda _: None
         self.on_spans: Callable[[m.SensedSpans], None] = lambda _: None
         self.on_edges: Callable[[m.SensedEdges], None] = lambda _: None
@@ -55,6 +54,11 @@ class Engine(ABC):
         self.stalling = asyncio.Event()
         self.threads: m.ThreadsChanged | None = None
         self._parting: Refusal | None = None
+
+    @property
+    def applied(self) -> dict[str, int]:
+        """For each attached SAE, the forward passes in which its steering was added."""
+        return self._applied
 
     @property
     @abstractmethod

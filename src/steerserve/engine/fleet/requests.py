@@ -1,0 +1,122 @@
+"""Gives each request to a replica, and to another one when that replica ends before the answer has begun."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass
+from typing import Any
+
+import structlog
+
+from steerserve.engine.checkpoint.prompts import PromptMaker
+from steerserve.engine.fleet.affinity import Affinity, chain
+from steerserve.engine.fleet.replica import Replica
+from steerserve.engine.fleet.roster import Roster
+from steerserve.engine.wire import messages as m
+from steerserve.engine.wire.engine import Answers, Engine
+from steerserve.errors import Refusal
+from steerserve.rules import replicas as rules
+
+log = structlog.get_logger(__name__)
+
+_ENDED = frozenset({"ENGINE_UNAVAILABLE", "MODEL_NOT_LOADED", "SHUTTING_DOWN"})
+"""The codes with which an engine that has ended refuses a request."""
+
+
+@dataclass(frozen=True, slots=True)
+class FleetRequest:
+    """One request.
+
+    Attributes:
+        prompts: its prompts, before they are tokens; `field` names them in a refusal.
+        max_tokens: the number of completion tokens that the request names.
+        begin: starts the request on an engine, with its prompts as tokens.
+        rows: the rows for each prompt.
+        promised: the tokens that each row may write.
+    """
+
+    prompts: Sequence[Any]
+    field: str
+    max_tokens: int | None
+    begin: Callable[[Engine, list[Any]], Answers]
+    rows: int = 1
+    promised: int = 0
+    is_seeded: bool = False
+
+
+class Requests:
+    """Owner of the choice of replicas. Which replica holds which beginning of a prompt is in `affinity`."""
+
+    def __init__(self, roster: Roster, prompts: PromptMaker) -> None:
+        self._roster = roster
+        self._prompts = prompts
+        self.affinity = Affinity()
+
+    async def stream(self, work: FleetRequest) -> Answers:
+        """The events of one request, from whichever replica runs it. Started is yielded once.
+
+        Raises:
+            Refusal: the refusal of the prompts or of the engine; ENGINE_UNAVAILABLE when the replica ended after a part
+                of the answer, or when the request ended RUNS replicas.
+        """
+        self._roster.check()
+        tokens = await self._tokens(work)
+        links = chain(tokens[0].ids) if tokens else []
+        rows = len(tokens) * work.rows
+        size = work.rows * sum(len(one.ids) + work.promised for one in tokens)
+        runs, is_started, has_outcome = 0, False, False
+        while True:
+            replica = await self._replica(links, is_seeded=work.is_seeded)
+            engine, runs = replica.running, runs + 1
+            self.affinity.note(links, replica.number)
+            try:
+                # no step between the choice and the write to the engine waits
+                with replica.holding(rows, size, self._roster.turn()):
+                    async with aclosing(work.begin(engine, tokens)) as events:
+                        async for event in events:
+                            if isinstance(event, m.Started):
+                                if is_started:
+                                    continue
+                                is_started = True
+                            else:
+                                has_outcome = True
+                            yield event
+                return
+            except Refusal as refusal:
+                if not engine.ended.done() or refusal.code not in _ENDED:
+                    raise
+            self._roster.check()
+            if not rules.may_run_again(runs, has_outcome=has_outcome):
+                raise _gone(engine.ended.result(), has_outcome=has_outcome)
+            log.info("request_runs_again", replica=replica.name, runs=runs)
+
+    async def _tokens(self, work: FleetRequest) -> list[m.Tokens]:
+        try:
+            return await self._prompts.tokens(work.prompts, work.max_tokens, work.field)
+        except Refusal as refusal:
+            if refusal.code == "SHUTTING_DOWN":
+                self._roster.check()  # the processes that make tokens end with the fleet
+            raise
+
+    async def _replica(self, links: Sequence[bytes], *, is_seeded: bool) -> Replica:
+        """The replica that gets a request now. Waits while none may."""
+        while True:
+            roster = self._roster
+            kind = roster.seeded_kind() if is_seeded else None
+            held = self.affinity.held(links)
+            candidates = [r.candidate(held.get(r.number, 0)) for r in roster.replicas]
+            place = rules.choose(candidates, roster.epoch, kind)
+            if place is not None:
+                return roster.replicas[place]
+            await roster.change()
+
+
+def _gone(reason: str, *, has_outcome: bool) -> Refusal:
+    """The refusal of a request whose replica ended."""
+    what = (
+        "the replica that wrote this answer ended"
+        if has_outcome
+        else "each replica ended that ran this request"
+    )
+    return Refusal("ENGINE_UNAVAILABLE", f"{what} ({reason}); the same request may be sent again")
