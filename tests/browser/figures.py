@@ -38,6 +38,7 @@ TARGETS: Mapping[str, Target] = {
     "slider_to_changed_token_ms": Target(300),
     "scroll_frames_per_second": Target(50, is_least=True),
     "latency_growth_percent": Target(5),
+    "latency_growth_beside_browser_percent": Target(5),
     "requests_per_second": Target(2),
 }
 

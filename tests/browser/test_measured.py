@@ -6,18 +6,17 @@ What is asserted is seen, or is a number of requests. `KEEP=1 make test-browser`
 from __future__ import annotations
 
 import itertools
-import json
 import statistics
-import time
 from collections import Counter
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
 import pytest
 from playwright.sync_api import Browser, Locator, Route, expect
 
-from steerserve import demo
+from tests.browser import latency
 from tests.browser.conftest import Tab
 from tests.browser.figures import KEEP, Figures
 from tests.browser.service import Demo
@@ -26,10 +25,10 @@ from tests.browser.steering import complete, generate, side, steer_link, strengt
 VISITS = 7 if KEEP else 2
 RELEASES = 8 if KEEP else 2
 CHIPS = 10_000
-ROUNDS, STREAMS = (4, 4) if KEEP else (1, 2)
-"""In each round, the same streams are timed beside blank tabs, then beside the pages."""
 OPENED = ("/steer", "/live", "/sensing", "/health")
 BLANK = "about:blank"
+REST_SECONDS = 3 if KEEP else 0
+"""The time in which a browser ends what it does to open a page."""
 IDLE_SECONDS = 20
 MOST_REQUESTS = 2 * IDLE_SECONDS
 """What four pages may ask for in that time. What a live event tells is not asked for."""
@@ -137,34 +136,39 @@ def test_open_pages_ask_for_little(tab: Tab, served: Demo, figures: Figures) -> 
     assert len(requests) <= MOST_REQUESTS
 
 
-def test_open_pages_hardly_slow_the_service(tab: Tab, served: Demo, figures: Figures) -> None:
-    """Tabs are open in both cases, because a browser takes time of the processor by itself."""
+@pytest.mark.skipif(
+    not latency.can_be_apart(), reason="needs two processors, and a system that pins processes"
+)
+def test_open_pages_hardly_slow_the_service(tab: Tab, tmp_path: Path, figures: Figures) -> None:
+    """The service has processors of its own, as one that is visited over a network has."""
+    with latency.apart(tmp_path) as served:
+        note_growth(figures, "latency_growth_percent", served, tab)
+
+
+def test_open_pages_slow_a_service_beside_the_browser(
+    tab: Tab, served: Demo, figures: Figures
+) -> None:
+    """The browser takes time of the processors on which the engine computes."""
+    note_growth(figures, "latency_growth_beside_browser_percent", served, tab)
+
+
+def note_growth(figures: Figures, name: str, served: Demo, tab: Tab) -> None:
+    """Tabs are open in all turns, because a browser takes time of the processor by itself."""
     served.data("POST", "/api/monitoring/configure", {"enabled": True, "top_k": 12})
-    visits = [tab() for _ in OPENED]
-    times: dict[str, list[float]] = {"blank": [], "pages": []}
-    used: dict[str, float] = {"blank": 0, "pages": 0}
-    for turn in range(ROUNDS):
-        for name, seconds in times.items():
-            for visit, path in zip(visits, OPENED, strict=True):
-                if name == "pages":
-                    visit.open(path)
-                else:
-                    visit.page.goto(BLANK)
-            seconds_per_token(served, 0)
-            before = served.processor_seconds()
-            seconds += [seconds_per_token(served, STREAMS * turn + seed) for seed in range(STREAMS)]
-            used[name] += served.processor_seconds() - before
-    ratios = [after / before for before, after in zip(times["blank"], times["pages"], strict=True)]
-    figures.add(
-        "latency_growth_percent",
-        100 * (statistics.median(ratios) - 1),
-        pages=OPENED,
-        milliseconds_per_token={
-            name: round(1000 * statistics.median(seconds), 3) for name, seconds in times.items()
-        },
-        service_processor_growth_percent=round(100 * (used["pages"] / used["blank"] - 1), 2),
-        all={name: rounded(seconds, 1e3) for name, seconds in times.items()},
-    )
+    visits = [tab(served) for _ in OPENED]
+
+    def show(with_pages: bool) -> None:
+        for visit, path in zip(visits, OPENED, strict=True):
+            if with_pages:
+                visit.open(path)
+            else:
+                visit.page.goto(BLANK)
+        visits[0].page.wait_for_timeout(1000 * REST_SECONDS)
+
+    turns = latency.measured(served, show)
+    figures.add(name, turns.growth(), pages=OPENED, **turns.described())
+    for visit in visits:
+        visit.page.context.close()
 
 
 def drag(slider: Locator, part: float) -> None:
@@ -193,24 +197,6 @@ def lengthened(route: Route) -> None:
     ]
     body["usage"]["prompt_tokens"] = CHIPS
     route.fulfill(response=answer, json=body)
-
-
-def seconds_per_token(served: Demo, seed: int) -> float:
-    """The mean time between the first and the last piece of a stream. The same seed writes the same text."""
-    body = {
-        "model": demo.MODEL_NAME,
-        "prompt": "One day",
-        "max_tokens": 250,
-        "temperature": 1.9,
-        "seed": seed,
-        "stream": True,
-    }
-    times = []
-    with served.http.stream("POST", "/v1/completions", json=body) as answer:
-        for line in answer.iter_lines():
-            if line.startswith("data: {") and json.loads(line[6:])["choices"]:
-                times.append(time.perf_counter())
-    return (times[-1] - times[0]) / (len(times) - 1)
 
 
 def rounded(values: list[float], factor: float = 1.0) -> list[float]:
