@@ -9,7 +9,15 @@ from __future__ import annotations
 import asyncio
 import json
 import struct
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Collection, Sequence
+from collections.abc import (
+    AsyncGenerator,
+    AsyncIterator,
+    Awaitable,
+    Callable,
+    Collection,
+    Mapping,
+    Sequence,
+)
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -20,6 +28,7 @@ import msgspec
 from steerserve.composition import Owners, Surroundings
 from steerserve.control.bus import Event
 from steerserve.control.requests.generate import Run
+from steerserve.control.residency.cluster import SeenNode
 from steerserve.control.residency.resident import Resident
 from steerserve.control.vitals.cards import CardReadings
 from steerserve.engine.sandbox.schemas import Checker
@@ -390,6 +399,8 @@ class Launcher:
         self.reason: str | None = None
         self.replicas = 0
         """The replicas of the next engine; with 0, the engine is one process."""
+        self.least = 1
+        self.has_nodes = False
         self.made: m.Attached | None = None
         """The answer to the next attaches; None stands for a plain answer."""
         self._gates: dict[str, Gate] = {}
@@ -420,6 +431,15 @@ class Launcher:
         await self.step("launch")
         self.engines.append(ScriptedEngine(self))
         return self.engines[-1]
+
+    async def launch_resident(self, engine: str, _barred: Mapping[str, str]) -> ScriptedEngine:
+        return await self.launch(engine)
+
+    async def nodes(self, *_folders: str) -> tuple[SeenNode, ...]:
+        return ()
+
+    async def close(self) -> None:
+        """Nothing was opened."""
 
     async def stream(self) -> Stream:
         """The next request that reached an engine."""

@@ -20,6 +20,8 @@ import uvicorn
 
 from steerserve import demo, protocols
 from steerserve.app import Service
+from steerserve.composition import surroundings
+from steerserve.control.residency.cluster import EngineCluster
 from steerserve.settings import Settings
 from tests.described import Held
 
@@ -130,13 +132,13 @@ def _event(line: str) -> Any:
 
 
 @contextmanager
-def running(home: Path, **settings: Any) -> Iterator[Running]:
-    """A service with the data folder `home`, which listens until the block ends."""
+def running(home: Path, cluster: EngineCluster | None = None, **settings: Any) -> Iterator[Running]:
+    """A service with the data folder `home`, which listens until the block ends. With a cluster, its engines serve."""
     listening = socket.socket()
     listening.bind(("127.0.0.1", 0))
     port = listening.getsockname()[1]
     made = Settings(_env_file=None, steerserve_home=home, port=port, **settings)  # type: ignore[call-arg]
-    service = Service(made)
+    service = Service(made, surroundings(made, cluster))
     server = uvicorn.Server(protocols.configuration(service, made))
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]}, daemon=True)
     started = _Started(server)

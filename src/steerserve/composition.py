@@ -37,6 +37,7 @@ from steerserve.control.requests.generate import Generation
 from steerserve.control.requests.queue import Queue
 from steerserve.control.requests.served import ServedModels
 from steerserve.control.residency import free_memory
+from steerserve.control.residency.cluster import EngineCluster
 from steerserve.control.residency.conductor import Conductor
 from steerserve.control.residency.engines import Engines
 from steerserve.control.residency.free_memory import Read
@@ -45,6 +46,7 @@ from steerserve.control.residency.replicas import Replicas
 from steerserve.control.vitals.cards import CardReadings, torch_version
 from steerserve.control.vitals.gauges import Gauges
 from steerserve.control.vitals.health import Vitals
+from steerserve.control.vitals.nodes import NodeReadings
 from steerserve.engine.sandbox.schemas import Checker
 from steerserve.hub.child import Downloaders
 from steerserve.hub.client import Hub, cluster_hub
@@ -79,13 +81,13 @@ class Surroundings:
     read_free: Read = free_memory.read
 
 
-def surroundings(settings: Settings) -> Surroundings:
-    """The surroundings of a service with these settings."""
+def surroundings(settings: Settings, cluster: EngineCluster | None = None) -> Surroundings:
+    """The surroundings of a service with these settings. Replicas run on the nodes of `cluster`."""
     downloaders = Downloaders(settings.model_cache_dir)
     hub, clusters = Hub(settings, downloaders), cluster_hub(settings, downloaders)
     return Surroundings(
         database=Database(settings.database_url),
-        launcher=Engines(settings),
+        launcher=Engines(settings, cluster=cluster),
         downloaders=downloaders,
         hub=hub,
         cluster_hub=clusters,
@@ -124,6 +126,8 @@ class Owners:
         self.conductor.is_closing = True
         await self.downloads.close()
         await self.conductor.close()
+        await self.nodes.close()
+        await self.launcher.close()
         # the end of the model has changed what is sensed and which circuits serve
         await self.sensing.close()
         await self.circuit_sensing.close()
@@ -138,7 +142,7 @@ class Owners:
         self.conductor = Conductor(
             self.settings, self.catalog, around.launcher, self.bus, around.now, around.seconds
         )
-        self.replicas = Replicas(self.conductor, around.launcher, self.settings.engine_min_replicas)
+        self.replicas = Replicas(self.conductor, around.launcher)
 
     def _make_library(self) -> None:
         around, settings, catalog, bus = self.around, self.settings, self.catalog, self.bus
@@ -246,6 +250,7 @@ class Owners:
 
     def _make_vitals(self) -> None:
         around = self.around
+        self.nodes = NodeReadings(around.launcher.nodes)
         self.vitals = Vitals(
             self.settings,
             around.database,
@@ -258,6 +263,7 @@ class Owners:
             self.serving,
             self.claims,
             self.replicas,
+            self.nodes,
         )
         self.gauges = Gauges(
             self.metrics,

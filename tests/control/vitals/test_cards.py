@@ -154,7 +154,7 @@ async def test_a_card_is_told_with_every_fact_that_the_driver_knows(world: World
 async def test_a_tensor_library_built_for_processors_sees_no_card(world: World) -> None:
     world.driver.cards, world.driver.reason = [card("GPU-a", 0)], None
     blind = CardReadings(world.driver.read, torch_version="2.13.0+cpu")
-    (told,) = plain(await card_reading.report(blind, world.conductor))["cards"]
+    (told,) = plain(await card_reading.report(blind, world.conductor, world.nodes))["cards"]
     assert (told["torch_index"], told["total_mb"]) == (None, 81920)
 
 

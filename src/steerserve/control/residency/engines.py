@@ -1,10 +1,12 @@
-"""Starts engines of both kinds, and remembers why the last start failed: such a service is not ready to serve."""
+"""Starts engines of both kinds, and the engine of the resident model: one process, or replicas on the nodes of a
+cluster. Remembers why the last start failed: such a service is not ready to serve."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
+from steerserve.control.residency.cluster import EngineCluster, SeenNode
 from steerserve.engine.checkpoint import client
 from steerserve.engine.gguf import client as llama
 from steerserve.engine.gguf import process as llama_process
@@ -18,11 +20,22 @@ FORGOTTEN = 60.0
 
 
 class Engines:
-    """Makes engines. Remembers a failed start until a start succeeds, or for `FORGOTTEN` seconds. `replicas` is the
-    number of replicas of the next model, where replicas serve."""
+    """Makes engines. Remembers a failed start until a start succeeds, or for `FORGOTTEN` seconds.
 
-    def __init__(self, settings: Settings, clock: Callable[[], float] = time.monotonic) -> None:
+    Args:
+        cluster: the nodes for the replicas of the resident model; None where one process of this machine serves.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        clock: Callable[[], float] = time.monotonic,
+        cluster: EngineCluster | None = None,
+    ) -> None:
         self.replicas = settings.engine_replicas
+        """The number of replicas of the next model."""
+        self._settings = settings
+        self._cluster = cluster
         self._checkpoints = client.Launcher(settings.log_level, settings.log_format)
         self._options = options(settings)
         self._ggufs = llama.LlamaLauncher(self._options)
@@ -40,6 +53,29 @@ class Engines:
             raise
         self._failed = None
         return made
+
+    @property
+    def least(self) -> int:
+        """The number of replicas without which a load fails."""
+        return min(self._settings.engine_min_replicas, self.replicas)
+
+    @property
+    def has_nodes(self) -> bool:
+        """Whether the resident model runs on the nodes of a cluster."""
+        return self._cluster is not None
+
+    async def nodes(self, *folders: str) -> Sequence[SeenNode]:
+        """The nodes of the cluster, and what they see of these folders; none without a cluster.
+
+        Raises:
+            Refusal: ENGINE_UNAVAILABLE.
+        """
+        return () if self._cluster is None else await self._cluster.nodes(*folders)
+
+    async def close(self) -> None:
+        """Let the cluster go. Its engines have ended."""
+        if self._cluster is not None:
+            await self._cluster.close()
 
     async def gguf_cards(self) -> list[LlamaCard]:
         """The cards that the GGUF engine sees. The engine is asked each time, because the free memory changes; once it

@@ -63,12 +63,28 @@ async def plan(
         is_built_for_cards = built_for_cards()
     cards = await cards_now(read_cards) if is_built_for_cards else []
     cards = select(wanted, cards)
-    held = precision.choose(quantization, weights.dtype, weights.quantized, machine(cards))
     if cards:
         context = settings.transformers_cuda_context_mb
         devices = [device(card, context, returns_mb) for card in cards]
     else:
         devices = [host(free_host_mb, returns_mb)]
+    return await placed(weights, quantization, wanted, cards, devices, settings)
+
+
+async def placed(
+    weights: Weights,
+    quantization: str,
+    wanted: GpuRequest,
+    cards: Sequence[Card],
+    devices: Sequence[Device],
+    settings: Settings,
+) -> Fit:
+    """Place a model on these devices, which are the given cards, or the memory of a host without cards.
+
+    Raises:
+        Refusal: UNSUPPORTED_QUANTIZATION, INSUFFICIENT_MEMORY, SPLIT_NOT_HONOURED.
+    """
+    held = precision.choose(quantization, weights.dtype, weights.quantized, machine(cards))
 
     def work() -> PlacementPlan:
         needed = needs(

@@ -24,8 +24,12 @@ Read = Callable[[Resident], Awaitable[int | None]]
 
 async def read(resident: Resident, read_cards: ReadCards = read_cards) -> int | None:
     """MiB free on all devices of the model together, with what its engine keeps without using it; None where a driver
-    does not tell."""
+    does not tell, and for a model with replicas."""
     engine, facts = resident.running()
+    if engine.replicas():
+        return (
+            None  # each replica has memory of its own, and refuses an SAE for which it lacks memory
+        )
     labels = {label for label in facts.memory_by_device_mb if label != fitting.HOST}
     if not labels:
         return int(psutil.virtual_memory().available) // MIB

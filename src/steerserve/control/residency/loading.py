@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from steerserve.control.bus import Bus, LoadProgress
-from steerserve.control.residency import fitting, fitting_gguf
+from steerserve.control.residency import fitting, fitting_gguf, fitting_nodes
 from steerserve.control.residency.engines import Engines
 from steerserve.control.residency.occupant import Occupant
 from steerserve.control.residency.resident import Resident
 from steerserve.engine.cards import read as read_cards
+from steerserve.engine.remote.facts import checkpoint_seen
 from steerserve.engine.wire.messages import Loaded
 from steerserve.errors import Refusal
 from steerserve.files import gguf as gguf_files
@@ -33,13 +34,14 @@ ANYWHERE = GpuRequest()
 @dataclass(frozen=True, slots=True)
 class Prepared:
     """A load that passed all checks, and where its weights go. `folder` is the folder of a checkpoint that was checked,
-    with links resolved."""
+    with links resolved. `barred` has the nodes of a cluster that must not serve the model, with the reasons."""
 
     row: ModelRow
     plan: PlacementPlan
     folder: str | None = None
     header: Header | None = None
     cards: int = 0
+    barred: Mapping[str, str] = field(default_factory=dict)
 
 
 async def prepare(
@@ -57,6 +59,8 @@ async def prepare(
     """
     model_status.check_load(row.status, row.local_path is not None, row.error_message)
     path = row.local_path or ""
+    if launcher.has_nodes:
+        return await _prepare_on_nodes(row, wanted, resident, launcher, settings)
     if row.engine == GGUF:
         header = await asyncio.to_thread(_header, path)
         seen = await launcher.gguf_cards()
@@ -73,6 +77,33 @@ async def prepare(
         stored, row.quantization, wanted, returns, settings, read_cards=lambda: (cards, None)
     )
     return Prepared(row, fit.plan, str(folder))
+
+
+async def _prepare_on_nodes(
+    row: ModelRow,
+    wanted: GpuRequest,
+    resident: Resident | None,
+    launcher: Engines,
+    settings: Settings,
+) -> Prepared:
+    """The same checks for a model whose replicas run on the nodes of a cluster."""
+    if row.engine == GGUF:
+        why = "a GGUF model cannot be served with ENGINE_BACKEND=ray; load a checkpoint, or set ENGINE_BACKEND=local"
+        raise Refusal("UNSUPPORTED_QUANTIZATION", why)
+    folder, stored = await asyncio.to_thread(_weights, row.local_path or "")
+    digest = await asyncio.to_thread(checkpoint_seen, str(folder))
+    engine = resident.engine if resident is not None else None
+    planned = await fitting_nodes.plan(
+        stored,
+        row.quantization,
+        wanted,
+        settings,
+        nodes=await launcher.nodes(str(folder)),
+        files=(str(folder), digest),
+        leaving=engine.replicas() if engine is not None else (),
+        least=launcher.least,
+    )
+    return Prepared(row, planned.fit.plan, str(folder), barred=planned.barred)
 
 
 async def fill(coming: Occupant, prepared: Prepared, settings: Settings, bus: Bus) -> Loaded:

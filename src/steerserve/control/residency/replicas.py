@@ -65,14 +65,13 @@ class Replicas:
     """Changes the replicas of the resident model. The number that an operator asks for holds for later loads too, until
     the service ends."""
 
-    def __init__(self, conductor: Conductor, launcher: Engines, least: int) -> None:
+    def __init__(self, conductor: Conductor, launcher: Engines) -> None:
         self._conductor = conductor
         self._launcher = launcher
-        self._least = least
 
     def now(self) -> ReplicaSet | None:
         """The replicas of the resident model; None where one process serves, or no model is in the slot."""
-        return of(self._conductor.resident, self._least)
+        return of(self._conductor.resident, self._launcher.least)
 
     def of_model(self, model_id: int) -> ReplicaSet:
         """Raises:
@@ -91,7 +90,7 @@ class Replicas:
             Refusal: MODEL_BUSY, MODEL_NOT_LOADED, REPLICAS_UNAVAILABLE.
         """
         await self._engine(model_id).resize(count)
-        return self._changed(model_id, "resized")
+        return self._changed(model_id, "resized", None, count)
 
     async def drain(self, model_id: int, name: str) -> ReplicaSet:
         """Take a replica away after its requests. Returns once it gets no new requests.
@@ -100,7 +99,7 @@ class Replicas:
             Refusal: MODEL_BUSY, MODEL_NOT_LOADED, REPLICA_NOT_FOUND, REPLICAS_UNAVAILABLE.
         """
         await self._engine(model_id).drain(name)
-        return self._changed(model_id, "drained", name)
+        return self._changed(model_id, "drained", name, max(1, self._launcher.replicas - 1))
 
     async def replace(self, model_id: int, name: str) -> ReplicaSet:
         """Start another replica in the place of this one. Returns once the change has begun.
@@ -109,7 +108,7 @@ class Replicas:
             Refusal: MODEL_BUSY, MODEL_NOT_LOADED, REPLICA_NOT_FOUND, REPLICAS_UNAVAILABLE.
         """
         await self._engine(model_id).replace(name)
-        return self._changed(model_id, "replaced", name)
+        return self._changed(model_id, "replaced", name, self._launcher.replicas)
 
     # ------------------------------------------------------------- inside
 
@@ -117,8 +116,7 @@ class Replicas:
         residency.may_change_replicas(self._conductor.view(), model_id)
         return self._conductor.loaded().held()
 
-    def _changed(self, model_id: int, change: str, name: str | None = None) -> ReplicaSet:
-        now = self.of_model(model_id)
-        self._launcher.replicas = now.wanted
-        log.info("replicas_changed", change=change, replica=name, wanted=now.wanted)
-        return now
+    def _changed(self, model_id: int, change: str, name: str | None, count: int) -> ReplicaSet:
+        self._launcher.replicas = count
+        log.info("replicas_changed", change=change, replica=name, count=count)
+        return self.of_model(model_id)

@@ -15,6 +15,7 @@ import psutil
 from steerserve.control.cards_driver import PATIENCE, DriverAnswer, ReadCards, ask
 from steerserve.control.residency.conductor import Conductor
 from steerserve.control.residency.resident import Resident
+from steerserve.control.vitals.nodes import NodeReadings
 from steerserve.control.vitals.views import (
     CardFigures,
     CardReport,
@@ -105,10 +106,12 @@ class CardReadings:
         return coming
 
 
-async def report(cards: CardReadings, conductor: Conductor) -> CardReport:
-    """Every card, read now. Cards that hold a part of the resident model also show the memory that the tensor library
-    uses."""
-    reading, figures = await asyncio.gather(cards.reading(), _figures(conductor.resident))
+async def report(cards: CardReadings, conductor: Conductor, nodes: NodeReadings) -> CardReport:
+    """Every card of this machine, read now. Cards that hold a part of the resident model also show the memory that the
+    tensor library uses. The nodes of a cluster were read a few seconds before."""
+    reading, figures, (seen, why) = await asyncio.gather(
+        cards.reading(), _figures(conductor.resident), nodes.reading()
+    )
     resident = conductor.resident
     placed = _placed(resident)
     is_gguf = resident is not None and resident.row.engine == GGUF
@@ -125,6 +128,8 @@ async def report(cards: CardReadings, conductor: Conductor) -> CardReport:
             for card in reading.cards
         ],
         _host(),
+        seen,
+        why,
     )
 
 
@@ -148,6 +153,8 @@ def _placed(resident: Resident | None) -> set[int]:
     """Indices of the cards on which the tensor library holds the resident model."""
     if resident is None or resident.facts is None or resident.row.engine != CHECKPOINT:
         return set()
+    if resident.engine is not None and resident.engine.replicas():
+        return set()  # the replicas run on the cards of nodes
     return {int(index) for index in re.findall(r"cuda:(\d+)", resident.facts.device)}
 
 

@@ -20,6 +20,7 @@ from steerserve.control.residency.conductor import Conductor
 from steerserve.control.residency.replicas import Replicas, ReplicaSet, figures
 from steerserve.control.vitals import cards as card_reading
 from steerserve.control.vitals.cards import CardReading, CardReadings
+from steerserve.control.vitals.nodes import NodeReadings
 from steerserve.control.vitals.views import (
     Capabilities,
     CardReport,
@@ -74,6 +75,7 @@ class Vitals:
         serving: Serving,
         claims: LayerClaims,
         replicas: Replicas,
+        nodes: NodeReadings,
     ) -> None:
         self._settings = settings
         self._database = database
@@ -86,6 +88,7 @@ class Vitals:
         self._serving = serving
         self._claims = claims
         self._replicas = replicas
+        self._nodes = nodes
         self._since = time.monotonic()
         self.load_failure: str | None = None
         """Why the model that is loaded at the start of the service could not be loaded; None if it could."""
@@ -142,8 +145,8 @@ class Vitals:
         )
 
     async def gpus(self) -> CardReport:
-        """Every card of the machine, read now, with the memory that the tensor library holds on each."""
-        return await card_reading.report(self._cards, self._conductor)
+        """Every card of the machine and of the nodes of a cluster, with the memory that the tensor library holds."""
+        return await card_reading.report(self._cards, self._conductor, self._nodes)
 
     def breakers(self) -> list[BreakerStatus]:
         return self._hub.breakers()

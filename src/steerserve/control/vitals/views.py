@@ -184,14 +184,34 @@ class HostMemory:
 
 
 @dataclass(frozen=True, slots=True)
+class NodeReport:
+    """A node of the cluster with its versions, its processor, its cards and its memory. `reason` says why it did not
+    answer, or why it has no cards. What a node did not tell is None."""
+
+    node: str
+    address: str
+    reason: str | None
+    steerserve: str | None
+    python: str | None
+    torch: str | None
+    cpu: str | None
+    cores: int | None
+    cards: Sequence[CardStatus]
+    host: HostMemory | None
+
+
+@dataclass(frozen=True, slots=True)
 class CardReport:
-    """`reason` says why there are no cards, or why some are missing. Models run in the memory of the `host` where there
-    are none."""
+    """The cards of this machine. `reason` says why there are no cards, or why some are missing. Models run in the
+    memory of the `host` where there are none. `nodes` are those of the cluster on which replicas run; `nodes_reason`
+    says why they are not known."""
 
     read_at: datetime
     reason: str | None
     cards: Sequence[CardStatus]
     host: HostMemory
+    nodes: Sequence[NodeReport]
+    nodes_reason: str | None
 
 
 @dataclass(frozen=True, slots=True)

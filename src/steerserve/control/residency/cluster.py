@@ -1,0 +1,55 @@
+"""The cluster on whose nodes replicas run, as this room needs it. `composition.py` chooses who fulfils it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Protocol
+
+from steerserve.engine.remote.facts import NodeFacts
+from steerserve.engine.wire.engine import Engine
+
+
+class SeenNode(Protocol):
+    """A node that is alive."""
+
+    @property
+    def name(self) -> str:
+        """The name that the cluster gives it. Engines name their node as its facts do."""
+
+    @property
+    def address(self) -> str: ...
+
+    @property
+    def resources(self) -> Mapping[str, float]:
+        """What the node has in all, by the names of the cluster: `CPU`, `GPU`, and others."""
+
+    @property
+    def facts(self) -> NodeFacts | None:
+        """None when the node did not answer, with the reason in `error`."""
+
+    @property
+    def folders(self) -> Mapping[str, str | None]:
+        """The digest of the files in each folder that was asked for; None where the node does not see the folder."""
+
+    @property
+    def error(self) -> str | None: ...
+
+
+class EngineCluster(Protocol):
+    """The nodes on which replicas run."""
+
+    async def launch(self) -> Engine:
+        """An engine on a node, which gets its prompts as tokens.
+
+        Raises:
+            Refusal: ENGINE_UNAVAILABLE.
+        """
+
+    async def nodes(self, *folders: str) -> Sequence[SeenNode]:
+        """The nodes that are alive, and what they see of these folders.
+
+        Raises:
+            Refusal: ENGINE_UNAVAILABLE.
+        """
+
+    async def close(self) -> None: ...
