@@ -10,6 +10,7 @@ import asyncio
 import socket
 import ssl
 import struct
+from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from functools import partial
 from typing import Any
@@ -43,13 +44,19 @@ class EngineHost:
         peer_certificate: the certificate of the only peer that may use the engine, in PEM.
         log_level: the level of the log of the engine.
         log_format: the form of its lines.
+        start: starts the engine. By default the engine is started as on the machine of the control plane.
     """
 
     def __init__(
-        self, peer_certificate: str, log_level: str, log_format: str, patience: Patience = PATIENCE
+        self,
+        peer_certificate: str,
+        log_level: str,
+        log_format: str,
+        patience: Patience = PATIENCE,
+        start: Callable[[], Awaitable[Started]] | None = None,
     ) -> None:
         self._peer_certificate = peer_certificate
-        self._log = (log_level, log_format)
+        self._start = start or partial(ForkServer().start_engine, log_level, log_format)
         self._patience = patience
         self._serving: asyncio.Task[str] | None = None
         self._closing = asyncio.Event()
@@ -67,7 +74,7 @@ class EngineHost:
         listener = await listen(address, port)
         port = listener.getsockname()[1]
         try:
-            started = await ForkServer().start_engine(*self._log)
+            started = await self._start()
         except BaseException:
             listener.close()
             raise

@@ -120,9 +120,10 @@ async def connect(
             await process.came.wait()
             if channel.lost.done():
                 raise ConnectionResetError("the host let nobody in")
-    except (OSError, TimeoutError) as error:
+    except (OSError, ValueError) as error:
         channel.abort("the host could not be reached")
-        why = f"the engine on {contact.facts.name} cannot be reached: {error or 'it is too slow'}"
+        cause = str(error) or f"no answer within {CONNECT_SECONDS:g} s"
+        why = f"the engine on {contact.facts.name} cannot be reached: {cause}"
         raise Refusal("ENGINE_UNAVAILABLE", why) from None
     except BaseException:
         channel.abort("nobody waits for the engine any more")
