@@ -10,7 +10,7 @@ import asyncio
 import hashlib
 import hmac
 import re
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from ipaddress import ip_address
 
 import structlog
@@ -160,7 +160,7 @@ class Guards:
     def _completed(self, scope: Scope, send: Send) -> Send:
         """A `send` that adds the headers that every answer has."""
 
-        async def completed(message: Message) -> None:
+        def completed(message: Message) -> Awaitable[None]:
             if message["type"] == "http.response.start":
                 headers = MutableHeaders(scope=message)
                 if scope["path"].startswith("/v1"):
@@ -169,7 +169,7 @@ class Guards:
                 if message["status"] == 503 and not _is_time(headers.get("retry-after", "")):
                     log.warning("retry_after_defaulted", path=scope["path"])
                     headers["Retry-After"] = str(self._settings.retry_after_fallback_s)
-            await send(message)
+            return send(message)
 
         return completed
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import re
 import secrets
+from collections.abc import Awaitable
 
 import structlog
 from starlette.datastructures import Headers, MutableHeaders
@@ -56,14 +57,14 @@ class Meter:
         metrics, seen, counted = self._metrics, _Seen(), is_counted(scope["path"])
         began = metrics.clock()
 
-        async def watched(message: Message) -> None:
+        def watched(message: Message) -> Awaitable[None]:
             if message["type"] == "http.response.start":
                 seen.start(message)
                 headers = MutableHeaders(scope=message)
                 headers[REQUEST_ID] = request_id
                 if not seen.is_stream:
                     headers["Server-Timing"] = _timing(record, metrics.clock() - began)
-            await send(message)
+            return send(message)
 
         if counted:
             metrics.active.inc()

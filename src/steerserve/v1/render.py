@@ -30,13 +30,14 @@ from steerserve.control.requests.generate import (
     Scored,
     Started,
 )
-from steerserve.control.requests.positions import paired, unpaired
+from steerserve.control.requests.positions import TextWithReadings, paired
 from steerserve.disconnect import Disconnected, unless_disconnected
 from steerserve.errors import Refusal
 from steerserve.event_stream import EventStream, event
 from steerserve.rules.intent import EmbedIntent, GenerateIntent, ScoreIntent
 from steerserve.settings import Settings
 from steerserve.v1 import headers as service_headers
+from steerserve.v1.chunks import Chunks
 from steerserve.v1.intake import Accepted, Kind
 from steerserve.v1.shape import UNSTEERED, AnswerChoice, AnswerShape, activations
 
@@ -185,52 +186,66 @@ async def _stream(
     failure is sent as an error event before `[DONE]`. Activations have a chunk at the end, or with `stream_positions`
     each position's are in the chunk of its token."""
 
-    def chunk(choices: list[dict[str, Any]], **more: Any) -> bytes:
-        return event(_json({**base, "object": shape.chunk, "choices": choices, **more}))
-
+    chunks = Chunks(base, shape)
     is_streamed = intent.activations is not None and intent.activations.is_streamed
-    texts = paired(opened.events) if is_streamed else unpaired(opened.events)
     async with stack:
         choices = [AnswerChoice() for _ in range(intent.choices)]
         service: dict[str, Any] = {}
         if shape.is_chat:
             for index in range(len(choices)):
-                yield chunk([shape.opening(index)])
+                yield chunks.chunk([shape.opening(index)])
         try:
-            async for written in texts:
-                piece, index = written.piece, written.choice
-                if piece is None and not is_streamed:
-                    service = _service(intent, opened, written.readings)
-                    continue
-                read = _read(intent, opened, written.readings)
+            async for written in paired(opened.events) if is_streamed else opened.events:
+                piece: Started | Outcome | None
+                if isinstance(written, TextWithReadings):
+                    piece, read = written.piece, _read(intent, opened, written.readings)
+                else:
+                    piece, read = written, {}
                 match piece:
-                    case None:
-                        yield chunk([], **read)
-                        continue
                     case Piece():
+                        index = piece.choice
                         choices[index].take(piece)
-                        if piece.text or read:
-                            yield chunk([shape.delta(index, piece.text, None)], **read)
+                        if read:
+                            yield chunks.chunk([shape.delta(index, piece.text, None)], **read)
+                        elif piece.text:
+                            yield chunks.text(index, piece.text)
+                        if piece.finish is None:
+                            continue
                         end = shape.delta(index, "", piece.finish)
                     case Scored():
                         assert isinstance(intent, ScoreIntent)
+                        index = piece.choice
                         choices[index].score(piece, intent)
                         end = shape.choice(index, choices[index], intent)
-                if end["finish_reason"] is not None:
-                    is_last = all(choice.finish for choice in choices)
-                    more = {"usage": _usage(opened.started, choices)} if is_last else {}
-                    if is_last and intent.is_timed and (intent.activations is None or is_streamed):
-                        more["service"] = _timed(opened)
-                    yield chunk([end], **more)
+                    case Activated():
+                        service = _service(intent, opened, piece.readings)
+                        continue
+                    case _:
+                        yield chunks.chunk([], **read)
+                        continue
+                yield chunks.chunk([end], **_ending(intent, opened, choices))
             if intent.activations is not None and not is_streamed:
                 times = _timed(opened) if intent.is_timed else {}
-                yield chunk([], service=service | times)
+                yield chunks.chunk([], service=service | times)
         except Refusal as refusal:
             yield _failure(refusal, door)
         except Exception:
             log.exception("stream_failed")
             yield _failure(Refusal("INTERNAL_ERROR", "an error inside the service"), door)
         yield DONE
+
+
+def _ending(
+    intent: GenerateIntent | ScoreIntent, opened: _Opened, choices: list[AnswerChoice]
+) -> dict[str, Any]:
+    """What the chunk with a finish reason has beside it: after the last choice, the usage and the times. Readings that
+    are not streamed follow in a chunk of their own, which has the times."""
+    if not all(choice.finish for choice in choices):
+        return {}
+    asked = intent.activations
+    has_times = intent.is_timed and (asked is None or asked.is_streamed)
+    times = {"service": _timed(opened)} if has_times else {}
+    return {"usage": _usage(opened.started, choices), **times}
 
 
 def _failure(refusal: Refusal, door: Door) -> bytes:

@@ -6,6 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import msgspec
+
 from steerserve.control.requests.generate import (
     Piece,
     PromptToken,
@@ -72,7 +74,7 @@ class AnswerShape:
             entry["logprobs"] = self._logprobs(index, choice.scored, intent)
         return entry
 
-    def delta(self, index: int, text: str, finish: str | None) -> dict[str, Any]:
+    def delta(self, index: int, text: str | msgspec.Raw, finish: str | None) -> dict[str, Any]:
         if self.is_chat:
             body: dict[str, Any] = {"delta": {"content": text} if text else {}}
         else:

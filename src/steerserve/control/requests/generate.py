@@ -22,6 +22,7 @@ from steerserve.control.residency.resident import Resident
 from steerserve.engine.sandbox.lanes import LineFull
 from steerserve.engine.sandbox.schemas import Checker
 from steerserve.engine.wire import messages as m
+from steerserve.engine.wire.mailbox import Mailbox
 from steerserve.errors import Refusal
 from steerserve.rules import batching, dial, fields, residency
 from steerserve.rules.intent import GenerateIntent, Intent, OutputConstraint
@@ -58,26 +59,23 @@ class _Flow:
     """Carries events from the task that holds the slot to the task that answers the client."""
 
     def __init__(self) -> None:
-        self._items: asyncio.Queue[Admitted | Started | Outcome | Exception | None] = (
-            asyncio.Queue()
-        )
-
-    def put(self, item: Admitted | Started | Outcome | Exception | None) -> None:
-        self._items.put_nowait(item)
+        self._items = Mailbox[Admitted | Started | Outcome | Exception | None]()
+        self.put = self._items.put
 
     async def admitted(self) -> Admitted:
         """The request with its model and its plan. Waits until the request has a slot."""
-        first = await self._items.get()
+        first = await self._items.take()
         if isinstance(first, Exception):
             raise first
         assert isinstance(first, Admitted)
         return first
 
     async def events(self) -> AsyncIterator[Started | Outcome]:
-        while (item := await self._items.get()) is not None:
+        take = self._items.take
+        while (item := await take()) is not None:
             if isinstance(item, Exception):
                 raise item
-            assert isinstance(item, Started | Outcome)
+            assert not isinstance(item, Admitted)
             yield item
 
 
@@ -237,7 +235,10 @@ class Generation:
                 admitted = self._planner.admit(intent, profile, resident)
                 flow.put(admitted)
                 stream = self._planner.stream(intent, admitted)
-                async with aclosing(self._validated(intent, stream)) as events:
+                constraint = intent.constraint if isinstance(intent, GenerateIntent) else None
+                if constraint is not None:
+                    stream = self._validated(intent, constraint, stream)
+                async with aclosing(stream) as events:
                     async for event in events:
                         timing.take(event)
                         flow.put(event)
@@ -249,19 +250,20 @@ class Generation:
             timing.ended()
 
     async def _validated(
-        self, intent: Intent, stream: AsyncGenerator[Started | Outcome, None]
+        self,
+        intent: Intent,
+        constraint: OutputConstraint,
+        stream: AsyncGenerator[Started | Outcome, None],
     ) -> AsyncGenerator[Started | Outcome, None]:
-        """The events of the stream. A complete choice with an output constraint is validated before its last event is
-        passed on.
+        """The events of the stream. A complete choice is validated before its last event is passed on.
 
         Raises:
             Refusal: CONSTRAINED_OUTPUT_INVALID.
         """
-        constraint = intent.constraint if isinstance(intent, GenerateIntent) else None
         texts: dict[int, str] = {}
         async with aclosing(stream) as events:
             async for event in events:
-                if constraint is not None and isinstance(event, Piece):
+                if isinstance(event, Piece):
                     texts[event.choice] = texts.get(event.choice, "") + event.text
                     if event.finish == "stop":
                         await self._validate(intent, constraint, event.choice, texts[event.choice])

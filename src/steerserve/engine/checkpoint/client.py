@@ -23,6 +23,7 @@ from steerserve.engine.checkpoint.tokenizer import TokenizerProcess
 from steerserve.engine.wire import endings
 from steerserve.engine.wire import messages as m
 from steerserve.engine.wire.engine import Answers, Engine, Report
+from steerserve.engine.wire.mailbox import Mailbox
 from steerserve.errors import Refusal
 from steerserve.rules.signs import Sign
 
@@ -73,7 +74,7 @@ class CheckpointEngine(Engine):
         self._writer = writer
         self._ids = itertools.count(1)
         self._asks = Asks(self._write)
-        self._streams: dict[int, asyncio.Queue[m.Event | m.Outcome]] = {}
+        self._streams: dict[int, Mailbox[m.Started | m.Refused | m.Outcome]] = {}
         self._prompts = prompts
         self._is_loading = False
         self._reason: str | None = None
@@ -253,16 +254,15 @@ class CheckpointEngine(Engine):
             # the processes that make tokens were closed because the engine ended
             raise self._parting or endings.gone(await self.ended) from None
         number = next(self._ids)
-        events = self._streams[number] = asyncio.Queue[m.Event | m.Outcome]()
+        events = self._streams[number] = Mailbox[m.Started | m.Refused | m.Outcome]()
         unfinished = choices
         try:
             await self._send(make(number, tokens))
             while unfinished:
-                event = await events.get()
+                event = await events.take()
                 if isinstance(event, m.Refused):
                     unfinished = 0
                     raise refusal(event)
-                assert isinstance(event, m.Started | m.Outcome)
                 if not isinstance(event, m.Started) and m.is_last(event):
                     unfinished -= 1
                 yield event
@@ -327,8 +327,8 @@ class CheckpointEngine(Engine):
             case m.Stepped():
                 self._applied |= {k: n for k, n in event.applied.items() if k in self.applied}
                 for outcome in event.outcomes:
-                    if outcome.id in self._streams:
-                        self._streams[outcome.id].put_nowait(outcome)
+                    if (events := self._streams.get(outcome.id)) is not None:
+                        events.put(outcome)
             case m.Recorded():
                 self.on_record(event)
             case m.SensedSpans():
@@ -337,8 +337,8 @@ class CheckpointEngine(Engine):
                 self.on_edges(event)
             case m.ThreadsChanged():
                 self.threads = event
-            case _ if event.id in self._streams:
-                self._streams[event.id].put_nowait(event)
+            case m.Started() | m.Refused() if event.id in self._streams:
+                self._streams[event.id].put(event)
             case _ if not self._asks.take(event):
                 self.lose("the engine carried out an edit that had been given up")
 
@@ -347,4 +347,4 @@ class CheckpointEngine(Engine):
         gone = self._parting or endings.gone(reason)
         self._asks.end(gone)
         for number, events in self._streams.items():
-            events.put_nowait(refused(number, gone))
+            events.put(refused(number, gone))

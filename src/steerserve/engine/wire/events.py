@@ -322,4 +322,6 @@ Event = (
 
 def is_last(event: Outcome) -> bool:
     """Whether the choice ends with this event."""
-    return isinstance(event, Scored | Embedded) or (isinstance(event, Piece) and bool(event.finish))
+    if isinstance(event, Piece):
+        return bool(event.finish)
+    return isinstance(event, (Scored, Embedded))
