@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from steerserve.control.residency.engines import FORGOTTEN, Engines
+from steerserve.control.residency.cluster import SeenNode
+from steerserve.control.residency.engines import FORGOTTEN, Engines, launch_on_node
 from steerserve.engine.checkpoint import process
 from steerserve.engine.gguf import process as llama_process
 from steerserve.engine.gguf.messages import LlamaCard
+from steerserve.errors import Refusal
 from steerserve.settings import Settings
-from tests.doubles import soon
+from tests.doubles import Launcher, ScriptedEngine, soon
 
 
 @pytest.fixture
@@ -89,3 +91,36 @@ async def test_free_memory_is_asked_for_again_where_there_are_cards(
     asked.cards = []
     assert [await engines.gguf_cards() for _ in range(3)] == [[], [], []]
     assert asked.times == 3
+
+
+class OneNode:
+    """A cluster that has one node only."""
+
+    def __init__(self, engine: ScriptedEngine) -> None:
+        self.engine = engine
+
+    async def launch(self) -> ScriptedEngine:
+        return self.engine
+
+    async def nodes(self, *_: str) -> tuple[SeenNode, ...]:
+        return ()
+
+    async def close(self) -> None:
+        """Nothing was opened."""
+
+
+async def test_an_engine_on_a_node_that_must_not_serve_is_ended() -> None:
+    engine = await Launcher().launch()
+    engine.node = "a"
+    barred = {"a": "it has other files in /m"}
+    with pytest.raises(Refusal) as refused:
+        await launch_on_node(OneNode(engine), barred)
+    assert refused.value.message == "the cluster chose the node a, but it has other files in /m"
+    assert engine.ended.done()
+
+
+async def test_an_engine_on_any_other_node_is_used() -> None:
+    engine = await Launcher().launch()
+    engine.node = "b"
+    assert await launch_on_node(OneNode(engine), {"a": "it has other files in /m"}) is engine
+    assert not engine.ended.done()

@@ -4,15 +4,19 @@ cluster. Remembers why the last start failed: such a service is not ready to ser
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 
 from steerserve.control.residency.cluster import EngineCluster, SeenNode
 from steerserve.engine.checkpoint import client
+from steerserve.engine.fleet.fleet import Fleet
 from steerserve.engine.gguf import client as llama
 from steerserve.engine.gguf import process as llama_process
 from steerserve.engine.gguf.messages import LlamaCard
 from steerserve.engine.wire.engine import Engine
+from steerserve.errors import Refusal
 from steerserve.rules.fields import CHECKPOINT, GGUF
+from steerserve.rules.signs import Bounds
 from steerserve.settings import Settings
 
 FORGOTTEN = 60.0
@@ -53,6 +57,22 @@ class Engines:
             raise
         self._failed = None
         return made
+
+    async def launch_resident(self, engine: str, barred: Mapping[str, str]) -> Engine:
+        """An engine for the resident model: on a cluster, so many replicas as are wanted. `barred` has the nodes that
+        must not serve the model, with the reasons."""
+        if self._cluster is None:
+            return await self.launch(engine)
+        settings = self._settings
+        return Fleet(
+            partial(launch_on_node, self._cluster, barred),
+            self._checkpoints.prompts(),
+            count=self.replicas,
+            least=self.least,
+            slots=settings.max_concurrent_requests,
+            bounds=Bounds(settings.engine_stall_timeout, settings.load_timeout),
+            drain_seconds=settings.graceful_unload_timeout,
+        )
 
     @property
     def least(self) -> int:
@@ -99,6 +119,20 @@ class Engines:
         if self._failed is None or self._clock() - self._failed[1] > FORGOTTEN:
             return None
         return f"no engine process can be started: {self._failed[0]}"
+
+
+async def launch_on_node(cluster: EngineCluster, barred: Mapping[str, str]) -> Engine:
+    """An engine on a node that may serve the model.
+
+    Raises:
+        Refusal: ENGINE_UNAVAILABLE; MODEL_LOAD_FAILED where the cluster chose a node that must not serve it.
+    """
+    engine = await cluster.launch()
+    why = barred.get(engine.node or "")
+    if why is not None:
+        await engine.stop()
+        raise Refusal("MODEL_LOAD_FAILED", f"the cluster chose the node {engine.node}, but {why}")
+    return engine
 
 
 def options(settings: Settings) -> llama.Options:

@@ -164,7 +164,7 @@ class Turnover:
 
     async def _load(self, coming: Occupant, prepared: Prepared, *, has_unloaded: bool) -> None:
         try:
-            engine = await self._launcher.launch(prepared.row.engine)
+            engine = await self._launcher.launch_resident(prepared.row.engine, prepared.barred)
             engine.on_replicas = partial(self._tell, coming.row.id, engine)
             coming.start(engine)
             self._spawn(EngineWatch(coming, self._bounds).run(), "engine-watch")

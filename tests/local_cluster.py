@@ -1,0 +1,43 @@
+"""A cluster of two nodes that are both this machine, with real engines."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from steerserve.engine.checkpoint.client import CheckpointEngine, Launcher
+from steerserve.engine.checkpoint.prompts import TokensGiven
+from steerserve.engine.remote.facts import checkpoint_seen, read_facts
+from tests.nodes import NodeSeen
+
+ADDRESS = "127.0.0.1"
+NAMES = ("east", "west")
+
+
+class LocalCluster:
+    """Starts each engine on the node with the fewest engines."""
+
+    def __init__(self) -> None:
+        self._launcher = Launcher("WARNING", "console")
+        self.engines: list[CheckpointEngine] = []
+        self.is_closed = False
+
+    async def launch(self) -> CheckpointEngine:
+        engine = await self._launcher.launch(TokensGiven())
+        engine.node = min(NAMES, key=[alive.node for alive in self.alive].count)
+        engine.address = ADDRESS
+        self.engines.append(engine)
+        return engine
+
+    async def nodes(self, *folders: str) -> list[NodeSeen]:
+        facts = read_facts(ADDRESS)
+        seen = {folder: checkpoint_seen(folder) for folder in folders}
+        return [
+            NodeSeen(name, ADDRESS, {"CPU": 4.0}, replace(facts, name=name), seen) for name in NAMES
+        ]
+
+    async def close(self) -> None:
+        self.is_closed = True
+
+    @property
+    def alive(self) -> list[CheckpointEngine]:
+        return [engine for engine in self.engines if not engine.ended.done()]
