@@ -119,7 +119,8 @@ class Settings(Secrets, RequestLimits, SensingSettings, ReplicaSettings):
     )
 
     max_concurrent_requests: Count = Field(
-        default=8, description="Generation requests that hold a slot of the running batch at once."
+        default=8,
+        description="Generation requests that hold a slot of the running batch at once, for each replica of the model.",
     )
     max_pending_requests: CountOrNone = Field(
         default=64,
@@ -219,7 +220,8 @@ class Settings(Secrets, RequestLimits, SensingSettings, ReplicaSettings):
         default=1.0, ge=0, le=1, description="`top_p` of the requests that run without a slot."
     )
     cbm_max_queue_size: Count = Field(
-        default=256, description="Requests that may run without a slot at once."
+        default=256,
+        description="Requests that may run without a slot at once, for each replica of the model.",
     )
     cbm_force_serial_monitoring: bool = Field(
         default=False,

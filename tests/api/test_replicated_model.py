@@ -24,9 +24,8 @@ BASE = "/api/models/1/replicas"
 class Replicated:
     """A service with the demo model on two replicas. `until` waits for changes of the replicas."""
 
-    def __init__(self, live: Running, cluster: LocalCluster) -> None:
+    def __init__(self, live: Running) -> None:
         self.live = live
-        self.cluster = cluster
         self._changed = threading.Condition()
         live.service.owners.bus.subscribe(self._take)
 
@@ -49,12 +48,16 @@ class Replicated:
 
 
 @pytest.fixture(scope="module")
-def two(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Replicated]:
-    cluster = LocalCluster()
+def cluster() -> LocalCluster:
+    return LocalCluster()
+
+
+@pytest.fixture(scope="module")
+def two(cluster: LocalCluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Replicated]:
     home = tmp_path_factory.mktemp("replicated")
     with running(home, cluster, engine_backend="ray", engine_replicas=2) as live:
         load_demo(live)
-        yield Replicated(live, cluster)
+        yield Replicated(live)
     assert cluster.is_closed
     assert not cluster.alive
 
@@ -171,9 +174,9 @@ def test_a_gguf_model_is_refused_and_the_resident_model_stays(
     assert two.whole(2)["model_id"] == 1
 
 
-def test_an_unload_ends_every_replica(two: Replicated) -> None:
+def test_an_unload_ends_every_replica(two: Replicated, cluster: LocalCluster) -> None:
     live = two.live
     live.data("POST", "/api/models/1/unload")
-    assert not two.cluster.alive
+    assert not cluster.alive
     assert live.data("GET", "/api/models/1")["replicas"] is None
     assert live.data("GET", "/api/health/detailed")["inference"]["queue_max_concurrent"] == 8

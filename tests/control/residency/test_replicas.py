@@ -165,3 +165,14 @@ async def test_a_request_that_waits_runs_on_the_slots_of_a_new_replica(make: Mak
             each.complete()
         await soon(first)
         await soon(second)
+
+
+async def test_requests_that_need_no_slot_are_bounded_for_each_replica(make: Make) -> None:
+    async with make(enable_continuous_batching=True, cbm_max_queue_size=3) as world:
+        world.launcher.replicas = 2
+        await world.loaded()
+        limits = world.vitals.backend().cbm_config
+        assert limits is not None
+        assert limits.max_queue_size == 6
+        world.launcher.engine.become("replica-1", ReplicaState.LOST)
+        assert world.generation.batched_maximum == 3
