@@ -19,7 +19,7 @@ from steerserve.engine.remote.facts import NodeFacts
 from tests.engine.remote.proxy import between
 
 FACTS = NodeFacts("node-b", "127.0.0.1", __version__, "3.11", None, None, "cpu", 1, 1, 1)
-QUICK = Patience(beat=0.05, lost=1.0, contact=30.0)
+QUICK = Patience(beat=0.05, lost=5.0, contact=30.0)
 
 
 class KeptEnd:

@@ -70,7 +70,7 @@ async def test_a_reader_that_takes_nothing_holds_up_the_sender_and_no_beat() -> 
 
 
 async def test_beats_do_not_wait_for_the_rest_of_a_large_frame() -> None:
-    """A large frame takes a second on this network. A channel without beats for a second would be cut."""
+    """A large frame takes a second on this network."""
     async with joined(pace=BIG) as (ours, theirs):
         of(ours).write(bytes(BIG))
         await until(lambda: len(theirs.data) > WINDOW)

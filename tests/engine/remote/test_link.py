@@ -293,7 +293,7 @@ async def test_a_stopped_host_is_cut_off_and_ends_when_it_goes_on(
     launcher: Launcher, node: Outside
 ) -> None:
     identity = certificates.new_identity()
-    contact = await node.ask(Wanted(identity.certificate, QUICK), Contact)
+    contact = await node.ask(Wanted(identity.certificate), Contact)
     patience = replace(QUICK, lost=4.0)
     engine = launcher.client(*await connect(contact, identity, patience))
     node.signal(signal.SIGSTOP)
@@ -310,8 +310,8 @@ async def test_a_stopped_host_is_cut_off_and_ends_when_it_goes_on(
 
 async def test_a_killed_host_leaves_no_engine(launcher: Launcher, node: Outside) -> None:
     identity = certificates.new_identity()
-    contact = await node.ask(Wanted(identity.certificate, QUICK), Contact)
-    engine = launcher.client(*await connect(contact, identity, QUICK))
+    contact = await node.ask(Wanted(identity.certificate), Contact)
+    engine = launcher.client(*await connect(contact, identity))
     processes = node.tree()
     assert contact.pid in [process.pid for process in processes]
     node.signal(signal.SIGKILL)

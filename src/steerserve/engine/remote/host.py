@@ -120,7 +120,12 @@ class EngineHost:
             using.cancel()
             await asyncio.wait([using])
             await engine.wait()
-        return "the host was closed" if using.cancelled() else using.result()
+        if using.cancelled():
+            return "the host was closed"
+        if (error := using.exception()) is not None:
+            log.error("host_failed", exc_info=error)
+            return f"the host failed ({type(error).__name__})"
+        return using.result()
 
     async def _use(self, door: PeerDoor, relay: Relay) -> str:
         try:
