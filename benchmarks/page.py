@@ -7,15 +7,15 @@ from __future__ import annotations
 
 import hashlib
 import json
-import textwrap
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from benchmarks import tables
-from benchmarks.tables import Part, Row, ms, rows, spread
+from benchmarks import replica_sections, tables
+from benchmarks.markdown import medians, prose, table, two_columns
+from benchmarks.tables import Part, ms, rows, spread
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "benchmarks" / "results"
@@ -48,7 +48,7 @@ class Measured:
     def source(self) -> str:
         of = self.machine
         card = of["card"] or "no card"
-        return _prose(
+        return prose(
             f"From [{self.file}](../benchmarks/results/{self.file}): {of['processor']}, {of['cores']} cores, "
             f"{of['memory_gib']} GiB, {card}; torch {of['torch']}, transformers {of['transformers']}."
         )
@@ -97,7 +97,7 @@ def _aims(parts: Mapping[str, Measured]) -> Iterator[str]:
     ]
     if found:
         lines = [(f"{row.name}{size}", row.figure, row.aim, row.outcome) for size, row in found]
-        yield "## What was aimed at\n\n" + _table(("", "measured", "aim", "outcome"), lines)
+        yield "## What was aimed at\n\n" + table(("", "measured", "aim", "outcome"), lines)
 
 
 def _size(part: str) -> str:
@@ -105,7 +105,7 @@ def _size(part: str) -> str:
 
 
 def _concurrency(part: str, figures: Part) -> Iterator[str]:
-    yield _prose(
+    yield prose(
         f"A Qwen2 shape with random weights in bfloat16; answers of {figures['tokens']} tokens, short prompts. Answers "
         "of steerserve are sampled (temperature 0.8, top-p 0.9) where nothing else is said; the peers are greedy. A "
         f"round is cut after {figures['cut_seconds']:.0f} s, and counts the tokens until then. Times are in ms, and "
@@ -118,17 +118,17 @@ def _concurrency(part: str, figures: Part) -> Iterator[str]:
             name,
             count,
             spread(cell["tokens_per_s"], 1),
-            *_medians(cell["first_token_s"]),
-            *_medians(cell["gap_s"]),
+            *medians(cell["first_token_s"]),
+            *medians(cell["gap_s"]),
             f"{cell['tokens_per_s']['count']} ({cell['rounds_cut']})",
         )
         for name, cells in figures["cells"].items()
         for count, cell in cells.items()
     ]
-    yield _table(head, lines)
+    yield table(head, lines)
     others = [row for row in rows(part, figures) if not row.aim]
     if others:
-        yield _two_columns(others)
+        yield two_columns(others)
     notes = [
         f"- {name}: {of['library']}, {of['sampling']}{', `' + of['options'] + '`' if of['options'] else ''}; "
         f"{of['environment']}."
@@ -140,7 +140,7 @@ def _concurrency(part: str, figures: Part) -> Iterator[str]:
 
 
 def _long_prompts(part: str, figures: Part) -> Iterator[str]:
-    yield _prose(
+    yield prose(
         f"{figures['short']} clients repeat short requests of 96 tokens to the 91M shape. After a while one further "
         f"client sends a prompt of {figures['long_tokens']:,} tokens, or four clients send one each. The first phase "
         "lasts until every long prompt has its first token; then the long requests decode beside the short ones."
@@ -151,16 +151,16 @@ def _long_prompts(part: str, figures: Part) -> Iterator[str]:
         (name, spread(one["tokens_per_s"], 0), ms(one["gap_s"]["p50"]), ms(one["gap_s"]["p99"]))
         for name, one in figures["phases"].items()
     ]
-    yield _table(head, lines)
+    yield table(head, lines)
     first = figures["first_token_of_the_last_long_s"]
-    yield _table(
+    yield table(
         ("", "first token of the last long prompt, s"),
         [(name, spread(seconds, 1)) for name, seconds in first.items()],
     )
 
 
 def _steered(_: str, figures: Part) -> Iterator[str]:
-    yield _prose(
+    yield prose(
         f"{figures['requests']} chats at once of {figures['tokens']} tokens each, 91M, with an SAE of "
         f"{figures['d_sae']:,} features attached. The sensed cluster fired {figures['firings_of_the_cluster']:,} times."
     )
@@ -168,7 +168,7 @@ def _steered(_: str, figures: Part) -> Iterator[str]:
         (name, spread(cell["tokens_per_s"], 0), _ratio(figures["ratios"].get(name)))
         for name, cell in figures["cells"].items()
     ]
-    yield _table(("", "tokens/s", "over plain requests"), lines)
+    yield table(("", "tokens/s", "over plain requests"), lines)
 
 
 def _neighbours(_: str, figures: Part) -> Iterator[str]:
@@ -188,11 +188,11 @@ def _neighbours(_: str, figures: Part) -> Iterator[str]:
         )
         for name, ratio in figures["ratios"].items()
     ]
-    yield _table(("", "tokens/s alone", "beside", "beside over alone", "gap p99, ms"), lines)
+    yield table(("", "tokens/s alone", "beside", "beside over alone", "gap p99, ms"), lines)
 
 
 def _plain(part: str, figures: Part) -> Iterator[str]:
-    yield _two_columns(rows(part, figures))
+    yield two_columns(rows(part, figures))
 
 
 SECTIONS: Mapping[str, tuple[str, Callable[[str, Part], Iterator[str]]]] = {
@@ -208,36 +208,22 @@ SECTIONS: Mapping[str, tuple[str, Callable[[str, Part], Iterator[str]]]] = {
     "inference": ("Scoring, masks, second turns, 0.5B", _plain),
     "saes": ("What SAEs cost in a step, 0.5B", _plain),
     "sensing": ("What sensing costs in a step, 0.5B", _plain),
+    "replicas-scaling": ("Throughput against the number of replicas", replica_sections.scaling),
+    "replicas-latency": ("What a fleet adds to a token", replica_sections.latency),
+    "replicas-steering": (
+        "A change of the steering against the number of replicas",
+        replica_sections.steering,
+    ),
+    "replicas-limit": ("The limit of the control plane", replica_sections.limit),
 }
 """The order of the page."""
 
 
-# ---------------------------------------------------------------- Markdown
-
-
-def _medians(quantiles: Mapping[str, Mapping[str, float]]) -> tuple[str, str]:
-    p50, p99 = (
-        f"{quantiles[share]['median'] * 1e3:,.0f}" if share in quantiles else ""
-        for share in ("p50", "p99")
-    )
-    return p50, p99
+# ---------------------------------------------------------------- words
 
 
 def _ratio(values: Mapping[str, float] | None) -> str:
     return spread(values) if values else ""
-
-
-def _two_columns(found: list[Row]) -> str:
-    return _table(("", ""), [(row.name, row.figure) for row in found])
-
-
-def _table(head: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
-    rule = tuple("---" for _ in head)
-    return "\n".join(f"| {' | '.join(line)} |" for line in (head, rule, *lines))
-
-
-def _prose(text: str) -> str:
-    return textwrap.fill(text, 118, break_long_words=False, break_on_hyphens=False)
 
 
 def _line(text: str) -> str:

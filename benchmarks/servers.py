@@ -85,7 +85,7 @@ def served(client: httpx.AsyncClient, model: str) -> Server:
     """A service that runs already."""
     port = client.base_url.port
     assert port is not None
-    return Server(OURS, port, _child_at(port), {"model": model, **SAMPLED, **COUNTED})
+    return Server(OURS, port, child_at(port), {"model": model, **SAMPLED, **COUNTED})
 
 
 SAMPLED = {"temperature": 0.8, "top_p": 0.9}
@@ -231,6 +231,6 @@ def _family(process: psutil.Process) -> list[psutil.Process]:
         return []
 
 
-def _child_at(port: int) -> psutil.Process:
+def child_at(port: int) -> psutil.Process:
     """The child of this process that was started for the port."""
     return next(one for one in psutil.Process().children() if str(port) in one.cmdline())

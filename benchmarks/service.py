@@ -10,7 +10,7 @@ import socket
 import statistics
 import sys
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import asdict
 from pathlib import Path
@@ -27,6 +27,7 @@ REQUESTS = 300
 STREAMS = 30
 TOKENS = 200
 PROBE_EVERY = 0.01
+PROGRAM = ("-m", "steerserve", "serve")
 STOP_SECONDS = 60.0
 """More than the service waits for requests in flight."""
 
@@ -162,11 +163,13 @@ async def load(client: httpx.AsyncClient, folder: Path, name: str) -> None:
 
 
 @asynccontextmanager
-async def running(home: Path, **settings: str) -> AsyncIterator[httpx.AsyncClient]:
-    """The service as a process of its own on a free port."""
+async def running(
+    home: Path, program: Sequence[str] = PROGRAM, /, **settings: str
+) -> AsyncIterator[httpx.AsyncClient]:
+    """The service as a process of its own on a free port. `program` is what Python runs."""
     port = free_port()
     environment = os.environ | {"STEERSERVE_HOME": str(home), "LOG_LEVEL": "WARNING"} | settings
-    arguments = [sys.executable, "-m", "steerserve", "serve", "--port", str(port)]
+    arguments = [sys.executable, *program, "--port", str(port)]
     process = await asyncio.create_subprocess_exec(*arguments, env=environment)
     try:
         async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", timeout=300) as client:

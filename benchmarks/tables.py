@@ -90,6 +90,9 @@ STEERED_AIMS = {
     "monitoring": ("monitoring of the top 10 of 16,384 features", Aim(0.93)),
 }
 BESIDE = Aim(0.8)
+LINEAR = Aim(0.9)
+ADDED_FIRST_MS = Aim(5.0, is_least=False)
+ADDED_TOKEN_MS = Aim(0.3, is_least=False)
 
 
 def _of_bandwidth(part: Part) -> Iterator[Row]:
@@ -225,6 +228,49 @@ def _of_sensing(part: Part) -> Iterator[Row]:
         yield Row(f"a sensed step over a plain one, {name}", spread(values, 3))
 
 
+# ---------------------------------------------------------------- the parts of benchmarks.replicas
+
+
+def _of_scaling(part: Part) -> Iterator[Row]:
+    for count, values in part["over_linear"].items():
+        name = f"simulated replicas: {count} over {count} times the tokens/s of 1"
+        yield aimed(name, values, LINEAR if int(count) >= 8 else None)
+
+
+def _of_latency(part: Part) -> Iterator[Row]:
+    for key, what, aim in (
+        ("added_first_token_s", "the first token", ADDED_FIRST_MS),
+        ("added_way_s", "each token", ADDED_TOKEN_MS),
+    ):
+        for name, values in part[key].items():
+            in_ms = {k: v if k == "count" else v * 1e3 for k, v in values.items()}
+            shown = f"a fleet of {name} adds to {what}, ms"
+            yield Row(shown, spread(in_ms, 3), str(aim), aim.outcome(values["median"] * 1e3))
+
+
+def _of_steering(part: Part) -> Iterator[Row]:
+    for name, cell in part["cells"].items():
+        alone, beside = (cell[key]["p50"] * 1e3 for key in ("alone_s", "beside_requests_s"))
+        yield Row(
+            f"a change of the steering, {name}: alone, beside requests, p50",
+            f"{alone:.1f} ms, {beside:.1f} ms",
+        )
+    checked = part["answers_checked"]
+    yield Row(
+        f"answers of {checked:,} with steering that had been replaced before they began",
+        str(part["answers_out_of_order"]),
+    )
+
+
+def _of_limit(part: Part) -> Iterator[Row]:
+    for name, cell in part["cells"].items():
+        yield Row(f"most tokens/s through the service, {name}", spread(cell["tokens_per_s"], 0))
+        yield Row(
+            f"processor time of the service for each token, {name}, \u00b5s",
+            spread(cell["service_us_per_token"], 1),
+        )
+
+
 ROWS: dict[str, Callable[[Part], Iterator[Row]]] = {
     "bandwidth": _of_bandwidth,
     "concurrency-91m": _of_concurrency,
@@ -238,4 +284,8 @@ ROWS: dict[str, Callable[[Part], Iterator[Row]]] = {
     "inference": _of_inference,
     "saes": _of_saes,
     "sensing": _of_sensing,
+    "replicas-scaling": _of_scaling,
+    "replicas-latency": _of_latency,
+    "replicas-steering": _of_steering,
+    "replicas-limit": _of_limit,
 }
