@@ -11,7 +11,7 @@ BENCH := $(VENV)/.installed-bench
 # compiled modules are kept, because each worker of the tests and each service of a test would compile them anew
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: run serve ui test test-browser screenshots test-cpus test-all test-gpu soak fuzz contract check format bench bench-quick demo-model docs clean
+.PHONY: run serve ui test test-browser test-ray screenshots test-cpus test-all test-gpu soak fuzz contract check format bench bench-quick demo-model docs clean
 
 $(STAMP): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
@@ -31,7 +31,7 @@ ui: $(STAMP) ## build the web page, and serve it with reloading on port 5173, be
 
 test: $(STAMP) ## the test suite, with the tests of the web page
 	$(BIN)/python hatch_build.py test
-	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile -m 'not slow and not gpu and not soak and not browser'
+	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile -m 'not slow and not gpu and not soak and not browser and not ray'
 
 $(BROWSER): $(STAMP)
 	$(BIN)/pip install -q -c constraints.txt -e '.[browser]'
@@ -41,6 +41,10 @@ test-browser: $(BROWSER) ## the web page in Chromium, skipped where there is non
 	$(BIN)/python hatch_build.py
 	$(BIN)/python hatch_build.py packages
 	$(BIN)/python -m pytest -m browser -rsP tests/browser
+
+RAY ?= ray
+test-ray: $(STAMP) ## replicas on a Ray cluster of several nodes on this machine (RAY='ray and not slow': the short form)
+	$(BIN)/python -m pytest -m '$(RAY)' tests
 
 screenshots: $(BROWSER) ## rewrite the pictures in docs/ui/
 	$(BIN)/python hatch_build.py
@@ -60,7 +64,7 @@ test-cpus: $(STAMP) ## the test suite as other processors run it, once in each m
 	done
 
 test-all: $(STAMP) ## the test suite with its slow part
-	$(BIN)/python -m pytest -m 'not gpu and not soak and not browser'
+	$(BIN)/python -m pytest -m 'not gpu and not soak and not browser and not ray'
 
 test-gpu: $(STAMP) ## the tests that need a card
 	$(BIN)/python -m pytest -m gpu

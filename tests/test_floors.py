@@ -31,7 +31,7 @@ ROOMS: dict[str, tuple[str, ...]] = {
         "requests",
         "vitals",
     ),
-    "engine": ("wire", "sandbox", "checkpoint", "gguf", "remote", "fleet"),
+    "engine": ("wire", "sandbox", "checkpoint", "gguf", "remote", "fleet", "ray"),
     "engine.worker": ("model", "sae", "rows", "attached", "observing", "batch", "process"),
 }
 """The rooms of a floor, lowest first. A room may import the rooms before it and the files beside the rooms. The files
@@ -58,7 +58,7 @@ FLOORS: dict[str, set[str]] = {
     "files": {"errors", "rules", "files"},
     "store": ZERO | {"rules", "store"},
     "hub": ZERO | {"rules", "files", "hub"},
-    "engine": ZERO | {"rules", "engine"},
+    "engine": ZERO | {"rules", "engine", "setting_replicas"},
     # the engine process configures its own log, so it may import `log` too
     "engine.worker": {"errors", "log", "rules", "engine.worker", "engine.wire"},
     "control": ZERO | {"rules", "files", "store", "hub", "engine", "control"},
@@ -80,7 +80,8 @@ FLOORS: dict[str, set[str]] = {
         "setting_replicas",
         "protocols",
     },  # imports the application by its name
-    "doctor": ZERO | {"setting_values", "setting_secrets", "setting_replicas", "api.webui"},
+    "doctor": ZERO | {"setting_values", "setting_secrets", "doctor_cluster", "api.webui"},
+    "doctor_cluster": ZERO | {"rules", "engine"},
     "cli": ZERO | {"doctor", "serve"},
     "__main__": {"cli"},
     "startup": ZERO | {"store", "control", "composition", "demo"},

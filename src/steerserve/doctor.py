@@ -14,7 +14,7 @@ from pathlib import Path
 import psutil
 import pynvml
 
-from steerserve import __version__
+from steerserve import __version__, doctor_cluster
 from steerserve.api import webui
 from steerserve.setting_secrets import NAMES as SECRETS
 from steerserve.setting_secrets import SUFFIX, is_open_to_others
@@ -34,12 +34,18 @@ def report(settings: Settings) -> str:
         ("memory", memory),
         ("disk", lambda: disk(settings.steerserve_home)),
         ("engines", engines),
+        ("replicas", lambda: "\n".join(doctor_cluster.replicas(settings))),
         ("hub", lambda: hub(settings.hf_endpoint)),
         ("listens on", lambda: listens_on(settings)),
         ("web page", web_page),
         ("secrets", lambda: secrets(settings)),
     ]
-    return "\n".join(f"{name:>11}: {say()}" for name, say in facts)
+    return "\n".join(f"{name:>11}: {_indented(say())}" for name, say in facts)
+
+
+def _indented(text: str) -> str:
+    """A text whose further lines begin below its first one."""
+    return text.replace("\n", "\n" + " " * 13)
 
 
 def cards() -> str:

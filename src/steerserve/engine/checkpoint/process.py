@@ -30,9 +30,7 @@ TOKENIZER = "steerserve.engine.worker.process.tokenizing"
 NAMES = {ENGINE: "steer-engine", TOKENIZER: "steer-tokenizer"}
 """The names of the processes in `ps` and `top`, which show 15 characters."""
 
-_SECRETS = frozenset(
-    {"API_KEYS", "DATABASE_URL", "HUB_TOKEN", "HF_TOKEN", "HUGGING_FACE_HUB_TOKEN"}
-)
+SECRETS = frozenset({"API_KEYS", "DATABASE_URL", "HUB_TOKEN", "HF_TOKEN", "HUGGING_FACE_HUB_TOKEN"})
 """Environment variables that no engine may see, in any case of letters, because the code of a repository may run in an
 engine."""
 
@@ -150,7 +148,7 @@ class ForkServer:
         The secrets are removed from the environment of this process for good, because the fork server and every engine
         get a copy of that environment. The settings have been read before.
         """
-        for name in [name for name in os.environ if name.upper() in _SECRETS]:
+        for name in [name for name in os.environ if name.upper() in SECRETS]:
             del os.environ[name]
         starting = asyncio.ensure_future(asyncio.to_thread(self._start, module, args, word))
         try:

@@ -1,0 +1,16 @@
+"""Places engines on the nodes of a Ray cluster.
+
+Ray chooses the node, starts the processes, and gives the cards out. The frames of an engine never pass through Ray:
+they go over the link of `engine/remote`. Four processes take part, and only two of them import Ray:
+
+- the service: `cluster.py` is its client. It never imports Ray.
+- the placer (`placer.py`), a child process of the service, is Ray's driver. Ray ends drivers when it loses its head, so
+  the placer may end at any time; the service starts it again, and no replica depends on it.
+- the actor (`actor.py`) on the node of a replica. It is named and detached, holds the resources of the replica, and has
+  one child process.
+- the seat (`seat.py`), the child process of the actor, runs the host of the engine. It ends with its link to the
+  service and with the actor, and the actor ends with the seat.
+
+What each end ends: the service ends the placer and every link; a link ends its seat, the seat its engine and its actor;
+a node takes its actors with it. So nothing stays behind, whichever process is killed.
+"""

@@ -1,0 +1,76 @@
+"""The process of one replica on its node, `python -m steerserve.engine.ray.seat`: the host of one engine.
+
+Its actor tells it on the standard input what to do, and reads on the standard output where the engine can be reached.
+The process ends when the link of the engine ends, when its input closes, and when its actor is gone. It imports neither
+Ray nor the tensor library, so its log lines go to the log of the actor's process and nowhere else.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ctypes
+import os
+import signal
+import sys
+from typing import BinaryIO
+
+import msgspec
+import structlog
+
+from steerserve import log as logging
+from steerserve.engine.ray.messages import Seated, Seating
+from steerserve.engine.remote.host import EngineHost
+
+log = structlog.get_logger(__name__)
+_PR_SET_PDEATHSIG = 1
+
+
+def main() -> None:
+    # an actor that is killed takes this process with it, even while this process stands still
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    answers = _answers()
+    if not (line := sys.stdin.buffer.readline()):
+        return
+    seating = msgspec.json.decode(line, type=Seating)
+    logging.configure(seating.log_level, seating.log_format)
+    asyncio.run(_serve(seating, answers))
+    # not the end of the interpreter, which would wait for a thread that reads the input
+    os._exit(0)
+
+
+def _answers() -> BinaryIO:
+    """A private copy of the standard output. All other output of this process goes to the standard error."""
+    ours = os.fdopen(os.dup(1), "wb")
+    os.dup2(2, 1)
+    return ours
+
+
+async def _serve(seating: Seating, answers: BinaryIO) -> None:
+    host = EngineHost(seating.certificate, seating.log_level, seating.log_format)
+    orphaned = asyncio.ensure_future(asyncio.to_thread(_until_input_closes))
+    try:
+        contact = await host.open(seating.address)
+    except Exception as error:
+        log.exception("replica_not_opened")
+        _say(answers, Seated(error=f"its engine does not start ({type(error).__name__})"))
+        return
+    _say(answers, Seated(contact))
+    ended = asyncio.ensure_future(host.ended())
+    await asyncio.wait([ended, orphaned], return_when=asyncio.FIRST_COMPLETED)
+    await host.close()
+    log.info("replica_ended", reason=ended.result() if ended.done() else "its actor has ended")
+
+
+def _until_input_closes() -> None:
+    while os.read(0, 1 << 10):
+        pass
+
+
+def _say(answers: BinaryIO, message: Seated) -> None:
+    answers.write(msgspec.json.encode(message) + b"\n")
+    answers.flush()
+
+
+if __name__ == "__main__":
+    main()

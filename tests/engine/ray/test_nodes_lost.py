@@ -1,0 +1,55 @@
+"""A node or the head of a Ray cluster is killed while replicas serve. Each test has a cluster of its own."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+
+import psutil
+import pytest
+
+from steerserve.engine.wire import messages as m
+from steerserve.errors import Refusal
+from tests.engine.checkpoint.test_process import GREEDY, LONG, events, text_of
+from tests.engine.ray.conftest import STORY, client_of, loaded, placed
+from tests.engine.ray.nodes import kill, started
+
+pytestmark = [pytest.mark.ray, pytest.mark.timeout(180)]
+
+
+async def test_a_node_takes_its_replica_and_another_node_takes_the_next_one() -> None:
+    pytest.importorskip("ray")
+    with started(4, 4) as nodes:
+        async with client_of(nodes) as cluster:
+            engine, replica = await placed(cluster, nodes)
+            await loaded(engine)
+            stream = engine.generate([m.Text("The boat")], 1, LONG, m.Follow())
+            assert isinstance(await anext(stream), m.Started)
+            home = replica.actor.ppid()
+            kill(psutil.Process(home))
+            # the actor notices the end of its node within seconds, and a short text may be whole before that
+            with contextlib.suppress(Refusal):
+                async for _ in stream:
+                    pass
+            await asyncio.wait_for(asyncio.shield(engine.ended), 60)
+            await replica.gone()
+            other, second = await placed(cluster, nodes)
+            assert second.actor.ppid() != home
+            await other.stop()
+            await second.gone()
+
+
+@pytest.mark.slow
+async def test_replicas_serve_on_without_a_head_and_end_with_their_nodes() -> None:
+    pytest.importorskip("ray")
+    with started(4, lost_seconds=8) as nodes:
+        async with client_of(nodes) as cluster:
+            engine, replica = await placed(cluster, nodes)
+            await loaded(engine)
+            kill(nodes.head())
+            assert text_of(await events(engine, STORY, GREEDY))
+            # the nodes give the head up, and end with all that they run
+            await asyncio.wait_for(asyncio.shield(engine.ended), 120)
+            await replica.gone()
+            with pytest.raises(Refusal, match="cannot place a replica"):
+                await cluster.launch()
