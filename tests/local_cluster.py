@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from steerserve.engine.checkpoint.client import CheckpointEngine, Launcher
-from steerserve.engine.checkpoint.prompts import TokensGiven
+from steerserve.engine.checkpoint.prompts import PromptMaker
 from steerserve.engine.remote.facts import checkpoint_seen, read_facts
 from tests.nodes import NodeSeen
 
@@ -21,8 +21,8 @@ class LocalCluster:
         self.engines: list[CheckpointEngine] = []
         self.is_closed = False
 
-    async def launch(self) -> CheckpointEngine:
-        engine = await self._launcher.launch(TokensGiven())
+    async def launch(self, prompts: PromptMaker) -> CheckpointEngine:
+        engine = await self._launcher.launch(prompts)
         engine.node = min(NAMES, key=[alive.node for alive in self.alive].count)
         engine.address = ADDRESS
         self.engines.append(engine)

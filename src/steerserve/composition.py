@@ -47,6 +47,7 @@ from steerserve.control.vitals.cards import CardReadings, torch_version
 from steerserve.control.vitals.gauges import Gauges
 from steerserve.control.vitals.health import Vitals
 from steerserve.control.vitals.nodes import NodeReadings
+from steerserve.engine.ray.cluster import RayCluster
 from steerserve.engine.sandbox.schemas import Checker
 from steerserve.hub.child import Downloaders
 from steerserve.hub.client import Hub, cluster_hub
@@ -82,7 +83,14 @@ class Surroundings:
 
 
 def surroundings(settings: Settings, cluster: EngineCluster | None = None) -> Surroundings:
-    """The surroundings of a service with these settings. Replicas run on the nodes of `cluster`."""
+    """The surroundings of a service with these settings. With ENGINE_BACKEND=ray, replicas run on the nodes of
+    `cluster`, by default those of the cluster at RAY_ADDRESS.
+
+    Raises:
+        CannotStart: the extra `ray` is needed, and not installed.
+    """
+    if cluster is None and settings.engine_backend == "ray":
+        cluster = RayCluster(settings)
     downloaders = Downloaders(settings.model_cache_dir)
     hub, clusters = Hub(settings, downloaders), cluster_hub(settings, downloaders)
     return Surroundings(

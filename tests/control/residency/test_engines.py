@@ -7,6 +7,7 @@ import pytest
 from steerserve.control.residency.cluster import SeenNode
 from steerserve.control.residency.engines import FORGOTTEN, Engines, launch_on_node
 from steerserve.engine.checkpoint import process
+from steerserve.engine.checkpoint.prompts import PromptMaker
 from steerserve.engine.gguf import process as llama_process
 from steerserve.engine.gguf.messages import LlamaCard
 from steerserve.errors import Refusal
@@ -99,7 +100,7 @@ class OneNode:
     def __init__(self, engine: ScriptedEngine) -> None:
         self.engine = engine
 
-    async def launch(self) -> ScriptedEngine:
+    async def launch(self, _: PromptMaker) -> ScriptedEngine:
         return self.engine
 
     async def nodes(self, *_: str) -> tuple[SeenNode, ...]:

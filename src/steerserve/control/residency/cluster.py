@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Protocol
 
+from steerserve.engine.checkpoint.prompts import PromptMaker
 from steerserve.engine.remote.facts import NodeFacts
 from steerserve.engine.wire.engine import Engine
 
@@ -38,8 +39,8 @@ class SeenNode(Protocol):
 class EngineCluster(Protocol):
     """The nodes on which replicas run."""
 
-    async def launch(self) -> Engine:
-        """An engine on a node, which gets its prompts as tokens.
+    async def launch(self, prompts: PromptMaker) -> Engine:
+        """An engine on a node. `prompts` makes its prompts into tokens.
 
         Raises:
             Refusal: ENGINE_UNAVAILABLE.

@@ -9,6 +9,7 @@ from functools import partial
 
 from steerserve.control.residency.cluster import EngineCluster, SeenNode
 from steerserve.engine.checkpoint import client
+from steerserve.engine.checkpoint.prompts import TokensGiven
 from steerserve.engine.fleet.fleet import Fleet
 from steerserve.engine.gguf import client as llama
 from steerserve.engine.gguf import process as llama_process
@@ -122,12 +123,12 @@ class Engines:
 
 
 async def launch_on_node(cluster: EngineCluster, barred: Mapping[str, str]) -> Engine:
-    """An engine on a node that may serve the model.
+    """An engine on a node that may serve the model. It gets its prompts as tokens, which the fleet makes.
 
     Raises:
         Refusal: ENGINE_UNAVAILABLE; MODEL_LOAD_FAILED where the cluster chose a node that must not serve it.
     """
-    engine = await cluster.launch()
+    engine = await cluster.launch(TokensGiven())
     why = barred.get(engine.node or "")
     if why is not None:
         await engine.stop()

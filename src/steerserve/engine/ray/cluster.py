@@ -24,6 +24,7 @@ import structlog
 
 from steerserve.engine.checkpoint.client import CheckpointEngine, Launcher
 from steerserve.engine.checkpoint.process import SECRETS
+from steerserve.engine.checkpoint.prompts import PromptMaker
 from steerserve.engine.ray import messages as m
 from steerserve.engine.wire.messages import LENGTH
 from steerserve.errors import CannotStart, Refusal
@@ -74,8 +75,9 @@ class RayCluster:
         """The id of the process of the placer; None while none runs."""
         return self._placer.pid
 
-    async def launch(self) -> CheckpointEngine:
-        """An engine without a model, on a node that Ray chooses.
+    async def launch(self, prompts: PromptMaker | None = None) -> CheckpointEngine:
+        """An engine without a model, on a node that Ray chooses. `prompts` makes its prompts into tokens; by default it
+        has a maker of its own.
 
         Raises:
             Refusal: ENGINE_UNAVAILABLE when the cluster cannot be reached or has no room, or when the engine cannot be
@@ -104,7 +106,7 @@ class RayCluster:
         except BaseException:
             self._remove(name)
             raise
-        engine = self._launcher.client(process, reader, writer)
+        engine = self._launcher.client(process, reader, writer, prompts)
         engine.node = placed.contact.facts.name
         engine.address = placed.contact.host
         # also an actor that stands still is ended

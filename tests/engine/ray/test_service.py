@@ -1,0 +1,35 @@
+"""The whole service on a Ray cluster: a load on two nodes, answers, a lost replica, and an end that leaves nothing."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+
+import pytest
+
+from tests.api.test_replicated_model import Replicated, by_name
+from tests.engine.ray.nodes import Nodes
+from tests.service import load_demo, running
+
+pytestmark = [pytest.mark.ray, pytest.mark.timeout(180)]
+
+
+def test_the_service_serves_a_model_on_the_nodes_of_a_cluster(nodes: Nodes, tmp_path: Path) -> None:
+    settings = {"engine_backend": "ray", "ray_address": nodes.address, "engine_replicas": 2}
+    with running(tmp_path, engine_cards=0, **settings) as live:
+        model_id = load_demo(live)
+        replicated = Replicated(live)
+        victim = replicated.whole(2)["replicas"][0]
+        report = live.data("GET", "/api/health/gpus")
+        assert report["nodes_reason"] is None
+        assert len(report["nodes"]) == 3
+        text = live.complete("One day", max_tokens=8, seed=7)["choices"][0]["text"]
+        os.kill(victim["pid"], signal.SIGKILL)
+        replicated.until(lambda now: by_name(now)[victim["name"]]["state"] != "serving")
+        assert live.data("GET", "/api/health/ready")["status"] == "degraded"
+        assert live.complete("One day", max_tokens=8, seed=7)["choices"][0]["text"] == text
+        back = by_name(replicated.whole(2))[victim["name"]]
+        assert (back["restarts"], back["pid"] != victim["pid"]) == (1, True)
+        live.data("POST", f"/api/models/{model_id}/unload")
+    assert not nodes.seats()
