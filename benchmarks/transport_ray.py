@@ -52,7 +52,8 @@ class CallWriter:
 @asynccontextmanager
 async def over_ray() -> AsyncIterator[Ends]:
     if not ray.is_initialized():
-        await asyncio.to_thread(ray.init, num_cpus=2, include_dashboard=False, log_to_driver=False)
+        # a cluster of its own, also where one runs already
+        await asyncio.to_thread(ray.init, "local", num_cpus=2, log_to_driver=False)
     actor = ray.remote(num_cpus=0, max_concurrency=8)(EchoActor).remote()
     await actor.open.remote()
     reader = asyncio.StreamReader()
