@@ -34,9 +34,7 @@ def main() -> None:
         return
     seating = msgspec.json.decode(line, type=Seating)
     logging.configure(seating.log_level, seating.log_format)
-    asyncio.run(_serve(seating, answers))
-    # not the end of the interpreter, which would wait for a thread that reads the input
-    os._exit(0)
+    asyncio.run(_serve_and_exit(seating, answers))
 
 
 def _answers() -> BinaryIO:
@@ -44,6 +42,16 @@ def _answers() -> BinaryIO:
     ours = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)
     return ours
+
+
+async def _serve_and_exit(seating: Seating, answers: BinaryIO) -> None:
+    try:
+        await _serve(seating, answers)
+    except Exception:
+        log.exception("replica_failed")
+    finally:
+        # at once, because the end of the event loop would wait for the thread that reads the input
+        os._exit(0)
 
 
 async def _serve(seating: Seating, answers: BinaryIO) -> None:
