@@ -14,7 +14,7 @@ from tests.engine.checkpoint.test_process import GREEDY, LONG, events, text_of
 from tests.engine.ray.conftest import STORY, client_of, loaded, placed
 from tests.engine.ray.nodes import kill, started
 
-pytestmark = [pytest.mark.ray, pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.timeout(180)]
 
 
 async def test_a_node_takes_its_replica_and_another_node_takes_the_next_one() -> None:
@@ -39,7 +39,6 @@ async def test_a_node_takes_its_replica_and_another_node_takes_the_next_one() ->
             await second.gone()
 
 
-@pytest.mark.slow
 async def test_replicas_serve_on_without_a_head_and_end_with_their_nodes() -> None:
     pytest.importorskip("ray")
     with started(4, lost_seconds=8) as nodes:

@@ -118,6 +118,7 @@ async def test_the_placer_may_die_while_replicas_serve(cluster: RayCluster, node
     await replica.gone()
 
 
+@pytest.mark.slow
 async def test_a_cluster_without_room_refuses_with_a_sentence(
     joined: Joining, nodes: Nodes, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -66,7 +66,10 @@ class RayCluster:
         self._certificates = importlib.import_module("steerserve.engine.remote.certificates")
         self._settings = settings
         self._launcher = Launcher(settings.log_level, settings.log_format)
-        self._placer = PlacerProcess(settings.ray_address, f"steerserve-{secrets.token_hex(8)}")
+        self._placer = PlacerProcess(
+            settings.ray_address, f"steerserve-{secrets.token_hex(8)}", self._lose
+        )
+        self._engines: dict[str, CheckpointEngine] = {}
         self._numbers = itertools.count(1)
         self._removing: set[asyncio.Task[None]] = set()
 
@@ -109,6 +112,7 @@ class RayCluster:
         engine = self._launcher.client(process, reader, writer, prompts)
         engine.node = placed.contact.facts.name
         engine.address = placed.contact.host
+        self._engines[name] = engine
         # also an actor that stands still is ended
         engine.ended.add_done_callback(lambda _: self._remove(name))
         log.info("replica_placed", replica=name, node=engine.node, cards=placed.cards)
@@ -134,7 +138,14 @@ class RayCluster:
             await asyncio.gather(*late, return_exceptions=True)
         await self._placer.close()
 
+    def _lose(self, gone: m.Gone) -> None:
+        """End an engine that Ray counts as gone: an actor whose node has lost Ray may run on, unwatched."""
+        log.warning("replica_gone", replica=gone.name, reason=gone.reason)
+        if (engine := self._engines.get(gone.name)) is not None:
+            engine.lose(f"Ray has lost its replica: {gone.reason}")
+
     def _remove(self, name: str) -> None:
+        self._engines.pop(name, None)
         task = asyncio.create_task(self._removed(name), name=f"remove-{name}")
         self._removing.add(task)
         task.add_done_callback(self._removing.discard)
@@ -148,9 +159,10 @@ class RayCluster:
 class PlacerProcess:
     """The placer, seen from the service."""
 
-    def __init__(self, address: str, namespace: str) -> None:
+    def __init__(self, address: str, namespace: str, on_gone: Callable[[m.Gone], None]) -> None:
         self._address = address
         self._namespace = namespace
+        self._on_gone = on_gone
         self._numbers = itertools.count(1)
         self._starting = asyncio.Lock()
         self._waiting: dict[int, asyncio.Future[m.PlacerAnswer]] = {}
@@ -282,7 +294,7 @@ class PlacerProcess:
 
     def _take(self, told: m.Told) -> None:
         if isinstance(told, m.Gone):
-            log.warning("replica_gone", replica=told.name, reason=told.reason)
+            self._on_gone(told)
         elif (answered := self._waiting.get(told.id)) is not None and not answered.done():
             answered.set_result(told)
 
