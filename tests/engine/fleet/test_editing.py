@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Any
 
 import pytest
 
@@ -11,7 +13,7 @@ from steerserve.errors import Refusal
 from steerserve.rules.replicas import ReplicaState
 from tests.doubles import soon, until
 from tests.engine.fleet.conftest import Made
-from tests.engine.fleet.scripted import KEY, SOURCE
+from tests.engine.fleet.scripted import KEY, SOURCE, Scene
 
 ON: tuple[int, bool, dict[str, dict[int, float]]] = (1, True, {KEY: {3: 5.0}})
 OFF: tuple[int, bool, dict[str, dict[int, float]]] = (2, False, {KEY: {3: 5.0}})
@@ -47,6 +49,29 @@ async def test_no_request_begins_on_a_replica_that_has_not_made_the_edit(scene: 
     last = one.ask()
     (await one.stream(0)).complete()
     await last.text()
+
+
+@pytest.mark.parametrize("lead", range(-8, 9))
+async def test_no_request_begins_between_the_beginning_of_an_edit_and_its_end(
+    scene: Made, lead: int
+) -> None:
+    one = await scene(2)
+    begun: list[tuple[int, int]] = []
+    for name, launcher in zip(("r1", "r2"), one.crew.launchers, strict=True):
+        launcher.step = _watched(launcher.step, one, name, begun)  # type: ignore[method-assign]
+    works = [lambda: one.ask().task, lambda: asyncio.create_task(one.fleet.steer(*ON))]
+    first, second = works if lead < 0 else works[::-1]
+    tasks: list[asyncio.Task[object]] = [first()]
+    for _ in range(abs(lead)):
+        await asyncio.sleep(0)
+    tasks.append(second())
+    await until(lambda: begun)
+    assert all(acknowledged == epoch for acknowledged, epoch in begun)
+    for launcher in one.crew.launchers:
+        launcher.engine.die()
+    await asyncio.wait(tasks, timeout=0)
+    await one.fleet.stop()
+    await asyncio.gather(*tasks, return_exceptions=True)
 
 
 async def test_an_edit_that_every_replica_refuses_changes_nothing(scene: Made) -> None:
@@ -187,3 +212,16 @@ async def test_after_a_detach_a_new_replica_is_told_nothing_of_that_sae(scene: M
     new = one.engine(2)
     assert (new.attached, new.monitored) == ({}, None)
     assert new.steered == (1, True, {})
+
+
+def _watched(
+    step: Callable[..., Awaitable[None]], one: Scene, name: str, begun: list[tuple[int, int]]
+) -> Callable[..., Awaitable[None]]:
+    """The steps of an engine. Notes the epochs of its replica and of the fleet when a request begins."""
+
+    async def watched(what: str, *more: Any) -> None:
+        if what == "generate":
+            begun.append((one.replica(name).epoch, one.fleet._roster.epoch))
+        await step(what, *more)
+
+    return watched

@@ -126,6 +126,26 @@ async def test_a_stalled_replica_gets_no_requests_until_it_wakes(scene: Made) ->
     await last.text()
 
 
+async def test_a_request_without_a_token_leaves_a_replica_that_stands_still(scene: Made) -> None:
+    one = await scene(2)
+    waiting, written = one.ask("one"), one.ask("two")
+    first = await one.stream(0)
+    first.start()
+    other = await one.stream(1)
+    other.start()
+    other.say("a beginning")
+    await until(lambda: waiting.events and len(written.events) == 2)
+    one.engine(0).stall(Refusal("ENGINE_UNAVAILABLE", "silent"))
+    (await one.stream(1)).complete("elsewhere")
+    assert await waiting.text() == "elsewhere"
+    assert first.was_cancelled
+    # a request with a token waits, as long as its engine may wake
+    one.engine(1).stall(Refusal("ENGINE_UNAVAILABLE", "silent"))
+    one.engine(1).wake()
+    other.say(" and an end", finish="stop")
+    assert await written.text() == "a beginning and an end"
+
+
 async def test_requests_with_a_seed_stay_with_the_kind_of_the_first_replica(scene: Made) -> None:
     one = await scene(3)
     one.replica("r1").kind = one.replica("r3").kind = "a"

@@ -1,8 +1,10 @@
-"""Gives each request to a replica, and to another one when that replica ends before the answer has begun."""
+"""Gives each request to a replica, and to another one when that replica ends, or stands still, before the answer has
+begun."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Any
@@ -45,6 +47,14 @@ class FleetRequest:
     is_seeded: bool = False
 
 
+class _Overtaken(Exception):
+    """An edit began between the choice of a replica and the beginning of the request on it."""
+
+
+class _Still(Exception):
+    """The engine of a request without an outcome stands still; the text says for how long."""
+
+
 class Requests:
     """Owner of the choice of replicas. Which replica holds which beginning of a prompt is in `affinity`."""
 
@@ -71,25 +81,43 @@ class Requests:
             engine, runs = replica.running, runs + 1
             self.affinity.note(links, replica.number)
             try:
-                # no step between the choice and the write to the engine waits
                 with replica.holding(rows, size, self._roster.turn()):
                     async with aclosing(work.begin(engine, tokens)) as events:
-                        async for event in events:
-                            if isinstance(event, m.Started):
-                                if is_started:
-                                    continue
+                        coming = self._begin(events, replica)
+                        while not has_outcome:
+                            event = await _unless_still(coming, engine)
+                            has_outcome = not isinstance(event, m.Started)
+                            if has_outcome or not is_started:
                                 is_started = True
-                            else:
-                                has_outcome = True
+                                yield event
+                            if not has_outcome:
+                                coming = anext(events)
+                        async for event in events:
                             yield event
                 return
+            except _Overtaken:
+                runs -= 1
+                continue
+            except _Still as still:
+                why = str(still)
             except Refusal as refusal:
                 if not engine.ended.done() or refusal.code not in _ENDED:
                     raise
+                why = engine.ended.result()
             self._roster.check()
             if not rules.may_run_again(runs, has_outcome=has_outcome):
-                raise _gone(engine.ended.result(), has_outcome=has_outcome)
+                raise _gone(why, has_outcome=has_outcome)
             log.info("request_runs_again", replica=replica.name, runs=runs)
+
+    async def _begin(self, events: Answers, replica: Replica) -> m.Started | m.Outcome:
+        """The first event. The check of the epoch and the write to the engine are one step, which does not wait.
+
+        Raises:
+            _Overtaken: an edit began since the replica was chosen.
+        """
+        if replica.epoch != self._roster.epoch:
+            raise _Overtaken
+        return await anext(events)
 
     async def _tokens(self, work: FleetRequest) -> list[m.Tokens]:
         try:
@@ -110,6 +138,31 @@ class Requests:
             if place is not None:
                 return roster.replicas[place]
             await roster.change()
+
+
+async def _unless_still(
+    coming: Awaitable[m.Started | m.Outcome], engine: Engine
+) -> m.Started | m.Outcome:
+    """The next event of a request that has no outcome yet. The wait for it ends when the engine stands still, because
+    another replica can run the request.
+
+    Raises:
+        Refusal: the refusal of the engine.
+        _Still: the engine stands still.
+    """
+    event = asyncio.ensure_future(coming)
+    still = asyncio.ensure_future(engine.stalling.wait())
+    try:
+        await asyncio.wait({event, still}, return_when=asyncio.FIRST_COMPLETED)
+        if not event.done() and engine.stalled is not None:
+            raise _Still(engine.stalled.message)
+        return await event
+    finally:
+        still.cancel()
+        if not event.done():
+            # the events can be closed only once nobody reads them
+            event.cancel()
+            await asyncio.wait({event})
 
 
 def _gone(reason: str, *, has_outcome: bool) -> Refusal:
