@@ -79,18 +79,22 @@ class Prompts:
         self._facts = facts
 
     async def tokens(
-        self, prompts: Sequence[Prompt], max_tokens: int | None, field: str
+        self, prompts: Sequence[Prompt | m.Tokens], max_tokens: int | None, field: str
     ) -> list[m.Tokens]:
-        """The tokens of the prompts, in their order. `field` names prompts that are no conversations; `max_tokens` is
-        the number that the request names.
+        """The tokens of the prompts, in their order. Prompts that are tokens already stay as they are: a fleet has made
+        them. `field` names prompts that are no conversations; `max_tokens` is the number that the request names.
 
         Raises:
             Refusal: MODEL_NOT_LOADED, NO_CHAT_TEMPLATE, CONTEXT_LENGTH_EXCEEDED; INVALID_PARAMETER when the template or
                 the tokenizer refuses the prompts; SHUTTING_DOWN after `close`.
         """
+        made = [prompt for prompt in prompts if isinstance(prompt, m.Tokens)]
+        if made:
+            return made
         if self._facts is None:
             raise Refusal("MODEL_NOT_LOADED", "this engine holds no model")
-        texts = await self._templates.texts(prompts, self._facts.chat_template)
+        written = [prompt for prompt in prompts if not isinstance(prompt, m.Tokens)]
+        texts = await self._templates.texts(written, self._facts.chat_template)
         context = self._facts.context_length
         return await self._tokenizer.tokens(texts, context, max_tokens, field)
 
