@@ -107,7 +107,13 @@ def one(
         # only a replica that serves and has acknowledged the epoch
         ([one(state=L), one(state=D), one(state=R)], None, None),
         ([one(epoch=6)], None, None),
-        ([one(epoch=6), one(9)], None, 1),
+        ([one(epoch=6), one(1)], None, 1),
+        # the first to acknowledge does not get all requests
+        ([one(2, epoch=6), one(5)], None, 1),
+        ([one(2, epoch=6), one(6)], None, None),
+        ([one(2, epoch=6, kind="b"), one(6)], "a", 1),
+        ([one(2, epoch=6, state=L), one(6)], None, 1),
+        ([one(2, epoch=6), one(6), one(4)], None, 2),
         # only the kind that is needed
         ([one(kind="b"), one(9)], "a", 1),
         ([one(kind="b")], "a", None),
@@ -132,7 +138,7 @@ def one(
 def test_a_request_goes_to_the_replica_with_the_least_work_that_may_begin_it(
     candidates: list[Candidate], kind: str | None, place: int | None
 ) -> None:
-    assert replicas.choose(candidates, 7, kind) == place
+    assert replicas.choose(candidates, 7, kind, slots=4) == place
 
 
 @pytest.mark.parametrize(

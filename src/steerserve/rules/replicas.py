@@ -147,21 +147,31 @@ def may_begin(one: Candidate, epoch: int, kind: str | None) -> bool:
     return one.state is ReplicaState.SERVING and one.epoch == epoch and is_kind  # (1) (2) (3)
 
 
-def choose(candidates: Sequence[Candidate], epoch: int, kind: str | None = None) -> int | None:
-    """The place of the replica that gets a request; None while it has to wait.
+def choose(
+    candidates: Sequence[Candidate], epoch: int, kind: str | None = None, slots: int = 1
+) -> int | None:
+    """The place of the replica that gets a request; None while it has to wait. `slots` is the number of requests that
+    are meant to run on one replica.
 
-    (1) Only replicas on which the request may begin. (2) Those that hold the most of the beginning of the prompt, where
-    they are not much busier than the replica with the fewest rows. (3) The fewest rows, because the time of a step
-    depends on the rows in it; of equals, the fewest tokens; of equals, the one whose last request is longest ago.
+    (1) Only replicas on which the request may begin. (2) While others have not acknowledged the epoch yet, none gets
+    more than `slots` rows more than the least busy of all has. So the first to acknowledge does not get all requests
+    that wait. (3) Those that hold the most of the beginning of the prompt, where they are not much busier than the
+    replica with the fewest rows. (4) The fewest rows, because the time of a step depends on the rows in it; of equals,
+    the fewest tokens; of equals, the one whose last request is longest ago.
     """
     fit = [one for one in enumerate(candidates) if may_begin(one[1], epoch, kind)]  # (1)
+    late = [
+        one.rows for one in candidates if one.epoch != epoch and may_begin(one, one.epoch, kind)
+    ]
+    if late:
+        fit = [p for p in fit if p[1].rows < min(late) + slots]  # (2)
     if not fit:
         return None
     fewest = min(one.rows for _, one in fit)
     near = [p for p in fit if p[1].held and p[1].rows <= fewest + min(BUSIER_ROWS, p[1].held)]
     most = max((one.held for _, one in near), default=0)
     holders = [(place, one) for place, one in near if one.held == most]
-    best = min(holders or fit, key=lambda p: (p[1].rows, p[1].tokens, p[1].turn))  # (2) (3)
+    best = min(holders or fit, key=lambda p: (p[1].rows, p[1].tokens, p[1].turn))  # (3) (4)
     return best[0]
 
 

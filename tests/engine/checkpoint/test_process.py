@@ -55,10 +55,11 @@ async def empty(launcher: Launcher) -> AsyncIterator[CheckpointEngine]:
     await engine.stop()
 
 
-async def test_an_engine_whose_prompts_come_as_tokens_needs_no_process_that_makes_them(
-    launcher: Launcher, folder: Folder
+@pytest.mark.parametrize("prompts", [TokensGiven(), None])
+async def test_an_engine_takes_prompts_that_are_tokens_already(
+    launcher: Launcher, folder: Folder, prompts: TokensGiven | None
 ) -> None:
-    engine = await launcher.launch(TokensGiven())
+    engine = await launcher.launch(prompts)
     await engine.load(lambda _: None, path=str(folder("llama")), **FIELDS)
     given: list[Any] = [m.Tokens([5, 6, 7])]
     started, *pieces = [e async for e in engine.generate(given, 1, GREEDY, m.Suppressed())]

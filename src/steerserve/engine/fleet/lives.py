@@ -192,7 +192,8 @@ class Lives:
             if replica.leaving.is_set():
                 return
             if rules.is_hopeless([(r.state, r.failed_starts) for r in self._roster.wanted]):
-                self._effects.hopeless(replica.reason or "no replica can be started")
+                why = f"no replica serves, and none can be started ({replica.reason})"
+                self._effects.hopeless(why)
                 return
             if replica.failures:
                 await asyncio.sleep(self._pause(replica.failures))

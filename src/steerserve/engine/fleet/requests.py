@@ -56,11 +56,13 @@ class _Still(Exception):
 
 
 class Requests:
-    """Owner of the choice of replicas. Which replica holds which beginning of a prompt is in `affinity`."""
+    """Owner of the choice of replicas. Which replica holds which beginning of a prompt is in `affinity`. Requests with a
+    seed and requests without one wait at doors of their own, because they need not wait for the same replicas."""
 
     def __init__(self, roster: Roster, prompts: PromptMaker) -> None:
         self._roster = roster
         self._prompts = prompts
+        self._doors = {is_seeded: asyncio.Lock() for is_seeded in (False, True)}
         self.affinity = Affinity()
 
     async def stream(self, work: FleetRequest) -> Answers:
@@ -128,16 +130,17 @@ class Requests:
             raise
 
     async def _replica(self, links: Sequence[bytes], *, is_seeded: bool) -> Replica:
-        """The replica that gets a request now. Waits while none may."""
-        while True:
-            roster = self._roster
-            kind = roster.seeded_kind() if is_seeded else None
-            held = self.affinity.held(links)
-            candidates = [r.candidate(held.get(r.number, 0)) for r in roster.replicas]
-            place = rules.choose(candidates, roster.epoch, kind)
-            if place is not None:
-                return roster.replicas[place]
-            await roster.change()
+        """The replica that gets a request now. Waits while none may, first come first served."""
+        roster = self._roster
+        async with self._doors[is_seeded]:
+            while True:
+                kind = roster.seeded_kind() if is_seeded else None
+                held = self.affinity.held(links)
+                candidates = [r.candidate(held.get(r.number, 0)) for r in roster.replicas]
+                place = rules.choose(candidates, roster.epoch, kind, roster.slots)
+                if place is not None:
+                    return roster.replicas[place]
+                await roster.change()
 
 
 async def _unless_still(

@@ -27,7 +27,7 @@ class Roster:
         self.epoch = 0
         self.check = check
         self._announce = announce
-        self._slots = slots
+        self.slots = slots
         self._numbers = itertools.count(1)
         self._turns = itertools.count(1)
         self._seeded: str | None = None
@@ -39,7 +39,7 @@ class Roster:
         """A new replica, with the smallest number in its name that no replica has."""
         names = {replica.name for replica in self.replicas}
         name = next(n for i in itertools.count(1) if (n := f"r{i}") not in names)
-        replica = Replica(name, self._moved, self._slots)
+        replica = Replica(name, self._moved, self.slots)
         self.replicas.append(replica)
         return replica
 
