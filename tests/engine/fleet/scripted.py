@@ -13,6 +13,7 @@ from steerserve.engine.fleet.fleet import Fleet
 from steerserve.engine.fleet.replica import Replica
 from steerserve.engine.wire import messages as m
 from steerserve.engine.wire.engine import Report
+from steerserve.errors import Refusal
 from steerserve.rules.replicas import ReplicaState, ReplicaView
 from steerserve.rules.signs import Bounds
 from tests.doubles import Launcher, ScriptedEngine, Stream, soon, until
@@ -20,6 +21,7 @@ from tests.doubles import Launcher, ScriptedEngine, Stream, soon, until
 FIELDS: dict[str, Any] = {"path": "/models/tiny", "trust_remote_code": False}
 SOURCE = m.SaeSource("/saes/one", "one")
 KEY = "one@1"
+NO_ROOM = Refusal("ENGINE_UNAVAILABLE", "no room")
 Events = AsyncGenerator[m.Started | m.Outcome, None]
 
 

@@ -12,7 +12,7 @@ from steerserve.rules.replicas import STARTS, ReplicaState
 from steerserve.rules.signs import Activity, Sign
 from tests.doubles import FACTS, Launcher, soon, until
 from tests.engine.fleet.conftest import Made
-from tests.engine.fleet.scripted import FIELDS, KEY, SOURCE, Scene
+from tests.engine.fleet.scripted import FIELDS, KEY, NO_ROOM, SOURCE, Scene
 
 CLUSTER = m.ArmedCluster("c", "Cluster", KEY, [m.ClusterMember(3, 0.5)], 1, 10, 4, False)
 CIRCUIT = m.ArmedCircuit("k", "Circuit", [m.CircuitFeature(KEY, 1, 3, 0.5)], [], 3, 10, 4)
@@ -118,7 +118,7 @@ async def test_a_replica_that_cannot_be_started_is_tried_with_growing_pauses() -
 
     one = Scene(2, pause=pause)
     await one.load()
-    failures = iter([OSError("1"), OSError("2")])
+    failures = iter([NO_ROOM, NO_ROOM])
     one.crew.prepare = lambda launcher: _fail(launcher, next(failures, None))
     await one.kill(1)
     await one.serving("r1", "r2")
@@ -129,13 +129,13 @@ async def test_a_replica_that_cannot_be_started_is_tried_with_growing_pauses() -
 
 async def test_a_fleet_ends_when_no_replica_serves_and_none_can_be_started(scene: Made) -> None:
     one = await scene(2)
-    one.crew.prepare = lambda launcher: launcher.fail("launch", OSError("gone"))
+    one.crew.prepare = lambda launcher: launcher.fail("launch", NO_ROOM)
     await one.kill(0)
     await until(lambda: one.replica("r1").failed_starts > STARTS)
     assert not one.fleet.ended.done()
     one.engine(1).die()
     waiting = one.ask()
-    assert "its start failed (OSError)" in await soon(one.fleet.ended)
+    assert "no room" in await soon(one.fleet.ended)
     with pytest.raises(Refusal) as refused:
         await waiting.text()
     assert refused.value.code in ("ENGINE_UNAVAILABLE", "MODEL_NOT_LOADED")
@@ -281,7 +281,7 @@ async def test_a_replaced_replica_goes_once_the_other_serves(scene: Made) -> Non
 
 async def test_a_replica_stays_when_the_one_in_its_place_cannot_be_started(scene: Made) -> None:
     one = await scene(1)
-    one.crew.prepare = lambda launcher: launcher.fail("launch", OSError("full"))
+    one.crew.prepare = lambda launcher: launcher.fail("launch", NO_ROOM)
     await one.fleet.replace("r1")
     await until(lambda: len(one.crew.launchers) > STARTS)
     await one.serving("r1")

@@ -10,6 +10,7 @@ from steerserve.errors import Refusal
 from steerserve.rules.replicas import RUNS, ReplicaState
 from tests.doubles import until
 from tests.engine.fleet.conftest import Made
+from tests.engine.fleet.scripted import NO_ROOM
 
 
 async def test_requests_go_to_the_replica_with_the_fewest_rows(scene: Made) -> None:
@@ -156,7 +157,7 @@ async def test_requests_with_a_seed_stay_with_the_kind_of_the_first_replica(scen
     for request in requests:
         await request.text()
     for number in (0, 2):
-        one.crew.prepare = lambda launcher: launcher.fail("launch", OSError()) and None
+        one.crew.prepare = lambda launcher: launcher.fail("launch", NO_ROOM) and None
         one.engine(number).die()
     await until(lambda: all(one.replica(name).failed_starts for name in ("r1", "r3")))
     # other replicas of the kind do not come back: after some starts, the promise is kept with another kind

@@ -56,8 +56,8 @@ class _Still(Exception):
 
 
 class Requests:
-    """Owner of the choice of replicas. Which replica holds which beginning of a prompt is in `affinity`. Requests with a
-    seed and requests without one wait at doors of their own, because they need not wait for the same replicas."""
+    """Owner of the choice of replicas. Which replica holds which beginning of a prompt is in `affinity`. Requests with
+    a seed and requests without one wait at doors of their own, because they need not wait for the same replicas."""
 
     def __init__(self, roster: Roster, prompts: PromptMaker) -> None:
         self._roster = roster
