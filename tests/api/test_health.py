@@ -142,7 +142,7 @@ def test_a_wrong_method_is_told_every_right_one(shared: Running) -> None:
 @pytest.mark.shows("gpus.1", "gpus.13", "health.4")
 def test_the_cards_are_listed_or_the_reason_is_given(shared: Running) -> None:
     body = shared.data("GET", "/api/health/gpus")
-    assert set(body) == {"read_at", "reason", "cards", "host"}
+    assert set(body) == {"read_at", "reason", "cards", "host", "nodes", "nodes_reason"}
     assert 0 < body["host"]["available_mb"] <= body["host"]["total_mb"]
     assert bool(body["cards"]) != (body["reason"] is not None)
     assert datetime.fromisoformat(body["read_at"]).utcoffset() == timedelta(0)

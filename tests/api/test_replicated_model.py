@@ -26,22 +26,24 @@ class Replicated:
 
     def __init__(self, live: Running) -> None:
         self.live = live
-        self._changed = threading.Condition()
+        self._changed = threading.Event()
         live.service.owners.bus.subscribe(self._take)
 
     def _take(self, event: Event) -> None:
         if isinstance(event, ReplicaChanged):
-            with self._changed:
-                self._changed.notify_all()
+            self._changed.set()
 
     def now(self) -> dict[str, Any]:
         return self.live.data("GET", BASE)
 
     def until(self, condition: Callable[[dict[str, Any]], bool]) -> dict[str, Any]:
         """The replicas, once the condition holds for them."""
-        with self._changed:
-            assert self._changed.wait_for(lambda: condition(self.now()), PATIENCE), self.now()
-        return self.now()
+        while True:
+            self._changed.clear()
+            now = self.now()
+            if condition(now):
+                return now
+            assert self._changed.wait(PATIENCE), now
 
     def whole(self, count: int) -> dict[str, Any]:
         return self.until(lambda now: (now["strength"], now["serving"]) == ("whole", count))

@@ -293,7 +293,9 @@ async def test_cards_are_numbered_as_the_driver_numbers_them(
     monkeypatch.setenv("CUDA_DEVICE_ORDER", "FASTEST_FIRST")
     process = await llama_process.start()
     try:
-        environment = psutil.Process(process.pid).environ()
+        # for a moment a process that has just begun shows no environment
+        while not (environment := psutil.Process(process.pid).environ()):
+            pass
     finally:
         await process.stop()
     assert environment["CUDA_DEVICE_ORDER"] == "PCI_BUS_ID"

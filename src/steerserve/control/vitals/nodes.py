@@ -71,13 +71,13 @@ class NodeReadings:
 def _report(node: SeenNode) -> NodeReport:
     facts = node.facts
     if facts is None:
-        nothing = dict.fromkeys(("steerserve", "python", "torch", "cpu", "cores", "host"))
+        nothing = dict.fromkeys(("version", "python", "torch", "cpu", "cores", "host"))
         return NodeReport(node.name, node.address, node.error, cards=(), **nothing)
     return NodeReport(
         node=facts.name,
         address=node.address,
         reason=facts.cards_reason,
-        steerserve=facts.steerserve,
+        version=facts.steerserve,
         python=facts.python,
         torch=facts.torch,
         cpu=facts.cpu,

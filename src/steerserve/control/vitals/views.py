@@ -191,7 +191,7 @@ class NodeReport:
     node: str
     address: str
     reason: str | None
-    steerserve: str | None
+    version: str | None
     python: str | None
     torch: str | None
     cpu: str | None

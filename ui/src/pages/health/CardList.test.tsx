@@ -9,11 +9,11 @@ const CARD = {
   millm_allocated_mb: null, millm_reserved_mb: null, processes: [], processes_reason: null, engine_memory: null,
 };
 const NODE = {
-  node: "east", address: "10.0.0.11", reason: null, steerserve: "0.1.0", python: "3.11.9", torch: "2.13.0", cpu: "a processor",
+  node: "east", address: "10.0.0.11", reason: null, version: "0.1.0", python: "3.11.9", torch: "2.13.0", cpu: "a processor",
   cores: 16, cards: [CARD], host: { total_mb: 4096, available_mb: 1024 },
 };
 const SILENT = {
-  node: "west", address: "10.0.0.12", reason: "no answer within 20 s", steerserve: null, python: null, torch: null, cpu: null,
+  node: "west", address: "10.0.0.12", reason: "no answer within 20 s", version: null, python: null, torch: null, cpu: null,
   cores: null, cards: [], host: null,
 };
 const REPORT = {

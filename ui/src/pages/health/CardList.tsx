@@ -43,7 +43,7 @@ function NodeMemory({ node }: { node: Node }) {
       <Facts
         facts={[
           ["address", node.address],
-          ["steerserve", node.steerserve],
+          ["steerserve", node.version],
           ["torch", node.torch],
           ["processor", node.cpu === null ? null : `${node.cpu}, ${count(node.cores)} cores`],
         ]}
