@@ -27,7 +27,7 @@ SAE = demo.saes()[0]
 KEY = f"{SAE.name}@{SAE.layer}"
 SOURCE = m.SaeSource(str(SAE.path), SAE.name)
 PROMPT = "One morning the"
-FEATURES = (0, 3, 9, 12, 18, 21, 24, 27, 30, 33, 45, 48, 57, 60, 81, 84, 93, 105, 135, 138)
+FEATURES = (0, 3, 9, 12, 18, 21, 24, 27, 30, 33, 48, 57, 60, 81, 84, 93, 105, 135, 138)
 """Features that each make the model write another token after the prompt, when they are steered with STRENGTH."""
 STRENGTH = 60.0
 ONE_TOKEN = m.Sampling(temperature=0.0, max_tokens=1)
