@@ -39,7 +39,7 @@ async def test_a_node_takes_its_replica_and_another_node_takes_the_next_one() ->
             await second.gone()
 
 
-async def test_replicas_serve_on_without_a_head_and_end_with_their_nodes() -> None:
+async def test_replicas_serve_on_without_a_head() -> None:
     pytest.importorskip("ray")
     with started(4, lost_seconds=8) as nodes:
         async with client_of(nodes) as cluster:
@@ -47,8 +47,5 @@ async def test_replicas_serve_on_without_a_head_and_end_with_their_nodes() -> No
             await loaded(engine)
             kill(nodes.head())
             assert text_of(await events(engine, STORY, GREEDY))
-            # the nodes give the head up, and end with all that they run
-            await asyncio.wait_for(asyncio.shield(engine.ended), 120)
+            await engine.stop()
             await replica.gone()
-            with pytest.raises(Refusal, match="cannot place a replica"):
-                await cluster.launch()
