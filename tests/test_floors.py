@@ -68,6 +68,7 @@ FLOORS: dict[str, set[str]] = {
     "event_stream": set(),
     "live": ZERO | {"rules", "control"},
     "live_door": {"errors"},
+    "head_requests": set(),
     "meter": {"control.metrics"},
     "guards": {"errors", "settings", "rules"},  # runs before every route
     "connections": {"settings"},
@@ -87,10 +88,10 @@ FLOORS: dict[str, set[str]] = {
     "startup": ZERO | {"store", "control", "composition", "demo"},
     "composition": ZERO | {"store", "hub", "engine", "control"},
     "routes": {"composition", "v1", "api"},
-    "refusals": ZERO | {"control", "v1", "api", "meter", "guards"},
+    "refusals": ZERO | {"rules", "control", "v1", "api", "meter", "guards"},
     "app": ZERO
     | {"composition", "routes", "refusals", "startup"}
-    | {"v1", "api", "live", "live_door", "guards", "meter"},
+    | {"v1", "api", "live", "live_door", "head_requests", "guards", "meter"},
     "demo": {"demo"},  # the scripts that made the data
 }
 THIRD_PARTY = {"guards": {"starlette", "structlog"}, "rules": set(), "errors": set()}

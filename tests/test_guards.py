@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gzip
+import json
 import re
 from collections.abc import Iterator
 from typing import Any
@@ -108,6 +110,52 @@ def test_a_rebound_page_reaches_neither_door_nor_the_socket(opened: Running) -> 
     assert (refused.status_code, refused.json()["error"]["code"]) == (403, "forbidden_origin")
     joined = opened.http.get("/socket.io/?EIO=4&transport=polling", headers=headers)
     assert joined.status_code == 403
+
+
+@pytest.mark.parametrize(
+    "path", ["/api/health", "/api/health/ready", "/v1/models", "/api/saes/sae_none", "/ui/"]
+)
+def test_head_is_answered_as_get_without_the_body(shared: Running, path: str) -> None:
+    read = shared.http.get(path)
+    head = shared.http.head(path)
+    assert (head.status_code, head.content) == (read.status_code, b"")
+    assert set(head.headers) == set(read.headers)
+    assert shared.http.head("/v1/chat/completions").status_code == 405
+
+
+@pytest.mark.parametrize(
+    ("path", "status"), [("/v1/chat/completions", 400), ("/api/saes/steering", 422)]
+)
+def test_a_compressed_body_is_refused_by_its_name(shared: Running, path: str, status: int) -> None:
+    body = gzip.compress(b"{}")
+    headers = {"content-type": "application/json", "content-encoding": "gzip"}
+    refused = shared.http.post(path, content=body, headers=headers)
+    error = refused.json()["error"]
+    assert refused.status_code == status
+    assert "compressed with 'gzip'" in error["message"]
+    assert "Content-Encoding" in (error.get("param"), error.get("details", {}).get("param"))
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        (
+            "/v1/completions",
+            {"model": demo.MODEL_NAME, "prompt": "One", "max_tokens": 1, "temperature": 0},
+        ),
+        ("/api/models/preview", {"repo_id": "none"}),
+    ],
+)
+def test_a_byte_order_mark_before_the_json_changes_nothing(
+    shared: Running, path: str, body: dict[str, Any]
+) -> None:
+    headers = {"content-type": "application/json"}
+    plain = shared.http.post(path, json=body)
+    marked = shared.http.post(
+        path, content=b"\xef\xbb\xbf" + json.dumps(body).encode(), headers=headers
+    )
+    assert marked.status_code == plain.status_code
+    assert marked.json().get("choices") == plain.json().get("choices")
 
 
 @pytest.mark.shows("authentication.1", "authentication.2", "authentication.3")

@@ -36,6 +36,7 @@ def folder(tmp_path: Path) -> Path:
     """A built page of a few files."""
     (tmp_path / "assets").mkdir()
     (tmp_path / "index.html").write_text("<!doctype html><title>page</title>")
+    (tmp_path / "icon.svg").write_text("<svg></svg>")
     (tmp_path / "assets" / "index-a1.js").write_text("let a = 1;")
     (tmp_path / "assets" / "index-a1.js.gz").write_bytes(gzip.compress(b"compressed"))
     return tmp_path
@@ -101,6 +102,16 @@ async def test_a_redirect_leads_to_the_page_behind_a_path_prefix_too(
     assert seen_from.join(answer.headers["location"]).path == "/tools/steer/ui/"
 
 
+async def test_a_browser_finds_the_icon_where_it_asks_for_it(
+    client: httpx.AsyncClient, folder: Path
+) -> None:
+    answer = await client.get("/favicon.ico")
+    assert (answer.status_code, answer.text) == (200, "<svg></svg>")
+    assert answer.headers["content-type"] == "image/svg+xml"
+    (folder / "index.html").unlink()
+    assert (await client.get("/favicon.ico")).status_code == 204
+
+
 async def test_no_path_leads_out_of_the_folder(client: httpx.AsyncClient, folder: Path) -> None:
     (folder.parent / "secret.txt").write_text("secret")
     for path in (
@@ -138,6 +149,7 @@ def test_the_page_needs_no_key_and_everything_it_asks_for_needs_one(start: Start
         assert browser.get("/").status_code == 307
         assert browser.get("/ui/").status_code == 200
         assert browser.get("/ui/assets/none.js").status_code == 404
+        assert browser.get("/favicon.ico").status_code in (200, 204)
         for path in ("/api/health/detailed", "/uix", "/docs", "/openapi.json"):
             assert browser.get(path).status_code == 401
         assert browser.post("/ui/").status_code == 401

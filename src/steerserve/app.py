@@ -21,6 +21,7 @@ from steerserve.api import envelope, reference, webui
 from steerserve.api.answers import events
 from steerserve.composition import Owners, Surroundings, surroundings
 from steerserve.guards import Guards
+from steerserve.head_requests import HeadRequests
 from steerserve.live import LiveEvents
 from steerserve.live_door import LiveDoor
 from steerserve.meter import Meter
@@ -116,7 +117,7 @@ class Service:
     def _guarded(self) -> Application:
         server = self.live.server
         inner: Application = LiveDoor(
-            ASGIApp(server, other_asgi_app=self.api),
+            ASGIApp(server, other_asgi_app=HeadRequests(self.api)),
             server,
             self._refusals.answer,
             self.settings.max_live_clients,

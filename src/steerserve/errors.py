@@ -153,7 +153,7 @@ _ROWS = (
     Row("FIELD_NOT_HONOURED", 400, 400, "the field cannot be honoured on this route"),
     Row("UNUSED_FIELDS_REFUSED", 400, 400, "strict mode: the request has unused fields"),
     Row("RESPONSE_FORMAT_UNSUPPORTED", 400, 400, "the response_format cannot be honoured"),
-    Row("NO_CHAT_TEMPLATE", 400, 400, "the model has no chat template"),
+    Row("NO_CHAT_TEMPLATE", 400, 400, "the model has no chat template, or one that is not valid"),
     Row("CONSTRAINED_OUTPUT_INVALID", 500, 500, "the constrained output is invalid", final=True),
     Row(
         "CONSTRAINED_OUTPUT_UNCHECKED",

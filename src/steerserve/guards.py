@@ -21,6 +21,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from steerserve.errors import Refusal
 from steerserve.rules import json_size
+from steerserve.rules.text import shown
 from steerserve.settings import Settings
 
 log = structlog.get_logger(__name__)
@@ -32,6 +33,7 @@ _SAFE = frozenset({"GET", "HEAD", "OPTIONS"})
 _LOCAL_NAMES = frozenset({"localhost", "127.0.0.1", "[::1]"})
 PROBES = frozenset({"/api/health", "/api/health/ready"})
 """The routes that need no key, and no free connection."""
+_PAGE = frozenset({"/", "/ui", "/favicon.ico"})
 _HOST = re.compile(r"(?P<name>\[[0-9A-Fa-f:.]+\]|[^\[\]:@/?#\s]*)(?::[0-9]{0,5})?")
 _OWN_COUNT = ("/labels", "/import")
 """Ends of the paths whose bodies may have many values. These routes read their bodies beside the event loop."""
@@ -62,6 +64,7 @@ class Guards:
             or self._foreign_page(scope, headers)
             or self._keyless(scope, headers)
             or self._too_large(headers)
+            or _compressed(headers)
         )
         if refusal is None:
             taken = receive
@@ -174,10 +177,19 @@ class Guards:
         return completed
 
 
+def _compressed(headers: Headers) -> Refusal | None:
+    """Refuse a compressed body, which no route can read."""
+    encoding = headers.get("content-encoding", "").strip().lower()
+    if encoding in ("", "identity"):
+        return None
+    why = f"the body is compressed with {shown(encoding)!r}; send it without Content-Encoding"
+    return Refusal("VALIDATION_ERROR", why, param="Content-Encoding")
+
+
 def _is_page(scope: Scope) -> bool:
     """Whether a request reads a file of the web page. The files hold nothing of the service's state."""
     path = scope["path"]
-    return scope.get("method") in _SAFE and (path in ("/", "/ui") or path.startswith("/ui/"))
+    return scope.get("method") in _SAFE and (path in _PAGE or path.startswith("/ui/"))
 
 
 def too_large(limit: int) -> Refusal:

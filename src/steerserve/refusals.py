@@ -3,6 +3,7 @@ path: `/api` or `/v1`."""
 
 from __future__ import annotations
 
+from json import JSONDecodeError
 from typing import Any
 
 from fastapi import FastAPI
@@ -19,6 +20,7 @@ from steerserve.control.metrics import Metrics
 from steerserve.errors import Refusal
 from steerserve.guards import BodyRefused
 from steerserve.meter import is_counted
+from steerserve.rules import documents
 from steerserve.settings import Settings
 from steerserve.v1 import render
 
@@ -64,6 +66,8 @@ class Refusals:
 
     async def _on_invalid(self, request: Request, error: Exception) -> Response:
         assert isinstance(error, RequestValidationError)
+        if isinstance(error.__cause__, JSONDecodeError):
+            return self.answer(request.scope["path"], documents.not_json(error.__cause__))
         problems: list[dict[str, Any]] = [
             {"loc": list(p["loc"]), "msg": p["msg"], "type": p["type"]} for p in error.errors()[:20]
         ]
@@ -79,6 +83,8 @@ class Refusals:
             response = self.answer(path, error.refusal)
             response.headers.update(error.headers or {})
             return response
+        if isinstance(error.__cause__, ValueError | RecursionError):  # raised while parsing a body
+            return self.answer(path, documents.not_json(error.__cause__))
         is_ours = error.status_code >= 500
         code = "INTERNAL_ERROR" if is_ours else _CODES.get(error.status_code, "VALIDATION_ERROR")
         message = {
@@ -98,7 +104,8 @@ class Refusals:
         path = next((r.path for r in self._routes if r.matches(scope)[0] is not Match.NONE), None)
         same = [r for r in self._routes if r.path == path]
         shown = [r for r in same if r.include_in_schema] or same
-        return {method for r in shown for method in r.methods or ()}
+        methods = {method for r in shown for method in r.methods or ()}
+        return methods | ({"HEAD"} if "GET" in methods else set())
 
     async def _on_bug(self, request: Request, _: Exception) -> Response:
         refusal = Refusal("INTERNAL_ERROR", "an error inside the service; its log says more")

@@ -119,8 +119,8 @@ def test_a_bad_body_is_refused_and_attaches_nothing(free: Running, body: bytes) 
 @pytest.mark.parametrize(
     ("method", "word", "allowed"),
     [
-        ("DELETE", "attachment", "GET"),
-        ("DELETE", "attachments", "GET"),
+        ("DELETE", "attachment", "GET, HEAD"),
+        ("DELETE", "attachments", "GET, HEAD"),
         ("GET", "attach-set", "POST"),
         ("DELETE", "attach-set", "POST"),
         ("GET", "monitoring", "POST"),

@@ -40,6 +40,28 @@ def test_every_refusal_has_a_code_a_message_and_details(
     assert isinstance(error["details"], dict)
 
 
+@pytest.mark.parametrize("path", ["/api/saes/steering", "/api/clusters/import"])
+@pytest.mark.parametrize(
+    ("body", "place"),
+    [
+        (b'{"feature_idx": 90,\n "value" 5}', "line 2, column 10"),
+        (b'{"feature_idx": 90, "value": 5}}', "line 1, column 32"),
+        (b'{"feature_idx": 90, "value": "\xff"}', "byte 30 is not UTF-8"),
+        (b'{"feature_idx": ' + b"9" * 5000 + b', "value": 5}', "too many digits"),
+    ],
+)
+def test_a_body_that_is_not_json_is_refused_with_the_place_of_the_fault(
+    steered: Running, path: str, body: bytes, place: str
+) -> None:
+    refused = steered.http.post(path, content=body, headers=JSON)
+    assert refused.status_code == 422
+    error = refused.json()["error"]
+    assert error["code"] == "VALIDATION_ERROR"
+    assert error["message"].startswith("the body is not JSON: ")
+    assert place in error["message"]
+    assert error["details"]["errors"] == [{"loc": ["body"], "msg": error["message"]}]
+
+
 @pytest.mark.parametrize("length", [0, 100_000])
 @pytest.mark.parametrize(
     "path",

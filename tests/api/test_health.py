@@ -135,8 +135,8 @@ def test_health_answers_while_a_model_loads(start: Start) -> None:
 def test_a_wrong_method_is_told_every_right_one(shared: Running) -> None:
     answer = shared.http.options("/api/models")
     assert answer.status_code == 405
-    assert answer.headers["allow"] == "GET, POST"
-    assert shared.http.put("/v1/models").headers["allow"] == "GET"
+    assert answer.headers["allow"] == "GET, HEAD, POST"
+    assert shared.http.put("/v1/models").headers["allow"] == "GET, HEAD"
 
 
 @pytest.mark.shows("gpus.1", "gpus.13", "health.4")

@@ -103,7 +103,7 @@ def test_the_page_loads_nothing_and_its_links_lead_somewhere(shared: Running) ->
 def test_the_page_is_read_and_nothing_else(shared: Running) -> None:
     refused = shared.http.post("/docs")
     assert refused.status_code == 405
-    assert refused.headers["allow"] == "GET"
+    assert refused.headers["allow"] == "GET, HEAD"
 
 
 def test_a_method_that_the_description_does_not_take_names_those_that_it_takes(

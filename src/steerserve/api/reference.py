@@ -63,7 +63,7 @@ def router(description: Callable[[], Schema]) -> APIRouter:
     async def reference() -> Response:
         return html(await made(routes_page))
 
-    @routes.api_route("/openapi.json", methods=["GET", "HEAD"])
+    @routes.get("/openapi.json")
     async def openapi() -> Response:
         return Response(await made(document), media_type="application/json")
 

@@ -62,12 +62,19 @@ def router(description: Callable[[], Mapping[str, Any]], folder: Path = FOLDER) 
     files = StaticFiles(directory=folder, check_dir=False)
 
     # Locations are relative, so that they lead to the page behind the path prefix of a proxy
-    @routes.api_route("/", methods=["GET", "HEAD"])
-    @routes.api_route("/ui", methods=["GET", "HEAD"])
+    @routes.get("/")
+    @routes.get("/ui")
     async def to_page() -> Response:
         return Response(status_code=307, headers={"Location": "ui/", "Cache-Control": "no-cache"})
 
-    @routes.api_route("/ui/{path:path}", methods=["GET", "HEAD"])
+    @routes.get("/favicon.ico")
+    async def icon(request: Request) -> Response:
+        """The icon that a browser asks for when it shows an answer that is not HTML."""
+        if not is_built(folder):
+            return Response(status_code=204)
+        return await page("icon.svg", request)
+
+    @routes.get("/ui/{path:path}")
     async def page(path: str, request: Request) -> Response:
         if not is_built(folder):
             if path:

@@ -168,7 +168,7 @@ def _fault(need: Declared, sae: AttachedSae) -> str | None:
     if need.n_features not in (None, sae.d_sae):
         return f"the document declares {need.n_features} features, and the attached SAE has {sae.d_sae}"
     if need.highest >= sae.d_sae:
-        return f"the document names feature {need.highest}, and the attached SAE has {sae.d_sae}"
+        return f"the document names feature {need.highest}, and the last one of the attached SAE is {sae.d_sae - 1}"
     if not need.is_expanded:
         return "the document does not have the features of a member of this layer"
     return None

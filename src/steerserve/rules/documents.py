@@ -86,7 +86,21 @@ def read_json(body: bytes) -> Any:
     try:
         return json.loads(body, object_pairs_hook=once)
     except (ValueError, RecursionError) as error:
-        raise malformed("the body is not JSON that can be read") from error
+        raise not_json(error) from error
+
+
+def not_json(error: Exception) -> Refusal:
+    """The refusal of a body for which the parser raised `error`. The refusal says where the fault is."""
+    match error:
+        case json.JSONDecodeError():
+            why = f"{error.msg}, at line {error.lineno}, column {error.colno}"
+        case UnicodeDecodeError():
+            why = f"byte {error.start} is not UTF-8"
+        case RecursionError():
+            why = "its objects and lists are nested too deep"
+        case _:
+            why = "a number in it has too many digits"
+    return malformed(f"the body is not JSON: {why}")
 
 
 def once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

@@ -7,6 +7,7 @@ cannot do what the request asks, a wrong load policy.
 
 from __future__ import annotations
 
+import codecs
 import secrets
 from dataclasses import dataclass, replace
 from typing import Any, Generic, TypeVar
@@ -207,7 +208,7 @@ async def read_json(request: Request) -> dict[str, Any]:
     )
     if media != "application/json" and not media.endswith("+json"):
         raise Refusal("VALIDATION_ERROR", "send the body as application/json", param="Content-Type")
-    text = await request.body()
+    text = (await request.body()).removeprefix(codecs.BOM_UTF8)
     if json_size.has_more_values(text, json_size.REQUEST_MAXIMUM):
         raise Refusal(
             "PAYLOAD_TOO_LARGE", f"the body has more than {json_size.REQUEST_MAXIMUM} values"

@@ -62,10 +62,12 @@ class TemplateQuestion(msgspec.Struct):
 
 
 class TemplateAnswer(msgspec.Struct):
-    """The rendered texts up to the first conversation that the template refuses, and the reason of that refusal."""
+    """The rendered texts up to the first conversation that the template refuses, and the reason of that refusal.
+    `is_broken` says that the template is no valid template, whatever the messages."""
 
     texts: list[str] = []
     reason: str | None = None
+    is_broken: bool = False
 
 
 # ------------------------------------------------------------------ in the control plane
@@ -92,8 +94,9 @@ class Templates:
         its text follows verbatim. A text that the template itself begins with the BOS gets no second one.
 
         Raises:
-            Refusal: NO_CHAT_TEMPLATE; INVALID_PARAMETER when the template refuses the messages, or needs more time or
-                memory than it may take. The refusal names the conversation.
+            Refusal: NO_CHAT_TEMPLATE, also for a template that cannot be compiled; INVALID_PARAMETER when the template
+                refuses the messages, or needs more time or memory than it may take. The refusal names the
+                conversation.
         """
         chats = [prompt for prompt in prompts if isinstance(prompt, m.Chat)]
         if not chats:
@@ -106,6 +109,9 @@ class Templates:
             TemplateQuestion(template.source, [c.messages for c in conversations], variables),
             chats[0].client,
         )
+        if answer.is_broken:
+            why = f"the model's chat template is not valid: {answer.reason}; use /v1/completions"
+            raise Refusal("NO_CHAT_TEMPLATE", why)
         bos, texts = template.tokens.get("bos_token"), []
         for index, conversation in enumerate(conversations):
             with NamedPrompt(prompts, index):
@@ -240,11 +246,20 @@ def rendered(ask: TemplateQuestion) -> TemplateAnswer:
             texts.append(text)
     except MemoryError:
         reason = _TOO_LARGE
+    except jinja2.TemplateSyntaxError as error:
+        return TemplateAnswer(
+            reason=f"{_line(error).rstrip('.')}, at line {error.lineno}", is_broken=True
+        )
     except Exception as error:
         # a template may raise any error
-        line = (str(error).splitlines() or [type(error).__name__])[0]
-        reason = _ADDRESS.sub("", line)[:REASON_CHARACTERS]
+        reason = _line(error)
     return TemplateAnswer(texts, reason)
+
+
+def _line(error: Exception) -> str:
+    """The first line of an error, without the addresses of objects."""
+    line = (str(error).splitlines() or [type(error).__name__])[0]
+    return _ADDRESS.sub("", line)[:REASON_CHARACTERS]
 
 
 def _plain(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
