@@ -209,6 +209,9 @@ class Settings(Secrets, RequestLimits, SensingSettings, ReplicaSettings):
         "that the others change no bit, `apart` each for itself; `auto` is `shared` on the processor and `apart` on "
         "cards.",
     )
+    cuda_graphs: Literal["off", "on"] = Field(
+        default="off", description="Replay recorded decode passes on a card; never yet run on one."
+    )
     enable_continuous_batching: bool = Field(
         default=False,
         description="Let requests with the server's own sampling parameters (CBM_DEFAULT_*) run without a slot.",

@@ -225,6 +225,7 @@ def test_the_backend_is_described(shared: Running) -> None:
     assert body["backend"] == "serial"
     assert body["queue"] == {"max_concurrent": 8, "max_pending": 64, "current_pending": 0}
     assert body["row_steps"]["are_batched"] is True
+    assert body["cuda_graphs"] == {"decoding": "called", "reason": "CUDA_GRAPHS says so"}
     assert body["limitations"] == []
 
 

@@ -43,9 +43,11 @@ from steerserve.engine.worker.batch.admission import (
     shortest_first,
 )
 from steerserve.engine.worker.batch.batch import Batch
+from steerserve.engine.worker.batch.graphs import DecodeGraphs
 from steerserve.engine.worker.model.checkpoint import Checkpoint
 from steerserve.engine.worker.model.kv import KvCache
 from steerserve.engine.worker.model.plain import PlainCache, bytes_by_device
+from steerserve.engine.worker.model.recording import CardRecorder, PassRecorder
 from steerserve.engine.worker.observing.monitor import FeatureMonitor, special_tokens
 from steerserve.engine.worker.observing.observers import Observers
 from steerserve.engine.worker.observing.sensing import Sensing
@@ -55,7 +57,9 @@ from steerserve.engine.worker.rows.rows import BatchRow, Ending
 from steerserve.engine.worker.sae import sites
 from steerserve.engine.worker.sae.canonical import Sae
 from steerserve.errors import Refusal
+from steerserve.rules.stepping import CudaGraphs
 from tests.engine import models
+from tests.engine.tape import Tape
 
 Result = TypeVar("Result")
 
@@ -119,8 +123,20 @@ class Answer:
         return list(self.row.out)
 
 
+def _recorder(decoding: str, model: Checkpoint) -> PassRecorder | None:
+    if decoding == "card":
+        return CardRecorder(model.device)
+    return Tape() if decoding == "taped" else None
+
+
 class Bench:
-    """One model, its steering and its running batch, stepped by hand."""
+    """One model, its steering and its running batch, stepped by hand.
+
+    `decoding` says how decode passes are run: `plain`, or on static buffers: `called`, `taped` (recorded by a `Tape`)
+    or `card` (recorded by a card).
+    """
+
+    decoding = "plain"
 
     def __init__(
         self,
@@ -137,6 +153,11 @@ class Bench:
         self.sensing = Sensing(model.decode, lambda: self.monitor.whole)
         self.observers = Observers([self.monitor, Taps(model.decode_token), self.sensing])
         self.steering = HookedSaes(model.dtype, on_detach=self.observers.detached)
+        self.graphs: DecodeGraphs | None = None
+        self.changes: list[CudaGraphs] = []
+        if self.decoding != "plain" and model.attention is not None:
+            self.graphs = DecodeGraphs(model, self.steering, _recorder(self.decoding, model))
+            self.graphs.on_change = self.changes.append
         self.batch = Batch(
             model,
             self.steering,
@@ -144,6 +165,7 @@ class Bench:
             kv_tokens,
             prefix_tokens,
             shares_seeded=model.varies is None if shares_seeded is None else shares_seeded,
+            graphs=self.graphs,
         )
         self.answers: dict[tuple[int, int], Answer] = {}
         self.scores: dict[tuple[int, int], Scored] = {}

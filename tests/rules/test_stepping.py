@@ -119,6 +119,43 @@ def test_how_seeded_rows_are_stepped(
     assert word in found.reason
 
 
+@pytest.mark.parametrize(
+    ("rows", "step", "recorded"),
+    [(1, 1, 1), (1, 8, 8), (3, 1, 4), (17, 1, 24), (9, 8, 16), (128, 8, 128), (129, 1, None)],
+)
+def test_a_recorded_pass_has_one_of_few_numbers_of_rows(
+    rows: int, step: int, recorded: int | None
+) -> None:
+    assert stepping.graph_rows(rows, step) == recorded
+
+
+@pytest.mark.parametrize(
+    ("asked", "devices", "are_batched", "attends_by_library", "decoding", "word"),
+    [
+        ("off", ["cuda:0"], True, True, "called", "CUDA_GRAPHS"),
+        ("on", ["cuda:0"], False, True, "called", "alone"),
+        ("on", ["cuda:0"], True, False, "called", "attention"),
+        ("on", ["cuda:0", "cuda:1"], True, True, "called", "more than one device"),
+        ("on", ["cpu"], True, True, "static", "no card"),
+        ("on", ["cuda:0"], True, True, "replayed", "recorded"),
+    ],
+)
+def test_how_decode_passes_are_run(
+    asked: str,
+    devices: list[str],
+    *,
+    are_batched: bool,
+    attends_by_library: bool,
+    decoding: str,
+    word: str,
+) -> None:
+    found = stepping.cuda_graphs(
+        asked, devices=devices, are_batched=are_batched, attends_by_library=attends_by_library
+    )
+    assert found.decoding == decoding
+    assert word in found.reason
+
+
 @pytest.mark.parametrize("asked", ["auto", "shared", "apart"])
 @pytest.mark.parametrize("is_on_card", [True, False])
 def test_seeded_rows_need_no_passes_apart_where_each_row_is_stepped_alone(

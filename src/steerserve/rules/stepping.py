@@ -9,10 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from enum import StrEnum
 
 ROW_STEPS = (1, 8)
 """A decode pass has a multiple of the first of these numbers of rows for which the check of a model at its load finds
 that a row's logits are its own. Some kernels take other paths for a few rows."""
+
+GRAPH_ROWS = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128)
+"""The numbers of rows of decode passes that are recorded. A pass with fewer rows is padded."""
 
 WIDTH = 32
 """The tokens of each row in a prefill pass are padded to a multiple of this many."""
@@ -39,6 +43,12 @@ _SMOOTHING = 0.3
 def up(value: int, step: int) -> int:
     """The least multiple of `step` that is not below `value`."""
     return -(-value // step) * step
+
+
+def graph_rows(rows: int, step: int) -> int | None:
+    """The number of rows of the recorded decode pass that serves `rows` rows, a multiple of `step`; None where no
+    recorded pass has so many rows."""
+    return next((up(size, step) for size in GRAPH_ROWS if size >= rows), None)
 
 
 def capacity(tokens: int, need: int) -> int:
@@ -74,6 +84,47 @@ class SeededRows:
 
     are_shared: bool
     reason: str
+
+
+class Decoding(StrEnum):
+    """How decode passes are run: by calls of the model's code, by such calls on static buffers, or by replays of passes
+    that were recorded on static buffers."""
+
+    CALLED = "called"
+    STATIC = "static"
+    REPLAYED = "replayed"
+
+
+@dataclass(frozen=True, slots=True)
+class CudaGraphs:
+    """How decode passes are run, and why."""
+
+    decoding: Decoding
+    reason: str
+
+
+def cuda_graphs(
+    asked: str, *, devices: Sequence[str], are_batched: bool, attends_by_library: bool
+) -> CudaGraphs:
+    """How decode passes are run: `asked` is the setting CUDA_GRAPHS, `devices` are the devices of the model, and
+    `attends_by_library` says whether the model's code takes its attention from the library.
+
+    Off a card nothing can be recorded. The passes then run on the static buffers all the same, so that what does not
+    need a card can be tried without one.
+    """
+    if asked != "on":
+        return CudaGraphs(Decoding.CALLED, "CUDA_GRAPHS says so")
+    if not are_batched:
+        why = "each row is stepped alone, with passes of its own shape"
+        return CudaGraphs(Decoding.CALLED, why)
+    if not attends_by_library:
+        why = "the code of this architecture does not take its attention from the library"
+        return CudaGraphs(Decoding.CALLED, why)
+    if len(devices) > 1:
+        return CudaGraphs(Decoding.CALLED, "the layers are on more than one device")
+    if not devices[0].startswith("cuda"):
+        return CudaGraphs(Decoding.STATIC, "the model is on no card, and only cards record passes")
+    return CudaGraphs(Decoding.REPLAYED, "passes are recorded once for each number of rows")
 
 
 def seeded_rows(

@@ -10,12 +10,14 @@ from typing import Any
 import pytest
 
 from steerserve.control.vitals import health as vitals
+from steerserve.engine.wire.messages import GraphsChanged
 from steerserve.errors import Refusal
 from steerserve.rules.breaker import BreakerStatus
 from steerserve.rules.cards import Card
+from steerserve.rules.stepping import CudaGraphs, Decoding
 from steerserve.store.faults import DatabaseFault
 from tests.control.conftest import Make
-from tests.doubles import World, plain, soon, until
+from tests.doubles import FACTS, World, plain, soon, until
 from tests.rules.test_cards import card
 
 BLOCK = {
@@ -102,6 +104,16 @@ async def test_with_a_model_the_service_is_healthy(world: World) -> None:
     assert detailed["model_name"] == "a"
     assert (detailed["sae_id"], detailed["sae_count"]) == ("sae_a", 1)
     assert detailed["lease"] is None
+
+
+async def test_the_last_change_of_the_way_in_which_decode_passes_are_run_is_shown(
+    world: World,
+) -> None:
+    await world.loaded()
+    assert world.vitals.backend().cuda_graphs == FACTS.cuda_graphs
+    changed = CudaGraphs(Decoding.STATIC, "passes are not recorded any more")
+    world.launcher.engine.note(GraphsChanged(changed))
+    assert world.vitals.backend().cuda_graphs == changed
 
 
 async def test_while_a_model_loads_the_service_is_degraded_and_ready(world: World) -> None:

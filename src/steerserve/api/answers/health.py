@@ -7,7 +7,7 @@ from typing import NotRequired
 from typing_extensions import TypedDict
 
 from steerserve.control.vitals.views import Capabilities, FixedSampling, QueueLimits
-from steerserve.rules.stepping import RowSteps, SeededRows
+from steerserve.rules.stepping import CudaGraphs, RowSteps, SeededRows
 
 
 class BackendReport(TypedDict):
@@ -19,6 +19,7 @@ class BackendReport(TypedDict):
     limitations: list[str]
     row_steps: RowSteps | None
     seeded_rows: SeededRows | None
+    cuda_graphs: CudaGraphs | None
     queue: NotRequired[QueueLimits]
     cbm_config: NotRequired[FixedSampling]
 

@@ -144,6 +144,7 @@ def _asked(prepared: Prepared, settings: Settings) -> dict[str, Any]:
         "idle_cache_release_s": settings.transformers_idle_cache_release_s,
         "max_step_ms": settings.max_step_ms,
         "seeded_rows": settings.seeded_rows,
+        "cuda_graphs": settings.cuda_graphs,
     }
 
 

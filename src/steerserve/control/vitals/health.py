@@ -201,6 +201,9 @@ class Vitals:
         resident = self._conductor.resident
         facts = resident.facts if resident is not None else None
         rows = facts.row_steps if facts else None
+        graphs = facts.cuda_graphs if facts else None
+        if resident is not None and resident.engine is not None and resident.engine.graphs:
+            graphs = resident.engine.graphs.cuda_graphs
         limits = (rows.reason,) if rows is not None and not rows.are_batched else ()
         if self._generation.is_batching:
             return InferenceBackend(
@@ -220,6 +223,7 @@ class Vitals:
                 ),
                 row_steps=rows,
                 seeded_rows=facts.seeded_rows if facts else None,
+                cuda_graphs=graphs,
             )
         return InferenceBackend(
             "serial",
@@ -229,6 +233,7 @@ class Vitals:
             queue=QueueLimits(counts.max_concurrent, counts.max_pending, counts.pending),
             row_steps=rows,
             seeded_rows=facts.seeded_rows if facts else None,
+            cuda_graphs=graphs,
         )
 
     # ------------------------------------------------------------- inside

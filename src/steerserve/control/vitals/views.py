@@ -13,7 +13,7 @@ from steerserve.control.metrics import Percentiles
 from steerserve.control.residency.replicas import ReplicaFigures, ReplicaSet
 from steerserve.rules.breaker import BreakerStatus
 from steerserve.rules.lease_status import LeaseStatus
-from steerserve.rules.stepping import RowSteps, SeededRows
+from steerserve.rules.stepping import CudaGraphs, RowSteps, SeededRows
 
 HealthStatus = Literal["healthy", "degraded", "unhealthy"]
 
@@ -135,7 +135,8 @@ class FixedSampling:
 @dataclass(frozen=True, slots=True)
 class InferenceBackend:
     """The backend that serves. Either `queue` or `cbm_config` is None. `row_steps` is None without a model
-    that writes, `seeded_rows` without a model that takes seeds."""
+    that writes, `seeded_rows` without a model that takes seeds. `cuda_graphs` says how decode passes are
+    run; None without a model that has such passes."""
 
     backend: str
     description: str
@@ -145,6 +146,7 @@ class InferenceBackend:
     cbm_config: FixedSampling | None = None
     row_steps: RowSteps | None = None
     seeded_rows: SeededRows | None = None
+    cuda_graphs: CudaGraphs | None = None
 
 
 @dataclass(frozen=True, slots=True)

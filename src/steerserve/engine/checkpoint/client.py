@@ -335,8 +335,8 @@ class CheckpointEngine(Engine):
                 self.on_spans(event)
             case m.SensedEdges():
                 self.on_edges(event)
-            case m.ThreadsChanged():
-                self.threads = event
+            case m.ThreadsChanged() | m.GraphsChanged():
+                self.note(event)
             case m.Started() | m.Refused() if event.id in self._streams:
                 self._streams[event.id].put(event)
             case _ if not self._asks.take(event):

@@ -6,7 +6,7 @@ from typing import Any
 
 from steerserve.engine.wire.sensing import SensedEdges, SensedSpans, Window
 from steerserve.engine.wire.values import ChatTemplate, Message
-from steerserve.rules.stepping import RowSteps, SeededRows
+from steerserve.rules.stepping import CudaGraphs, RowSteps, SeededRows
 
 LOADING_WEIGHTS = "loading_weights"
 """The stage of a load in which the weights are read. The stages before read the configuration and the tokenizer."""
@@ -25,7 +25,7 @@ class Loaded(Message, frozen=True):
     `site_widths` has the width of every site that an SAE may read and write here, by its name in
     `rules.sae_sites.SITES`. `row_steps` says whether rows share passes, and `seeded_rows` whether seeded rows
     do; None where there are none. Engines with the same `probe` compute the same logits, bit for bit; it is empty where
-    this was not tried out."""
+    this was not tried out. `cuda_graphs` says how decode passes are run; None for a model without such passes."""
 
     id: int
     architecture: str
@@ -49,6 +49,7 @@ class Loaded(Message, frozen=True):
     row_steps: RowSteps | None = None
     seeded_rows: SeededRows | None = None
     probe: str = ""
+    cuda_graphs: CudaGraphs | None = None
 
 
 class Measured(Message, frozen=True):
@@ -300,6 +301,13 @@ class ThreadsChanged(Message, frozen=True):
     id: int = 0
 
 
+class GraphsChanged(Message, frozen=True):
+    """Decode passes are run in this way from now on. The event answers no command, so its id is 0."""
+
+    cuda_graphs: CudaGraphs
+    id: int = 0
+
+
 Event = (
     Progress
     | Loaded
@@ -317,6 +325,7 @@ Event = (
     | Started
     | Stepped
     | ThreadsChanged
+    | GraphsChanged
 )
 
 

@@ -8,7 +8,10 @@ import pytest
 
 from steerserve.engine.wire import messages as m
 from steerserve.engine.worker.process.commands import METHODS, Commands
+from steerserve.engine.worker.process.loading import LoadedModel
 from steerserve.errors import Refusal
+from steerserve.rules.stepping import CudaGraphs, Decoding
+from tests.engine.conftest import Folder
 
 
 def test_every_command_has_a_method_and_every_method_a_command() -> None:
@@ -32,6 +35,27 @@ def test_a_command_that_needs_a_model_is_refused_without_one(command: m.Command)
     with pytest.raises(Refusal) as refused:
         Commands(lambda _: None, lambda: None).obey(command)
     assert refused.value.code == "MODEL_NOT_LOADED"
+
+
+@pytest.mark.parametrize(("asked", "decoding"), [("off", "called"), ("on", "static")])
+def test_the_facts_of_a_model_say_how_decode_passes_are_run(
+    folder: Folder, asked: str, decoding: str
+) -> None:
+    sent: list[m.Event] = []
+    commands = Commands(sent.append, lambda: None)
+    path = str(folder("llama"))
+    loaded = commands.obey(m.Load(1, path, "FP16", False, 1, 64, 16, cuda_graphs=asked))
+    assert isinstance(loaded, m.Loaded)
+    assert loaded.cuda_graphs is not None
+    assert loaded.cuda_graphs.decoding == decoding
+    assert m.decode_event(m.frame(loaded)[m.LENGTH.size :]) == loaded
+    model = commands.loaded
+    assert isinstance(model, LoadedModel)
+    assert (model.graphs is None) is (asked == "off")
+    if model.graphs is not None:
+        state = CudaGraphs(Decoding.CALLED, "broken")
+        model.graphs.on_change(state)
+        assert sent[-1] == m.GraphsChanged(state)
 
 
 def test_an_engine_without_a_model_has_nothing_to_stop_monitoring_or_to_cancel() -> None:

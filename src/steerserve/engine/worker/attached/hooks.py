@@ -13,13 +13,15 @@ from collections import OrderedDict
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
 
 from steerserve.engine.wire.messages import Follow, Overlay, Plan
+from steerserve.engine.worker.attached.table import DirectionTable
 from steerserve.engine.worker.sae.canonical import Sae
-from steerserve.engine.worker.sae.sites import Handle, Site
+from steerserve.engine.worker.sae.sites import Handle, RowDeltas, Site
 from steerserve.errors import Refusal
 from steerserve.rules import steering
 
@@ -41,6 +43,8 @@ class HookedSae:
     `delta` [rows or 1, 1, width] is added by the coming pass; None adds nothing. `catches` take the site's value in the
     coming pass. `reader` is the SAE on the site's device, once activations are read there. `made` holds the last delta,
     after the version and the plans from which it was made.
+
+    `table` steers the passes on static buffers, once there was one.
     """
 
     sae: Sae
@@ -53,6 +57,7 @@ class HookedSae:
     made: tuple[int, Sequence[Plan], Tensor | None] = (-1, (), None)
     catches: Sequence[Catch] = ()
     applied: int = 0
+    table: DirectionTable | None = None
 
 
 class HookedSaes:
@@ -74,6 +79,8 @@ class HookedSaes:
         self._attachments: dict[str, HookedSae] = {}
         self._live = steering.Live()
         self._tokens = 0
+        self._sites: dict[int, Tensor] | None = None
+        self._filled: tuple[int, tuple[Plan, ...]] = (-1, ())
         self.version = 0
         self._vectors: OrderedDict[tuple[str, frozenset[tuple[int, float]]], Tensor] = OrderedDict()
 
@@ -170,6 +177,68 @@ class HookedSaes:
                 attachment.delta = None
                 attachment.catches = ()
 
+    # ------------------------------------------------------------- passes on static buffers
+
+    @property
+    def numbers(self) -> tuple[int, ...]:
+        """The numbers of the attached SAEs. A recorded pass has the hooks of these SAEs."""
+        return tuple(attachment.number for attachment in self._attachments.values())
+
+    def fill_tables(self, plans: Sequence[Plan]) -> None:
+        """Have the passes of `by_table` that follow steer rows with these plans, and no other rows.
+
+        Raises:
+            Refusal: INSUFFICIENT_MEMORY where there is no room for the table of an SAE.
+        """
+        version, made_of = self._filled
+        same = version == self.version and len(made_of) == len(plans)
+        if same and all(a is b for a, b in zip(made_of, plans, strict=True)):
+            return
+        self._filled = (-1, ())
+        for key, attachment in self._attachments.items():
+            wanted = [frozenset(self._values(key, plan).items()) or None for plan in plans]
+            table = self._table(attachment)
+            table.fill(wanted, partial(self._direction, key, attachment, plans))
+        self._filled = (self.version, tuple(plans))
+
+    @contextmanager
+    def by_table(self) -> Iterator[dict[int, Tensor]]:
+        """While open, passes over one token of each row are steered by the tables, and recorded passes read the tables
+        at each replay. Gives the values [rows, 1, width] of the sites in the last pass, by the number of the SAE."""
+        self._sites = {}
+        try:
+            yield self._sites
+        finally:
+            self._sites = None
+
+    def forget_counts(self) -> None:
+        """Count the steered rows from 0."""
+        for attachment in self._attachments.values():
+            self._table(attachment).steered.zero_()
+
+    def has_steered(self) -> bool:
+        """Whether one pass since `forget_counts` has steered all rows that it had to steer, at all sites."""
+        tables = [self._table(attachment) for attachment in self._attachments.values()]
+        if not tables:
+            return True
+        counts = torch.stack([table.steered for table in tables]).tolist()
+        return bool(counts == [table.expected for table in tables])
+
+    def tell(self, values: Mapping[int, Tensor], catches: Mapping[int, Sequence[Catch]]) -> None:
+        """Give the values of the sites in a pass to the functions that take them, and count the pass."""
+        handed = [
+            (attachment.number, self._table(attachment).deltas())
+            for attachment in self._attachments.values()
+            if attachment.number in catches
+        ]
+        for number, delta in handed:
+            for catch in catches[number]:
+                catch(values[number], delta)
+        for attachment in self._attachments.values():
+            attachment.applied += self._table(attachment).expected > 0
+
+    # ------------------------------------------------------------- inside
+
     def _at(self, key: str) -> HookedSae:
         if key not in self._attachments:
             raise Refusal("SAE_NOT_ATTACHED", "the SAE was detached")
@@ -181,6 +250,20 @@ class HookedSaes:
                 self._check_room(attachment.device, attachment.sae.encoder_bytes)
             attachment.reader = attachment.sae.encoder_to(attachment.device)
         return attachment.reader
+
+    def _table(self, attachment: HookedSae) -> DirectionTable:
+        if attachment.table is None:
+            width = attachment.site.width
+            self._check_room(attachment.device, DirectionTable.size_bytes(width, self._dtype))
+            attachment.table = DirectionTable(width, self._dtype, attachment.device)
+        return attachment.table
+
+    def _direction(
+        self, key: str, attachment: HookedSae, plans: Sequence[Plan], row: int
+    ) -> Tensor:
+        direction = self._vector(key, attachment, plans[row])
+        assert direction is not None
+        return direction
 
     def _delta(
         self, key: str, attachment: HookedSae, plans: Sequence[Plan], rows: int
@@ -224,9 +307,13 @@ class HookedSaes:
             return steering.effective(self._live, plan.values, plan.epoch, key)
         return {}
 
-    def _act(self, attachment: HookedSae, value: Tensor) -> Tensor | None:
+    def _act(self, attachment: HookedSae, value: Tensor) -> Tensor | RowDeltas | None:
         """Called by the hook: give the site's value [rows, T, width] to its observers, and return the delta that is
         added to the value."""
+        if self._sites is not None:
+            # the observers take the value after the pass, because a replay calls no hook
+            self._sites[attachment.number] = value.clone()
+            return self._table(attachment).edit(value)
         delta = attachment.delta
         read = value[:, -self._tokens :]  # all tokens where the number is 0
         for catch in attachment.catches:

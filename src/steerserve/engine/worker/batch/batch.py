@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections import deque
 
 from steerserve.engine.worker.attached.hooks import HookedSaes
+from steerserve.engine.worker.batch.graphs import DecodeGraphs
 from steerserve.engine.worker.batch.group import Group
 from steerserve.engine.worker.batch.prefix import Prefixes
 from steerserve.engine.worker.model.checkpoint import Checkpoint
@@ -33,8 +34,10 @@ class Batch:
         *,
         shares_seeded: bool = False,
         step_seconds: float = stepping.STEP_SECONDS,
+        graphs: DecodeGraphs | None = None,
     ) -> None:
         self._model = model
+        self._graphs = graphs
         self._saes = saes
         self._observers = observers
         self._kv_tokens = kv_tokens
@@ -118,8 +121,16 @@ class Batch:
         step_seconds: float | None,
         passes: PlainPasses | None = None,
     ) -> Group:
-        model = passes or self._model
-        return Group(model, self._saes, self._observers, prefixes, step_seconds)
+        if passes is not None:
+            return Group(passes, self._saes, self._observers, prefixes, step_seconds)
+        return Group(
+            self._model,
+            self._saes,
+            self._observers,
+            prefixes,
+            step_seconds,
+            graphs=self._graphs,
+        )
 
     def _lasting(self) -> list[Group]:
         """The groups that do not end with a request."""

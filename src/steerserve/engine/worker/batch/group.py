@@ -14,8 +14,10 @@ from steerserve.engine.wire.messages import Refused, is_last
 from steerserve.engine.worker import memory
 from steerserve.engine.worker.attached.hooks import HookedSaes
 from steerserve.engine.worker.batch import echo
+from steerserve.engine.worker.batch.graphs import DecodeGraphs
 from steerserve.engine.worker.batch.prefix import Prefixes
 from steerserve.engine.worker.batch.reuse import Reuse
+from steerserve.engine.worker.batch.steered import SteeredPasses
 from steerserve.engine.worker.batch.tokens import sampled
 from steerserve.engine.worker.model import kv
 from steerserve.engine.worker.model.checkpoint import Checkpoint
@@ -51,8 +53,10 @@ class Group:
         prefixes: Prefixes | None = None,
         step_seconds: float | None = stepping.STEP_SECONDS,
         clock: Callable[[], float] = time.perf_counter,
+        graphs: DecodeGraphs | None = None,
     ) -> None:
         self._model = model
+        self._passes = SteeredPasses(model, saes, observers, graphs)
         self._saes = saes
         self._observers = observers
         self._step_seconds = step_seconds
@@ -154,7 +158,7 @@ class Group:
         """One pass over parts of the prompts. Returns the logits after each part, or the error that ended the pass."""
         pools = any(isinstance(row.goal, Pooling) for row in rows)
         echoes = echo.is_in(rows)
-        logits = self._pass(
+        logits = self._passes.run(
             rows,
             [(start, len(part)) for part in parts],
             lambda: self._model.prefill(
@@ -205,13 +209,7 @@ class Group:
         outcomes: list[Ending] = []
         for row in rows:
             if row.slot is None:
-                try:
-                    self._begin(row)
-                except (RuntimeError, MemoryError) as error:
-                    if not memory.is_exhausted(error):
-                        raise
-                    log.warning("cache_not_grown", rows=len(self.rows))
-                    outcomes += self._failed([row], error)
+                outcomes += self._with_room(row, self._begin)
         return outcomes, [row for row in rows if row.slot is not None]
 
     def _begin(self, row: BatchRow) -> None:
@@ -232,11 +230,13 @@ class Group:
         rows.sort(key=lambda row: kv.order(cast(CacheSlot, row.slot)))
         tokens, positions = [row.out[-1] for row in rows], [row.position for row in rows]
         slots = [cast(CacheSlot, row.slot) for row in rows]
-        logits = self._pass(
+        inputs = (self.cache, slots, tokens, positions)
+        logits = self._passes.run(
             rows,
             [(position, 1) for position in positions],
-            lambda: self._model.decode_step(self.cache, slots, tokens, positions),
+            lambda: self._model.decode_step(*inputs),
             stepping.up(len(rows), self._model.row_step),
+            inputs,
         )
         if isinstance(logits, Exception):
             return outcomes + self._failed(rows, logits)
@@ -249,41 +249,19 @@ class Group:
         slot = cast(CacheSlot, row.slot)
         if row.position < slot.capacity:
             return []
+        size = stepping.capacity(row.position + 1, row.need)
+        return self._with_room(row, lambda _: self.cache.grow(slot, size))
+
+    def _with_room(self, row: BatchRow, make: Callable[[BatchRow], None]) -> list[Ending]:
+        """Make room for a row; the refusal of its request where the memory cannot be allocated."""
         try:
-            self.cache.grow(slot, stepping.capacity(row.position + 1, row.need))
+            make(row)
         except (RuntimeError, MemoryError) as error:
             if not memory.is_exhausted(error):
                 raise
             log.warning("cache_not_grown", rows=len(self.rows))
             return self._failed([row], error)
         return []
-
-    def _pass(
-        self,
-        rows: list[BatchRow],
-        spans: list[tuple[int, int]],
-        forward: Callable[[], Tensor],
-        count: int = 0,
-    ) -> Tensor | Exception:
-        """Run a forward pass with the rows' steering and the observers in place. Returns the logits, or the error that
-        ended the pass.
-
-        `spans` has, for each row, the position of its first token in this pass, and the number of its tokens. The pass
-        has `count` rows where that is more than `rows`.
-        """
-        plans = [row.plan for row in rows]
-        try:
-            catches = self._observers.expect(rows, spans)
-            tokens = spans[0][1] if self._model.is_alone else 0
-            with self._saes.of(plans, catches, rows=count, tokens=tokens):
-                logits = forward()
-            self._observers.settle()
-            return logits
-        except Exception as error:
-            self._observers.discard()
-            # any error of a forward pass ends the requests of its rows, and no others
-            log.exception("forward_pass_failed", rows=len(rows))
-            return error
 
     def _accept(self, logits: Tensor, rows: list[BatchRow]) -> list[Ending]:
         try:

@@ -38,15 +38,21 @@ Masks = Sequence[Mapping[str, Tensor]]
 """For each part of a decode pass, the mask [n, 1, 1, capacity] of each type of layer."""
 
 
+Between = Callable[[KvCache], Tensor]
+"""A call of attention between two pieces of a recorded pass. It first writes the keys and values of the pass."""
+
+
 class PartedAttention:
     """The attention function of one model. `cache` is the cache of the pass that runs, `masks` its masks; None outside
-    of passes. `kinds` has the type of each layer."""
+    of passes. `kinds` has the type of each layer. `cut` is there while a pass is recorded; it gets each call of
+    attention, and returns the tensor that holds the result of the call at each replay."""
 
     def __init__(self, library: str, kinds: Sequence[str]) -> None:
         self.library = library
         self.kinds = kinds
         self.cache: KvCache | None = None
         self.masks: Masks = ()
+        self.cut: Callable[[Between], Tensor] | None = None
 
     def __call__(
         self,
@@ -58,14 +64,34 @@ class PartedAttention:
         *args: Any,
         **kwargs: Any,
     ) -> tuple[Tensor, Any]:
-        attend = self._function(module)
         cache = self.cache
         if cache is None or not cache.parts:
             return cast(
                 tuple[Tensor, Any],
-                attend(module, query, key, value, attention_mask, *args, **kwargs),
+                self._function(module)(module, query, key, value, attention_mask, *args, **kwargs),
             )
         layer = cache.layer
+        if self.cut is None:
+            return self._parted(cache, layer, module, query, args, kwargs), None
+        keys, values = cache.new
+
+        def between(cache: KvCache) -> Tensor:
+            cache.write(layer, keys, values)
+            return self._parted(cache, layer, module, query, args, kwargs)
+
+        return self.cut(between), None
+
+    def _parted(
+        self,
+        cache: KvCache,
+        layer: int,
+        module: nn.Module,
+        query: Tensor,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+    ) -> Tensor:
+        """Attention over each shelf [rows, 1, heads, dim]."""
+        attend = self._function(module)
         found = []
         for part, masks in zip(cache.parts, self.masks, strict=True):
             mask = masks[self.kinds[layer]].to(query.device)
@@ -79,7 +105,7 @@ class PartedAttention:
         missing = query.shape[0] - cache.parts[-1].last
         if missing:
             found.append(found[0].new_zeros(missing, *found[0].shape[1:]))
-        return (found[0] if len(found) == 1 else torch.cat(found)), None
+        return found[0] if len(found) == 1 else torch.cat(found)
 
     def _function(self, module: nn.Module) -> Callable[..., Any]:
         if self.library == _EAGER:

@@ -72,7 +72,7 @@ class Checkpoint(Transformer):
         self.window: int | None = getattr(text, "sliding_window", None)
         self.kinds = attention.layer_kinds(text, self.layers)
         self.is_eager = self.model.config._attn_implementation == "eager"
-        self._attention: PartedAttention | None = None
+        self.attention: PartedAttention | None = None
         self.end_tokens = self._end_tokens()
         self._last: Tensor | None = None
         self._sizes: Tensor | None = None
@@ -117,7 +117,7 @@ class Checkpoint(Transformer):
 
     def cache(self, limit: int = 0) -> KvCache:
         """An empty cache for passes of this model. Up to `limit` tokens, room is made ahead of its use."""
-        return KvCache(limit, reads_parts=self._attention is not None)
+        return KvCache(limit, reads_parts=self.attention is not None)
 
     def prefill(
         self,
@@ -167,23 +167,32 @@ class Checkpoint(Transformer):
     ) -> Tensor:
         """Write one token per row at the row's position. Returns the logits [rows, vocabulary]. The rows are in the
         order of `kv.order`; the pass has a multiple of `row_step` rows."""
-        self.pulse.passing(Activity.DECODE)
         count = len(tokens)
         rows = stepping.up(count, self.row_step)
         new = torch.zeros(rows, 1, dtype=torch.long)
         new[:count, 0] = torch.tensor(tokens)
         at = torch.zeros(rows, 1, dtype=torch.long)
         at[:count, 0] = torch.tensor(positions)
-        at = at.to(self.device)
+        self.begin_decode(cache, slots, positions)
+        return self.decode_pass(cache, new, at.to(self.device))[:count]
+
+    def begin_decode(
+        self, cache: KvCache, slots: Sequence[CacheSlot], positions: Sequence[int]
+    ) -> None:
+        """Prepare the parts of the cache, and their masks, for the decode passes that follow."""
+        self.pulse.passing(Activity.DECODE)
         cache.begin_decode(slots, positions, self.device)
-        if self._attention is None:
-            masks = self._masks(at, max(slot.capacity for slot in slots))
-        else:
-            self._attention.masks = attention.part_masks(
+        if self.attention is not None:
+            self.attention.masks = attention.part_masks(
                 cache.parts, self.kinds, self.window, self._in_form
             )
-            masks = self._masks(at, 1)
-        return self._forward(cache, new, at, masks, last=None)[:count, -1]
+
+    def decode_pass(self, cache: KvCache, tokens: Tensor, positions: Tensor) -> Tensor:
+        """The logits [rows, vocabulary] of a decode pass over tokens [rows, 1] at positions [rows, 1]. The rows of
+        `begin_decode` come first."""
+        length = 1 if self.attention else max(part.shelf.capacity for part in cache.parts)
+        masks = self._masks(positions, length)
+        return self._forward(cache, tokens, positions, masks, last=None)[:, -1]
 
     def _forward(
         self,
@@ -198,8 +207,8 @@ class Checkpoint(Transformer):
         """The logits [rows, T, vocabulary] of a pass over tokens [rows, T]; T is 1 where `last` names one token of each
         row. With `sizes` [rows], `sums` is set."""
         cache.beat = self.pulse.beat
-        if self._attention is not None:
-            self._attention.cache = cache
+        if self.attention is not None:
+            self.attention.cache = cache
         try:
             out = self.call(
                 last=last,
@@ -211,8 +220,8 @@ class Checkpoint(Transformer):
                 use_cache=True,
             )
         finally:
-            if self._attention is not None:
-                self._attention.cache = None
+            if self.attention is not None:
+                self.attention.cache = None
         return cast(Tensor, out.logits).to(self.device)
 
     def call(self, *, last: Tensor | None, sizes: Tensor | None = None, **inputs: Any) -> Any:
@@ -302,13 +311,13 @@ class Checkpoint(Transformer):
         """
         if not self.kinds:
             raise Disagreement("its layers have a state or masks of their own")
-        self._attention = attention.install(self.model, self.kinds)
-        if self._attention is not None:
+        self.attention = attention.install(self.model, self.kinds)
+        if self.attention is not None:
             with suppress(Disagreement):
                 return compared.batch()
             # the model's code does not take its attention from the library as others do
-            attention.uninstall(self.model, self._attention)
-            self._attention = None
+            attention.uninstall(self.model, self.attention)
+            self.attention = None
         return compared.batch()
 
     def _check_rows(self) -> None:

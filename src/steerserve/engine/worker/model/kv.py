@@ -112,8 +112,9 @@ class KvCache:
     """Shelves of rows, and what the coming pass reads and writes.
 
     `limit` is the number of tokens beyond which no room is made ahead of its use. `beat` is called by each layer of a
-    pass. With `reads_parts` the attention of a decode pass reads each shelf by itself, from `parts`; otherwise it gets
-    a copy of all rows, padded to the longest.
+    pass. While a pass is recorded (`is_recorded`), keys and values are only noted as `new`, and the call of attention
+    writes them. With `reads_parts` the attention of a decode pass reads each shelf by itself, from `parts`; otherwise
+    it gets a copy of all rows, padded to the longest.
     """
 
     is_compileable = False
@@ -124,6 +125,8 @@ class KvCache:
         self.reads_parts = reads_parts
         self.parts: list[ShelfPart] = []
         self.layer = 0
+        self.is_recorded = False
+        self.new: tuple[Tensor, ...] = ()
         self._shelves: dict[int, Shelf] = {}
         self._prefill: _Prefill | None = None
 
@@ -260,17 +263,24 @@ class KvCache:
         self.layer = layer_idx
         if self._prefill is not None:
             return self._prefilled(self._prefill, keys, values, layer_idx)
-        for part in self.parts:
-            shelf = part.shelf
-            shelf.make(layer_idx, keys, values)
-            places, positions = part.places.to(keys.device), part.positions.to(keys.device)
-            shelf.keys[layer_idx][places, :, positions] = keys[part.first : part.last, :, 0]
-            shelf.values[layer_idx][places, :, positions] = values[part.first : part.last, :, 0]
+        if self.is_recorded:
+            self.new = keys, values
+            return keys, values
+        self.write(layer_idx, keys, values)
         if self.reads_parts:
             return keys, values
         return self._gathered(keys, layer_idx, is_keys=True), self._gathered(
             values, layer_idx, is_keys=False
         )
+
+    def write(self, layer: int, keys: Tensor, values: Tensor) -> None:
+        """Write the keys and values [b, kv_heads, 1, head_dim] of a decode pass."""
+        for part in self.parts:
+            shelf = part.shelf
+            shelf.make(layer, keys, values)
+            places, positions = part.places.to(keys.device), part.positions.to(keys.device)
+            shelf.keys[layer][places, :, positions] = keys[part.first : part.last, :, 0]
+            shelf.values[layer][places, :, positions] = values[part.first : part.last, :, 0]
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
         return self._prefill.start if self._prefill else 0

@@ -96,6 +96,8 @@ class Commands:
 
         self.loaded = loading.load(command, report)
         self.loaded.model.pulse = self._pulse
+        if isinstance(self.loaded, LoadedModel) and self.loaded.graphs is not None:
+            self.loaded.graphs.on_change = lambda state: self._send(m.GraphsChanged(state))
         self.threads.begin(_threads(self.loaded, most))
         return self.loaded.facts(command)
 

@@ -11,6 +11,7 @@ from steerserve.engine.wire import messages as m
 from steerserve.engine.worker import memory
 from steerserve.engine.worker.attached.hooks import HookedSaes
 from steerserve.engine.worker.batch.batch import Batch
+from steerserve.engine.worker.batch.graphs import decode_graphs
 from steerserve.engine.worker.batch.passes import Passes
 from steerserve.engine.worker.model import budget, chats, invariance
 from steerserve.engine.worker.model.budget import SaeRoom
@@ -55,6 +56,13 @@ class LoadedModel:
             is_on_card=on_card,
             are_batched=model.row_steps.are_batched,
         )
+        self.cuda_graphs = stepping.cuda_graphs(
+            command.cuda_graphs,
+            devices=[str(device) for device in model.devices],
+            are_batched=model.row_steps.are_batched,
+            attends_by_library=model.attention is not None,
+        )
+        self.graphs = decode_graphs(self.cuda_graphs, model, self.saes)
         self.batch = Batch(
             model,
             self.saes,
@@ -63,6 +71,7 @@ class LoadedModel:
             prefixes,
             shares_seeded=self.seeded_rows.are_shared,
             step_seconds=command.max_step_ms / 1000,
+            graphs=self.graphs,
         )
         self.grammars = Grammars(
             model.tokenizer, model.vocabulary, model.end_tokens, command.grammar_cache
@@ -90,6 +99,7 @@ class LoadedModel:
             row_steps=model.row_steps,
             seeded_rows=self.seeded_rows,
             probe=self._probe(),
+            cuda_graphs=self.cuda_graphs,
         )
 
     def _probe(self) -> str:

@@ -27,7 +27,17 @@ from steerserve.rules.sae_sites import (
     Z,
 )
 
-Edit = Callable[[Tensor], Tensor | None]
+
+@dataclass(frozen=True, slots=True)
+class RowDeltas:
+    """What is added to the rows of a value for which `is_added` [rows, 1, 1] is true. The other rows stay the same
+    bits, which adding zero would not do to -0."""
+
+    delta: Tensor
+    is_added: Tensor
+
+
+Edit = Callable[[Tensor], Tensor | RowDeltas | None]
 
 
 class Handle(Protocol):
@@ -61,8 +71,8 @@ class Site:
 
     def hook(self, edit: Edit) -> Handle:
         """Hook the site. `edit` gets the value [rows, T, width] and returns a tensor to add to it, whose shape
-        broadcasts to the value's, or None. `edit` must clone a value that it keeps, because some layers write into the
-        tensor later."""
+        broadcasts to the value's, such a tensor for some of the rows, or None. `edit` must clone a value that it keeps,
+        because some layers write into the tensor later."""
         residual: list[Tensor] = []
 
         def change(tensor: Tensor) -> Tensor | None:
@@ -99,10 +109,16 @@ class Site:
         delta = edit(value)
         if delta is None:
             return None
-        delta = delta.to(tensor.device, tensor.dtype)
-        if self.scale != 1.0:
-            delta = delta / self.scale
+        if isinstance(delta, RowDeltas):
+            changed = shaped + self._scaled(delta.delta, tensor)
+            return torch.where(delta.is_added, changed, shaped).view(tensor.shape)
+        delta = self._scaled(delta, tensor)
         return (shaped + delta).view(tensor.shape) if self.is_flat else tensor + delta
+
+    def _scaled(self, delta: Tensor, tensor: Tensor) -> Tensor:
+        """The delta of the value, as it is added to the tensor of the site."""
+        delta = delta.to(tensor.device, tensor.dtype)
+        return delta if self.scale == 1.0 else delta / self.scale
 
 
 @dataclass(frozen=True, slots=True)
