@@ -64,6 +64,24 @@ def test_chosen_columns_are_those_of_the_whole(
     assert sae.encode_columns(x[None], order).shape == (1, 7, len(order))
 
 
+@pytest.mark.parametrize("shape", [(), (1,), (5,), (2, 3)])
+@pytest.mark.parametrize("activation", ["relu", "topk", "jumprelu", "gated"])
+@torch.inference_mode()
+def test_a_packed_encoder_gives_the_same_activations(
+    activation: str, shape: tuple[int, ...]
+) -> None:
+    plain = random(activation)
+    packed = plain.packed_encoder()
+    assert packed.packed is not None or not torch.backends.mkldnn.is_available()
+    draw = torch.Generator().manual_seed(3)
+    values = torch.randn(*shape, plain.d_in, generator=draw)
+    torch.testing.assert_close(packed.encode(values), plain.encode(values))
+    if activation != "topk":
+        assert torch.equal(
+            packed.narrowed([4, 1]).encode(values), plain.narrowed([4, 1]).encode(values)
+        )
+
+
 @pytest.mark.parametrize("scale", ["scale_by_decoder_norm", "select_by_decoder_norm"])
 def test_columns_of_an_sae_that_reads_decoder_norms(scale: str) -> None:
     for activation in ("topk", "relu"):

@@ -11,9 +11,11 @@ import torch
 from torch import Tensor
 
 from steerserve.engine.wire.messages import Follow, Overlay, Plan, Suppressed
+from steerserve.engine.worker.attached.hooks import HookedSaes
 from steerserve.engine.worker.model.checkpoint import Checkpoint
 from steerserve.engine.worker.sae import sites
 from steerserve.engine.worker.sae.sites import Site
+from steerserve.errors import Refusal
 from steerserve.rules.sae_sites import EMBED, RESID_MID, RESID_POST, RESID_PRE
 from steerserve.rules.steering import Live
 from tests.engine.models import SERVED
@@ -624,3 +626,26 @@ def test_32_requests_with_32_overlays_share_every_pass_and_write_what_each_write
         # every request alone would take 6 passes
         assert bench.steering.applied == {KEY: 6}
     assert len({tuple(tokens) for tokens in alone}) > 16
+
+
+# ---------------------------------------------------------------- the encoder that reads
+
+
+@pytest.mark.parametrize("share", [3.5, 4.5])
+def test_an_encoder_is_packed_only_where_the_memory_has_plenty_of_room(
+    llama: Checkpoint, share: float
+) -> None:
+    free = share * SAE.W_enc.nbytes
+
+    def check_room(_: torch.device, size: int) -> None:
+        if size > free:
+            raise Refusal("INSUFFICIENT_MEMORY", "no room")
+
+    saes = HookedSaes(llama.dtype, check_room)
+    saes.attach(KEY, SAE, site_of(llama))
+    try:
+        reader, held = saes.sae(KEY), saes.held(KEY)
+    finally:
+        saes.detach(KEY)
+    assert (reader.packed is not None) == (share > 4 and torch.backends.mkldnn.is_available())
+    assert held.packed is None

@@ -403,6 +403,30 @@ def test_statistics_are_those_of_every_token_that_was_observed(
     check_statistics(found, np.concatenate([observed(llama, answer) for answer in answers]))
 
 
+def test_tokens_that_no_client_waits_for_are_encoded_in_whole_chunks(
+    llama: Checkpoint, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(monitor_module, "CHUNK", 4)
+    sizes: list[int] = []
+
+    def encode(rows: Tensor) -> Tensor:
+        sizes.append(len(rows))
+        return SAE.encode(rows)
+
+    with monitored(Bench(llama)) as bench:
+        whole = bench.monitor.whole
+        assert whole is not None
+        bench.monitor.watch(replace(whole, encode=encode))
+        answers = [bench.ask(i, words(20), max_tokens=9, label="a") for i in range(3)]
+        bench.step(8)
+        assert not bench.records
+        assert set(sizes) == {4}
+        bench.run()
+        check_statistics(
+            statistics(bench), np.concatenate([observed(llama, one) for one in answers])
+        )
+
+
 @pytest.mark.parametrize("part", [16, 1024])
 def test_a_long_prompt_counts_once_however_it_is_cut(
     llama: Checkpoint, part: int, monkeypatch: pytest.MonkeyPatch

@@ -26,6 +26,8 @@ from steerserve.errors import Refusal
 from steerserve.rules import steering
 
 _REMEMBERED = 256
+_PACKED_SHARE = 4
+"""The encoder of an SAE is packed where its copy takes at most one part in this many of the free memory."""
 
 CheckRoom = Callable[[torch.device, int], None]
 
@@ -248,7 +250,7 @@ class HookedSaes:
         if attachment.reader is None:
             if attachment.sae.W_enc.device != attachment.device:
                 self._check_room(attachment.device, attachment.sae.encoder_bytes)
-            attachment.reader = attachment.sae.encoder_to(attachment.device)
+            attachment.reader = self._packed(attachment.sae.encoder_to(attachment.device))
         return attachment.reader
 
     def _table(self, attachment: HookedSae) -> DirectionTable:
@@ -264,6 +266,17 @@ class HookedSaes:
         direction = self._vector(key, attachment, plans[row])
         assert direction is not None
         return direction
+
+    def _packed(self, sae: Sae) -> Sae:
+        """The SAE with a packed copy of its encoder, where the host has plenty of memory for the copy."""
+        device = sae.W_enc.device
+        if device.type != "cpu" or not sae.may_pack:
+            return sae
+        try:
+            self._check_room(device, _PACKED_SHARE * sae.W_enc.nbytes)
+        except Refusal:
+            return sae
+        return sae.packed_encoder()
 
     def _delta(
         self, key: str, attachment: HookedSae, plans: Sequence[Plan], rows: int

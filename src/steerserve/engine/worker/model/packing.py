@@ -34,7 +34,7 @@ class PackedLinear(nn.Linear):
         return self.packed.to_dense()
 
     def forward(self, input: Tensor) -> Tensor:
-        return _multiply(input, self.packed, self.bias)
+        return multiply(input, self.packed, self.bias)
 
 
 class PackedConv1D(Conv1D):
@@ -48,7 +48,20 @@ class PackedConv1D(Conv1D):
         return self.packed.to_dense().t()
 
     def forward(self, x: Tensor) -> Tensor:
-        return _multiply(x, self.packed, self.bias)
+        return multiply(x, self.packed, self.bias)
+
+
+def laid_out(weight: Tensor) -> Tensor | None:
+    """The weight [out, in] in the layout of the kernels; None where it is not on the host, or where the processor has
+    no kernels for its dtype."""
+    if weight.device.type != "cpu" or not _has_kernels(weight.dtype):
+        return None
+    return cast(Tensor, _lay_out(weight, None))
+
+
+def multiply(rows: Tensor, packed: Tensor, bias: Tensor | None = None) -> Tensor:
+    """`rows` [..., in] times a weight that is laid out, plus the bias, as [..., out]."""
+    return cast(Tensor, _product(rows, packed, bias, "none", [], ""))
 
 
 def pack(model: nn.Module, free: Callable[[], int]) -> int:
@@ -94,8 +107,3 @@ def _pack(layer: nn.Module, weight: nn.Parameter) -> None:
     del layer.weight
     layer.__class__ = PackedLinear if is_linear else PackedConv1D
     layer.packed = nn.Parameter(_lay_out(plain, None), requires_grad=False)
-
-
-def _multiply(rows: Tensor, packed: Tensor, bias: Tensor | None) -> Tensor:
-    """`rows` [..., in] times the weight, plus the bias, as [..., out]."""
-    return cast(Tensor, _product(rows, packed, bias, "none", [], ""))

@@ -27,6 +27,7 @@ from steerserve.engine.worker.attached.hooks import Catch
 from steerserve.engine.worker.observing.contexts import ContextRing, Place
 from steerserve.engine.worker.observing.counts import RunningCounts
 from steerserve.engine.worker.observing.observers import Observer, Span
+from steerserve.engine.worker.observing.ranking import is_finite
 from steerserve.engine.worker.observing.target import Seen, Target
 from steerserve.engine.worker.rows.rows import BatchRow, RowName
 from steerserve.rules import steering
@@ -140,7 +141,10 @@ class FeatureMonitor(Observer):
         rows = [one.place for one in self._expected]
         places = [one.at for one in self._expected]
         try:
-            self._caught = value[rows, places].detach()
+            # a slice is copied much faster than single rows are picked
+            is_step = value.shape[1] == 1 and rows == list(range(len(rows)))
+            caught = value[: len(rows), 0].clone() if is_step else value[rows, places]
+            self._caught = caught.detach()
         except Exception as error:
             log.exception("monitoring_failed", tokens=len(rows))
             for one in self._expected:
@@ -189,9 +193,9 @@ class FeatureMonitor(Observer):
         return self._flush(ended) if ended else []
 
     def work(self) -> None:
-        """Encode the waiting tokens once they are CHUNK tokens or more."""
+        """Encode the waiting tokens in whole chunks. The tokens after the last whole chunk wait on."""
         if sum(len(rows) for rows in self._waiting) >= CHUNK:
-            self._flush()
+            self._flush(is_whole=True)
 
     def read(self, command: ReadStatistics) -> Statistics:
         """Raises:
@@ -229,14 +233,20 @@ class FeatureMonitor(Observer):
 
     # ------------------------------------------------------------- inside
 
-    def _flush(self, ended: Sequence[Seen] = ()) -> list[Recorded]:
-        """Encode and count the waiting tokens; in the same chunks, encode the last tokens of the choices that ended."""
+    def _flush(self, ended: Sequence[Seen] = (), *, is_whole: bool = False) -> list[Recorded]:
+        """Encode and count the waiting tokens; in the same chunks, encode the last tokens of the choices that ended.
+        With `is_whole`, the tokens after the last whole chunk wait on."""
         waiting, self._waiting = self._waiting, []
         places, self._places = self._places, []
         target, counts = self._target, self._counts
         if target is None or counts is None or not (waiting or ended):
             return []
         try:
+            if is_whole:
+                together = torch.cat(waiting)
+                whole = len(together) - len(together) % CHUNK
+                waiting, self._waiting = [together[:whole]], [together[whole:]]
+                places, self._places = places[:whole], places[whole:]
             return _encoded(target, counts, waiting, ended, self._ring, places)
         except Exception as error:
             # a failure of monitoring must not end the requests that are monitored
@@ -269,9 +279,11 @@ def _encoded(
     for first in range(0, len(together), CHUNK):
         rows = together[first : first + CHUNK]
         values = target.encode(rows)
-        fine = torch.isfinite(rows).all(-1) & torch.isfinite(values).all(-1)
+        fine = is_finite(rows) & is_finite(values)
         split = min(len(values), max(0, counted - first))
-        observed = values[:split][fine[:split]]
+        observed = values[:split]
+        if not bool(fine[:split].all()):
+            observed = observed[fine[:split]]
         if len(observed):
             counts.add(observed, target.features)
             if ring is not None:

@@ -6,10 +6,15 @@ import torch
 from torch import Tensor
 
 
-def is_active(values: Tensor) -> Tensor:
+def is_active(values: Tensor, out: Tensor | None = None) -> Tensor:
     """Whether each value is the value of an active feature. Every value but 0 is, because abstopk gives values below 0
-    too."""
-    return values != 0
+    too. The answers are written into `out` where it is there: 1 and 0 where its dtype is a number."""
+    return torch.ne(values, 0, out=out)
+
+
+def is_finite(values: Tensor) -> Tensor:
+    """Whether all values of each row of `values` [rows, n] are finite: then the largest and the smallest are."""
+    return torch.isfinite(values.amax(-1)) & torch.isfinite(values.amin(-1))
 
 
 def largest(values: Tensor, count: int) -> list[tuple[int, float]]:

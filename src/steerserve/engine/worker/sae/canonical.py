@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from steerserve.engine.worker.model import packing
 from steerserve.errors import Refusal
 
 ACTIVATIONS = ("relu", "topk", "abstopk", "groupmax", "jumprelu", "gated")
@@ -66,6 +67,7 @@ class Sae:
         is_centred: the SAE was trained on activations with their mean over d_in subtracted. TransformerLens centres
             writing weights in this way.
         is_calibrated: False where the scalar norm of the training is not known.
+        packed: a second copy of W_enc, in the layout of the processor's matrix kernels (`packed_encoder`).
     """
 
     W_enc: Tensor
@@ -83,6 +85,7 @@ class Sae:
     select_by_decoder_norm: bool = False
     is_centred: bool = False
     is_calibrated: bool = True
+    packed: Tensor | None = field(default=None, repr=False, compare=False)
     _norms: list[Tensor] = field(default_factory=list, init=False, repr=False, compare=False)
 
     @property
@@ -121,9 +124,21 @@ class Sae:
         moved: dict[str, Any] = {}
         for each in fields(self):
             value = getattr(self, each.name)
-            if isinstance(value, Tensor | GateWeights) and each.name != "W_dec":
+            if isinstance(value, Tensor | GateWeights) and each.name not in ("W_dec", "packed"):
                 moved[each.name] = value.to(device)
+        moved["packed"] = None
         return replace(self, **moved)._with_norms(norms.to(device) for norms in self._norms)
+
+    @property
+    def may_pack(self) -> bool:
+        """Whether encoding can be faster with a second copy of the encoder's matrix."""
+        return self.packed is None and self.W_enc.dtype == torch.float32
+
+    def packed_encoder(self) -> Sae:
+        """This SAE with a second copy of W_enc, with which `encode` takes less than half the time on a processor. It is
+        the same SAE where the processor has no kernels for that."""
+        packed = packing.laid_out(self.W_enc.t().contiguous())
+        return replace(self, packed=packed)._with_norms(self._norms)
 
     def _with_norms(self, norms: Iterable[Tensor]) -> Sae:
         """This SAE, with decoder norms that are already computed."""
@@ -194,6 +209,7 @@ class Sae:
             W_dec=self.W_dec[index.to(self.W_dec.device)].float(),
             threshold=None if self.threshold is None else self.threshold[index],
             gate=None if self.gate is None else self.gate.of(index),
+            packed=None,
         )
         return part._with_norms(norms[index.to(norms.device)] for norms in self._norms)
 
@@ -252,6 +268,8 @@ class Sae:
 
     def _project(self, x: Tensor) -> Tensor:
         """x @ W_enc in float32, [..., d_sae]."""
+        if self.packed is not None:
+            return packing.multiply(x, self.packed)
         if self.W_enc.dtype == torch.float32:
             return x @ self.W_enc
         chunk = CHUNK if self.W_enc.device.type == "cpu" else ROWS_CHUNK
