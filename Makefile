@@ -70,7 +70,7 @@ test-gpu: $(STAMP) ## the tests that need a card
 	$(BIN)/python -m pytest -m gpu
 
 soak: $(STAMP) ## minutes of stress; prints what was measured (SOAK_SECONDS=3600: an hour of everything mixed)
-	$(BIN)/python -m pytest -m soak -rP tests/soak tests/api/test_operators.py tests/api/test_fork_server.py
+	$(BIN)/python -m pytest -m soak -rP tests/soak tests/engine/worker/batch/test_seeds.py tests/api/test_operators.py tests/api/test_fork_server.py
 
 fuzz: $(STAMP) ## generated requests for every route; keeps its figures (FUZZ_REQUESTS=100000, FUZZ_SEED=1)
 	$(BIN)/python -m tests.fuzz --keep

@@ -57,6 +57,7 @@ from steerserve.engine.worker.rows.rows import BatchRow, Ending
 from steerserve.engine.worker.sae import sites
 from steerserve.engine.worker.sae.canonical import Sae
 from steerserve.errors import Refusal
+from steerserve.rules import stepping
 from steerserve.rules.stepping import CudaGraphs
 from tests.engine import models
 from tests.engine.tape import Tape
@@ -133,7 +134,8 @@ class Bench:
     """One model, its steering and its running batch, stepped by hand.
 
     `decoding` says how decode passes are run: `plain`, or on static buffers: `called`, `taped` (recorded by a `Tape`)
-    or `card` (recorded by a card).
+    or `card` (recorded by a card). How much of a prompt a step reads depends on the speed of the machine; with a very
+    long `step_seconds` a step reads as much as one pass takes.
     """
 
     decoding = "plain"
@@ -145,6 +147,7 @@ class Bench:
         *,
         prefix_tokens: int = 0,
         shares_seeded: bool | None = None,
+        step_seconds: float = stepping.STEP_SECONDS,
     ) -> None:
         self.model = model
         self.kv_tokens = kv_tokens
@@ -165,6 +168,7 @@ class Bench:
             kv_tokens,
             prefix_tokens,
             shares_seeded=model.varies is None if shares_seeded is None else shares_seeded,
+            step_seconds=step_seconds,
             graphs=self.graphs,
         )
         self.answers: dict[tuple[int, int], Answer] = {}

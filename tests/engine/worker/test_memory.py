@@ -16,7 +16,7 @@ from torch import Tensor
 from steerserve.engine.checkpoint.client import CheckpointEngine, Launcher
 from steerserve.engine.wire import messages as m
 from steerserve.engine.worker import memory
-from steerserve.engine.worker.batch import group
+from steerserve.engine.worker.batch import group, steered
 from steerserve.engine.worker.model import budget
 from steerserve.engine.worker.model.checkpoint import Checkpoint
 from steerserve.engine.worker.model.kv import Shelf
@@ -34,6 +34,7 @@ from tests.engine.saes import arrays, config_v6, source, write
 def quiet(monkeypatch: pytest.MonkeyPatch) -> None:
     """A test's own log handler would keep an error that was logged, and with it the tensors of its frames."""
     monkeypatch.setattr(group, "log", CapturingLogger())
+    monkeypatch.setattr(steered, "log", CapturingLogger())
     monkeypatch.setattr(loop, "log", CapturingLogger())
 
 

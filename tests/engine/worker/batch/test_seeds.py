@@ -176,6 +176,7 @@ def test_a_seeded_text_is_its_own_in_every_schedule(
 
 
 @pytest.mark.soak
+@pytest.mark.timeout(900)
 @pytest.mark.parametrize("size", [1, 30, 100, 140])
 def test_a_seeded_text_is_its_own_in_hundreds_of_schedules(llama: Checkpoint, size: int) -> None:
     check_schedules(llama, range(1000, 1200), size)

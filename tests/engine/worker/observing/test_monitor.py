@@ -691,7 +691,7 @@ def logits_of(model: Checkpoint, *, is_monitored: bool, **request: Any) -> list[
     handle = model.model.get_output_embeddings().register_forward_hook(
         lambda _, __, output: found.append(output.clone())
     )
-    bench = Bench(model)
+    bench = Bench(model, step_seconds=3600.0)  # a busy machine cuts the prompt no finer
     try:
         with bench.attached(KEY, SAE):
             bench.watch(KEY if is_monitored else None, None, 5)

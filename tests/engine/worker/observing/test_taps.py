@@ -500,7 +500,7 @@ def recorded(model: Checkpoint, wanted: Tap | None, **request: Any) -> tuple[Ans
     handle = model.model.get_output_embeddings().register_forward_hook(
         lambda _, __, output: logits.append(output.clone())
     )
-    bench = Bench(model)
+    bench = Bench(model, step_seconds=3600.0)  # a busy machine cuts the prompt no finer
     try:
         with bench.attached(KEY, SAE, 1):
             bench.ask(1, words(30), max_tokens=20)
