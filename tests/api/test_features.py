@@ -108,10 +108,10 @@ def test_the_demo_labels_and_a_neuronpedia_export_are_read(shared: Running, sae_
 def test_json_lines_come_as_a_body_or_as_a_field(shared: Running, sae_id: str) -> None:
     text = '{"index": 3, "label": "the sea"}\n{"index": 4, "label": "é"}\n'
     path = f"/api/saes/{sae_id}/labels"
-    sent = shared.http.post(
-        path, content=text.encode(), headers={"content-type": "application/x-ndjson"}
-    )
-    assert sent.json()["data"]["total"] == 2
+    headers = {"content-type": "application/x-ndjson"}
+    for encoding in ("utf-8", "utf-8-sig"):  # the second one begins with a byte order mark
+        sent = shared.http.post(path, content=text.encode(encoding), headers=headers)
+        assert sent.json()["data"]["total"] == 2
     assert put(shared, sae_id, {"labels": text}, "?replace=true")["total"] == 2
     assert put(shared, sae_id, {"labels": SEA}, "?replace=true")["total"] == 3
 

@@ -190,6 +190,7 @@ def test_a_failed_load_leaves_the_reason_and_the_next_load_works(
         assert record["error_message"]
         status, error = live.v1_error("/v1/completions", {"model": "broken", "prompt": "x"})
         assert (status, error["code"]) == (500, "model_load_failed")
+        assert error["message"].endswith(f"POST /api/models/{bad['id']}/load tries again")
         load_demo(live)
         assert live.complete("One day", max_tokens=1)["choices"]
 

@@ -50,7 +50,7 @@ from steerserve.engine.worker.model.plain import PlainCache, bytes_by_device
 from steerserve.engine.worker.model.recording import CardRecorder, PassRecorder
 from steerserve.engine.worker.observing.monitor import FeatureMonitor, special_tokens
 from steerserve.engine.worker.observing.observers import Observers
-from steerserve.engine.worker.observing.sensing import Sensing
+from steerserve.engine.worker.observing.sensing import SensingObserver
 from steerserve.engine.worker.observing.taps import Taps
 from steerserve.engine.worker.observing.target import target_of
 from steerserve.engine.worker.rows.rows import BatchRow, Ending
@@ -153,7 +153,7 @@ class Bench:
         self.kv_tokens = kv_tokens
         self.context = min(model.model_max_context, kv_tokens - model.row_tokens)
         self.monitor = FeatureMonitor(special_tokens(model.tokenizer, model.end_tokens))
-        self.sensing = Sensing(model.decode, lambda: self.monitor.whole)
+        self.sensing = SensingObserver(model.decode, lambda: self.monitor.whole)
         self.observers = Observers([self.monitor, Taps(model.decode_token), self.sensing])
         self.steering = HookedSaes(model.dtype, on_detach=self.observers.detached)
         self.graphs: DecodeGraphs | None = None

@@ -18,7 +18,7 @@ from steerserve.api.envelope import RequestBody, require_json, success
 from steerserve.control.observing.features import Features
 from steerserve.errors import Refusal
 from steerserve.rules import json_size
-from steerserve.rules.documents import read_json
+from steerserve.rules.documents import not_json, read_json
 from steerserve.rules.monitoring import parse_features
 
 LARGEST_INTEGER = 2**31 - 1
@@ -174,13 +174,9 @@ async def _document(request: Request) -> Any:
         raise Refusal("PAYLOAD_TOO_LARGE", f"the body has more than {VALUES_MAXIMUM} values")
     if media in NDJSON:
         try:
-            return body.decode()
-        except UnicodeDecodeError:
-            raise Refusal(
-                "VALIDATION_ERROR",
-                "the body is not UTF-8",
-                errors=[{"loc": ["body"], "msg": "not UTF-8"}],
-            ) from None
+            return body.decode("utf-8-sig")
+        except UnicodeDecodeError as error:
+            raise not_json(error) from None
     document = await asyncio.to_thread(read_json, body)
     if isinstance(document, dict) and set(document) == {"labels"}:
         return document["labels"]

@@ -162,10 +162,12 @@ def compatibility(
     is_site_unknown = claim.site is None and claim.hook_name
     needs = [name for name in claim.needs if name != "site" or not is_site_unknown]
     if needs:
-        errors.append(f"the files do not say its {', '.join(needs)}; give it as an override")
+        errors.append(
+            f"the files of the SAE do not say its {', '.join(needs)}; give that in `overrides`"
+        )
     if is_site_unknown and claim.hook_name:
         why = sae_sites.objection(claim.hook_name)
-        errors.append(f"the SAE reads at {claim.hook_name!r}, {why}; give the site as an override")
+        errors.append(f"the SAE reads at {claim.hook_name!r}, {why}; give `site` in `overrides`")
     errors += _of_width(claim, site, hidden_size, site_widths or {})
     return Verdict(tuple(errors), tuple(_warnings(claim, layer, model_names)))
 
@@ -188,11 +190,15 @@ def check(verdict: Verdict, claim: Claim, hidden_size: int) -> None:
 
 def _of_width(claim: Claim, site: str, hidden_size: int, widths: Mapping[str, int]) -> list[str]:
     if not claim.d_in:
-        return ["its width is not known; only an SAE whose files have been read can be attached"]
+        return [
+            "the width of the SAE is not known; only an SAE whose files have been read can be attached"
+        ]
     if not widths:
         if claim.d_in == hidden_size:
             return []
-        return [f"the SAE reads {claim.d_in} features but the model's hidden size is {hidden_size}"]
+        return [
+            f"the SAE reads {claim.d_in} values per token; the hidden size of the model is {hidden_size}"
+        ]
     what = SITES.get(site, "an unknown site")
     if site not in widths:
         offered = ", ".join(widths)
@@ -201,8 +207,8 @@ def _of_width(claim: Claim, site: str, hidden_size: int, widths: Mapping[str, in
         return []
     fitting = [name for name, width in widths.items() if width == claim.d_in]
     return [
-        f"the SAE reads {claim.d_in} features but {what} has {widths[site]} here (hidden size {hidden_size})"
-        + (f"; {', '.join(fitting)} would fit" if fitting else "")
+        f"the SAE reads {claim.d_in} values per token; {what} has {widths[site]} in this model"
+        + (f", and the width of {', '.join(fitting)} would fit" if fitting else "")
     ]
 
 

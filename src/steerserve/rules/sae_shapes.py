@@ -68,17 +68,19 @@ def width_of(tensors: Sequence[StoredTensor]) -> Width:
     by_name = _by_name(tensors)
     encoder, decoder = _first(by_name, NAMES["W_enc"]), _first(by_name, NAMES["W_dec"])
     if skip := _first(by_name, _SKIPS):
-        raise _refused(f"it has {skip.name}: a transcoder with a skip connection", tensors)
+        raise _refused(f"the SAE has {skip.name}: a transcoder with a skip connection", tensors)
     if encoder is None or decoder is None:
-        raise _refused("it has no encoder and decoder under a known name", tensors)
+        raise _refused("the SAE has no encoder and decoder under a known name", tensors)
     if len(encoder.shape) != 2 or len(decoder.shape) != 2:
-        raise _refused("its matrices do not have two axes", tensors)
+        raise _refused("the matrices of the SAE do not have two axes", tensors)
     if sorted(encoder.shape) != sorted(decoder.shape):
-        raise _refused("its encoder and decoder do not fit each other: a transcoder", tensors)
+        raise _refused(
+            "the encoder and the decoder of the SAE do not fit each other: a transcoder", tensors
+        )
     d_sae = _orient(by_name, decoder)
     d_in = decoder.shape[0] if decoder.shape[1] == d_sae else decoder.shape[1]
     if d_sae < 1 or d_in < 1:
-        raise _refused("its matrices are empty", tensors)
+        raise _refused("the matrices of the SAE are empty", tensors)
     return Width(d_in, d_sae, _DTYPES.get(decoder.dtype, decoder.dtype.lower()))
 
 

@@ -8,10 +8,10 @@ import { span } from "../rules/age";
 import { Breakers } from "./health/Breakers";
 import { CardList } from "./health/CardList";
 import { Components } from "./health/Components";
-import { Counts } from "./health/Counts";
 import { Latencies } from "./health/Latencies";
 import { Log } from "./health/Log";
 import { Queue } from "./health/Queue";
+import { RequestTotals } from "./health/RequestTotals";
 
 export default function Health() {
   const state = useQuery(health);
@@ -47,7 +47,7 @@ export default function Health() {
             {(data) => <Latencies metrics={data} />}
           </QueryPanel>
           <QueryPanel title="Counts" query={figures} about="Since the start of the service, this page included.">
-            {(data) => <Counts metrics={data} />}
+            {(data) => <RequestTotals metrics={data} />}
           </QueryPanel>
         </div>
         <QueryPanel

@@ -123,7 +123,7 @@ async def _units(catalog: Catalog, row: SaeRow) -> list[dict[str, Any]]:
 def _several(units: Sequence[Mapping[str, Any]]) -> str:
     named = ", ".join(f"{unit['sae_id']} ({unit['path']})" for unit in units[:NAMED])
     more = f" and {len(units) - NAMED} more" if len(units) > NAMED else ""
-    return f"it is a repository of {len(units)} SAEs; attach one of them: {named}{more}"
+    return f"the record is a repository of {len(units)} SAEs; attach one of them: {named}{more}"
 
 
 def _names(resident: Resident) -> tuple[str, ...]:

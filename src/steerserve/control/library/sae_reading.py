@@ -67,11 +67,13 @@ async def _read(engine: Any, source: m.SaeSource) -> ReadSae:
             claims: m.Claims = await engine.inspect(source)
     except TimeoutError:
         await engine.stop()
-        return Refusal("SAE_LOAD_FAILED", f"it cannot be read within {READ_SECONDS:.0f} seconds")
+        return Refusal(
+            "SAE_LOAD_FAILED", f"the SAE cannot be read within {READ_SECONDS:.0f} seconds"
+        )
     except Refusal as refusal:
         if refusal.code == "ENGINE_UNAVAILABLE":
-            return Refusal("SAE_LOAD_FAILED", "the process that read it ended")
+            return Refusal("SAE_LOAD_FAILED", "the process that read the SAE ended")
         return refusal
     if claims.reason is not None:
-        return Refusal("SAE_INCOMPATIBLE", f"it can never be attached: {claims.reason}")
+        return Refusal("SAE_INCOMPATIBLE", f"the SAE can never be attached: {claims.reason}")
     return claims

@@ -241,12 +241,12 @@ class Features:
                 async with asyncio.timeout(READ_SECONDS):
                     return await reader.explore(list(features), nearest, source=source_of(row))
             except TimeoutError:
-                reason = f"it cannot be read within {READ_SECONDS:.0f} seconds"
+                reason = f"the SAE cannot be read within {READ_SECONDS:.0f} seconds"
                 raise Refusal("SAE_LOAD_FAILED", reason, sae_id=row.id) from None
             except Refusal as refusal:
                 if refusal.code != "ENGINE_UNAVAILABLE":
                     raise
-                reason = "the process that read it ended"
+                reason = "the process that read the SAE ended"
                 raise Refusal("SAE_LOAD_FAILED", reason, sae_id=row.id) from None
             finally:
                 await reader.stop()

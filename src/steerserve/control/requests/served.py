@@ -110,7 +110,8 @@ def _unserved(name: str, rows: list[ModelRow]) -> Refusal:
         if row.status == "error" and row.local_path is not None:
             return Refusal(
                 "MODEL_LOAD_FAILED",
-                f"the last load of {name!r} failed: {row.error_message}; load it again over /api/models",
+                f"the last load of {name!r} failed: {row.error_message}. "
+                f"POST /api/models/{row.id}/load tries again",
             )
     return Refusal(
         "MODEL_NOT_FOUND",

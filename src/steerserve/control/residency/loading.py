@@ -15,6 +15,7 @@ from steerserve.control.residency.occupant import Occupant
 from steerserve.control.residency.resident import Resident
 from steerserve.engine.cards import read as read_cards
 from steerserve.engine.remote.facts import checkpoint_seen
+from steerserve.engine.wire import endings
 from steerserve.engine.wire.messages import Loaded
 from steerserve.errors import Refusal
 from steerserve.files import gguf as gguf_files
@@ -159,7 +160,7 @@ def as_refusal(error: Exception, *, has_unloaded: bool) -> Refusal:
     if not isinstance(error, Refusal):
         return Refusal("MODEL_LOAD_FAILED", "the load failed inside the service")
     if error.code == "ENGINE_UNAVAILABLE":
-        return Refusal("MODEL_LOAD_FAILED", error.message)
+        return endings.gone_while(error, "the model was loaded")
     if has_unloaded and error.code != "MODEL_LOAD_FAILED":
         return Refusal("MODEL_LOAD_FAILED", error.message, cause=error.code, **error.details)
     return error

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 
+from steerserve.engine.wire import endings
 from steerserve.engine.wire import messages as m
 from steerserve.engine.wire.engine import Report
 from steerserve.errors import Refusal
@@ -34,12 +35,9 @@ async def bounded(
             return await ask(watched)
     except TimeoutError:
         kill()
-        why = f"its configuration and tokenizer take longer than {PREPARATION_SECONDS:g} s to read"
+        why = f"the configuration and the tokenizer take longer than {PREPARATION_SECONDS:g} s to read"
         raise Refusal("MODEL_LOAD_FAILED", why) from None
     except Refusal as refusal:
         if refusal.code != "ENGINE_UNAVAILABLE" or deadline.when() is None:
             raise
-        why = (
-            f"{refusal.message.partition(';')[0]} while it read the configuration and the tokenizer"
-        )
-        raise Refusal("MODEL_LOAD_FAILED", why) from None
+        raise endings.gone_while(refusal, "the configuration and the tokenizer were read") from None

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+from signal import SIGKILL
+
 from steerserve.errors import Refusal
+
+_AGAIN = "; the model has to be loaded again"
 
 
 def reason(exit_code: int | None) -> str:
@@ -16,7 +20,18 @@ def reason(exit_code: int | None) -> str:
 
 def gone(why: str) -> Refusal:
     """The refusal of requests that were in flight."""
-    return Refusal("ENGINE_UNAVAILABLE", f"{why}; the model has to be loaded again")
+    return Refusal("ENGINE_UNAVAILABLE", why + _AGAIN)
+
+
+def gone_while(refusal: Refusal, doing: str) -> Refusal:
+    """The refusal of a load, from the refusal that the load got from its engine. `doing` says what the load was at when
+    the engine ended."""
+    why = refusal.message
+    if why.endswith(_AGAIN):
+        why = f"{why.removesuffix(_AGAIN)} while {doing}"
+        if why.startswith(reason(-SIGKILL)):
+            why += "; the system sends this signal when memory is short"
+    return Refusal("MODEL_LOAD_FAILED", why)
 
 
 def gone_before(why: str) -> Refusal:

@@ -84,7 +84,7 @@ def _site(claims: Claims, model: Checkpoint, layer: int) -> Site:
     if claims.site is None and claims.hook_name is not None:
         raise Refusal(
             "SAE_INCOMPATIBLE",
-            f"the SAE reads at {claims.hook_name!r}, {objection(claims.hook_name)}; give the site as an override",
+            f"the SAE reads at {claims.hook_name!r}, {objection(claims.hook_name)}; give `site` in `overrides`",
             hook_name=claims.hook_name,
         )
     site = sites.find(model.model, model.layers, claims.site or RESID_POST, layer)

@@ -61,7 +61,7 @@ class RowSpan:
     count: int
 
 
-class Sensing(Observer):
+class SensingObserver(Observer):
     """Owner of the arming, and of what is sensed in the rows that run.
 
     Args:

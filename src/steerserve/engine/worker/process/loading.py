@@ -20,7 +20,7 @@ from steerserve.engine.worker.model.encoder import Encoder
 from steerserve.engine.worker.model.transformer import Report, configuration
 from steerserve.engine.worker.observing.monitor import FeatureMonitor, special_tokens
 from steerserve.engine.worker.observing.observers import Observers
-from steerserve.engine.worker.observing.sensing import Sensing
+from steerserve.engine.worker.observing.sensing import SensingObserver
 from steerserve.engine.worker.observing.taps import Taps
 from steerserve.engine.worker.rows.constrain import Grammars
 from steerserve.engine.worker.sae import sites
@@ -45,7 +45,7 @@ class LoadedModel:
         self.kv_tokens = budget.kv_tokens(model, command.kv_cache_mb * MIB, least, self._working)
         self.context = min(model.model_max_context, self.kv_tokens - model.row_tokens)
         self.monitor = FeatureMonitor(special_tokens(model.tokenizer, model.end_tokens))
-        self.sensing = Sensing(model.decode, lambda: self.monitor.whole)
+        self.sensing = SensingObserver(model.decode, lambda: self.monitor.whole)
         self.observers = Observers([self.monitor, Taps(model.decode_token), self.sensing])
         self.saes = HookedSaes(model.dtype, self._check_room, self.observers.detached)
         prefixes = budget.prefix_tokens(model, self.kv_tokens, command.prefix_cache_mb)

@@ -147,8 +147,8 @@ def warnings(check: dict[str, float], claimed_l0: float | None) -> list[str]:
         )
     elif claimed_l0 and not claimed_l0 / L0_FACTOR <= l0 <= claimed_l0 * L0_FACTOR:
         warned.append(
-            f"{l0:.0f} features fire per token, the checkpoint claims {claimed_l0:.0f}: "
-            "its activation or normalisation is probably misread, or it was trained on another layer"
+            f"{l0:.0f} features fire per token, and the checkpoint claims {claimed_l0:.0f}: the activation or the "
+            "normalisation of the SAE is probably misread, or the SAE was trained on another layer"
         )
     return warned
 

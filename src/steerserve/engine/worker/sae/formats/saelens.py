@@ -54,7 +54,7 @@ def describe_tensors(files: SourceFiles, tensors: Tensors, config: Fields) -> De
     if "scaling_factor" in parts and not config.flag("finetuning_scaling_factor"):
         reason = (
             reason
-            or "the checkpoint holds a scaling_factor, and its configuration says that there is none"
+            or "the checkpoint has a scaling_factor, and its configuration does not set finetuning_scaling_factor"
         )
     return Description(
         format="mistudio" if is_mistudio else "saelens",

@@ -13,7 +13,7 @@ import { Label } from "./Label";
 import { Nearest } from "./Nearest";
 import { Observed } from "./Observed";
 
-export function FeatureView({ place }: { place: FeaturePlace }) {
+export function FeatureDetails({ place }: { place: FeaturePlace }) {
   const { sae, index } = place;
   const query = useQuery(feature(sae, index));
   const record = useQuery(saes).data?.saes.find((one) => one.id === sae);

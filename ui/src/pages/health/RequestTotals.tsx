@@ -2,7 +2,7 @@ import type { Metrics } from "../../api/queries";
 import { Figure } from "../../parts/Figure";
 import { count } from "../../rules/bytes";
 
-export function Counts({ metrics }: { metrics: Metrics }) {
+export function RequestTotals({ metrics }: { metrics: Metrics }) {
   return (
     <div className="figures">
       <Figure label="requests" value={count(metrics.total_requests)} />
