@@ -1,3 +1,3 @@
-"""steerserve: a model server in which a sparse autoencoder is a first-class dial."""
+"""steerserve: a server of language models that are steered by features of sparse autoencoders."""
 
 __version__ = "0.1.0"

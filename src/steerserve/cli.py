@@ -14,7 +14,7 @@ from steerserve import __version__, doctor, serve
 from steerserve.settings import Settings
 
 main = typer.Typer(
-    help="A model server in which a sparse autoencoder is a first-class dial.",
+    help="Serve language models, and steer them by features of sparse autoencoders.",
     no_args_is_help=True,
     add_completion=False,
 )
