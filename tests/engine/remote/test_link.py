@@ -6,6 +6,7 @@ Most hosts run in this process. Those that are killed or stopped run in processe
 from __future__ import annotations
 
 import asyncio
+import os
 import signal
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager
@@ -17,7 +18,7 @@ import uvloop
 
 from steerserve.engine.checkpoint.client import CheckpointEngine, Launcher
 from steerserve.engine.remote import certificates, link
-from steerserve.engine.remote.channel import Patience
+from steerserve.engine.remote.channel import PartKind, Patience
 from steerserve.engine.remote.contact import Contact
 from steerserve.engine.remote.facts import checkpoint_seen
 from steerserve.engine.remote.host import EngineHost
@@ -142,6 +143,25 @@ def test_a_link_works_in_the_event_loop_of_the_service(launcher: Launcher, folde
             return answer
 
     assert uvloop.run(answer())
+
+
+async def test_an_engine_that_has_ended_names_its_own_reason(
+    pair: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The cluster may tell the end too, before the connection is closed."""
+    process = pair.engine._process
+    assert isinstance(process, link.RemoteProcess)
+    take = process.take_word
+
+    def told_by_both(kind: PartKind, payload: bytes) -> None:
+        take(kind, payload)
+        if kind is PartKind.END:
+            pair.engine.lose("the cluster has lost its replica")
+
+    monkeypatch.setattr(process, "take_word", told_by_both)
+    os.kill(pair.contact.pid or 0, signal.SIGKILL)
+    reason = await asyncio.wait_for(pair.engine.ended, 20)
+    assert reason.startswith("the engine process was ended by signal 9")
 
 
 async def test_an_edit_larger_than_the_window_reaches_an_engine_that_is_busy(

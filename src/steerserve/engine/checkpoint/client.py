@@ -226,7 +226,8 @@ class CheckpointEngine(Engine):
 
     def lose(self, reason: str) -> None:
         if not self.ended.done():
-            self._reason = self._reason or reason
+            if self._process.exitcode is None:  # a process that has ended names its own reason
+                self._reason = self._reason or reason
             self._process.kill()
 
     # ------------------------------------------------------------- inside

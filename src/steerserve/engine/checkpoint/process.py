@@ -40,7 +40,9 @@ ended, and it reads an exit code without a lock of its own."""
 
 
 class EngineProcess(Protocol):
-    """The process of an engine, on this machine or on another one."""
+    """The process of an engine, on this machine or on another one. `exitcode` is None until its end is known."""
+
+    exitcode: int | None
 
     @property
     def pid(self) -> int | None:
