@@ -130,6 +130,19 @@ async def test_passes_that_steered_only_grow_when_an_sae_is_attached_again(world
     assert attached is not None
 
 
+async def test_passes_that_steered_only_grow_when_the_model_is_loaded_again(world: World) -> None:
+    """Replicas have no process id that would tell the engines apart."""
+    row, sae = await world.model(), await world.sae()
+    for count, total in ((10, 10), (12, 22)):
+        await soon((await world.conductor.load(row)).ready)
+        await world.attachments.attach(sae, 1)
+        assert world.launcher.engine.pid is None
+        (key,) = world.launcher.engine.applied
+        world.launcher.engine.applied[key] = count
+        assert await value(world, "steering_applied_total") == total
+        await world.conductor.unload(row.id)
+
+
 async def test_breakers_are_shown_and_their_trips_only_grow(world: World) -> None:
     world.hub.states = [breaker(state="open", is_open=True, trips=2)]
     assert await value(world, "circuit_breaker_open", name="huggingface") == 1

@@ -8,7 +8,6 @@ import platform
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import fields
-from typing import Any
 
 import psutil
 from prometheus_client import Counter, Gauge, generate_latest
@@ -30,6 +29,7 @@ from steerserve.control.residency.replicas import Replicas
 from steerserve.control.vitals.cards import CardReading, CardReadings, totals
 from steerserve.control.vitals.views import MetricsReport, ReasonedCardTotals
 from steerserve.engine.sandbox.schemas import Checker
+from steerserve.engine.wire.engine import Engine
 from steerserve.rules.replicas import ReplicaState
 from steerserve.rules.residency import Phase
 from steerserve.rules.units import MIB
@@ -75,7 +75,8 @@ class Gauges:
         self._circuit_sensing = circuit_sensing
         self._replicas = replicas
         self._since = metrics.clock()
-        self._seen: dict[tuple[Any, ...], float] = {}
+        self._counted: Engine | None = None
+        self._seen: dict[str, int] = {}
         self._made = _Made(metrics)
 
     async def text(self) -> bytes:
@@ -178,12 +179,13 @@ class Gauges:
     def _count_applied(self) -> None:
         resident = self._conductor.resident
         engine = resident.engine if resident else None
-        now = {(engine.pid, key): n for key, n in engine.applied.items()} if engine else {}
+        seen = self._seen if engine is self._counted else {}
+        now = dict(engine.applied) if engine else {}
         for key, count in now.items():
-            before = self._seen.get(key, 0)
+            before = seen.get(key, 0)
             # a smaller count than before means that the SAE was detached and attached again
             self._made.applied.inc(count - before if count >= before else count)
-        self._seen = dict(now)
+        self._counted, self._seen = engine, now
 
     def _read_breakers(self) -> None:
         for breaker in self._hub.breakers():
