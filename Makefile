@@ -11,7 +11,7 @@ BENCH := $(VENV)/.installed-bench
 # compiled modules are kept, because each worker of the tests and each service of a test would compile them anew
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: run serve ui test test-browser test-ray screenshots test-cpus test-all test-gpu soak fuzz contract check format bench bench-quick demo-model docs clean
+.PHONY: run serve ui test test-browser test-ray test-both screenshots test-cpus test-all test-gpu soak fuzz contract check format bench bench-quick demo-model docs clean
 
 $(STAMP): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
@@ -45,6 +45,11 @@ test-browser: $(BROWSER) ## the web page in Chromium, skipped where there is non
 RAY ?= ray
 test-ray: $(STAMP) ## replicas on a Ray cluster of several nodes on this machine (RAY='ray and not slow': the short form)
 	$(BIN)/python -m pytest -m '$(RAY)' tests
+
+BOTH ?= tests/api tests/v1 tests/contract tests/engine/checkpoint/test_process.py tests/test_lifecycle.py \
+	tests/test_live.py tests/test_meter.py tests/test_pipelines.py tests/test_proof.py
+test-both: $(STAMP) ## tests of the local backend over replicas on a Ray cluster (RAY_ADDRESS: on that cluster; BOTH: these files)
+	$(BIN)/python -m pytest --backend ray -m 'not slow and not gpu and not soak' $(BOTH)
 
 screenshots: $(BROWSER) ## rewrite the pictures in docs/ui/
 	$(BIN)/python hatch_build.py

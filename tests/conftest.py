@@ -17,6 +17,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("TORCH_THREADS", "1")
 
 from steerserve import demo
+from tests import backend as backends
 from tests.circuits import attach, detach
 from tests.service import Running, add_sae, load_demo, running
 
@@ -33,6 +34,26 @@ def pytest_collection_finish() -> None:
     """Let no collection of garbage look through the imported modules and the collected tests again: they stay."""
     gc.collect()
     gc.freeze()
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    backends.add_option(parser)
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    backends.leave_out(config, items)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def backend(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[None]:
+    """Where the engines of all services of the run are."""
+    if backends.is_ray(request.config):
+        with backends.over_ray(tmp_path_factory.mktemp("cluster")):
+            yield
+    else:
+        yield
 
 
 @pytest.fixture(scope="session")

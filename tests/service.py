@@ -28,6 +28,8 @@ from tests.described import Held
 JSON = {"content-type": "application/json"}
 EVENTS_HELD = 1000
 """The most live events of a service that are held to the description of the API."""
+ONE_REPLICA: dict[str, Any] = {"engine_replicas": 1, "engine_min_replicas": 1}
+"""Settings for tests that count slots: on a cluster, each replica has MAX_CONCURRENT_REQUESTS slots of its own."""
 STOP_SECONDS = 20
 """Seconds in which a service must have stopped."""
 

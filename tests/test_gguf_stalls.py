@@ -23,6 +23,8 @@ from tests.engine import held_llama
 from tests.service import Running
 from tests.test_stalls import readiness, until
 
+pytestmark = pytest.mark.local("GGUF models are served by one engine of this machine")
+
 LONG: dict[str, Any] = {
     "model": "held:F32",
     "prompt": "one",

@@ -25,7 +25,7 @@ from steerserve.engine.checkpoint.process import ENGINE, NAMES
 from steerserve.errors import Refusal
 from tests.conftest import Start
 from tests.described import Held
-from tests.service import Running, add_sae, load_demo
+from tests.service import ONE_REPLICA, Running, add_sae, load_demo
 
 MANY = {
     "model": demo.MODEL_NAME,
@@ -264,6 +264,7 @@ def engine_pid(live: Running) -> int:
     return resident.engine.pid
 
 
+@pytest.mark.local("a replica that ends is started again while its model stays loaded")
 def test_a_killed_engine_costs_only_the_requests_in_flight(start: Start) -> None:
     with start() as live:
         model_id = load_demo(live)
@@ -344,7 +345,7 @@ def raw_request(live: Running, body: dict[str, Any]) -> socket.socket:
 def test_a_client_that_leaves_frees_its_slot_also_while_it_waits(
     start: Start, is_stream: bool
 ) -> None:
-    with start(max_concurrent_requests=1, max_pending_requests=2) as live:
+    with start(**ONE_REPLICA, max_concurrent_requests=1, max_pending_requests=2) as live:
         load_demo(live)
         body = LONG | {"prompt": ["One day"] * 64, "temperature": 2.0, "stream": is_stream}
         links = []
@@ -362,7 +363,7 @@ def test_a_client_that_leaves_frees_its_slot_also_while_it_waits(
 
 @pytest.mark.shows("retry-after.2", "general-errors.3", "overview.12", "limits.27")
 def test_a_full_room_refuses_with_the_estimate(start: Start) -> None:
-    with start(max_concurrent_requests=1, max_pending_requests=0) as live:
+    with start(**ONE_REPLICA, max_concurrent_requests=1, max_pending_requests=0) as live:
         load_demo(live)
         for _ in range(3):
             live.complete("One day", max_tokens=1)
@@ -391,7 +392,7 @@ def test_many_clients_that_leave_leave_nothing_behind(start: Start) -> None:
 
 
 def test_a_reader_that_stops_reading_does_not_keep_its_slot(start: Start) -> None:
-    with start(max_concurrent_requests=1) as live:
+    with start(**ONE_REPLICA, max_concurrent_requests=1) as live:
         load_demo(live)
         link = raw_request(live, LONG | {"prompt": ["One day"] * 8, "stream": True})
         assert live.complete("One day", max_tokens=2)["choices"]

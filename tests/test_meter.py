@@ -64,6 +64,7 @@ def test_what_the_guards_refuse_is_counted_too(live: Running) -> None:
     assert total(live, "request_errors_total", code="FORBIDDEN_ORIGIN") == 1
 
 
+@pytest.mark.local("a replica that ends is started again while its model stays loaded")
 def test_what_fails_inside_a_stream_is_counted_by_its_code(live: Running) -> None:
     load_demo(live)
     many = {

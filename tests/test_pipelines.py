@@ -6,13 +6,13 @@ import json
 import socket
 from urllib.parse import urlsplit
 
-import psutil
 import pytest
 
 from steerserve import demo
+from tests.resident import standing_still
 from tests.service import Running
 from tests.soak.inside import until_inactive
-from tests.soak.watching import counters, frozen, until
+from tests.soak.watching import counters, until
 
 HEALTH = b"GET /api/health HTTP/1.1\r\nHost: localhost\r\n\r\n"
 SECONDS = 10.0
@@ -40,10 +40,7 @@ def posted(is_stream: bool) -> bytes:
 def test_a_client_that_leaves_ends_its_request_also_if_another_one_waits_behind(
     shared: Running, is_stream: bool
 ) -> None:
-    resident = shared.service.owners.conductor.resident
-    assert resident is not None
-    assert resident.engine is not None
-    with frozen(psutil.Process(resident.engine.pid)):
+    with standing_still(shared):
         # the engine does not move: the request ends only if it is cancelled
         with connect(shared) as link:
             link.sendall(posted(is_stream) + HEALTH)

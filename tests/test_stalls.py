@@ -11,10 +11,14 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import Any
 
+import pytest
+
 from steerserve import demo
 from tests.conftest import Start
 from tests.service import Running, add_sae, load_demo
 from tests.test_lifecycle import LONG, engine_pid
+
+pytestmark = pytest.mark.local("replicas that stand still are left behind, see tests/engine/fleet")
 
 SAE = demo.saes()[0]
 

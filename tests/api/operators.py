@@ -10,11 +10,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-import psutil
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from steerserve import demo
+from tests.resident import processes
 from tests.service import Running, add_sae
 
 LOWER, UPPER = (sae.layer for sae in demo.saes())
@@ -299,13 +299,12 @@ class Operators(RuleBasedStateMachine):
 
     @rule()
     def kill_the_engine(self) -> None:
-        """The next request loads the model again, with everything that steered before."""
-        resident = self.live.service.owners.conductor.resident
-        assert resident is not None
-        assert resident.engine is not None
-        engine = psutil.Process(resident.engine.pid)
-        engine.kill()
-        engine.wait(10)
+        """The next request has everything that steered before: the model is loaded again, or each of its replicas."""
+        running = processes(self.live)
+        for process in running:
+            process.kill()
+        for process in running:
+            process.wait(10)
         self.stage.serve()
 
     @rule()

@@ -16,7 +16,7 @@ from steerserve import demo
 from steerserve.rules.units import MIB
 from tests.api.test_steering import greedy, set_one
 from tests.conftest import Start
-from tests.service import Running, add_demo, add_sae, load_demo
+from tests.service import ONE_REPLICA, Running, add_demo, add_sae, load_demo
 from tests.test_lifecycle import MANY, raw_request, until_idle
 
 FIRST, LAST = demo.saes()[0], demo.saes()[-1]
@@ -135,7 +135,7 @@ def test_a_word_is_not_read_as_an_id(shared: Running, method: str, word: str, al
 
 @pytest.mark.shows("queue-block.6", "states.10")
 def test_a_detach_waits_for_requests_in_flight_and_not_for_the_queue(start: Start) -> None:
-    with start(max_concurrent_requests=1) as live:
+    with start(**ONE_REPLICA, max_concurrent_requests=1) as live:
         load_demo(live)
         sae_id = attach(live, FIRST)["sae_id"]
         links = [raw_request(live, MANY)]
@@ -373,6 +373,7 @@ def test_a_set_of_which_one_cannot_be_read_is_taken_back(free: Running, tmp_path
     free.data("DELETE", f"/api/saes/{sae_id}")
 
 
+@pytest.mark.local("each replica has reserves of its own, and the largest are told")
 @pytest.mark.shows("saes.19")
 def test_a_set_that_memory_does_not_hold_is_refused_with_figures(
     free: Running, monkeypatch: pytest.MonkeyPatch
@@ -426,6 +427,7 @@ def kill_engine(live: Running) -> None:
         pass
 
 
+@pytest.mark.local("a replica that ends is started again while its model stays loaded")
 def test_a_model_whose_engine_was_killed_is_served_steered_again_or_not_at_all(
     start: Start, tmp_path: Path
 ) -> None:

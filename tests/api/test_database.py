@@ -193,6 +193,7 @@ def test_the_loss_of_the_log_of_sqlite_loses_no_acknowledged_write(
     assert refused["name"] not in saved(file_of(serving))
 
 
+@pytest.mark.local("a replica that ends is started again while its model stays loaded")
 def test_an_engine_that_ends_is_replaced_with_its_saes_while_the_database_is_gone(
     serving: Running,
 ) -> None:

@@ -9,6 +9,8 @@ from steerserve import demo
 from tests.conftest import Start
 from tests.service import Running, add_model, load_demo
 
+pytestmark = pytest.mark.local("engines of a cluster are forked on its nodes")
+
 
 def fork_server(live: Running) -> psutil.Process:
     """The parent of the engine, which is the one process that forks."""

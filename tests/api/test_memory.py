@@ -102,6 +102,7 @@ def test_a_kv_cache_larger_than_the_machine_is_refused_at_the_load(start: Start)
         assert card["kv_mb"] == 8 << 20
 
 
+@pytest.mark.local("a cluster chooses the cards, and refuses a load that names one")
 @pytest.mark.shows("resource-errors.4")
 @pytest.mark.parametrize("gpu", [0, "3", "GPU-12345678-1234-1234-1234-123456789abc"])
 def test_a_card_that_is_not_there_is_not_found(shared: Running, tmp_path: Path, gpu: Any) -> None:

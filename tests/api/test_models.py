@@ -20,6 +20,7 @@ from steerserve.rules import signs
 from tests.conftest import Start
 from tests.files.test_gguf import entry_of, text
 from tests.files.test_gguf_hostile import number, tensor, write
+from tests.resident import processes, standing_still
 from tests.service import Running, add_demo, add_model, load_demo
 
 
@@ -428,14 +429,15 @@ def hanging(folder: Path) -> Path:
     return folder
 
 
-def engine_of(live: Running, model_id: int) -> psutil.Process:
-    """The process of the engine of this model, once the model is in the slot and its engine has started."""
+def processes_of(live: Running, model_id: int) -> list[psutil.Process]:
+    """The processes of the engine of this model, once the model is in the slot and its engine has started."""
     while True:
         live.data("GET", "/api/health")
         resident = live.service.owners.conductor.resident
         if resident is None or resident.row.id != model_id or resident.engine is None:
             continue
-        return psutil.Process(resident.engine.pid)
+        if running := processes(live):
+            return running
 
 
 @pytest.mark.shows("models.2", "model-errors.6")
@@ -450,7 +452,7 @@ def test_a_load_that_hangs_is_ended_by_an_operator_at_any_moment(
             waiting = pool.submit(live.http.post, f"/api/models/{bad}/load?wait=true")
             while live.data("GET", f"/api/models/{bad}")["status"] != "loading":
                 pass
-            engine = engine_of(live, bad)
+            running = processes_of(live, bad)
             assert live.error("POST", f"/api/models/{good}/load")[:2] == (409, "MODEL_BUSY")
             asked = pool.submit(live.http.post, "/v1/completions", json=body)
             while live.service.owners.conductor.view().phase == "loading" and (
@@ -473,7 +475,7 @@ def test_a_load_that_hangs_is_ended_by_an_operator_at_any_moment(
                 assert status == 200 or how == "unload", answer
                 assert status in (200, 400, 409)
             assert 200 in [status for status, _ in answers]
-            assert not engine.is_running()
+            assert not [process for process in running if process.is_running()]
             model = live.data("GET", f"/api/models/{bad}")
             assert (model["status"], model["error_message"]) == (
                 "ready",
@@ -497,18 +499,15 @@ def test_ending_a_load_that_waits_for_an_unload_lets_the_loaded_model_serve_on(
         good = load_demo(live)
         other = add_model(live, hanging(tmp_path / "hanging"), "hanging", trust_remote_code=True)
         long = {"model": demo.MODEL_NAME, "prompt": ["One day"] * 8, "max_tokens": 500}
-        engine = engine_of(live, good)
-        engine.suspend()
-        try:
+        running = processes_of(live, good)
+        with standing_still(live):
             text = pool.submit(live.http.post, "/v1/completions", json=long)
             while live.data("GET", "/api/health/detailed")["inference"]["in_flight"] != 1:
                 pass
             live.data("POST", f"/api/models/{other}/load", status=202)
             assert live.v1_error("/v1/completions", long)[0] == 503
             live.data("POST", f"/api/models/{other}/cancel")
-        finally:
-            engine.resume()
         assert len(text.result().json()["choices"]) == 8
         assert live.complete("One day", max_tokens=2)["choices"]
-        assert engine.is_running()
+        assert processes(live) == running
         assert live.data("GET", f"/api/models/{other}")["status"] == "ready"

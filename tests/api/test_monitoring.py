@@ -408,6 +408,7 @@ def test_no_text_is_kept_unless_the_operator_wants_it(monitored: Running) -> Non
     assert refused[:2] == (400, "INVALID_FEATURE_INDEX")
 
 
+@pytest.mark.local("a replica that ends is started again while its model stays loaded")
 def test_it_goes_on_after_a_crash_of_the_engine_with_its_contexts(start: Start) -> None:
     with start(monitoring_contexts=50) as live:
         load_demo(live)

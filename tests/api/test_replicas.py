@@ -18,6 +18,8 @@ from steerserve.settings import Settings
 from tests.described import Held
 from tests.doubles import Launcher, ScriptedEngine, soon, write_checkpoint
 
+pytestmark = pytest.mark.local("starts doubles of engines with replicas of their own")
+
 
 class Replicated:
     """A service whose engines are doubles, with a client for it."""

@@ -17,6 +17,8 @@ from tests import gguf
 from tests.local_cluster import LocalCluster
 from tests.service import Running, add_sae, load_demo, running
 
+pytestmark = pytest.mark.local("starts replicas on a cluster of its own")
+
 PATIENCE = 30.0
 BASE = "/api/models/1/replicas"
 

@@ -22,7 +22,7 @@ from steerserve import demo
 from steerserve.rules.residency import Phase
 from tests.engine import models
 from tests.engine.running import altered, with_bos
-from tests.service import Running, add_model, running
+from tests.service import ONE_REPLICA, Running, add_model, running
 
 TEMPLATE = (
     "{{ bos_token }}{% for m in messages %}[{{ m.role }}]{{ m.content }}{% endfor %}"
@@ -95,7 +95,7 @@ def zoo(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Zoo]:
     save_encoder(folders["bert"])
     altered(folders["tiny"], folders["damaged"], hidden_size=48)
     shutil.copytree(folders["plain"], folders["quarter"])
-    room = {"max_concurrent_requests": 3, "max_pending_requests": 0}
+    room = {"max_concurrent_requests": 3, "max_pending_requests": 0, **ONE_REPLICA}
     with running(root / "home", kv_cache_mb=1, torch_threads=1, **room) as live:
         made = Zoo(live, folders | {"large": demo.MODEL_DIR})
         for name in made.folders:

@@ -7,12 +7,12 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import httpx
-import psutil
 import pytest
 
 from steerserve import demo
 from tests.near import check_same_chat
-from tests.service import Running, add_sae, load_demo, running
+from tests.resident import processes, standing_still
+from tests.service import ONE_REPLICA, Running, add_sae, load_demo, running
 
 CHAT = "/v1/chat/completions"
 HELLO = [{"role": "user", "content": "Hello"}]
@@ -23,9 +23,8 @@ GREEDY = {"temperature": 0}
 def batched(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
     """One slot and no waiting room, so that whoever needs a slot beside another is refused."""
     home = tmp_path_factory.mktemp("batched")
-    with running(
-        home, enable_continuous_batching=True, max_concurrent_requests=1, max_pending_requests=0
-    ) as live:
+    room = {"max_concurrent_requests": 1, "max_pending_requests": 0, **ONE_REPLICA}
+    with running(home, enable_continuous_batching=True, **room) as live:
         load_demo(live)
         yield live
 
@@ -94,17 +93,13 @@ def test_they_need_no_slot_and_give_the_text_that_a_slot_gives(
 
 def test_a_slot_is_still_one_for_all_others(batched: Running) -> None:
     service = batched.service
-    engine = psutil.Process(service.owners.conductor.loaded().held().pid)
     with ThreadPoolExecutor(2) as pool:
-        engine.suspend()
-        try:
+        with standing_still(batched):
             holding = pool.submit(ask, batched, temperature=1.5)
             while not service.owners.queue.counts().holding:
                 pass
             assert ask(batched, temperature=1.5).json()["error"]["code"] == "queue_full"
             beside = pool.submit(ask, batched, **GREEDY)
-        finally:
-            engine.resume()
         assert [holding.result().status_code, beside.result().status_code] == [200, 200]
 
 
@@ -146,4 +141,5 @@ def test_the_health_block_says_so(batched: Running) -> None:
 def test_a_server_without_it_says_so_too(shared: Running) -> None:
     told = shared.data("GET", "/api/health/inference")
     assert told["backend"] == "serial"
-    assert told["queue"]["max_concurrent"] == shared.service.settings.max_concurrent_requests
+    slots = shared.service.settings.max_concurrent_requests * len(processes(shared))
+    assert told["queue"]["max_concurrent"] == slots

@@ -8,6 +8,7 @@ import pytest
 
 from steerserve import demo
 from tests.near import check_same_chat
+from tests.resident import processes
 from tests.service import Running
 from tests.v1.conftest import Zoo
 
@@ -130,14 +131,14 @@ def test_a_number_of_tokens_beyond_the_context_is_refused_and_harms_nobody(
     zoo: Zoo, number: int
 ) -> None:
     zoo.load("tiny")
-    before = zoo.live.service.owners.conductor.resident.held().pid
+    before = processes(zoo.live)
     for field in ("max_tokens", "max_completion_tokens"):
         body = {"model": "tiny", "messages": STORY, field: number}
         status, error = zoo.live.v1_error(CHAT, body)
         assert status == 400, error
         assert error["code"] in ("context_length_exceeded", "invalid_parameter")
     assert zoo.resident() == "tiny"
-    assert zoo.live.service.owners.conductor.resident.held().pid == before
+    assert processes(zoo.live) == before
 
 
 @pytest.mark.parametrize("number", [2**63, 2**64, -(2**70), [10**30]])

@@ -81,7 +81,10 @@ def queue_full(stage: Stage) -> tuple[str, Error]:
     live = stage.zoo.live
     stage.zoo.empty()
     body = {"model": "tiny", "prompt": "fish", "max_tokens": 2}
-    with ThreadPoolExecutor(3) as pool, holding(live.service.owners.launcher, "launch") as hold:
+    with (
+        ThreadPoolExecutor(3) as pool,
+        holding(live.service.owners.launcher, "launch_resident") as hold,
+    ):
         waiting = [pool.submit(live.http.post, TEXT, json=body) for _ in range(3)]
         while pending(live) < 3:
             pass
@@ -209,7 +212,7 @@ def model_load_failed(stage: Stage) -> tuple[str, Error]:
 def model_busy(stage: Stage) -> tuple[str, Error]:
     live = stage.zoo.live
     stage.zoo.empty()
-    with holding(live.service.owners.launcher, "launch") as hold:
+    with holding(live.service.owners.launcher, "launch_resident") as hold:
         live.data("POST", f"/api/models/{stage.zoo.ids['tiny']}/load", status=202)
         hold.wait()
         found = stage.refused(TEXT, model="plain", prompt="fish")

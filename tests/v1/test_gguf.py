@@ -13,6 +13,8 @@ from tests import gguf
 from tests.loopback_hub import LoopbackHub
 from tests.service import Running, add_demo, add_sae, running
 
+pytestmark = pytest.mark.local("GGUF models are served by one engine of this machine")
+
 BASE = "counting"
 Q8, Q4 = f"{BASE}:Q8_0", f"{BASE}:Q4_0"
 COUNT = [{"role": "user", "content": "count"}]

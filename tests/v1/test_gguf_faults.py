@@ -13,6 +13,8 @@ import pytest
 from tests import gguf
 from tests.service import Running, running
 
+pytestmark = pytest.mark.local("GGUF models are served by one engine of this machine")
+
 MODEL = "harmed:F32"
 ASKED = {"model": MODEL, "prompt": "one", "max_tokens": 3, "temperature": 0}
 

@@ -37,7 +37,7 @@ def test_models_that_are_ready_loading_or_loaded_are_listed(zoo: Zoo) -> None:
 
     zoo.renew("damaged")
     zoo.empty()
-    with holding(zoo.live.service.owners.launcher, "launch") as hold:
+    with holding(zoo.live.service.owners.launcher, "launch_resident") as hold:
         zoo.live.data("POST", f"/api/models/{zoo.ids['tiny']}/load", status=202)
         hold.wait()
         assert zoo.status("tiny") == "loading"

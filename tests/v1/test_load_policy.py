@@ -8,9 +8,9 @@ from contextlib import contextmanager
 from typing import Any
 
 import httpx
-import psutil
 import pytest
 
+from tests.resident import standing_still
 from tests.service import Running
 from tests.v1.conftest import Zoo, holding, pending
 
@@ -52,7 +52,7 @@ def tiny(zoo: Zoo) -> Zoo:
 def loading(zoo: Zoo, name: str) -> Iterator[None]:
     """While open, the model is being loaded into an empty slot."""
     zoo.empty()
-    with holding(zoo.live.service.owners.launcher, "launch") as hold:
+    with holding(zoo.live.service.owners.launcher, "launch_resident") as hold:
         zoo.live.data("POST", f"/api/models/{zoo.ids[name]}/load", status=202)
         hold.wait()
         yield
@@ -254,16 +254,12 @@ def test_an_embedding_model_is_named_before_an_invalid_policy(tiny: Zoo) -> None
 @contextmanager
 def full(zoo: Zoo) -> Iterator[None]:
     """While open, three requests of the resident model `tiny` fill the queue."""
-    engine = psutil.Process(zoo.live.service.owners.conductor.loaded().held().pid)
     with ThreadPoolExecutor(3) as pool:
-        engine.suspend()
-        try:
+        with standing_still(zoo.live):
             answers = [pool.submit(ask, zoo.live, ROUTES[1], "tiny") for _ in range(3)]
             while pending(zoo.live) < 3:
                 pass
             yield
-        finally:
-            engine.resume()
         assert [answer.result().status_code for answer in answers] == [200] * 3
 
 

@@ -316,6 +316,7 @@ def test_scoring_and_embeddings_leave_no_events(sensed: tuple[Running, str]) -> 
     assert len(events(live)) == before
 
 
+@pytest.mark.local("a second turn may go to a replica that did not sense the first one")
 def test_a_second_turn_reports_only_what_is_new(sensed: tuple[Running, str]) -> None:
     live, _ = sensed
     _, text = ask(live, PROMPTS[0])
@@ -326,6 +327,7 @@ def test_a_second_turn_reports_only_what_is_new(sensed: tuple[Running, str]) -> 
     assert all(event["pos_start"] > first for event in told)
 
 
+@pytest.mark.local("a second turn may go to a replica that did not sense the first one")
 @pytest.mark.parametrize("stream", [False, True])
 def test_a_second_turn_of_a_chat_does_not_report_the_answer_of_the_first_again(
     sensed: tuple[Running, str], stream: bool

@@ -12,6 +12,7 @@ import pytest
 from steerserve.engine.sandbox import templates
 from tests.engine import models
 from tests.engine.running import with_bos
+from tests.resident import processes
 from tests.service import Running, add_model, running
 from tests.v1.conftest import TEMPLATE, in_flight, until_idle
 
@@ -51,14 +52,14 @@ def test_a_costly_conversation_is_refused_and_the_next_is_served(
     live: Running, wish: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     before = texts(live, CHAT, chat("hello"))
-    pid = live.service.owners.conductor.resident.held().pid
+    serving = processes(live)
     monkeypatch.setattr(templates, "RENDER_SECONDS", 0.5)
     status, error = live.v1_error(CHAT, chat(wish))
     monkeypatch.undo()
     assert (status, error["code"], error["param"]) == (400, "invalid_parameter", "messages")
     assert error["message"].startswith("the model's chat template refuses these messages: ")
     assert texts(live, CHAT, chat("hello")) == before
-    assert live.service.owners.conductor.resident.held().pid == pid
+    assert processes(live) == serving
 
 
 def test_requests_pass_by_a_conversation_that_is_rendered_for_long(

@@ -19,16 +19,20 @@ import uvloop
 from steerserve.engine.checkpoint import process
 from steerserve.engine.checkpoint.client import CheckpointEngine, Launcher
 from steerserve.engine.checkpoint.prompts import TokensGiven
+from steerserve.engine.ray.cluster import RayCluster
 from steerserve.engine.wire import messages as m
 from steerserve.engine.worker.model.checkpoint import Checkpoint
 from steerserve.errors import Refusal
 from steerserve.rules.signs import Activity
+from steerserve.settings import Settings
+from tests.backend import is_ray
 from tests.doubles import until
 from tests.engine.models import CONTEXT, VOCABULARY
 from tests.engine.running import generated, words
 from tests.engine.saes import arrays, config_older, config_v6, source, write
 
 Folder = Callable[[str], Path]
+Launches = Launcher | RayCluster
 KEY = "sae@0"
 FIELDS: dict[str, Any] = {
     "quantization": "FP16",
@@ -43,12 +47,23 @@ Pieces = list[m.Started | m.Piece]
 
 
 @pytest.fixture(scope="session")
-def launcher() -> Launcher:
+def here() -> Launcher:
     return Launcher("CRITICAL", "json")
 
 
 @pytest.fixture
-async def empty(launcher: Launcher) -> AsyncIterator[CheckpointEngine]:
+async def launcher(here: Launcher, pytestconfig: pytest.Config) -> AsyncIterator[Launches]:
+    """Starts engines of this machine, or on the nodes of the cluster of the run."""
+    if not is_ray(pytestconfig):
+        yield here
+        return
+    cluster = RayCluster(Settings(_env_file=None))  # type: ignore[call-arg]
+    yield cluster
+    await cluster.close()
+
+
+@pytest.fixture
+async def empty(launcher: Launches) -> AsyncIterator[CheckpointEngine]:
     """An engine without a model."""
     engine = await launcher.launch()
     yield engine
@@ -57,7 +72,7 @@ async def empty(launcher: Launcher) -> AsyncIterator[CheckpointEngine]:
 
 @pytest.mark.parametrize("prompts", [TokensGiven(), None])
 async def test_an_engine_takes_prompts_that_are_tokens_already(
-    launcher: Launcher, folder: Folder, prompts: TokensGiven | None
+    launcher: Launches, folder: Folder, prompts: TokensGiven | None
 ) -> None:
     engine = await launcher.launch(prompts)
     await engine.load(lambda _: None, path=str(folder("llama")), **FIELDS)
@@ -292,7 +307,7 @@ async def test_an_engine_killed_while_it_loads_ends_the_load_by_code(
 
 
 async def test_stopping_leaves_no_process_and_refuses_what_is_in_flight(
-    launcher: Launcher, folder: Folder
+    launcher: Launches, folder: Folder
 ) -> None:
     engine = await launcher.launch()
     assert engine.pid
@@ -309,11 +324,12 @@ async def test_stopping_leaves_no_process_and_refuses_what_is_in_flight(
     assert refused.value.code == "SHUTTING_DOWN"
     assert not process.is_running()
     assert engine._process.exitcode == 0
-    assert await engine.ended == "the engine process ended"
+    where = f" on {engine.node}" if engine.node else ""
+    assert await engine.ended == f"the engine process ended{where}"
     await engine.stop()
 
 
-async def test_two_engines_end_independently(launcher: Launcher, engine: CheckpointEngine) -> None:
+async def test_two_engines_end_independently(launcher: Launches, engine: CheckpointEngine) -> None:
     other = await launcher.launch()
     await other.stop()
     assert text_of(await events(engine, words(20)))
@@ -420,6 +436,7 @@ async def test_an_sae_of_another_width_is_refused_and_leaves_no_hook(
 # ---------------------------------------------------------------- the border between the processes
 
 
+@pytest.mark.local("asks the interpreter of this machine")
 @pytest.mark.shows("gpus.9")
 def test_the_threads_of_an_engine_wait_without_spinning() -> None:
     """The thread library prints the values that it has read while it was loaded."""
@@ -436,6 +453,7 @@ def test_the_threads_of_an_engine_wait_without_spinning() -> None:
     assert loaded.stdout == "AUTO\n"
 
 
+@pytest.mark.local("asks the interpreter of this machine")
 def test_the_control_process_never_imports_the_tensor_library() -> None:
     code = (
         "import sys, steerserve.app, steerserve.cli, steerserve.engine.checkpoint.client; "
@@ -445,6 +463,7 @@ def test_the_control_process_never_imports_the_tensor_library() -> None:
     assert done.returncode == 0, done.stderr
 
 
+@pytest.mark.local("starts an engine of this machine")
 def test_an_engine_ends_with_its_control_process() -> None:
     code = (
         "import asyncio, os, signal, sys\n"
@@ -467,11 +486,12 @@ def test_an_engine_ends_with_its_control_process() -> None:
     assert psutil.wait_procs([engine], timeout=30)[1] == []
 
 
+@pytest.mark.local("holds the end of a process of this machine")
 def test_a_command_to_an_engine_that_is_ending_is_refused(
-    launcher: Launcher, folder: Folder, monkeypatch: pytest.MonkeyPatch
+    here: Launcher, folder: Folder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def run() -> None:
-        engine = await launcher.launch()
+        engine = await here.launch()
         await engine.load(lambda _: None, path=str(folder("llama")), **FIELDS)
         ends = asyncio.Event()
         wait = engine._process.wait

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import secrets
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from functools import partial
@@ -15,6 +14,7 @@ from steerserve.demo import MODEL_DIR
 from steerserve.engine.checkpoint.client import CheckpointEngine
 from steerserve.engine.ray.cluster import RayCluster
 from steerserve.settings import Settings
+from tests.backend import secured
 from tests.engine.checkpoint.test_process import FIELDS
 from tests.engine.ray.nodes import Nodes, ReplicaProcesses, replica_of, started
 
@@ -24,13 +24,7 @@ STORY = "the sentinel of a user walked down to the harbour and"
 @pytest.fixture(scope="session", autouse=True)
 def token(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """The file of the token of all clusters. Ray reads the variables when it is imported."""
-    file = tmp_path_factory.mktemp("ray") / "token"
-    file.write_text(secrets.token_hex(32))
-    file.chmod(0o600)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("RAY_AUTH_MODE", "token")
-        patch.setenv("RAY_AUTH_TOKEN_PATH", str(file))
-        patch.setenv("RAY_USAGE_STATS_ENABLED", "0")
+    with secured(tmp_path_factory.mktemp("ray")) as file:
         yield file
 
 

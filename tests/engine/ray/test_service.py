@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -12,6 +14,7 @@ from tests.api.test_replicated_model import Replicated, by_name
 from tests.engine.ray.nodes import Nodes
 from tests.service import load_demo, running
 
+ROOT = Path(__file__).parents[3]
 pytestmark = [pytest.mark.ray, pytest.mark.timeout(180)]
 
 
@@ -32,4 +35,21 @@ def test_the_service_serves_a_model_on_the_nodes_of_a_cluster(nodes: Nodes, tmp_
         back = by_name(replicated.whole(2))[victim["name"]]
         assert (back["restarts"], back["pid"] != victim["pid"]) == (1, True)
         live.data("POST", f"/api/models/{model_id}/unload")
+    assert not nodes.seats()
+
+
+SHARED = ("tests/v1/test_dial.py", "tests/v1/test_sae_steering.py")
+"""Files whose tests share one service, and load no model."""
+
+
+def test_tests_of_the_local_backend_pass_over_a_cluster(nodes: Nodes) -> None:
+    """The short form of `make test-both`."""
+    ran = subprocess.run(
+        [sys.executable, "-m", "pytest", "-n0", "--backend", "ray", "-m", "not slow", *SHARED],
+        cwd=ROOT,
+        env=os.environ | {"RAY_ADDRESS": nodes.address},
+        capture_output=True,
+        text=True,
+    )
+    assert ran.returncode == 0, ran.stdout
     assert not nodes.seats()

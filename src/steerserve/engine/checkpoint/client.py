@@ -226,8 +226,7 @@ class CheckpointEngine(Engine):
 
     def lose(self, reason: str) -> None:
         if not self.ended.done():
-            if self._process.exitcode is None:  # a process that has ended names its own reason
-                self._reason = self._reason or reason
+            self._reason = self._reason or (reason if self._process.exitcode is None else None)
             self._process.kill()
 
     # ------------------------------------------------------------- inside

@@ -40,7 +40,8 @@ ended, and it reads an exit code without a lock of its own."""
 
 
 class EngineProcess(Protocol):
-    """The process of an engine, on this machine or on another one. `exitcode` is None until its end is known."""
+    """The process of an engine, on this machine or on another one. `exitcode` is None until its end is known; from
+    then on the process names its own reason."""
 
     exitcode: int | None
 

@@ -1,0 +1,38 @@
+"""The engine of the resident model of a service, on either backend: its processes, and a way to hold them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+
+import psutil
+
+from steerserve.engine.wire.engine import Engine
+from tests.service import Running
+
+
+def engine_of(live: Running) -> Engine:
+    resident = live.service.owners.conductor.resident
+    assert resident is not None
+    assert resident.engine is not None
+    return resident.engine
+
+
+def processes(live: Running) -> list[psutil.Process]:
+    """The process of the engine, or those of its replicas."""
+    engine = engine_of(live)
+    pids = [view.pid for view in engine.replicas()] or [engine.pid]
+    # without a number, psutil would take the process of the tests
+    return [psutil.Process(pid) for pid in pids if pid is not None]
+
+
+@contextmanager
+def standing_still(live: Running) -> Iterator[None]:
+    """Inside the block, the system lets no process of the engine run."""
+    running = processes(live)
+    assert running
+    with ExitStack() as stack:
+        for process in running:
+            process.suspend()
+            stack.callback(process.resume)
+        yield
