@@ -10,6 +10,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 FOLDER = Path(__file__).parent
@@ -40,8 +41,9 @@ def sentences() -> list[Sentence]:
     return listed
 
 
-def shown() -> dict[str, list[str]]:
-    """The id of a sentence -> the tests that name it, as pytest names them."""
+@cache
+def shown() -> Mapping[str, list[str]]:
+    """The id of a sentence -> the tests that name it, as pytest names them. The tests are read once."""
     by_id: dict[str, list[str]] = {}
     for file in sorted(TESTS.rglob("test_*.py")):
         place = file.relative_to(TESTS.parent).as_posix()
