@@ -47,6 +47,7 @@ from steerserve.rules.units import MIB
 from steerserve.settings import Settings
 from steerserve.store.catalog import Clock, ModelRow, SaeRow, utc_now
 from steerserve.store.db import Database
+from tests.blank import DATABASE, lay
 
 Answer = TypeVar("Answer")
 PATIENCE = 3.0
@@ -652,6 +653,8 @@ async def world(
     """The control plane over the folder `home`. `now` is the time of day, and `seconds` the seconds that pass. Without
     `seconds`, nobody sets the clock of the machine, and both pass alike."""
     settings = Settings(_env_file=None, steerserve_home=home, **changes)  # type: ignore[call-arg]
+    if "database_url" not in changes:
+        lay(home / DATABASE)
     made = World(home, settings, now, seconds or (lambda: now().timestamp()))
     await made.database.open()
     made.bus.subscribe(made.events.append)

@@ -23,6 +23,7 @@ from steerserve.app import Service
 from steerserve.composition import surroundings
 from steerserve.control.residency.cluster import EngineCluster
 from steerserve.settings import Settings
+from tests.blank import DATABASE, lay
 from tests.described import Held
 
 JSON = {"content-type": "application/json"}
@@ -140,6 +141,8 @@ def running(home: Path, cluster: EngineCluster | None = None, **settings: Any) -
     listening.bind(("127.0.0.1", 0))
     port = listening.getsockname()[1]
     made = Settings(_env_file=None, steerserve_home=home, port=port, **settings)  # type: ignore[call-arg]
+    if "database_url" not in settings:
+        lay(home / DATABASE)
     service = Service(made, surroundings(made, cluster))
     server = uvicorn.Server(protocols.configuration(service, made))
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]}, daemon=True)

@@ -8,15 +8,17 @@ from pathlib import Path
 import pytest
 
 from steerserve.store.db import Database
+from tests.blank import DATABASE, lay
 
 
 @pytest.fixture
 def url(tmp_path: Path) -> str:
-    return f"sqlite+aiosqlite:///{tmp_path / 'data' / 'steerserve.db'}"
+    return f"sqlite+aiosqlite:///{tmp_path / 'data' / DATABASE}"
 
 
 @pytest.fixture
-async def database(url: str) -> AsyncIterator[Database]:
+async def database(url: str, tmp_path: Path) -> AsyncIterator[Database]:
+    lay(tmp_path / "data" / DATABASE)
     opened = Database(url)
     await opened.open()
     yield opened

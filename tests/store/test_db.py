@@ -7,7 +7,7 @@ import itertools
 import os
 import socket
 import sqlite3
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -36,18 +36,27 @@ SAE: dict[str, Any] = {
 }
 
 
-async def test_the_schema_is_made_from_nothing(database: Database) -> None:
-    async with database.read() as connection:
+@pytest.fixture
+async def made(url: str) -> AsyncIterator[Database]:
+    """A database that `open` made from nothing."""
+    opened = Database(url)
+    await opened.open()
+    yield opened
+    await opened.close()
+
+
+async def test_the_schema_is_made_from_nothing(made: Database) -> None:
+    async with made.read() as connection:
         names = await connection.run_sync(lambda sync: set(inspect(sync).get_table_names()))
     assert names == set(metadata.tables) | {"alembic_version"}
 
 
-async def test_the_migrated_schema_is_the_declared_one(database: Database) -> None:
+async def test_the_migrated_schema_is_the_declared_one(made: Database) -> None:
     def differences(connection: Connection) -> list[Any]:
         context = MigrationContext.configure(connection, opts={"compare_type": True})
         return list(compare_metadata(context, metadata))
 
-    async with database.read() as connection:
+    async with made.read() as connection:
         assert await connection.run_sync(differences) == []
 
 
