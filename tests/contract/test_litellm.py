@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import importlib
 from typing import Any
 
-import litellm
 import pytest
 
 from steerserve import demo
@@ -18,14 +18,20 @@ TOOL = {"type": "function", "function": {"name": "look", "parameters": {"type": 
 SEEDED = {"max_tokens": 8, "seed": 1}
 
 
+@pytest.fixture(scope="module")
+def litellm() -> Any:
+    """The library. Every worker of the suite collects this file, and the import takes seconds."""
+    return importlib.import_module("litellm")
+
+
 @pytest.fixture
-def there(shared: Running, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+def there(shared: Running, litellm: Any, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     """Where the service is, as every call of litellm wants it."""
     monkeypatch.setattr(litellm, "suppress_debug_info", True)
     return {"api_base": f"{shared.url}/v1", "api_key": "any", "max_retries": 0}
 
 
-def test_it_chats(there: dict[str, Any]) -> None:
+def test_it_chats(litellm: Any, there: dict[str, Any]) -> None:
     answer = litellm.completion(CHAT, STORY, **SEEDED, **there)
     assert answer.choices[0].message.content
     assert answer.choices[0].finish_reason == "length"
@@ -34,7 +40,9 @@ def test_it_chats(there: dict[str, Any]) -> None:
     assert answer._response_headers["x-service-seed"] == "1;scope=request"
 
 
-def test_its_stream_joins_to_the_whole_answer_with_its_usage(there: dict[str, Any]) -> None:
+def test_its_stream_joins_to_the_whole_answer_with_its_usage(
+    litellm: Any, there: dict[str, Any]
+) -> None:
     whole = litellm.completion(CHAT, STORY, **SEEDED, **there)
     options = {"include_usage": True}
     stream = litellm.completion(CHAT, STORY, stream=True, stream_options=options, **SEEDED, **there)
@@ -46,7 +54,7 @@ def test_its_stream_joins_to_the_whole_answer_with_its_usage(there: dict[str, An
     assert joined.usage.prompt_tokens == whole.usage.prompt_tokens
 
 
-async def test_its_asynchronous_calls_do_the_same(there: dict[str, Any]) -> None:
+async def test_its_asynchronous_calls_do_the_same(litellm: Any, there: dict[str, Any]) -> None:
     whole = litellm.completion(CHAT, STORY, **SEEDED, **there)
     awaited = await litellm.acompletion(CHAT, STORY, **SEEDED, **there)
     assert awaited.choices[0].message.content == whole.choices[0].message.content
@@ -55,7 +63,7 @@ async def test_its_asynchronous_calls_do_the_same(there: dict[str, Any]) -> None
     assert "".join(texts) == whole.choices[0].message.content
 
 
-def test_it_completes_texts(there: dict[str, Any]) -> None:
+def test_it_completes_texts(litellm: Any, there: dict[str, Any]) -> None:
     whole = litellm.text_completion("One day", TEXT, **SEEDED, **there)
     assert whole.choices[0].text
     stream = litellm.text_completion("One day", TEXT, stream=True, **SEEDED, **there)
@@ -63,7 +71,7 @@ def test_it_completes_texts(there: dict[str, Any]) -> None:
     assert joined == whole.choices[0].text
 
 
-def test_it_embeds(there: dict[str, Any]) -> None:
+def test_it_embeds(litellm: Any, there: dict[str, Any]) -> None:
     answer = litellm.embedding(CHAT, ["The sea", "A mountain path"], **there)
     one, other = (entry["embedding"] for entry in answer.data)
     assert len(one) == len(other) > 1
@@ -71,12 +79,12 @@ def test_it_embeds(there: dict[str, Any]) -> None:
     assert answer.usage.prompt_tokens > 0
 
 
-def test_a_pydantic_model_shapes_its_answer(there: dict[str, Any]) -> None:
+def test_a_pydantic_model_shapes_its_answer(litellm: Any, there: dict[str, Any]) -> None:
     answer = litellm.completion(CHAT, STORY, response_format=Weather, **there)
     assert Weather.model_validate_json(answer.choices[0].message.content)
 
 
-def test_it_reads_log_probabilities(there: dict[str, Any]) -> None:
+def test_it_reads_log_probabilities(litellm: Any, there: dict[str, Any]) -> None:
     ask = {"logprobs": True, "top_logprobs": 2, "max_tokens": 1}
     answer = litellm.completion(CHAT, STORY, **ask, **there)
     (token,) = answer.choices[0].logprobs.content
@@ -84,7 +92,7 @@ def test_it_reads_log_probabilities(there: dict[str, Any]) -> None:
     assert len(token.top_logprobs) == 2
 
 
-def test_extensions_travel_through_it(there: dict[str, Any]) -> None:
+def test_extensions_travel_through_it(litellm: Any, there: dict[str, Any]) -> None:
     with pytest.raises(litellm.NotFoundError, match="no profile"):
         litellm.completion(CHAT, STORY, extra_body={"profile": "unknown"}, **there)
     body = {"steering_intensity": "off"}
@@ -92,7 +100,7 @@ def test_extensions_travel_through_it(there: dict[str, Any]) -> None:
     assert "x-service-ignored-fields" not in answer._response_headers
 
 
-def test_it_raises_its_own_typed_errors(there: dict[str, Any]) -> None:
+def test_it_raises_its_own_typed_errors(litellm: Any, there: dict[str, Any]) -> None:
     with pytest.raises(litellm.NotFoundError, match="nobody"):
         litellm.completion("openai/nobody", STORY, **there)
     with pytest.raises(litellm.BadRequestError, match="tools: not honoured"):
