@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import platform
-import subprocess
-import sys
 from contextlib import closing
 from http.client import HTTPConnection
 from pathlib import Path
@@ -14,13 +11,13 @@ from urllib.parse import urlsplit
 import pytest
 
 from tests.service import Running
-from tests.test_starting import port
+from tests.test_starting import run_start
 
 HELD_MIB = 16.0
 """The most freed memory that the heaps may keep after the burst. It takes 48 MiB."""
 
 A_BURST_WHILE_THE_SERVICE_STARTS = """
-import ctypes, os, signal, sys, threading
+import ctypes, os, threading
 from steerserve import serve
 from steerserve.app import Service
 from steerserve.settings import Settings
@@ -32,7 +29,7 @@ class Info(ctypes.Structure):
 
 library = ctypes.CDLL(None)
 library.mallinfo2.restype = Info
-opened, THREADS = Service.open, 6
+THREADS = 6
 turn, all_had_it = threading.Lock(), threading.Barrier(THREADS)
 
 def burst():
@@ -41,8 +38,7 @@ def burst():
         blocks.clear()
     all_had_it.wait()
 
-async def open_after_a_burst(service):
-    Service.open = opened
+async def burst_and_end(service):
     body = bytearray(8_000_000)
     del body
     threads = [threading.Thread(target=burst) for _ in range(THREADS)]
@@ -50,31 +46,20 @@ async def open_after_a_burst(service):
         thread.start()
     for thread in threads:
         thread.join()
-    print("held", library.mallinfo2().fordblks)
-    os.kill(os.getpid(), signal.SIGTERM)
-    await opened(service)
+    print("held", library.mallinfo2().fordblks, flush=True)
+    os._exit(0)
 
-Service.open = open_after_a_burst
+Service.open = burst_and_end
 if __name__ == "__main__":
-    sys.exit(serve.run(Settings()))
+    serve.run(Settings())
 """
 
 
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="the heaps of glibc are measured")
 def test_threads_keep_little_of_the_memory_that_they_freed(tmp_path: Path) -> None:
     """A large block is freed first: the C library would then keep twice its size in the heap of each thread."""
-    script = tmp_path / "start.py"
-    script.write_text(A_BURST_WHILE_THE_SERVICE_STARTS)
-    ran = subprocess.run(
-        [sys.executable, str(script)],
-        env=os.environ | {"STEERSERVE_HOME": str(tmp_path / "home"), "PORT": port()},
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
-    assert ran.returncode == 0, ran.stderr
-    held = int(ran.stdout.split()[1]) / (1 << 20)
+    printed = run_start(tmp_path, A_BURST_WHILE_THE_SERVICE_STARTS).split()
+    held = int(printed[printed.index("held") + 1]) / (1 << 20)
     assert held < HELD_MIB
 
 

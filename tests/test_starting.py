@@ -118,20 +118,27 @@ if __name__ == "__main__":
 """
 
 
-def test_a_signal_while_the_service_starts_ends_it_quietly(tmp_path: Path) -> None:
-    script = tmp_path / "start.py"
-    script.write_text(STOPPED_WHILE_IT_STARTS)
+def run_start(folder: Path, program: str) -> str:
+    """Run a program that starts a service of its own in the folder, and return what it printed. The program must
+    succeed."""
+    script = folder / "start.py"
+    script.write_text(program)
     ran = subprocess.run(
         [sys.executable, str(script)],
-        env=os.environ | {"STEERSERVE_HOME": str(tmp_path / "home"), "PORT": port()},
+        env=os.environ | {"STEERSERVE_HOME": str(folder / "home"), "PORT": port()},
         capture_output=True,
         text=True,
         timeout=60,
         check=False,
     )
-    assert "Traceback" not in ran.stderr
-    assert "listening" not in ran.stderr
     assert ran.returncode == 0, ran.stderr
+    return ran.stdout + ran.stderr
+
+
+def test_a_signal_while_the_service_starts_ends_it_quietly(tmp_path: Path) -> None:
+    printed = run_start(tmp_path, STOPPED_WHILE_IT_STARTS)
+    assert "Traceback" not in printed
+    assert "listening" not in printed
 
 
 @pytest.mark.parametrize(
