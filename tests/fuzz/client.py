@@ -193,6 +193,9 @@ def _read(link: socket.socket, method: bytes) -> Answer:
             answer.is_ended = True
         elif isinstance(event, h11.ConnectionClosed):
             answer.fault = _CLOSED if answer.status == 0 else "the answer was cut off"
+        elif not isinstance(event, h11.InformationalResponse):
+            # the parser has paused for good
+            answer.fault = f"not HTTP: {event}"
     answer.body = b"".join(parts)
     return answer
 
