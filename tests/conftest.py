@@ -30,10 +30,30 @@ class Start(Protocol):
     def __call__(self, **settings: Any) -> AbstractContextManager[Running]: ...
 
 
+def pytest_configure(config: pytest.Config) -> None:
+    """Let the files and folders that the command line names be collected from the outside in.
+
+    For a file that is named, pytest collects its folder anew. The folders inside are new objects then, and those that
+    are collected later have lost the fixtures of their `conftest.py`.
+    """
+    config.args.sort(key=_depth)
+
+
+def _depth(named: str) -> tuple[int, bool]:
+    path = Path(named.partition("::")[0]).absolute()
+    return len(path.parts), path.is_dir()
+
+
+def pytest_collectstart() -> None:
+    """Let no collection of garbage look through what is imported and collected: it stays."""
+    gc.disable()
+
+
 def pytest_collection_finish() -> None:
     """Let no collection of garbage look through the imported modules and the collected tests again: they stay."""
     gc.collect()
     gc.freeze()
+    gc.enable()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
