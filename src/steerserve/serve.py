@@ -67,6 +67,7 @@ class Server(uvicorn.Server):
             # the modules and routes stay; a collection that looked through them would hold up requests for 0.2 s
             gc.collect()
             gc.freeze()
+            gc.enable()
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         if self._loop is not None and self.started and self._draining is None:
@@ -91,6 +92,8 @@ class Server(uvicorn.Server):
 
 def run(settings: Settings) -> int:
     """Serve until a signal ends the service, and return the exit code."""
+    # the start makes little garbage, and a collection would look through all modules again; `startup` collects it
+    gc.disable()
     give_back_freed()
     try:
         _check_extra(settings)

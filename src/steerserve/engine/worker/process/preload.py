@@ -11,6 +11,8 @@ import signal
 
 from steerserve.rules import threads
 
+# what the libraries make stays as long as a process does: no collection of garbage looks through it
+gc.disable()
 # only the control plane stops an engine, over its socket; a signal to the process group must not cut a stream
 signal.signal(signal.SIGTERM, signal.SIG_IGN)
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
@@ -41,8 +43,8 @@ def _end_at_once(server: int) -> None:
 # registered after the imports, because the function that was registered last runs first
 atexit.register(_end_at_once, os.getpid())
 
-# what the libraries made stays as long as a process does: no collection of garbage in an engine looks through it
 gc.collect()
 gc.freeze()
+gc.enable()
 
 __all__ = ["steerserve", "torch", "transformers"]
