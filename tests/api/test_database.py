@@ -38,6 +38,7 @@ def serving(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
 @pytest.fixture(autouse=True)
 def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(watch, "CHECK_SECONDS", 0.0)
+    monkeypatch.setattr(db, "SETTLE_SECONDS", 0.02)
 
 
 def file_of(live: Running) -> Path:
