@@ -9,8 +9,10 @@ import pytest
 from benchmarks import memory, models
 
 SLACK_MB = 24
-"""MiB by which the measured memory may exceed the prediction, beside a share of it: the engine's own objects and the
-kernels that the tensor library compiles for the shapes of such a small model."""
+"""MiB by which the measured memory of such a small model may differ from the prediction: the engine's own objects and
+the kernels that the tensor library compiles."""
+SHARE = 0.2
+"""The share of the measured memory by which the prediction may differ where that is more."""
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
@@ -21,5 +23,5 @@ async def test_a_model_takes_what_was_predicted(precision: str, tmp_path: Path) 
     usage = (await memory.measure(folder, nothing, [precision]))[precision]
     assert usage.predicted_weights > 2 * SLACK_MB
     difference = abs(usage.predicted_weights - usage.loaded)
-    assert difference < 0.15 * usage.loaded + SLACK_MB, usage
+    assert difference < max(SHARE * usage.loaded, SLACK_MB), usage
     assert usage.loaded <= usage.predicted_needed
