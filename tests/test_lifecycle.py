@@ -195,12 +195,20 @@ def test_a_second_signal_ends_at_once(tmp_path: Path) -> None:
         assert psutil.wait_procs(children, timeout=10)[1] == []
 
 
-def test_a_killed_service_comes_back_with_its_registry_and_an_interrupt_lets_its_stream_finish(
-    tmp_path: Path,
-) -> None:
+def test_a_data_folder_has_one_service_and_is_free_again_after_a_kill(tmp_path: Path) -> None:
+    """The next service has the registry of the killed one, and an interrupt lets its stream finish."""
     with serving(tmp_path) as served:
         model_id = served.load_demo()
         children = served.family()
+        second = subprocess.run(
+            [sys.executable, "-m", "steerserve", "serve", "--port", str(served.port)],
+            env=os.environ | {"STEERSERVE_HOME": str(tmp_path)},
+            capture_output=True,
+            text=True,
+            timeout=60,
+        )
+        assert second.returncode == 1
+        assert "another steerserve uses the data folder" in second.stderr
         served.process.kill()
         served.wait()
         assert psutil.wait_procs(children, timeout=15)[1] == []
@@ -238,19 +246,6 @@ def test_a_bad_setting_is_named(tmp_path: Path) -> None:
     )
     assert ran.returncode == 2
     assert "MAX_CONCURRENT_REQUESTS" in ran.stderr
-
-
-def test_a_second_service_on_the_same_data_folder_is_refused(tmp_path: Path) -> None:
-    with serving(tmp_path) as served:
-        second = subprocess.run(
-            [sys.executable, "-m", "steerserve", "serve", "--port", str(served.port)],
-            env=os.environ | {"STEERSERVE_HOME": str(tmp_path)},
-            capture_output=True,
-            text=True,
-            timeout=60,
-        )
-    assert second.returncode == 1
-    assert "another steerserve uses the data folder" in second.stderr
 
 
 # ---------------------------------------------------------------- the engine
