@@ -24,7 +24,7 @@ from benchmarks.machine import Spread
 from steerserve import __version__
 from steerserve.engine.worker import memory
 from steerserve.engine.worker.model.checkpoint import Checkpoint
-from steerserve.engine.worker.model.kv import SlotCache
+from steerserve.engine.worker.model.kv import CacheSlot, KvCache
 from steerserve.engine.worker.model.packing import PackedLinear
 
 RESULTS = Path(__file__).parent / "results"
@@ -44,18 +44,19 @@ class Steps:
         )
         if not is_packed:
             _unpack(self.model.model)
-        self._caches: dict[int, SlotCache] = {}
+        self._caches: dict[int, tuple[KvCache, list[CacheSlot]]] = {}
 
     @torch.inference_mode()
     def seconds(self, rows: int) -> float:
         """Processor seconds of one step of `rows` rows after `PROMPT` tokens each."""
         if rows not in self._caches:
-            cache = self._caches[rows] = SlotCache()
-            cache.resize(rows, LENGTH)
-            for row in range(rows):
-                self.model.prefill(cache, [[row + 1] * PROMPT], row=row, start=0)
+            cache = self.model.cache()
+            slots = [cache.open(LENGTH) for _ in range(rows)]
+            for row, slot in enumerate(slots):
+                self.model.prefill(cache, [slot], [[row + 1] * PROMPT], start=0)
+            self._caches[rows] = cache, slots
         since = time.process_time()
-        self.model.decode_step(self._caches[rows], [7] * rows, [PROMPT] * rows)
+        self.model.decode_step(*self._caches[rows], [7] * rows, [PROMPT] * rows)
         return time.process_time() - since
 
 

@@ -23,7 +23,6 @@ TIMES = 2
 CUT_SECONDS, MOST_SECONDS = 60.0, 300.0
 FEATURES, MEMBERS, TOP_K = 3, 20, 10
 CHATS = "/v1/chat/completions"
-PLAIN = "plain"
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +33,18 @@ class Kind:
     state: Callable[[], AbstractAsyncContextManager[None]] | None = None
 
 
+PLAIN = Kind()
+
+
+@dataclass(frozen=True, slots=True)
+class Pair:
+    """Requests of one kind, and plain ones directly before or after them. The speed of a machine that others use too
+    differs less between the two than over a whole round."""
+
+    load: Load
+    plain: Load
+
+
 class Steered:
     """A service with an SAE of random weights in the middle of the model."""
 
@@ -41,6 +52,7 @@ class Steered:
         self._client = client
         self._server = server
         self._cluster = ""
+        self._turn = 0
 
     async def prepare(self, folder: Path, config: dict[str, Any]) -> None:
         """Attach the SAE, and save a profile for each request and a cluster."""
@@ -63,7 +75,6 @@ class Steered:
 
     def kinds(self) -> dict[str, Kind]:
         return {
-            PLAIN: Kind(),
             "32 profiles": Kind(lambda number: {"profile": f"profile {number}"}),
             "32 sae_steering": Kind(
                 lambda number: {"sae_steering": {"features": _features(number)}}
@@ -72,15 +83,25 @@ class Steered:
             "monitoring": Kind(state=self._monitored),
         }
 
-    async def load(self, kind: Kind, turn: int, tokens: int) -> Load:
-        requests = [self._request(kind, turn, number, tokens) for number in range(REQUESTS)]
+    async def load(self, kind: Kind, tokens: int) -> Load:
+        """Requests at once, with prompts that no request had before."""
+        self._turn += 1
+        requests = [self._request(kind, number, tokens) for number in range(REQUESTS)]
         if kind.state is None:
             return await loads.measured(at_once(requests, CUT_SECONDS))
         async with kind.state():
             return await loads.measured(at_once(requests, CUT_SECONDS))
 
-    def _request(self, kind: Kind, turn: int, number: int, tokens: int) -> Request:
-        message = {"role": "user", "content": words(12, (turn, number))}
+    async def pair(self, kind: Kind, tokens: int, *, is_first: bool) -> Pair:
+        """`is_first` says whether the requests of the kind come before the plain ones."""
+        if is_first:
+            load = await self.load(kind, tokens)
+            return Pair(load, await self.load(PLAIN, tokens))
+        plain = await self.load(PLAIN, tokens)
+        return Pair(await self.load(kind, tokens), plain)
+
+    def _request(self, kind: Kind, number: int, tokens: int) -> Request:
+        message = {"role": "user", "content": words(12, (self._turn, number))}
         body = {"messages": [message], "max_tokens": tokens}
         fields = {**self._server.fields, **kind.fields(number)}
         return Request(self._server.port, CHATS, body | fields)
@@ -118,7 +139,7 @@ def _features(number: int) -> list[dict[str, Any]]:
 
 
 async def measure(plan: Plan, size: str) -> dict[str, Any]:
-    """Tokens per second of each kind, and their ratios to plain requests, round by round."""
+    """Tokens per second of each kind, and their ratios to plain requests, pair by pair."""
     folder = plan.checkpoint(size)
     config = json.loads((folder / "config.json").read_text())
     room = {"MAX_CONCURRENT_REQUESTS": str(REQUESTS)}
@@ -127,17 +148,19 @@ async def measure(plan: Plan, size: str) -> dict[str, Any]:
         steered = Steered(client, servers.served(client, folder.name))
         await steered.prepare(plan.scratch / "sae", config)
         kinds = steered.kinds()
-        measured: dict[str, list[Load]] = {name: [] for name in kinds}
-        for kind in kinds.values():
-            await steered.load(kind, -1, 4)
+        pairs: dict[str, list[Pair]] = {name: [] for name in kinds}
+        for kind in (PLAIN, *kinds.values()):
+            await steered.load(kind, 4)
         for turn in plan.turns(MOST_SECONDS, TIMES):
-            for name in kinds if turn % 2 else reversed(kinds):
-                load = await steered.load(kinds[name], turn, plan.tokens)
-                measured[name].append(load)
-                plan.say(f"  round {turn + 1}, {name}: {load.tokens_per_s:.1f} tokens/s")
+            for name, kind in kinds.items():
+                pair = await steered.pair(kind, plan.tokens, is_first=bool(turn % 2))
+                pairs[name].append(pair)
+                both = f"{pair.load.tokens_per_s:.1f} tokens/s, plain {pair.plain.tokens_per_s:.1f}"
+                plan.say(f"  round {turn + 1}, {name}: {both}")
         fired = await steered.events()
-    plain = loads.speeds(measured[PLAIN])
-    speeds = {name: loads.speeds(rounds) for name, rounds in measured.items() if name != PLAIN}
+    measured = {name: [pair.load for pair in made] for name, made in pairs.items()}
+    plain = {name: [pair.plain for pair in made] for name, made in pairs.items()}
+    every = [load for made in plain.values() for load in made]
     return {
         "size": size,
         "requests": REQUESTS,
@@ -146,6 +169,8 @@ async def measure(plan: Plan, size: str) -> dict[str, Any]:
         "members": MEMBERS,
         "top_k": TOP_K,
         "firings_of_the_cluster": fired,
-        "cells": {name: loads.cell(rounds) for name, rounds in measured.items()},
-        "ratios": loads.ratios({name: (values, plain) for name, values in speeds.items()}),
+        "cells": {name: loads.cell(made) for name, made in ({"plain": every} | measured).items()},
+        "ratios": loads.ratios(
+            {name: (loads.speeds(measured[name]), loads.speeds(plain[name])) for name in kinds}
+        ),
     }

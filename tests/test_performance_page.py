@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 from pathlib import Path
 from typing import Any
@@ -142,3 +143,13 @@ def test_a_plot_names_the_figures_that_it_is_drawn_from(results: Path, tmp_path:
     for part in page.DRAWN:
         assert part not in parts or page.is_fresh(part, parts[part], folder)
     assert len(list(folder.iterdir())) == 2
+
+
+BENCHMARKS = [file.stem for file in Path(page.__file__).parent.glob("*.py")]
+
+
+@pytest.mark.parametrize(
+    "name", sorted({*BENCHMARKS} - {"__init__", "plots"})
+)  # plots need an extra
+def test_every_benchmark_can_be_imported(name: str) -> None:
+    importlib.import_module(f"benchmarks.{name}")

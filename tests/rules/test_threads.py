@@ -31,7 +31,7 @@ def test_the_engine_starts_with_the_processors_that_it_may_use(
     [
         pytest.param(2, 2, 1.0, 0.1, 0.0, 2, id="a-short-wait-changes-nothing"),
         pytest.param(2, 2, 1.0, 0.5, 0.0, 1, id="a-neighbour-takes-a-processor"),
-        pytest.param(2, 2, 0.9, 0.9, 0.0, 2, id="a-short-window-says-nothing"),
+        pytest.param(2, 2, 0.4, 0.4, 0.0, 2, id="a-short-window-says-nothing"),
         pytest.param(2, 2, 4.0, 0.9, 0.0, 2, id="waits-count-per-second"),
         pytest.param(1, 1, 1.0, 0.9, 0.0, 1, id="one-thread-is-the-least"),
         pytest.param(16, 16, 1.0, 0.5, 0.0, 15, id="one-neighbour-takes-one-thread"),
@@ -50,11 +50,14 @@ def test_threads_follow_the_processors_that_others_take(
     assert adjusted(Threads(now, choices(most)), Stretch(seconds, waited, idle), 100.0).now == then
 
 
-def test_threads_are_not_lowered_soon_after_a_raise() -> None:
-    busy, free = Stretch(1.0, 0.6, 0.0), Stretch(1.0, 0.0, 0.9)
+def test_short_waits_do_not_lower_the_threads_soon_after_a_raise() -> None:
+    free, at_times, without_pause = (
+        Stretch(1.0, waited, idle) for waited, idle in ((0.0, 0.9), (0.4, 0.0), (0.6, 0.0))
+    )
     raised = adjusted(Threads(1, choices(2)), free, 100.0)
-    assert adjusted(raised, busy, 109.0).now == 2
-    assert adjusted(raised, busy, 110.0).now == 1
+    assert adjusted(raised, at_times, 109.0).now == 2
+    assert adjusted(raised, at_times, 110.0).now == 1
+    assert adjusted(raised, without_pause, 101.0).now == 1
 
 
 def test_one_thread_stays_one_where_the_bits_differ() -> None:
@@ -73,10 +76,10 @@ def test_an_engine_has_few_numbers_of_threads_to_choose_from(
 @pytest.mark.parametrize(
     ("named", "chosen"),
     [
-        ({}, {"GOMP_SPINCOUNT": "0", "MKL_CBWR": "AUTO"}),
+        ({}, {"GOMP_SPINCOUNT": "1000", "MKL_CBWR": "AUTO"}),
         ({"OMP_WAIT_POLICY": "ACTIVE"}, {"MKL_CBWR": "AUTO"}),
         ({"GOMP_SPINCOUNT": "9"}, {"MKL_CBWR": "AUTO"}),
-        ({"MKL_CBWR": "AVX2"}, {"GOMP_SPINCOUNT": "0"}),
+        ({"MKL_CBWR": "AVX2"}, {"GOMP_SPINCOUNT": "1000"}),
     ],
 )
 def test_variables_that_the_operator_has_set_stay(
