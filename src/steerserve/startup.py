@@ -23,7 +23,8 @@ log = structlog.get_logger(__name__)
 
 
 async def begin(owners: Owners) -> None:
-    """Load the demo or the model that the settings name, if any. A failure is logged, and the service goes on."""
+    """Load the demo or the model that the settings name, if any. A failure is logged, and the service goes on.
+    Readiness shows the reason until a model is loaded."""
     settings = owners.settings
     await _renew_ids(owners)
     try:
@@ -34,9 +35,27 @@ async def begin(owners: Owners) -> None:
         else:
             await (await owners.launcher.launch()).stop()
     except Refusal as refusal:
-        log.error("start_failed", code=refusal.code, reason=refusal.message)
-    except Exception:
+        reason = refusal.message
+        log.error("start_failed", code=refusal.code, reason=reason)
+    except OSError as error:
+        reason = _disk_reason(error)
+        log.error("start_failed", reason=reason)
+    except Exception as error:
+        reason = type(error).__name__
         log.exception("start_failed")
+    else:
+        return
+    if settings.demo or settings.auto_load_model:
+        wanted = "DEMO" if settings.demo else f"AUTO_LOAD_MODEL {settings.auto_load_model!r}"
+        owners.vitals.load_failure = f"{wanted} failed: {reason}"
+
+
+def _disk_reason(error: OSError) -> str:
+    """The reason of an error of the disk. A copied folder has an error of several files; the first one says the
+    reason."""
+    if isinstance(error, shutil.Error) and error.args and error.args[0]:
+        return str(error.args[0][0][-1])[:200]
+    return str(error)[:200]
 
 
 async def _renew_ids(owners: Owners) -> None:
@@ -50,18 +69,13 @@ async def _renew_ids(owners: Owners) -> None:
 
 
 async def _load(owners: Owners, name: str) -> None:
-    """Load the model of AUTO_LOAD_MODEL. After a failure, readiness shows the reason until a model is loaded.
+    """Load the model of AUTO_LOAD_MODEL.
 
     Raises:
         Refusal: the load is refused.
     """
-    try:
-        async with owners.conductor.use((await owners.served.resolve(name)).row):
-            pass
-    except Exception as error:
-        reason = error.message if isinstance(error, Refusal) else type(error).__name__
-        owners.vitals.load_failure = f"AUTO_LOAD_MODEL {name!r} failed: {reason}"
-        raise
+    async with owners.conductor.use((await owners.served.resolve(name)).row):
+        pass
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import sqlite3
 import threading
 from collections.abc import Callable
@@ -113,6 +114,20 @@ def test_a_model_of_the_start_that_fails_makes_readiness_degraded_with_the_reaso
         assert engine(live)["message"].startswith("AUTO_LOAD_MODEL 'nobody' failed: ")
         load_demo(live)
         assert engine(live) == engine(live) | {"status": "healthy", "message": None}
+
+
+def test_a_demo_that_finds_no_room_makes_readiness_degraded_with_the_reason(
+    start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(source: Path, target: Path) -> None:
+        raise shutil.Error([(str(source), str(target), "[Errno 28] No space left on device")])
+
+    monkeypatch.setattr(shutil, "copytree", full)
+    with start(demo=True) as live:
+        while "DEMO" not in (engine(live)["message"] or ""):
+            pass
+        assert live.data("GET", "/api/health/ready")["status"] == "degraded"
+        assert engine(live)["message"] == "DEMO failed: [Errno 28] No space left on device"
 
 
 def engine(live: Running) -> dict[str, Any]:
