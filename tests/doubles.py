@@ -146,6 +146,8 @@ class ScriptedEngine(Engine):
         self.counted = m.Statistics(1, [], 0, 0)
         self.figures: dict[str, tuple[int, int]] = {}
         self.reserves = (0, 0)
+        self.kept: dict[str, m.Measured] = {}
+        """The memory of each replica by its name."""
         self.loaded: dict[str, Any] | None = None
         self.attached: dict[str, tuple[str, int]] = {}
         self.asked_attach: list[tuple[str, m.SaeSource, str | None, bool]] = []
@@ -188,6 +190,9 @@ class ScriptedEngine(Engine):
         else:
             self.views[name] = view
         self.on_replicas(view)
+
+    async def measure_replicas(self) -> dict[str, m.Measured]:
+        return dict(self.kept)
 
     async def resize(self, count: int) -> None:
         if not self.views:
@@ -401,7 +406,10 @@ class Launcher:
         self.replicas = 0
         """The replicas of the next engine; with 0, the engine is one process."""
         self.least = 1
+        self.barred: Mapping[str, str] = {}
         self.has_nodes = False
+        self.cluster_nodes: Callable[[Sequence[str]], Sequence[SeenNode]] = lambda _: ()
+        """The nodes of the cluster, as they see these folders."""
         self.made: m.Attached | None = None
         """The answer to the next attaches; None stands for a plain answer."""
         self._gates: dict[str, Gate] = {}
@@ -433,11 +441,11 @@ class Launcher:
         self.engines.append(ScriptedEngine(self))
         return self.engines[-1]
 
-    async def launch_resident(self, engine: str, _barred: Mapping[str, str]) -> ScriptedEngine:
+    async def launch_resident(self, engine: str, _folder: str | None) -> ScriptedEngine:
         return await self.launch(engine)
 
-    async def nodes(self, *_folders: str) -> tuple[SeenNode, ...]:
-        return ()
+    async def nodes(self, *folders: str) -> Sequence[SeenNode]:
+        return self.cluster_nodes(folders)
 
     async def close(self) -> None:
         """Nothing was opened."""

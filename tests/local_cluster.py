@@ -20,8 +20,10 @@ class LocalCluster:
         self._launcher = Launcher("WARNING", "console")
         self.engines: list[CheckpointEngine] = []
         self.is_closed = False
+        self.free_host_mb: int | None = None
+        """The free memory that each node tells; None for that of this machine."""
 
-    async def launch(self, prompts: PromptMaker) -> CheckpointEngine:
+    async def launch(self, prompts: PromptMaker, *_: object) -> CheckpointEngine:
         engine = await self._launcher.launch(prompts)
         engine.node = min(NAMES, key=[alive.node for alive in self.alive].count)
         engine.address = ADDRESS
@@ -30,6 +32,8 @@ class LocalCluster:
 
     async def nodes(self, *folders: str) -> list[NodeSeen]:
         facts = read_facts(ADDRESS)
+        if self.free_host_mb is not None:
+            facts = replace(facts, free_host_mb=self.free_host_mb)
         seen = {folder: checkpoint_seen(folder) for folder in folders}
         return [
             NodeSeen(name, ADDRESS, {"CPU": 4.0}, replace(facts, name=name), seen) for name in NAMES

@@ -18,3 +18,7 @@ class NodeSeen:
     facts: NodeFacts | None = None
     folders: Mapping[str, str | None] = field(default_factory=dict)
     error: str | None = None
+
+    @property
+    def id(self) -> str:
+        return f"id-of-{self.name}"

@@ -17,12 +17,12 @@ from steerserve.settings import Settings
 
 HERE = NodeFacts("here", "", "0.1.0", "3.11.7", "2.13.0", "5.23.0", "cpu", 8, 1000, 900)
 CARD = Card(0, "GPU-1", "H100", 80_000, 1000, 79_000, 0)
-OURS = {"/models": "digest", "/saes": None}
+OURS = {"/models": "digest", "/saes": None, "/models/a/1": "a", "/models/b/1": "b"}
 NAMES = {"/models": "MODEL_CACHE_DIR", "/saes": "SAE_CACHE_DIR"}
 
 
 def line(**changes: Any) -> str:
-    node = NodeSeen("gpu-1", "10.0.0.2", {"CPU": 8.0, "GPU": 1.0}, HERE, dict(OURS))
+    node = NodeSeen("1f2e", "gpu-1", "10.0.0.2", {"CPU": 8.0, "GPU": 1.0}, HERE, dict(OURS))
     for name, value in changes.items():
         setattr(node, name, value)
     return doctor_cluster.node_line(node, HERE, OURS, NAMES)
@@ -42,7 +42,18 @@ def test_a_node_like_this_machine() -> None:
         ({"facts": replace(HERE, torch="2.10.0")}, "DIFFERENT: torch 2.10.0 there and 2.13.0 here"),
         ({"facts": replace(HERE, transformers=None)}, "transformers (missing) there"),
         ({"folders": {"/models": None}}, "MODEL_CACHE_DIR MISSING there: /models"),
-        ({"folders": {"/models": "x"}}, "MODEL_CACHE_DIR DIFFERENT there: /models"),
+        (
+            {"folders": {"/models": "x", "/models/a/1": "a", "/models/b/1": "b"}},
+            "MODEL_CACHE_DIR has the same models and SAEs, and other files beside them",
+        ),
+        (
+            {"folders": {"/models": "x", "/models/a/1": "a", "/models/b/1": None}},
+            "MODEL_CACHE_DIR DIFFERENT there: 1 of 2 folders of /models can be used, missing: b/1",
+        ),
+        (
+            {"folders": {"/models": "x", "/models/a/1": "y"}},
+            "0 of 2 folders of /models can be used, missing: b/1, with other files: a/1",
+        ),
         ({"resources": {}}, "no room for replicas; cards: none"),
         (
             {"facts": None, "error": "No module named 'steerserve'"},
@@ -52,6 +63,20 @@ def test_a_node_like_this_machine() -> None:
 )
 def test_what_differs_on_a_node_is_named(changes: dict[str, Any], told: str) -> None:
     assert told in line(**changes)
+
+
+def test_every_model_and_every_sae_is_compared(tmp_path: Path) -> None:
+    for name in (
+        "acme--tiny/1f/config.json",
+        "acme--tiny/1f/deep/w.bin",
+        ".state/x",
+        "b/2e/c.json",
+    ):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text("{}")
+    ours = doctor_cluster.digests([str(tmp_path)])
+    assert list(ours) == [str(tmp_path / name) for name in (".", "acme--tiny/1f", "b/2e")]
+    assert None not in ours.values()
 
 
 def test_without_replicas_and_without_the_extra(

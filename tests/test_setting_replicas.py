@@ -15,6 +15,7 @@ from pydantic import ValidationError
 from steerserve import setting_replicas
 from steerserve.rules.replicas import COUNT_MAXIMUM
 from steerserve.serve import run
+from steerserve.setting_replicas import PortRange
 from steerserve.settings import Settings
 
 SOURCES = Path(setting_replicas.__file__).parent
@@ -50,6 +51,10 @@ def test_one_engine_on_this_machine_is_the_default() -> None:
         ({"engine_resources": '{"CPU": 1.5}'}, "whole number"),
         ({"engine_resources": '{"GPU": 1}'}, "ENGINE_CARDS"),
         ({"engine_resources": '{"object_store_memory": 1}'}, "leave object_store_memory out"),
+        ({"engine_ports": "20100-20000"}, "a range from 1024 to 65535"),
+        ({"engine_ports": "80"}, "a range from 1024 to 65535"),
+        ({"engine_ports": "20000-70000"}, "a range from 1024 to 65535"),
+        ({"engine_ports": "20000,20001"}, "a range from 1024 to 65535"),
         ({"engine_resources": '{"a b": 1}'}, "the name of a resource"),
     ],
 )
@@ -58,6 +63,19 @@ def test_a_setting_that_places_nothing_is_refused_with_a_sentence(
 ) -> None:
     with pytest.raises(ValidationError, match=sentence):
         made(**changes)
+
+
+@pytest.mark.parametrize(
+    ("text", "ports"),
+    [
+        ("", None),
+        ("20000-20100", (20000, 20100)),
+        (" 20000 - 20100 ", (20000, 20100)),
+        ("1024", (1024, 1024)),
+    ],
+)
+def test_ports_are_a_range_one_port_or_any(text: str, ports: tuple[int, int] | None) -> None:
+    assert PortRange.of(made(engine_ports=text).engine_ports) == ports
 
 
 def test_resources_and_the_address_come_from_the_environment(

@@ -150,7 +150,7 @@ class Owners:
         self.conductor = Conductor(
             self.settings, self.catalog, around.launcher, self.bus, around.now, around.seconds
         )
-        self.replicas = Replicas(self.conductor, around.launcher)
+        self.replicas = Replicas(self.conductor, around.launcher, self.settings)
 
     def _make_library(self) -> None:
         around, settings, catalog, bus = self.around, self.settings, self.catalog, self.bus
@@ -166,7 +166,7 @@ class Owners:
     def _make_interventions(self) -> None:
         conductor, bus, around = self.conductor, self.bus, self.around
         self.attachments = Attachments(
-            conductor, bus, self.catalog, self.settings, around.read_free
+            conductor, bus, self.catalog, self.settings, self.launcher.nodes, around.read_free
         )
         self.steering = Steering(conductor, bus)
         self.documents = documents = Documents(around.database)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+import os
+from collections.abc import Mapping, Sequence
 
 from steerserve.engine.ray.cluster import RayCluster
 from steerserve.engine.ray.messages import NodeSeen
@@ -14,6 +15,8 @@ from steerserve.settings import Settings
 
 VERSIONS = ("steerserve", "python", "torch", "transformers")
 """The fields of a node's facts that must be the same on all nodes."""
+NAMED = 8
+"""The number of folders that one line names."""
 FOLDERS = ("model_cache_dir", "sae_cache_dir")
 
 
@@ -21,16 +24,27 @@ def replicas(settings: Settings) -> list[str]:
     """The lines about replicas: one for the cluster, and one for each node."""
     if settings.engine_backend == "local":
         return ["one engine on this machine"]
-    folders = {name: str(getattr(settings, name)) for name in FOLDERS}
+    names = {str(getattr(settings, name)): name.upper() for name in FOLDERS}
+    ours = digests(list(names))
     try:
-        nodes = asyncio.run(_nodes(settings, list(folders.values())))
+        nodes = asyncio.run(_nodes(settings, list(ours)))
     except (CannotStart, Refusal) as error:
         return [str(error)]
     here = read_facts("")
-    ours = {folder: checkpoint_seen(folder) for folder in folders.values()}
-    names = {folder: name.upper() for name, folder in folders.items()}
     where = f"{settings.engine_replicas} on the Ray cluster at {settings.ray_address}"
     return [f"{where}, nodes: {len(nodes)}", *(node_line(n, here, ours, names) for n in nodes)]
+
+
+def digests(folders: Sequence[str]) -> dict[str, str | None]:
+    """The digests of these folders, and of each folder below them that holds files: one model or one SAE."""
+    ours = {folder: checkpoint_seen(folder) for folder in folders}
+    for folder in folders:
+        for place, below, files in os.walk(folder):
+            below[:] = sorted(name for name in below if not name.startswith("."))
+            if any(not name.startswith(".") for name in files):
+                below.clear()  # files further below belong to it
+                ours.setdefault(place, checkpoint_seen(place))
+    return ours
 
 
 async def _nodes(settings: Settings, folders: list[str]) -> list[NodeSeen]:
@@ -44,7 +58,8 @@ async def _nodes(settings: Settings, folders: list[str]) -> list[NodeSeen]:
 def node_line(
     node: NodeSeen, here: NodeFacts, ours: Mapping[str, str | None], names: Mapping[str, str]
 ) -> str:
-    """One node. `ours` are the digests of the folders on this machine, `names` the settings that name the folders."""
+    """One node. `ours` are the digests of the folders on this machine and of the folders below them, `names` the
+    settings that name the folders."""
     who = f"{node.name} ({node.address})"
     if node.facts is None:
         return f"{who} cannot run replicas: {node.error}"
@@ -53,8 +68,7 @@ def node_line(
     )
     parts = [amounts or "no room for replicas", _cards(node.facts), _versions(node.facts, here)]
     parts += [
-        f"{names[folder]} {_folder(folder, mine, node.folders.get(folder))}"
-        for folder, mine in ours.items()
+        f"{setting} {_folder(folder, ours, node.folders)}" for folder, setting in names.items()
     ]
     return f"{who}: {'; '.join(parts)}"
 
@@ -78,9 +92,26 @@ def _versions(facts: NodeFacts, here: NodeFacts) -> str:
     return "the same " + ", ".join(f"{name} {getattr(here, name)}" for name in VERSIONS)
 
 
-def _folder(folder: str, mine: str | None, theirs: str | None) -> str:
-    if mine == theirs:
+def _folder(folder: str, ours: Mapping[str, str | None], theirs: Mapping[str, str | None]) -> str:
+    """A folder of checkpoints on a node. Where it differs, the checkpoints that cannot be used there are named."""
+    mine, other = ours[folder], theirs.get(folder)
+    if mine == other:
         return "has the same files" if mine else "has no files here and there"
-    if theirs is None:
+    below = [one for one in ours if one.startswith(f"{folder}{os.sep}")]
+    missing = [one for one in below if theirs.get(one) is None]
+    changed = [one for one in below if one not in missing and theirs[one] != ours[one]]
+    if other is None:
         return f"MISSING there: {folder}"
-    return f"DIFFERENT there: {folder} has other files than here"
+    if not missing and not changed:
+        return "has the same models and SAEs, and other files beside them"
+    same = f"{len(below) - len(missing) - len(changed)} of {len(below)}"
+    parts = [f"DIFFERENT there: {same} folders of {folder} can be used"]
+    parts += [_listed("missing", missing, folder)] * bool(missing)
+    parts += [_listed("with other files", changed, folder)] * bool(changed)
+    return ", ".join(parts)
+
+
+def _listed(what: str, places: Sequence[str], folder: str) -> str:
+    names = [os.path.relpath(place, folder) for place in places]
+    more = [f"and {len(names) - NAMED} more"] if len(names) > NAMED else []
+    return f"{what}: {', '.join(names[:NAMED] + more)}"

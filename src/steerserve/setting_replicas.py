@@ -6,7 +6,7 @@ import json
 import math
 import re
 from importlib.metadata import PackageNotFoundError, version
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, NamedTuple
 
 from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 from pydantic_settings import BaseSettings, NoDecode
@@ -18,6 +18,7 @@ REPLICAS_MAXIMUM = 64
 RESOURCE_MAXIMUM = 1e15
 
 _ADDRESS = re.compile(r"(\[[0-9a-fA-F:.]+\]|[A-Za-z0-9._-]+):([1-9]\d{0,4})")
+_PORTS = re.compile(r"(\d{1,5})(?: *- *(\d{1,5}))?", re.ASCII)
 _NAME = re.compile(r"[!-~]{1,200}")
 
 
@@ -73,6 +74,37 @@ def _check_resource(name: Any, amount: Any) -> None:
         raise ValueError(f"the amount of {name} is above 1, so it must be a whole number")
 
 
+def ports(text: str) -> str:
+    """A range of ports such as `20000-20100`, or one port; empty text is any free port.
+
+    Raises:
+        ValueError: the text is no range of ports from 1024 to 65535.
+    """
+    text = text.strip()
+    if text and not PortRange.of(text):
+        raise ValueError(
+            "the ports are a range from 1024 to 65535, such as 20000-20100, or one port"
+        )
+    return text
+
+
+class PortRange(NamedTuple):
+    """Ports from `first` to `last`, both included."""
+
+    first: int
+    last: int
+
+    @classmethod
+    def of(cls, text: str) -> PortRange | None:
+        """The range that the setting names; None for any free port, and where the text is no range."""
+        matched = _PORTS.fullmatch(text)
+        if matched is None:
+            return None
+        first = int(matched[1])
+        last = int(matched[2] or first)
+        return cls(first, last) if 1024 <= first <= last <= 65535 else None
+
+
 def missing_packages() -> list[str]:
     """The packages of the extra `ray` that are not installed. Nothing is imported."""
     return [name for name in PACKAGES if not _is_installed(name)]
@@ -121,6 +153,12 @@ class ReplicaSettings(BaseSettings):
         default={},
         description='Further resources of each replica by their names in Ray, as a JSON object such as {"CPU": 4}. '
         "Without `CPU` a replica takes one CPU.",
+    )
+
+    engine_ports: Annotated[str, AfterValidator(ports)] = Field(
+        default="",
+        description="Ports on which replicas wait for the service on their nodes, such as "
+        "`20000-20100`; by default any free port.",
     )
 
     @model_validator(mode="after")

@@ -89,6 +89,18 @@ def serving(views: Sequence[ReplicaView]) -> int:
     return sum(view.state is ReplicaState.SERVING for view in views)
 
 
+def holds_memory(view: ReplicaView) -> bool:
+    """Whether the model is in the memory of a replica, so that its node tells less free memory."""
+    return view.state not in (ReplicaState.STARTING, ReplicaState.LOST, ReplicaState.ENDED)
+
+
+def to_place(views: Sequence[ReplicaView], count: int) -> int:
+    """How many replicas still have to find room when `count` are wanted: also those that start or are lost now."""
+    return count - sum(
+        holds_memory(view) for view in views if view.state is not ReplicaState.DRAINING
+    )
+
+
 def strength(views: Sequence[ReplicaView], least: int) -> Strength:
     """What the replicas amount to, where a load needs `least` of them."""
     count = serving(views)

@@ -55,6 +55,16 @@ class Reserves:
     working_mb: int | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class NodeRoom:
+    """The free memory on a device of a node. So many replicas share it, and each has to hold the SAEs."""
+
+    node: str
+    device: str
+    free_mb: int
+    replicas: int = 1
+
+
 def kept_in(asked: str | None, model_dtype: str) -> str | None:
     """The dtype to send to the engine; None keeps the dtype of the file. If `model` is asked for and the model has a
     dtype that SAEs cannot have, the result is float16."""
@@ -133,6 +143,32 @@ def check_memory(
         working_reserve_mb=reserves.working_mb,
         available_mb=free_mb,
     )
+
+
+def check_nodes(
+    sizes: Sequence[Size], rooms: Sequence[NodeRoom], kv_tokens: int, reserves: Reserves
+) -> None:
+    """Check that all members fit into the free memory of every node with a replica, as `check_memory` does.
+
+    Raises:
+        Refusal: INSUFFICIENT_MEMORY with the node that lacks most memory, and the reason of each node that lacks some.
+    """
+    lacks: dict[str, tuple[int, Refusal]] = {}
+    for room in rooms:
+        try:
+            every = [size for size in sizes for _ in range(room.replicas)]
+            check_memory(every, room.free_mb, room.device, kv_tokens, reserves)
+        except Refusal as lack:
+            missing = lack.details["projected_mb"] - room.free_mb
+            if missing > lacks.get(room.node, (0, lack))[0]:
+                lacks[room.node] = missing, lack
+    if not lacks:
+        return
+    node, (_, worst) = max(lacks.items(), key=lambda item: item[1][0])
+    nodes = {name: lack.message for name, (_, lack) in lacks.items()}
+    said = "; ".join(f"{name}: {why}" for name, why in sorted(nodes.items()))
+    why = f"a replica has no room for the SAEs on its node; {said}"
+    raise Refusal(worst.code, why, **(worst.details | {"node": node, "nodes": nodes}))
 
 
 def _sentence(offenders: Sequence[Offender]) -> str:

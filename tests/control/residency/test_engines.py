@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from pathlib import Path
+
 import pytest
 
 from steerserve.control.residency.cluster import SeenNode
-from steerserve.control.residency.engines import FORGOTTEN, Engines, launch_on_node
+from steerserve.control.residency.engines import FORGOTTEN, Engines
+from steerserve.demo import MODEL_DIR
 from steerserve.engine.checkpoint import process
 from steerserve.engine.checkpoint.prompts import PromptMaker
+from steerserve.engine.fleet.fleet import Fleet
 from steerserve.engine.gguf import process as llama_process
 from steerserve.engine.gguf.messages import LlamaCard
-from steerserve.errors import Refusal
+from steerserve.engine.remote.facts import checkpoint_seen
 from steerserve.settings import Settings
 from tests.doubles import Launcher, ScriptedEngine, soon
 
@@ -94,13 +99,17 @@ async def test_free_memory_is_asked_for_again_where_there_are_cards(
     assert asked.times == 3
 
 
-class OneNode:
-    """A cluster that has one node only."""
+class Nodes:
+    """A cluster that notes what each engine is launched with."""
 
     def __init__(self, engine: ScriptedEngine) -> None:
         self.engine = engine
+        self.asked: list[tuple[Mapping[str, str], Mapping[str, str | None]]] = []
 
-    async def launch(self, _: PromptMaker) -> ScriptedEngine:
+    async def launch(
+        self, _: PromptMaker, barred: Mapping[str, str], files: Mapping[str, str | None]
+    ) -> ScriptedEngine:
+        self.asked.append((barred, files))
         return self.engine
 
     async def nodes(self, *_: str) -> tuple[SeenNode, ...]:
@@ -110,18 +119,16 @@ class OneNode:
         """Nothing was opened."""
 
 
-async def test_an_engine_on_a_node_that_must_not_serve_is_ended() -> None:
-    engine = await Launcher().launch()
-    engine.node = "a"
-    barred = {"a": "it has other files in /m"}
-    with pytest.raises(Refusal) as refused:
-        await launch_on_node(OneNode(engine), barred)
-    assert refused.value.message == "the cluster chose the node a, but it has other files in /m"
-    assert engine.ended.done()
-
-
-async def test_an_engine_on_any_other_node_is_used() -> None:
-    engine = await Launcher().launch()
-    engine.node = "b"
-    assert await launch_on_node(OneNode(engine), {"a": "it has other files in /m"}) is engine
-    assert not engine.ended.done()
+async def test_every_start_of_a_replica_tells_the_barred_nodes_and_the_files_of_now(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "config.json").write_text("{}")
+    cluster = Nodes(await Launcher().launch())
+    settings = Settings(_env_file=None, engine_backend="ray")  # type: ignore[call-arg]
+    engines = Engines(settings, cluster=cluster)
+    fleet = await engines.launch_resident("checkpoint", str(tmp_path))
+    engines.barred = {"1": "a: it has other files in /m"}
+    assert isinstance(fleet, Fleet)
+    await fleet.load(lambda _: None, path=str(MODEL_DIR), trust_remote_code=False)
+    assert cluster.asked == [(engines.barred, {str(tmp_path): checkpoint_seen(str(tmp_path))})]
+    await fleet.stop()

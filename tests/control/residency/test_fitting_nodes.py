@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -78,6 +79,7 @@ async def planned(
     least: int = 1,
     wanted: GpuRequest | None = None,
     views: tuple[ReplicaView, ...] = (),
+    staying: Sequence[ReplicaView] = (),
     **fields: Any,
 ) -> NodePlan:
     return await fitting_nodes.plan(
@@ -88,6 +90,7 @@ async def planned(
         nodes=nodes,
         files=(FOLDER, DIGEST),
         leaving=views,
+        staying=staying,
         least=least,
     )
 
@@ -150,6 +153,23 @@ async def test_without_cards_replicas_share_the_memory_of_the_hosts(weights: Wei
     assert (await refused(weights, node(facts("a", host=1)))).code == "INSUFFICIENT_MEMORY"
 
 
+async def test_replicas_that_stay_keep_their_cards_and_their_share_of_a_node(
+    weights: Weights,
+) -> None:
+    a, b = node(facts("a", 1000, 2000)), node(facts("b", 3000))
+    first = leaving("a", device="cuda:0", held_mb=400, card=0)
+    assert (
+        "room for 2 of the 3" in (await refused(weights, a, b, least=3, staying=(first,))).message
+    )
+    second = leaving("b", device="cuda:0", held_mb=400, card=0)
+    plan = (await planned(weights, a, b, least=1, staying=(first, second))).fit.plan
+    assert plan.shares[0].device.free_mb == 2000
+    hosts = [node(facts("a"), CPU=2.0), node(facts("a"), CPU=2.0)]
+    three = [leaving("a", device="cpu", held_mb=4)] * 3
+    await planned(weights, *hosts, least=1, staying=three)
+    assert "room for 1 of the 2" in (await refused(weights, *hosts, least=2, staying=three)).message
+
+
 async def test_only_nodes_with_the_resources_of_a_replica_count(weights: Weights) -> None:
     small, large = node(facts("small"), CPU=3.0), node(facts("large"), CPU=8.0)
     await planned(weights, small, large, least=2, engine_resources={"CPU": 4})
@@ -186,7 +206,7 @@ async def test_cards_that_the_tensor_library_cannot_use_are_no_places(weights: W
 async def test_a_node_that_must_not_serve_is_barred_with_its_reason(
     weights: Weights, other: NodeSeen, code: str, reason: str
 ) -> None:
-    assert (await planned(weights, node(facts("a")), other)).barred == {"b": reason}
+    assert (await planned(weights, node(facts("a")), other)).barred == {"id-of-b": f"b: {reason}"}
     why = await refused(weights, other)
     assert (why.code, why.details["nodes"]) == (code, {"b": reason})
 

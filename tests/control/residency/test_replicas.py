@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import replace
+
 import pytest
 
 from steerserve.control.bus import ReplicaChanged
 from steerserve.control.residency.replicas import ReplicaFigures, figures
+from steerserve.engine.remote.facts import checkpoint_seen, read_facts
+from steerserve.engine.wire import messages as m
 from steerserve.errors import Refusal
+from steerserve.rules.cards import Card
 from steerserve.rules.lease import Terms
 from steerserve.rules.lock import LockedBy
 from steerserve.rules.replicas import ReplicaState, Strength
+from steerserve.rules.units import MIB
 from tests.control.conftest import Make
 from tests.doubles import World, soon, until
+from tests.nodes import NodeSeen
 
 
 @pytest.fixture
@@ -90,6 +98,143 @@ async def test_a_resize_begins_at_once_and_holds_for_the_next_load(replicated: W
     await world.conductor.unload(model_id)
     await soon((await world.conductor.load(await world.catalog.model(model_id))).ready)
     assert (slots(world), len(world.launcher.engine.replicas())) == (4, 2)
+
+
+def card_of(index: int, free_mb: int) -> Card:
+    return Card(index, f"GPU-{index}", "a card", 1000, 1000 - free_mb, free_mb, index)
+
+
+def with_room(
+    world: World, *rooms: int, digest: str | None = None, cards: Sequence[Card] = ()
+) -> None:
+    """From now on the cluster has a node with so many MiB free for each of the rooms."""
+
+    def nodes(folders: Sequence[str]) -> list[NodeSeen]:
+        seen = {folder: digest or checkpoint_seen(folder) for folder in folders}
+        facts = [read_facts("10.0.0.1")] * len(rooms)
+        return [
+            NodeSeen(
+                f"node-{number}",
+                one.address,
+                {"CPU": 8.0},
+                replace(
+                    one,
+                    name=f"node-{number}",
+                    free_host_mb=free,
+                    total_host_mb=90_000,
+                    cards=tuple(cards),
+                ),
+                seen,
+            )
+            for number, (one, free) in enumerate(zip(facts, rooms, strict=True), 1)
+        ]
+
+    world.launcher.has_nodes = True
+    world.launcher.cluster_nodes = nodes
+
+
+async def test_replicas_for_which_no_node_has_memory_are_refused_before_any_is_started(
+    replicated: World,
+) -> None:
+    world, model_id = replicated, replicated.resident.row.id
+    with_room(world, 0, 0)
+    for change in (
+        world.replicas.resize(model_id, 4),
+        world.replicas.replace(model_id, "replica-1"),
+    ):
+        with pytest.raises(Refusal) as refused:
+            await change
+        assert refused.value.code == "INSUFFICIENT_MEMORY"
+        assert "room for 0 of the 1 replicas" in refused.value.message
+        assert set(refused.value.details["nodes"]) == {"node-1", "node-2"}
+    assert not {"resize", "replace"} & set(world.launcher.log)
+    assert (world.replicas.of_model(model_id).wanted, world.launcher.replicas) == (3, 3)
+    # fewer replicas need no room, and a lost one is replaced in its own place
+    assert (await world.replicas.resize(model_id, 2)).wanted == 2
+    with_room(world, 80_000, 1)
+    assert (await world.replicas.resize(model_id, 3)).wanted == 3
+
+
+async def test_replicas_that_start_or_are_lost_need_room_beside_the_new_ones(
+    replicated: World,
+) -> None:
+    world, model_id = replicated, replicated.resident.row.id
+    needed = await needed_mb(world)
+    world.launcher.engine.become("replica-3", ReplicaState.LOST)
+    with_room(world, needed)
+    with pytest.raises(Refusal, match="room for 1 of the 2 replicas"):
+        await world.replicas.resize(model_id, 4)
+    assert (await world.replicas.replace(model_id, "replica-3")).wanted == 3
+    with_room(world, 2 * needed)
+    assert (await world.replicas.resize(model_id, 4)).wanted == 4
+
+
+async def needed_mb(world: World) -> int:
+    """The MiB that one more replica needs."""
+    with_room(world, 0)
+    with pytest.raises(Refusal) as refused:
+        await world.replicas.resize(world.resident.row.id, 4)
+    return int(refused.value.details["per_card"][0]["needed_mb"])
+
+
+async def test_a_node_with_other_files_gives_no_room_and_is_named(replicated: World) -> None:
+    with_room(replicated, 80_000, digest="of other files")
+    with pytest.raises(Refusal) as refused:
+        await replicated.replicas.resize(replicated.resident.row.id, 4)
+    assert refused.value.code == "INVALID_LOCAL_PATH"
+    assert "node-1: it has other files in" in refused.value.message
+
+
+async def test_an_sae_for_which_a_node_has_no_memory_is_refused_before_any_replica_gets_it(
+    replicated: World,
+) -> None:
+    world, engine = replicated, replicated.launcher.engine
+    engine.become("replica-3", ReplicaState.SERVING, node="node-2")
+    # 2 x 8 x 2^16 x 4 bytes x 1.1 = 4.4 MiB
+    sae = await world.sae("sae_wide", d_sae=1 << 16)
+    with_room(world, 7, 80_000)
+    for attach in (
+        world.attachments.attach(sae, 1),
+        world.attachments.attach_set([("sae_wide", 1)], "float32"),
+    ):
+        with pytest.raises(Refusal) as refused:
+            await attach
+        assert refused.value.code == "INSUFFICIENT_MEMORY"
+        assert (refused.value.details["node"], refused.value.details["available_mb"]) == (
+            "node-1",
+            7,
+        )
+        assert set(refused.value.details["nodes"]) == {"node-1"}
+    assert "attach" not in world.launcher.log
+    # a replica that is started again tells for itself whether it has room
+    engine.become("replica-2", ReplicaState.LOST)
+    assert (await world.attachments.attach(sae, 1)).sae_id == "sae_wide"
+
+
+async def test_an_sae_is_checked_against_the_cards_of_each_replica(replicated: World) -> None:
+    world, engine = replicated, replicated.launcher.engine
+    sae = await world.sae("sae_wide", d_sae=1 << 16)
+    for number in (1, 2, 3):
+        engine.become(f"replica-{number}", ReplicaState.SERVING, gpu_indices=(number,))
+    free_mb = {1: 90, 2: 4, 3: 90}
+    with_room(world, 0, cards=[card_of(number, free) for number, free in free_mb.items()])
+    with pytest.raises(Refusal, match="4 MiB are free") as refused:
+        await world.attachments.attach(sae, 1)
+    assert refused.value.details["device"] == "the cards 2 of node-1"
+    engine.kept["replica-2"] = m.Measured(0, {"cuda:0": (20 * MIB, 21 * MIB)})
+    assert (await world.attachments.attach(sae, 1)).sae_id == "sae_wide"
+
+
+async def test_nodes_that_cannot_be_asked_keep_no_sae_from_the_replicas(
+    replicated: World,
+) -> None:
+    world = replicated
+
+    def refuse(_: Sequence[str]) -> list[NodeSeen]:
+        raise Refusal("ENGINE_UNAVAILABLE", "the cluster has lost its head")
+
+    world.launcher.cluster_nodes = refuse
+    assert (await world.attachments.attach(await world.sae(), 1)).sae_id == "sae_a"
 
 
 async def test_drain_takes_one_away_for_good_and_replace_keeps_the_number(

@@ -108,6 +108,16 @@ async def test_the_engines_memory_is_told_while_it_lives(world: World) -> None:
     assert await value(world, "process_resident_memory_bytes", process="engine") is None
 
 
+async def test_the_memory_of_an_engine_on_another_node_is_not_that_of_a_process_here(
+    world: World,
+) -> None:
+    await world.loaded()
+    engine = world.launcher.engine
+    engine.pid, engine.node = os.getpid(), "gpu-1"
+    assert engine.local_pid is None
+    assert await value(world, "process_resident_memory_bytes", process="engine") is None
+
+
 async def test_a_card_that_went_away_has_no_series(world: World) -> None:
     world.driver.cards = [card("GPU-a", 0), card("GPU-b", 1)]
     assert await value(world, "card_memory_used_bytes", card="1")

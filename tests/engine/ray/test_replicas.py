@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import Callable
@@ -14,7 +15,9 @@ import psutil
 import pytest
 
 from steerserve.engine.ray import cluster as clusters
+from steerserve.engine.ray import placer_process
 from steerserve.engine.ray.cluster import RayCluster
+from steerserve.engine.remote.facts import checkpoint_seen
 from steerserve.engine.wire import messages as m
 from steerserve.errors import Refusal
 from tests.engine.checkpoint.test_process import GREEDY, LONG, events, text_of
@@ -70,6 +73,71 @@ async def test_replicas_are_spread_over_nodes_or_packed(joined: Joining, nodes: 
             assert len(parents) == homes, placement
             await asyncio.gather(*(engine.stop() for engine, _ in pairs))
             await asyncio.gather(*(replica.gone() for _, replica in pairs))
+
+
+async def test_a_replica_never_goes_to_a_node_that_is_left_out(
+    joined: Joining, nodes: Nodes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with joined() as cluster:
+        rooms = [node for node in await cluster.nodes() if node.resources.get("CPU")]
+        ids = [node.id for node in rooms]
+        assert len(set(ids)) == 2
+        # resources of every name count, as ENGINE_RESOURCES may name them
+        assert all(any(name.startswith("node:") for name in node.resources) for node in rooms)
+        homes = []
+        for left_out in (*ids, *ids):
+            engine = await cluster.launch(barred={left_out: "a: it has other files in /m"})
+            (seat,) = nodes.seats()
+            homes.append(replica_of(seat).actor.ppid())
+            await engine.stop()
+            await replica_of(seat).gone()
+        # each of the two nodes was left out in turn
+        assert homes[0] != homes[1]
+        assert homes == homes[:2] * 2
+        monkeypatch.setattr(clusters, "PLACE_SECONDS", 2.0)
+        with pytest.raises(Refusal) as refused:
+            await cluster.launch(barred=dict.fromkeys(ids, "a: it has other files in /m"))
+        assert refused.value.code == "ENGINE_UNAVAILABLE"
+        assert "nodes that were left out: a: it has other files in /m" in refused.value.message
+        assert "Give them the files" in refused.value.message
+
+
+async def test_nodes_with_other_files_are_found_when_a_replica_comes_there(
+    joined: Joining, nodes: Nodes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = str(tmp_path)
+    (tmp_path / "config.json").write_text("{}")
+    async with joined() as cluster:
+        engine = await cluster.launch(files={folder: checkpoint_seen(folder)})
+        await engine.stop()
+        monkeypatch.setattr(clusters, "PLACE_SECONDS", 10.0)
+        with pytest.raises(Refusal) as refused:
+            await cluster.launch(files={folder: "the digest of other files"})
+        # both nodes were tried, each once
+        here = f"{os.uname().nodename}: it has other files in {folder}"
+        assert f"nodes that were left out: {here}; {here}. " in refused.value.message
+        while nodes.seats():
+            await asyncio.sleep(0.05)
+
+
+async def test_a_replica_waits_for_the_service_on_a_port_of_the_range(
+    joined: Joining, nodes: Nodes
+) -> None:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    async with joined(engine_ports=f"{port}") as cluster:
+        engine, _ = await placed(cluster, nodes)
+        await engine.stop()
+        with socket.socket() as taken:
+            taken.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            taken.bind((nodes.nodes[1].node_ip_address, port))
+            taken.listen()
+            with pytest.raises(Refusal) as refused:
+                await cluster.launch()
+        assert refused.value.code == "ENGINE_UNAVAILABLE"
+        assert f"no port from {port} to {port} is free" in refused.value.message
+        assert f"on {os.uname().nodename} (ENGINE_PORTS)" in refused.value.message
 
 
 End = Callable[[ReplicaProcesses, int], None]
@@ -204,7 +272,7 @@ async def test_nodes_tell_their_facts(cluster: RayCluster, nodes: Nodes, tmp_pat
 async def test_an_address_without_a_cluster_is_refused(
     joined: Joining, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(clusters, "JOIN_SECONDS", 8.0)
+    monkeypatch.setattr(placer_process, "JOIN_SECONDS", 8.0)
     async with joined(address="127.0.0.1:9") as cluster:
         with pytest.raises(Refusal, match="Failed to connect to"):
             await cluster.nodes()
@@ -213,7 +281,7 @@ async def test_an_address_without_a_cluster_is_refused(
 async def test_a_service_with_another_token_is_not_let_in(
     joined: Joining, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(clusters, "JOIN_SECONDS", 8.0)
+    monkeypatch.setattr(placer_process, "JOIN_SECONDS", 8.0)
     other = tmp_path / "token"
     other.write_text("0" * 64)
     monkeypatch.setenv("RAY_AUTH_TOKEN_PATH", str(other))

@@ -73,7 +73,7 @@ def _the(channel: Channel) -> Channel:
 @asynccontextmanager
 async def listening(patience: Patience = QUICK) -> AsyncIterator[Listening]:
     host, peer = certificates.new_identity(), certificates.new_identity()
-    listener = await listen("127.0.0.1", 0)
+    listener = await listen("127.0.0.1")
     end = KeptEnd()
     contact = Contact("127.0.0.1", listener.getsockname()[1], host.certificate, None, FACTS)
     door = PeerDoor(

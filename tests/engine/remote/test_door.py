@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import copy
 import pickle
+import socket
 import ssl
 
 import pytest
@@ -123,3 +124,22 @@ def test_a_key_stays_in_its_process_and_out_of_texts() -> None:
     for leave in (pickle.dumps, copy.deepcopy):
         with pytest.raises(TypeError):
             leave(identity)
+
+
+async def test_only_the_ports_of_the_range_are_listened_on_and_each_by_one_host() -> None:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        free = probe.getsockname()[1]
+    first = await door.listen("127.0.0.1", range(free, free + 1))
+    assert first.getsockname()[1] == free
+    with pytest.raises(door.NoPortIsFree) as refused:
+        await door.listen("127.0.0.1", range(free, free + 1))
+    assert str(refused.value) == f"no port from {free} to {free} is free at 127.0.0.1"
+    # a connection that came through the port does not keep the next host from it
+    with socket.create_connection(("127.0.0.1", free)):
+        accepted, _ = first.accept()
+        first.close()
+        second = await door.listen("127.0.0.1", range(free, free + 1))
+        assert second.getsockname()[1] == free
+        second.close()
+        accepted.close()

@@ -17,7 +17,7 @@ from steerserve.control.interventions.attachable import AttachRequest
 from steerserve.control.library.sae_records import origin_of, source_of
 from steerserve.control.residency import free_memory
 from steerserve.control.residency.conductor import Conductor
-from steerserve.control.residency.free_memory import Read
+from steerserve.control.residency.free_memory import Read, ReadNodes
 from steerserve.control.residency.reattaching import hook
 from steerserve.control.residency.resident import Attachment, Order, Resident
 from steerserve.engine.wire import messages as m
@@ -46,12 +46,14 @@ class Attachments:
         bus: Bus,
         catalog: Catalog,
         settings: Settings,
+        read_nodes: ReadNodes,
         read_free: Read = free_memory.read,
     ) -> None:
         self._conductor = conductor
         self._bus = bus
         self._catalog = catalog
         self._settings = settings
+        self._read_nodes = read_nodes
         self._read_free = read_free
 
     def compatibility(self, sae: SaeRow, layer: int) -> rules.Verdict:
@@ -93,6 +95,9 @@ class Attachments:
             await attachable.check_ready(self._catalog, row)
             verdict = attachable.verdict(resident, wanted)
             rules.check(verdict, attachable.claim(wanted), resident.running()[1].hidden_size)
+            if resident.held().replicas():
+                # an SAE that only some replicas can hold would end the others
+                await self._check_memory(resident, [wanted])
             before = list(resident.attachments.values())
             async with self._undoing(resident) as made:
                 attached = await self._hook(resident, wanted, verdict)
@@ -166,10 +171,7 @@ class Attachments:
         """Raises:
         Refusal: INSUFFICIENT_MEMORY.
         """
-        _, facts = resident.running()
-        free_mb = await self._read_free(resident) if wanted else None
-        if free_mb is None:
-            return
+        engine, facts = resident.running()
         sizes = [
             Size(
                 w.sae.d_in or 0,
@@ -178,8 +180,15 @@ class Attachments:
             )
             for w in wanted
         ]
-        reserves = await free_memory.reserves(resident)
-        sae_set.check_memory(sizes, free_mb, facts.device, facts.kv_tokens, reserves)
+        if not sizes:
+            return
+        if engine.replicas():
+            rooms = await free_memory.on_nodes(resident, self._read_nodes)
+            reserves = await free_memory.reserves(resident)
+            sae_set.check_nodes(sizes, rooms, facts.kv_tokens, reserves)
+        elif (free_mb := await self._read_free(resident)) is not None:
+            reserves = await free_memory.reserves(resident)
+            sae_set.check_memory(sizes, free_mb, facts.device, facts.kv_tokens, reserves)
 
     # ------------------------------------------------------------- the engine's part
 

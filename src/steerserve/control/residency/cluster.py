@@ -14,6 +14,10 @@ class SeenNode(Protocol):
     """A node that is alive."""
 
     @property
+    def id(self) -> str:
+        """The id that the cluster gives it. No two nodes have the same."""
+
+    @property
     def name(self) -> str:
         """The name that the cluster gives it. Engines name their node as its facts do."""
 
@@ -39,8 +43,11 @@ class SeenNode(Protocol):
 class EngineCluster(Protocol):
     """The nodes on which replicas run."""
 
-    async def launch(self, prompts: PromptMaker) -> Engine:
-        """An engine on a node. `prompts` makes its prompts into tokens.
+    async def launch(
+        self, prompts: PromptMaker, barred: Mapping[str, str], files: Mapping[str, str | None]
+    ) -> Engine:
+        """An engine on a node. `prompts` makes its prompts into tokens. `barred` has the ids of nodes that must not get
+        the engine, each with the name and the reason, and `files` the digests that folders must have on its node.
 
         Raises:
             Refusal: ENGINE_UNAVAILABLE.

@@ -3,6 +3,7 @@ cluster. Remembers why the last start failed: such a service is not ready to ser
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -14,8 +15,8 @@ from steerserve.engine.fleet.fleet import Fleet
 from steerserve.engine.gguf import client as llama
 from steerserve.engine.gguf import process as llama_process
 from steerserve.engine.gguf.messages import LlamaCard
+from steerserve.engine.remote.facts import checkpoint_seen
 from steerserve.engine.wire.engine import Engine
-from steerserve.errors import Refusal
 from steerserve.rules.fields import CHECKPOINT, GGUF
 from steerserve.rules.signs import Bounds
 from steerserve.settings import Settings
@@ -39,6 +40,8 @@ class Engines:
     ) -> None:
         self.replicas = settings.engine_replicas
         """The number of replicas of the next model."""
+        self.barred: Mapping[str, str] = {}
+        """The ids of the nodes that must not get replicas of the resident model, each with the name and the reason."""
         self._settings = settings
         self._cluster = cluster
         self._checkpoints = client.Launcher(settings.log_level, settings.log_format)
@@ -59,14 +62,14 @@ class Engines:
         self._failed = None
         return made
 
-    async def launch_resident(self, engine: str, barred: Mapping[str, str]) -> Engine:
-        """An engine for the resident model: on a cluster, so many replicas as are wanted. `barred` has the nodes that
-        must not serve the model, with the reasons."""
-        if self._cluster is None:
+    async def launch_resident(self, engine: str, folder: str | None) -> Engine:
+        """An engine for the resident model: on a cluster, so many replicas as are wanted, on nodes that have the same
+        files in the folder as this machine."""
+        if self._cluster is None or folder is None:
             return await self.launch(engine)
         settings = self._settings
         return Fleet(
-            partial(launch_on_node, self._cluster, barred),
+            partial(self._launch_on_node, self._cluster, folder),
             self._checkpoints.prompts(),
             count=self.replicas,
             least=self.least,
@@ -115,25 +118,20 @@ class Engines:
         self._has_no_cards = not cards
         return cards
 
+    async def _launch_on_node(self, cluster: EngineCluster, folder: str) -> Engine:
+        """An engine on a node that may serve the model. It gets its prompts as tokens, which the fleet makes.
+
+        Raises:
+            Refusal: ENGINE_UNAVAILABLE.
+        """
+        digest = await asyncio.to_thread(checkpoint_seen, folder)
+        return await cluster.launch(TokensGiven(), self.barred, {folder: digest})
+
     def failure(self) -> str | None:
         """Why engines cannot be started; None if the last start succeeded or is forgotten."""
         if self._failed is None or self._clock() - self._failed[1] > FORGOTTEN:
             return None
         return f"no engine process can be started: {self._failed[0]}"
-
-
-async def launch_on_node(cluster: EngineCluster, barred: Mapping[str, str]) -> Engine:
-    """An engine on a node that may serve the model. It gets its prompts as tokens, which the fleet makes.
-
-    Raises:
-        Refusal: ENGINE_UNAVAILABLE; MODEL_LOAD_FAILED where the cluster chose a node that must not serve it.
-    """
-    engine = await cluster.launch(TokensGiven())
-    why = barred.get(engine.node or "")
-    if why is not None:
-        await engine.stop()
-        raise Refusal("MODEL_LOAD_FAILED", f"the cluster chose the node {engine.node}, but {why}")
-    return engine
 
 
 def options(settings: Settings) -> llama.Options:

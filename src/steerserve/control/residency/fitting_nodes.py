@@ -6,14 +6,16 @@ every place where a replica may go.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, replace
 
 from steerserve import __version__
 from steerserve.control.residency import fitting
 from steerserve.control.residency.cluster import SeenNode
 from steerserve.control.residency.fitting import HOST, Fit
-from steerserve.engine.remote.facts import NodeFacts
+from steerserve.engine.remote.facts import NodeFacts, why_barred
 from steerserve.errors import Refusal
 from steerserve.files.weights import Weights
 from steerserve.rules.cards import Card
@@ -25,7 +27,8 @@ from steerserve.settings import Settings
 
 @dataclass(frozen=True, slots=True)
 class NodePlan:
-    """Where a model goes in each replica. `barred` has the nodes that must not serve it, with the reasons."""
+    """Where a model goes in each replica. `barred` has the ids of nodes that must not serve it, each with the name and
+    the reason."""
 
     fit: Fit
     barred: dict[str, str]
@@ -39,13 +42,16 @@ async def plan(
     *,
     nodes: Sequence[SeenNode],
     files: tuple[str, str | None],
-    leaving: Sequence[ReplicaView],
+    leaving: Sequence[ReplicaView] = (),
+    staying: Sequence[ReplicaView] = (),
     least: int,
+    saes_mb: int = 0,
 ) -> NodePlan:
-    """Place a model in the memory that is free on the nodes now.
+    """Find room for `least` more replicas of a model in the memory that is free on the nodes now.
 
-    `files` are the folder of the model and the digest of its files here. `leaving` are the replicas of the resident
-    model, whose memory comes back.
+    `files` are the folder of the model and the digest of its files here. `leaving` are replicas whose memory comes
+    back, and `staying` are replicas that keep their memory, their cards and their share of a node. `saes_mb` is the
+    memory of the SAEs that each replica gets.
 
     Raises:
         Refusal: FIELD_NOT_HONOURED, INVALID_LOCAL_PATH, UNSUPPORTED_QUANTIZATION, INSUFFICIENT_MEMORY,
@@ -54,22 +60,24 @@ async def plan(
     if wanted.choice is GpuChoice.CARD:
         why = "the cluster chooses the cards of each replica: leave `gpu` out (ENGINE_CARDS sets their number)"
         raise Refusal("FIELD_NOT_HONOURED", why, param="gpu")
-    reasons = ((name_of(node), _why_barred(node, *files)) for node in nodes)
-    barred = {name: why for name, why in reasons if why is not None}
+    reasons = ((node, _why_barred(node, *files)) for node in nodes)
+    barred = {node.id: (name_of(node), why) for node, why in reasons if why is not None}
     cards = settings.engine_cards
     if cards is None:
         cards = int(any(node.resources.get("GPU", 0) >= 1 for node in nodes))
+    held = Counter(view.node for view in staying)
     room, fits, lacks = 0, [], []
     for node in nodes:
-        if node.facts is None or name_of(node) in barred:
+        if node.facts is None or node.id in barred:
             continue
-        for place in _places(node, node.facts, cards, leaving, settings):
+        count = _count(node, cards, settings)
+        taken = min(count, held[name_of(node)])
+        held[name_of(node)] -= taken  # several nodes of one name share its replicas
+        used = {card for v in staying if v.node == name_of(node) for card in v.gpu_indices}
+        back = _returned(node.facts.name, leaving, settings.transformers_cuda_context_mb)
+        for place in _places(node.facts, cards, count - taken, used, back):
+            devices = _devices(place, saes_mb, settings)
             try:
-                devices = [
-                    fitting.device(card, settings.transformers_cuda_context_mb, {})
-                    for card in place.cards
-                ]
-                devices = devices or [place.host]
                 fit = await fitting.placed(
                     weights, quantization, wanted, place.cards, devices, settings
                 )
@@ -79,14 +87,24 @@ async def plan(
                 lacks.append((sum(device.free_mb for device in devices), name_of(node), lack))
                 continue
             fits.append(fit)
-            needed = sum(share.needed_mb for share in fit.plan.shares)
+            needed = saes_mb + sum(share.needed_mb for share in fit.plan.shares)
             room += 1 if place.cards else min(place.count, place.host.free_mb // max(1, needed))
     if room < least:
-        raise _refusal(room, least, barred, lacks)
+        raise _refusal(room, least, dict(barred.values()), lacks)
     # the tightest place decides, so that the parts of a split model fit every place
-    return NodePlan(
-        min(fits, key=lambda fit: min(s.device.free_mb for s in fit.plan.shares)), barred
-    )
+    fit = min(fits, key=lambda fit: min(s.device.free_mb for s in fit.plan.shares))
+    return NodePlan(fit, {id_: f"{name}: {why}" for id_, (name, why) in barred.items()})
+
+
+def _devices(place: _Place, saes_mb: int, settings: Settings) -> list[Device]:
+    """The devices of a place, without the memory of the SAEs that the replica gets."""
+    cards = [
+        fitting.device(card, settings.transformers_cuda_context_mb, {}) for card in place.cards
+    ]
+    return [
+        replace(device, free_mb=max(0, device.free_mb - saes_mb))
+        for device in cards or [place.host]
+    ]
 
 
 def name_of(node: SeenNode) -> str:
@@ -103,14 +121,17 @@ class _Place:
     count: int
 
 
-def _places(
-    node: SeenNode, facts: NodeFacts, cards: int, leaving: Sequence[ReplicaView], settings: Settings
-) -> Iterator[_Place]:
-    """The places of a node that has the resources of a replica. Its cards are taken in the order of their free memory.
-    A replica numbers its own cards from 0."""
+def _count(node: SeenNode, cards: int, settings: Settings) -> int:
+    """For how many replicas with so many cards a node has resources."""
     asked = {"CPU": 1.0} | settings.engine_resources | ({"GPU": float(cards)} if cards else {})
-    count = int(min(node.resources.get(name, 0.0) // amount for name, amount in asked.items()))
-    back = _returned(facts.name, leaving, settings.transformers_cuda_context_mb)
+    return int(min(node.resources.get(name, 0.0) // amount for name, amount in asked.items()))
+
+
+def _places(
+    facts: NodeFacts, cards: int, count: int, used: AbstractSet[int], back: Mapping[int | str, int]
+) -> Iterator[_Place]:
+    """The places of a node for at most `count` replicas. Its cards that no replica has `used` are taken in the order of
+    their free memory. A replica numbers its own cards from 0."""
     free = min(facts.total_host_mb, facts.free_host_mb + back.get(HOST, 0))
     host = Device(HOST, f"host memory of {facts.name}", free, total_mb=facts.total_host_mb)
     if not cards:
@@ -120,7 +141,8 @@ def _places(
     freed = [
         replace(card, free_mb=min(card.total_mb, card.free_mb + back.get(card.smi_index, 0)))
         for card in facts.cards
-        if not (facts.torch or "").endswith("+cpu")  # a build for processors sees no card
+        if card.smi_index not in used
+        and not (facts.torch or "").endswith("+cpu")  # a build for processors sees no card
     ]
     freed.sort(key=lambda card: card.free_mb, reverse=True)
     for start in range(0, min(count, len(freed) // cards) * cards, cards):
@@ -151,21 +173,18 @@ def _why_barred(node: SeenNode, folder: str, digest: str | None) -> str | None:
         return f"it did not answer: {node.error}"
     if node.facts.steerserve != __version__:
         return f"it has steerserve {node.facts.steerserve}, and this service is {__version__}"
-    seen = node.folders.get(folder)
-    if seen is None:
-        return f"it does not see {folder}"
-    return None if seen == digest else f"it has other files in {folder}"
+    return why_barred(folder, digest, node.folders.get(folder))
 
 
 def _refusal(
     room: int, least: int, barred: dict[str, str], lacks: list[tuple[int, str, Refusal]]
 ) -> Refusal:
-    """The refusal of a load for which the nodes have too few places."""
+    """The refusal of replicas for which the nodes have too few places."""
     nodes = dict(barred)
     for _, name, lack in lacks:
         nodes.setdefault(name, lack.message)
     said = "".join(f"; {name}: {why}" for name, why in sorted(nodes.items()))
-    why = f"the cluster has room for {room} of the {least} replicas that a load needs{said}"
+    why = f"the cluster has room for {room} of the {least} replicas that are needed{said}"
     if lacks:
         _, _, largest = max(lacks, key=lambda lack: lack[0])
         return Refusal("INSUFFICIENT_MEMORY", why, **(largest.details | {"nodes": nodes}))

@@ -20,12 +20,13 @@ from steerserve.engine.wire.messages import Loaded
 from steerserve.errors import Refusal
 from steerserve.files import gguf as gguf_files
 from steerserve.files import local, weights
-from steerserve.rules import model_status
+from steerserve.rules import model_status, placement
 from steerserve.rules.cards import Card
 from steerserve.rules.fields import GGUF
 from steerserve.rules.gguf_header import Header
 from steerserve.rules.memory_fit import PlacementPlan
 from steerserve.rules.placement import GpuRequest
+from steerserve.rules.replicas import ReplicaState, ReplicaView
 from steerserve.settings import Settings
 from steerserve.store.catalog import ModelRow, utc_now
 
@@ -35,7 +36,8 @@ ANYWHERE = GpuRequest()
 @dataclass(frozen=True, slots=True)
 class Prepared:
     """A load that passed all checks, and where its weights go. `folder` is the folder of a checkpoint that was checked,
-    with links resolved. `barred` has the nodes of a cluster that must not serve the model, with the reasons."""
+    with links resolved. `barred` has the ids of nodes that must not serve the model, each with the name and the
+    reason."""
 
     row: ModelRow
     plan: PlacementPlan
@@ -107,6 +109,37 @@ async def _prepare_on_nodes(
     return Prepared(row, planned.fit.plan, str(folder), barred=planned.barred)
 
 
+async def check_more_replicas(
+    resident: Resident,
+    views: Sequence[ReplicaView],
+    more: int,
+    launcher: Engines,
+    settings: Settings,
+) -> None:
+    """Check that the nodes have room for so many replicas of the resident model beside `views`, which hold the model.
+    Afterwards the launcher knows which nodes must not get one.
+
+    Raises:
+        Refusal: INSUFFICIENT_MEMORY, INVALID_LOCAL_PATH, MODEL_LOAD_FAILED, ENGINE_UNAVAILABLE.
+    """
+    row = resident.row
+    folder, stored = await asyncio.to_thread(_weights, row.local_path or "")
+    digest = await asyncio.to_thread(checkpoint_seen, str(folder))
+    planned = await fitting_nodes.plan(
+        stored,
+        row.quantization,
+        placement.parse((resident.placement or {}).get("requested")),
+        settings,
+        nodes=await launcher.nodes(str(folder)),
+        files=(str(folder), digest),
+        leaving=[view for view in views if view.state is ReplicaState.DRAINING],
+        staying=[view for view in views if view.state is not ReplicaState.DRAINING],
+        least=more,
+        saes_mb=sum(attachment.memory_mb for attachment in resident.attachments.values()),
+    )
+    launcher.barred = planned.barred
+
+
 async def fill(coming: Occupant, prepared: Prepared, settings: Settings, bus: Bus) -> Loaded:
     """Load the model into the engine of the occupant.
 
@@ -173,7 +206,7 @@ def _returns(
     if resident is None or resident.facts is None or resident.engine is None:
         return {}
     return fitting.returned(
-        resident.engine.pid,
+        resident.engine.local_pid,
         resident.facts.memory_by_device_mb,
         settings.transformers_cuda_context_mb,
         placement=resident.placement,

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import structlog
 
+from steerserve.control.residency import loading
 from steerserve.control.residency.conductor import Conductor
 from steerserve.control.residency.engines import Engines
 from steerserve.control.residency.resident import Resident
@@ -14,6 +16,7 @@ from steerserve.engine.wire.engine import Engine, one_process
 from steerserve.rules import replicas as rules
 from steerserve.rules import residency
 from steerserve.rules.replicas import ReplicaView, Strength
+from steerserve.settings import Settings
 
 log = structlog.get_logger(__name__)
 
@@ -65,9 +68,11 @@ class Replicas:
     """Changes the replicas of the resident model. The number that an operator asks for holds for later loads too, until
     the service ends."""
 
-    def __init__(self, conductor: Conductor, launcher: Engines) -> None:
+    def __init__(self, conductor: Conductor, launcher: Engines, settings: Settings) -> None:
         self._conductor = conductor
         self._launcher = launcher
+        self._settings = settings
+        self._changing = asyncio.Lock()
 
     def now(self) -> ReplicaSet | None:
         """The replicas of the resident model; None where one process serves, or no model is in the slot."""
@@ -87,10 +92,16 @@ class Replicas:
         """Serve the model with so many replicas from now on. Returns once the change has begun.
 
         Raises:
-            Refusal: MODEL_BUSY, MODEL_NOT_LOADED, REPLICAS_UNAVAILABLE.
+            Refusal: MODEL_BUSY, MODEL_NOT_LOADED, REPLICAS_UNAVAILABLE; what refuses replicas for which the nodes have
+                no room, see `loading.check_more_replicas`.
         """
-        await self._engine(model_id).resize(count)
-        return self._changed(model_id, "resized", None, count)
+        async with self._changing:
+            self._engine(model_id)
+            views = self.of_model(model_id).replicas
+            if count > rules.wanted(views):
+                await self._check_room(rules.to_place(views, count))
+            await self._engine(model_id).resize(count)
+            return self._changed(model_id, "resized", None, count)
 
     async def drain(self, model_id: int, name: str) -> ReplicaSet:
         """Take a replica away after its requests. Returns once it gets no new requests.
@@ -105,16 +116,29 @@ class Replicas:
         """Start another replica in the place of this one. Returns once the change has begun.
 
         Raises:
-            Refusal: MODEL_BUSY, MODEL_NOT_LOADED, REPLICA_NOT_FOUND, REPLICAS_UNAVAILABLE.
+            Refusal: MODEL_BUSY, MODEL_NOT_LOADED, REPLICA_NOT_FOUND, REPLICAS_UNAVAILABLE; what refuses a replica for
+                which the nodes have no room, see `loading.check_more_replicas`.
         """
-        await self._engine(model_id).replace(name)
-        return self._changed(model_id, "replaced", name, self._launcher.replicas)
+        async with self._changing:
+            views = self.of_model(model_id).replicas
+            if (replaced := next((v for v in views if v.name == name), None)) is not None:
+                holds = rules.holds_memory(replaced)
+                await self._check_room(rules.to_place(views, rules.wanted(views) + holds))
+            await self._engine(model_id).replace(name)
+            return self._changed(model_id, "replaced", name, self._launcher.replicas)
 
     # ------------------------------------------------------------- inside
 
     def _engine(self, model_id: int) -> Engine:
         residency.may_change_replicas(self._conductor.view(), model_id)
         return self._conductor.loaded().held()
+
+    async def _check_room(self, more: int) -> None:
+        """Refuse `more` replicas for which the nodes have no room."""
+        resident = self._conductor.loaded()
+        views = [v for v in resident.held().replicas() if rules.holds_memory(v)]
+        if more > 0 and self._launcher.has_nodes:
+            await loading.check_more_replicas(resident, views, more, self._launcher, self._settings)
 
     def _changed(self, model_id: int, change: str, name: str | None, count: int) -> ReplicaSet:
         self._launcher.replicas = count

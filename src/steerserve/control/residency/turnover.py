@@ -164,7 +164,8 @@ class Turnover:
 
     async def _load(self, coming: Occupant, prepared: Prepared, *, has_unloaded: bool) -> None:
         try:
-            engine = await self._launcher.launch_resident(prepared.row.engine, prepared.barred)
+            self._launcher.barred = prepared.barred
+            engine = await self._launcher.launch_resident(prepared.row.engine, prepared.folder)
             engine.on_replicas = partial(self._tell, coming.row.id, engine)
             coming.start(engine)
             self._spawn(EngineWatch(coming, self._bounds).run(), "engine-watch")

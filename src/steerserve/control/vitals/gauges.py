@@ -200,9 +200,9 @@ class Gauges:
         made.resident_memory.clear()
         made.resident_memory.labels("control").set(psutil.Process().memory_info().rss)
         engine = resident.engine if resident else None
-        if engine is not None and engine.pid is not None:
+        if engine is not None and engine.local_pid is not None:
             with suppress(psutil.Error):  # the engine may just have ended
-                rss = psutil.Process(engine.pid).memory_info().rss
+                rss = psutil.Process(engine.local_pid).memory_info().rss
                 made.resident_memory.labels("engine").set(rss)
         made.card_used.clear()
         made.card_total.clear()

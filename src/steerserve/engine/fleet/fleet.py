@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -299,6 +299,9 @@ class Fleet(Engine):
 
     async def measure(self) -> m.Measured:
         return await self._reading.measure()
+
+    async def measure_replicas(self) -> Mapping[str, m.Measured]:
+        return await self._reading.measure_replicas()
 
     async def _edit(self, send: Callable[[Engine], Any], after: Callable[[Setup], Setup]) -> None:
         await self._editing.make(Edit(send, lambda setup, _: after(setup)))

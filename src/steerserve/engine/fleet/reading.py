@@ -85,6 +85,11 @@ class Readings:
         local = [answer for r, answer in answers.items() if r.running.node is None]
         return merging.measured(list(answers.values()), local)
 
+    async def measure_replicas(self) -> dict[str, m.Measured]:
+        """The memory of each engine, by the name of its replica."""
+        answers = await self._each(lambda engine: engine.measure())
+        return {replica.name: answer for replica, answer in answers.items()}
+
     # ------------------------------------------------------------- replicas that are taken away
 
     async def keep(self, replica: Replica) -> None:

@@ -3,7 +3,7 @@
 Ray chooses the node, starts the processes, and gives the cards out. The frames of an engine never pass through Ray:
 they go over the link of `engine/remote`. Four processes take part, and only two of them import Ray:
 
-- the service: `cluster.py` is its client. It never imports Ray.
+- the service: `cluster.py` is what it asks, and `placer_process.py` is its end of the placer. It never imports Ray.
 - the placer (`placer.py`), a child process of the service, is Ray's driver. Ray ends drivers when it loses its head, so
   the placer may end at any time; the service starts it again, and no replica depends on it.
 - the actor (`actor.py`) on the node of a replica. It is named and detached, holds the resources of the replica, and has

@@ -47,14 +47,20 @@ class ReplicaActor:
         )
 
     def open(
-        self, certificate: str, log_level: str, log_format: str
+        self,
+        certificate: str,
+        log_level: str,
+        log_format: str,
+        ports: tuple[int, int] | None,
+        files: dict[str, str | None],
     ) -> tuple[bytes, list[int], str]:
         """The answer of the seat, the cards that Ray gave to this actor, by the driver's index, and Ray's id of the
         node."""
         self._timer.cancel()
         assert self._seat.stdin is not None
         assert self._seat.stdout is not None
-        seating = Seating(ray.util.get_node_ip_address(), certificate, log_level, log_format)
+        address = ray.util.get_node_ip_address()
+        seating = Seating(address, ports, certificate, log_level, log_format, files)
         with contextlib.suppress(OSError):
             self._seat.stdin.write(msgspec.json.encode(seating) + b"\n")
             self._seat.stdin.flush()
@@ -111,4 +117,5 @@ def node_facts(folders: list[str]) -> bytes:
     address = ray.util.get_node_ip_address()
     facts = read_facts(address)
     seen = {folder: checkpoint_seen(folder) for folder in folders}
-    return msgspec.json.encode(NodeSeen(facts.name, address, {}, facts, seen))
+    home = ray.get_runtime_context().get_node_id()
+    return msgspec.json.encode(NodeSeen(home, facts.name, address, {}, facts, seen))

@@ -10,34 +10,23 @@ import asyncio
 import contextlib
 import importlib
 import itertools
-import os
-import re
 import secrets
-import socket
-import sys
-from asyncio.subprocess import DEVNULL, PIPE, Process
-from collections.abc import Callable
-from typing import TypeVar
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Any
 
-import msgspec
 import structlog
 
+from steerserve import __version__
 from steerserve.engine.checkpoint.client import CheckpointEngine, Launcher
-from steerserve.engine.checkpoint.process import SECRETS
 from steerserve.engine.checkpoint.prompts import PromptMaker
 from steerserve.engine.ray import messages as m
-from steerserve.engine.wire.messages import LENGTH
+from steerserve.engine.ray.placer_process import PlacerProcess, unavailable
 from steerserve.errors import CannotStart, Refusal
-from steerserve.setting_replicas import EXTRA, missing_packages
+from steerserve.setting_replicas import EXTRA, PortRange, missing_packages
 from steerserve.settings import Settings
 
 log = structlog.get_logger(__name__)
-
-JOIN_SECONDS = 30.0
-"""Seconds in which the placer must have connected to the cluster."""
-
-_PLACE = re.compile(r"^\[.*?\] \S+:\d+: ")
-"""The time and the place in the code before a line that Ray writes."""
 
 PLACE_SECONDS = 120.0
 """Seconds in which the cluster must have had room for a replica and its engine must have started."""
@@ -48,7 +37,7 @@ REMOVE_SECONDS = 20.0
 CLOSE_SECONDS = 5.0
 """Seconds that the end of the service waits for actors whose engines have just ended."""
 
-Kind = TypeVar("Kind")
+NONE_BARRED: Mapping[str, str] = MappingProxyType({})
 
 
 class RayCluster:
@@ -78,37 +67,80 @@ class RayCluster:
         """The id of the process of the placer; None while none runs."""
         return self._placer.pid
 
-    async def launch(self, prompts: PromptMaker | None = None) -> CheckpointEngine:
+    async def launch(
+        self,
+        prompts: PromptMaker | None = None,
+        barred: Mapping[str, str] = NONE_BARRED,
+        files: Mapping[str, str | None] = NONE_BARRED,
+    ) -> CheckpointEngine:
         """An engine without a model, on a node that Ray chooses. `prompts` makes its prompts into tokens; by default it
-        has a maker of its own.
+        has a maker of its own. `barred` has the ids of nodes that must not get the engine, each with the name and the
+        reason; `files` has the digests that folders must have on its node. Ray is told to leave out these nodes, and
+        every node that turns out to have other files or another version.
 
         Raises:
             Refusal: ENGINE_UNAVAILABLE when the cluster cannot be reached or has no room, or when the engine cannot be
                 reached.
         """
-        name = f"replica-{next(self._numbers)}"
-        identity = self._certificates.new_identity()
+        left_out = dict(barred)
+        while True:
+            name = f"replica-{next(self._numbers)}"
+            identity = self._certificates.new_identity()
+            try:
+                placement = await self._place(name, identity.certificate, left_out, files)
+                if placement.home in left_out:
+                    ignored = "it does not leave out nodes that must not serve"
+                    raise unavailable(ignored + _named(left_out))
+                why = _why_displaced(placement)
+                if isinstance(placement, m.Placed) and why is None:
+                    return await self._reached(name, placement, identity, prompts)
+            except BaseException:
+                self._remove(name)
+                raise
+            self._remove(name)
+            left_out[placement.home] = str(why)
+            log.warning("node_left_out", node=why)
+
+    async def _place(
+        self,
+        name: str,
+        certificate: str,
+        left_out: Mapping[str, str],
+        files: Mapping[str, str | None],
+    ) -> m.Placement:
+        """Have the replica placed.
+
+        Raises:
+            Refusal: ENGINE_UNAVAILABLE; the message names the nodes that were left out.
+        """
         settings = self._settings
         try:
-            placed = await self._placer.ask(
+            return await self._placer.ask(
                 lambda number: m.PlaceReplica(
                     number,
                     name,
-                    identity.certificate,
+                    certificate,
                     settings.log_level,
                     settings.log_format,
                     settings.engine_cards,
                     settings.engine_resources,
                     settings.engine_placement,
+                    PortRange.of(settings.engine_ports),
+                    list(left_out),
+                    dict(files),
                     PLACE_SECONDS,
                 ),
-                m.Placed,
+                m.Placement,
                 2 * PLACE_SECONDS,
             )
-            process, reader, writer = await self._link.connect(placed.contact, identity)
-        except BaseException:
-            self._remove(name)
-            raise
+        except Refusal as refusal:
+            raise Refusal(refusal.code, refusal.message + _named(left_out)) from None
+
+    async def _reached(
+        self, name: str, placed: m.Placed, identity: Any, prompts: PromptMaker | None
+    ) -> CheckpointEngine:
+        """The client of an engine that was placed."""
+        process, reader, writer = await self._link.connect(placed.contact, identity)
         engine = self._launcher.client(process, reader, writer, prompts)
         engine.node = placed.contact.facts.name
         engine.address = placed.contact.host
@@ -156,156 +188,23 @@ class RayCluster:
             await self._placer.ask(lambda number: m.Remove(number, name), m.Removed, REMOVE_SECONDS)
 
 
-class PlacerProcess:
-    """The placer, seen from the service."""
-
-    def __init__(self, address: str, namespace: str, on_gone: Callable[[m.Gone], None]) -> None:
-        self._address = address
-        self._namespace = namespace
-        self._on_gone = on_gone
-        self._numbers = itertools.count(1)
-        self._starting = asyncio.Lock()
-        self._waiting: dict[int, asyncio.Future[m.PlacerAnswer]] = {}
-        self._child: Process | None = None
-        self._writer: asyncio.StreamWriter | None = None
-        self._reading: asyncio.Task[None] | None = None
-        self._listening: asyncio.Task[None] | None = None
-        self._is_closed = False
-        self._last_words = ""
-
-    @property
-    def pid(self) -> int | None:
-        """The id of the process; None while none runs."""
-        return self._child.pid if self._child is not None and self._writer is not None else None
-
-    async def ask(
-        self,
-        make: Callable[[int], m.Question],
-        kind: type[Kind],
-        seconds: float,
-    ) -> Kind:
-        """The answer to a question. A placer that does not run is started first.
-
-        Raises:
-            Refusal: ENGINE_UNAVAILABLE with the reason; also when the placer ended, or was silent for so long.
-        """
-        async with self._starting:
-            if self._writer is None:
-                if self._is_closed:
-                    raise _unavailable("its placer does not run")
-                await self._start()
-        return await self._answered(make, kind, seconds)
-
-    async def close(self) -> None:
-        self._is_closed = True
-        async with self._starting:
-            await self._end()
-
-    async def _answered(
-        self, make: Callable[[int], m.Question], kind: type[Kind], seconds: float
-    ) -> Kind:
-        number = next(self._numbers)
-        answered = self._waiting[number] = asyncio.get_running_loop().create_future()
-        try:
-            if self._writer is None:
-                raise _unavailable("its placer has ended")
-            self._writer.write(m.placer_frame(make(number)))
-            async with asyncio.timeout(seconds):
-                answer = await answered
-        except TimeoutError:
-            # the placer itself waits less long, so it stands still
-            self._kill()
-            raise _unavailable(f"its placer has not answered within {seconds:g} s") from None
-        finally:
-            self._waiting.pop(number, None)
-        if isinstance(answer, m.Unplaced):
-            raise _unavailable(answer.reason)
-        assert isinstance(answer, kind)
-        return answer
-
-    async def _start(self) -> None:
-        ours, theirs = socket.socketpair()
-        try:
-            with theirs:
-                self._child = await asyncio.create_subprocess_exec(
-                    sys.executable,
-                    "-m",
-                    m.PLACER,
-                    stdin=theirs.fileno(),
-                    stdout=DEVNULL,
-                    stderr=PIPE,
-                    env=environment(),
-                    start_new_session=True,
-                )
-            reader, self._writer = await asyncio.open_connection(sock=ours, limit=1 << 24)
-        except BaseException:
-            ours.close()
-            raise
-        self._reading = asyncio.create_task(self._read(reader, self._writer), name="placer-reader")
-        self._listening = asyncio.create_task(self._listen(self._child), name="placer-words")
-        join = (lambda number: m.Join(number, self._address, self._namespace), m.Joined)
-        try:
-            await self._answered(*join, JOIN_SECONDS)
-        except BaseException as error:
-            await self._end()
-            await self._listening
-            if isinstance(error, Refusal) and self._last_words:
-                raise Refusal(error.code, f"{error.message} ({self._last_words})") from None
-            raise
-
-    async def _listen(self, child: Process) -> None:
-        """Remember the last line that Ray has written. The others are dropped, because Ray keeps a log of its own."""
-        assert child.stderr is not None
-        self._last_words = ""
-        while chunk := await child.stderr.read(1 << 14):
-            lines = chunk.decode("utf-8", "replace").strip().splitlines()
-            self._last_words = _PLACE.sub("", lines[-1])[:300] if lines else self._last_words
-
-    async def _end(self) -> None:
-        """End the process. It has nothing to finish."""
-        if self._child is not None and self._reading is not None:
-            self._kill()
-            await self._child.wait()
-            await self._reading
-
-    def _kill(self) -> None:
-        if self._child is not None and self._child.returncode is None:
-            with contextlib.suppress(ProcessLookupError):
-                self._child.kill()
-
-    async def _read(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        try:
-            while True:
-                header = await reader.readexactly(LENGTH.size)
-                body = await reader.readexactly(LENGTH.unpack(header)[0])
-                self._take(m.decode_told(body))
-        except (asyncio.IncompleteReadError, ConnectionError):
-            pass
-        except msgspec.ValidationError:
-            log.exception("placer_unreadable")
-        finally:
-            self._writer = None
-            writer.close()
-            self._kill()
-            gone = _unavailable("its placer has ended; perhaps the cluster has lost its head")
-            for answered in self._waiting.values():
-                if not answered.done():
-                    answered.set_exception(gone)
-
-    def _take(self, told: m.Told) -> None:
-        if isinstance(told, m.Gone):
-            self._on_gone(told)
-        elif (answered := self._waiting.get(told.id)) is not None and not answered.done():
-            answered.set_result(told)
+def _named(left_out: Mapping[str, str]) -> str:
+    """The nodes that were left out, and what to do about them, as the end of a sentence."""
+    if not left_out:
+        return ""
+    return (
+        f"; nodes that were left out: {'; '.join(sorted(left_out.values()))}. Give them the files and the version of "
+        "steerserve that this machine has, and load the model again"
+    )
 
 
-def environment() -> dict[str, str]:
-    """The environment of the placer: that of the service without its secrets. Variables of Ray stay, because Ray reads
-    how to connect from them."""
-    kept: dict[str, str] = {n: x for n, x in os.environ.items() if n.upper() not in SECRETS}
-    # Ray would otherwise copy the environment of a service that was started through `uv run` to every node
-    return kept | {"RAY_ENABLE_UV_RUN_RUNTIME_ENV": "0", "RAY_USAGE_STATS_ENABLED": "0"}
-
-
-def _unavailable(reason: str) -> Refusal:
-    return Refusal("ENGINE_UNAVAILABLE", f"the Ray cluster cannot place a replica: {reason}")
+def _why_displaced(placement: m.Placement) -> str | None:
+    """Why a replica cannot stay on its node, with the name of the node; None if it can."""
+    if isinstance(placement, m.Placed):
+        facts = placement.contact.facts
+        if facts.steerserve == __version__:
+            return None
+        theirs = f"{facts.name}: it has steerserve {facts.steerserve}"
+        return f"{theirs}, and this service is {__version__}"
+    assert isinstance(placement, m.Displaced)
+    return f"{placement.name}: {placement.reason}"

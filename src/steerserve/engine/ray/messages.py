@@ -30,7 +30,9 @@ class Join(msgspec.Struct, tag=True):
 
 class PlaceReplica(msgspec.Struct, tag=True):
     """Start a replica. `certificate` is that of the service's end of the link. `cards` is None for one card where the
-    cluster has cards. `seconds` is the longest time to wait for room in the cluster."""
+    cluster has cards. `ports` are the first and the last port to listen on, None for any. `barred` has Ray's ids of
+    nodes that must not get the replica, and `files` the digests that folders must have on its node. `seconds` is the
+    longest time to wait for room in the cluster."""
 
     id: Number
     name: str
@@ -40,6 +42,9 @@ class PlaceReplica(msgspec.Struct, tag=True):
     cards: int | None
     resources: dict[str, float]
     placement: str
+    ports: tuple[int, int] | None
+    barred: list[str]
+    files: dict[str, str | None]
     seconds: float
 
 
@@ -61,12 +66,26 @@ class Joined(msgspec.Struct, tag=True):
     id: Number
 
 
-class Placed(msgspec.Struct, tag=True):
-    """`cards` are the cards that Ray gave to the replica, by the driver's index."""
+class Placement(msgspec.Struct):
+    """What became of a replica. `home` is Ray's id of its node."""
 
     id: Number
+    home: str
+
+
+class Placed(Placement, tag=True):
+    """`cards` are the cards that Ray gave to the replica, by the driver's index."""
+
     contact: Contact
     cards: list[int]
+
+
+class Displaced(Placement, tag=True):
+    """Ray chose a node that must not have the replica, and the replica was removed. `name` is the name of the node,
+    `reason` a clause."""
+
+    name: str
+    reason: str
 
 
 class Removed(msgspec.Struct, tag=True):
@@ -74,9 +93,11 @@ class Removed(msgspec.Struct, tag=True):
 
 
 class NodeSeen(msgspec.Struct):
-    """A node of the cluster. `facts` is None when the node did not answer, with the reason in `error`. `folders` has
-    the digest of the files in each folder that was asked for, None where the node does not see the folder."""
+    """A node of the cluster. `id` is the one that Ray gives it. `facts` is None when the node did not answer, with the
+    reason in `error`. `folders` has the digest of the files in each folder that was asked for, None where the node does
+    not see the folder."""
 
+    id: str
     name: str
     address: str
     resources: dict[str, float]
@@ -105,24 +126,29 @@ class Gone(msgspec.Struct, tag=True):
 
 
 Question = Join | PlaceReplica | Remove | Survey
-PlacerAnswer = Joined | Placed | Removed | Surveyed | Unplaced
+PlacerAnswer = Joined | Placed | Displaced | Removed | Surveyed | Unplaced
 Told = PlacerAnswer | Gone
 
 
 class Seating(msgspec.Struct):
-    """What a seat is told: the address to listen on, the certificate of its only peer, and the log of its engine."""
+    """What a seat is told: the address and the ports to listen on, the certificate of its only peer, the log of its
+    engine, and the digests that folders must have on its node."""
 
     address: str
+    ports: tuple[int, int] | None
     certificate: str
     log_level: str
     log_format: str
+    files: dict[str, str | None]
 
 
 class Seated(msgspec.Struct):
-    """The answer of a seat: its contact, or why it has none."""
+    """The answer of a seat: its contact, or why it has none. `barred` says why the node `name` must not serve."""
 
     contact: Contact | None = None
     error: str | None = None
+    barred: str | None = None
+    name: str = ""
 
 
 _encode = msgspec.msgpack.Encoder().encode

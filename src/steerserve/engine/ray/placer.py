@@ -34,6 +34,9 @@ SURVEY_SECONDS = 30.0
 IMPOSSIBLE_SECONDS = 30.0
 """Seconds after which a replica is refused for which no node is large enough. Until then an autoscaler may add one."""
 
+NODE_ID = "ray.io/node-id"
+"""The label of a node that has its id."""
+
 END_SECONDS = 5.0
 """Seconds in which an actor must have ended by itself; after that Ray ends the actor."""
 
@@ -77,7 +80,7 @@ class Placer:
 
     # ------------------------------------------------------------- replicas
 
-    async def _place(self, question: m.PlaceReplica) -> m.Placed | m.Unplaced:
+    async def _place(self, question: m.PlaceReplica) -> m.Placed | m.Displaced:
         wanted = await asyncio.to_thread(wants, question)
         kind: Any = ray.remote(ReplicaActor)
         actor = await asyncio.to_thread(
@@ -88,14 +91,24 @@ class Placer:
                 max_restarts=0,
                 max_task_retries=0,
                 max_concurrency=4,
-                scheduling_strategy=self._strategy(question.placement),
+                scheduling_strategy=self._strategy(question),
+                label_selector=_without(question.barred),
                 **wanted,
             ).remote
         )
-        opening = actor.open.remote(question.certificate, question.log_level, question.log_format)
+        opening = actor.open.remote(
+            question.certificate,
+            question.log_level,
+            question.log_format,
+            question.ports,
+            question.files,
+        )
         try:
             answer, cards, home = await self._opened(question, opening, wanted)
             seated = msgspec.json.decode(answer, type=m.Seated)
+            if seated.barred is not None:
+                await asyncio.to_thread(ray.kill, actor)
+                return m.Displaced(question.id, home, seated.name, seated.barred)
             if seated.contact is None:
                 raise NotPlaced(str(seated.error))
         except BaseException:
@@ -104,15 +117,16 @@ class Placer:
         following = asyncio.create_task(self._follow(question.name, actor))
         self._following[question.name] = following
         self._homes[question.name] = home
-        return m.Placed(question.id, seated.contact, cards)
+        return m.Placed(question.id, home, seated.contact, cards)
 
-    def _strategy(self, placement: str) -> Any:
+    def _strategy(self, question: m.PlaceReplica) -> Any:
         """Spread over the nodes; or on the node that has the newest replica, and elsewhere where that node is full."""
-        if placement == "spread":
+        if question.placement == "spread":
             return "SPREAD"
-        if not self._homes:
+        homes = [home for home in self._homes.values() if home not in question.barred]
+        if not homes:
             return "DEFAULT"
-        newest = list(self._homes.values())[-1]
+        newest = homes[-1]
         return NodeAffinitySchedulingStrategy(newest, soft=True, _spill_on_unavailable=True)
 
     async def _opened(
@@ -126,12 +140,12 @@ class Placer:
         answer = asyncio.ensure_future(as_task(opening))
         first = min(IMPOSSIBLE_SECONDS, question.seconds)
         await asyncio.wait([answer], timeout=first)
-        if not answer.done() and await asyncio.to_thread(is_possible, wanted):
+        if not answer.done() and await asyncio.to_thread(is_possible, wanted, question.barred):
             await asyncio.wait([answer], timeout=question.seconds - first)
         if not answer.done():
             answer.cancel()
             held = described(wanted)
-            if await asyncio.to_thread(is_possible, wanted):
+            if await asyncio.to_thread(is_possible, wanted, question.barred):
                 raise NotPlaced(f"no node of the cluster has room for a replica with {held}")
             raise NotPlaced(f"no node of the cluster is large enough for a replica with {held}")
         return answer.result()
@@ -179,13 +193,9 @@ class NotPlaced(Exception):
 
 async def _seen(node: dict[str, Any], folders: list[str]) -> m.NodeSeen:
     """What a node says about itself."""
-    amounts = {
-        name: float(amount)
-        for name, amount in node["Resources"].items()
-        if name in ("CPU", "GPU", "memory")
-    }
-    name, address = node["NodeManagerHostname"], node["NodeManagerAddress"]
-    where = NodeAffinitySchedulingStrategy(node["NodeID"], soft=False)
+    amounts = {name: float(amount) for name, amount in node["Resources"].items()}
+    home, name, address = node["NodeID"], node["NodeManagerHostname"], node["NodeManagerAddress"]
+    where = NodeAffinitySchedulingStrategy(home, soft=False)
     read: Any = ray.remote(node_facts)
     try:
         async with asyncio.timeout(SURVEY_SECONDS):
@@ -193,9 +203,9 @@ async def _seen(node: dict[str, Any], folders: list[str]) -> m.NodeSeen:
             answer = await as_task(asked.remote(folders))
     except TimeoutError:
         why = f"the node has not answered within {SURVEY_SECONDS:g} s"
-        return m.NodeSeen(name, address, amounts, error=why)
+        return m.NodeSeen(home, name, address, amounts, error=why)
     except Exception as error:
-        return m.NodeSeen(name, address, amounts, error=reason(error))
+        return m.NodeSeen(home, name, address, amounts, error=reason(error))
     seen = msgspec.json.decode(answer, type=m.NodeSeen)
     seen.resources = amounts
     return seen
@@ -224,13 +234,18 @@ def described(wanted: dict[str, Any]) -> str:
     return ", ".join(f"{name} {amount:g}" for name, amount in amounts_of(wanted).items())
 
 
-def is_possible(wanted: dict[str, Any]) -> bool:
-    """Whether some node has as much of everything, in use or not."""
+def _without(barred: list[str]) -> dict[str, str]:
+    """The labels that a node must have so that it is none of the barred ones."""
+    return {NODE_ID: f"!in({','.join(barred)})"} if barred else {}
+
+
+def is_possible(wanted: dict[str, Any], barred: list[str]) -> bool:
+    """Whether some node that is not barred has as much of everything, in use or not."""
     amounts = amounts_of(wanted)
     return any(
         all(node["Resources"].get(name, 0) >= amount for name, amount in amounts.items())
         for node in ray.nodes()
-        if node["Alive"]
+        if node["Alive"] and node["NodeID"] not in barred
     )
 
 

@@ -11,6 +11,7 @@ import asyncio
 import ctypes
 import os
 import signal
+import socket
 import sys
 from typing import BinaryIO
 
@@ -19,6 +20,8 @@ import structlog
 
 from steerserve import log as logging
 from steerserve.engine.ray.messages import Seated, Seating
+from steerserve.engine.remote.door import ANY_PORT, NoPortIsFree
+from steerserve.engine.remote.facts import why_barred
 from steerserve.engine.remote.host import EngineHost
 
 log = structlog.get_logger(__name__)
@@ -57,8 +60,20 @@ async def _serve_and_exit(seating: Seating, answers: BinaryIO) -> None:
 async def _serve(seating: Seating, answers: BinaryIO) -> None:
     host = EngineHost(seating.certificate, seating.log_level, seating.log_format)
     orphaned = asyncio.ensure_future(asyncio.to_thread(_until_input_closes))
+    name = socket.gethostname()
+    for folder, digest in seating.files.items():
+        seen = await host.checkpoint_seen(folder)
+        if (barred := why_barred(folder, digest, seen)) is not None:
+            _say(answers, Seated(barred=barred, name=name))
+            return
+    ports = range(seating.ports[0], seating.ports[1] + 1) if seating.ports else ANY_PORT
     try:
-        contact = await host.open(seating.address)
+        contact = await host.open(seating.address, ports)
+    except NoPortIsFree as error:
+        why = f"{error} on {name} (ENGINE_PORTS)"
+        log.warning("replica_not_opened", reason=why)
+        _say(answers, Seated(error=why))
+        return
     except Exception as error:
         log.exception("replica_not_opened")
         _say(answers, Seated(error=f"its engine does not start ({type(error).__name__})"))

@@ -4,9 +4,11 @@ and take no place."""
 from __future__ import annotations
 
 import asyncio
+import errno
+import random
 import socket
 import ssl
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import structlog
@@ -25,28 +27,43 @@ HANDSHAKES = 32
 SHUTDOWN_SECONDS = 2.0
 """Seconds that the polite end of a connection may take."""
 
+ANY_PORT = (0,)
+"""Stands for any free port."""
+
 MayOpen = Callable[[asyncio.BaseTransport], bool]
 
 
-async def listen(address: str, port: int) -> socket.socket:
-    """A socket that listens at an address of this node.
+class NoPortIsFree(OSError):
+    """All ports of a range are taken. The message is a clause."""
+
+
+async def listen(address: str, ports: Sequence[int] = ANY_PORT) -> socket.socket:
+    """A socket that listens at an address of this node, on one of these ports. A port of 0 means any free port.
 
     Raises:
+        NoPortIsFree: others listen on all of these ports.
         OSError: the address is none, or not one of this node.
     """
     loop = asyncio.get_running_loop()
     family, kind, protocol, _, place = (
-        await loop.getaddrinfo(address, port, type=socket.SOCK_STREAM)
+        await loop.getaddrinfo(address, 0, type=socket.SOCK_STREAM)
     )[0]
-    listener = socket.socket(family, kind, protocol)
-    try:
-        listener.bind(place)
-        listener.listen(HANDSHAKES)
-    except OSError:
-        listener.close()
-        raise
-    listener.setblocking(False)
-    return listener
+    # hosts that begin together try different ports first
+    for port in random.sample(ports, len(ports)):
+        listener = socket.socket(family, kind, protocol)
+        try:
+            # connections that came through a port of a range do not keep the next host from it
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, int(port != 0))
+            listener.bind((place[0], port, *place[2:]))
+            listener.listen(HANDSHAKES)
+        except OSError as error:
+            listener.close()
+            if error.errno != errno.EADDRINUSE:
+                raise
+        else:
+            listener.setblocking(False)
+            return listener
+    raise NoPortIsFree(f"no port from {min(ports)} to {max(ports)} is free at {address}")
 
 
 @dataclass(slots=True, eq=False)

@@ -65,6 +65,14 @@ def checkpoint_seen(path: str) -> str | None:
     return hashlib.sha256("\n".join(lines).encode()).hexdigest() if lines else None
 
 
+def why_barred(folder: str, ours: str | None, theirs: str | None) -> str | None:
+    """Why a node must not serve the checkpoint in a folder, as a clause; None if it may. `ours` and `theirs` are the
+    digests of the folder here and there."""
+    if theirs is None:
+        return f"it does not see {folder}"
+    return None if theirs == ours else f"it has other files in {folder}"
+
+
 def _lines(folder: Path) -> list[str]:
     """The size and name of each file. Links are followed, because a shared folder may hold links into a cache."""
     lines = []

@@ -10,7 +10,7 @@ import asyncio
 import socket
 import ssl
 import struct
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from functools import partial
 from typing import Any
@@ -21,7 +21,7 @@ from steerserve.engine.checkpoint.process import ForkServer, Started
 from steerserve.engine.remote import certificates
 from steerserve.engine.remote.channel import PATIENCE, Channel, PartKind, Patience
 from steerserve.engine.remote.contact import Contact
-from steerserve.engine.remote.door import PeerDoor, listen
+from steerserve.engine.remote.door import ANY_PORT, PeerDoor, listen
 from steerserve.engine.remote.facts import checkpoint_seen, read_facts
 from steerserve.rules import signs
 
@@ -61,17 +61,18 @@ class EngineHost:
         self._serving: asyncio.Task[str] | None = None
         self._closing = asyncio.Event()
 
-    async def open(self, address: str, port: int = 0) -> Contact:
-        """Start the engine, and listen for the peer at an address of this node. A port of 0 means any free port.
+    async def open(self, address: str, ports: Sequence[int] = ANY_PORT) -> Contact:
+        """Start the engine, and listen for the peer at an address of this node, on one of these ports.
 
         Raises:
             ValueError: the certificate of the peer is none.
+            NoPortIsFree: others listen on all of these ports.
             OSError: the address cannot be listened at.
         """
         identity = certificates.new_identity()
         context = identity.as_server(self._peer_certificate)
         facts = await asyncio.to_thread(read_facts, address)
-        listener = await listen(address, port)
+        listener = await listen(address, ports)
         port = listener.getsockname()[1]
         try:
             started = await self._start()

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from abc import ABC, abstractmethod
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -72,7 +72,13 @@ class Engine(ABC):
     @property
     @abstractmethod
     def pid(self) -> int | None:
-        """The id of the process; None where no process runs."""
+        """The id of the process on its node; None where no process runs."""
+
+    @property
+    def local_pid(self) -> int | None:
+        """The id of the process on this host; None for a process of another node, whose id means another process
+        here."""
+        return self.pid if self.node is None else None
 
     @abstractmethod
     async def load(self, report: Report, *args: Any, **fields: Any) -> m.Loaded:
@@ -229,6 +235,10 @@ class Engine(ABC):
     async def measure(self) -> m.Measured:
         """The memory of the engine; by default without any figures."""
         return m.Measured(0)
+
+    async def measure_replicas(self) -> Mapping[str, m.Measured]:
+        """The memory of each replica by its name; none for an engine that is one process."""
+        return {}
 
     # ------------------------------------------------------------- replicas
 
