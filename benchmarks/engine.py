@@ -20,7 +20,7 @@ from steerserve.engine.worker.batch.batch import Batch
 from steerserve.engine.worker.model.checkpoint import Checkpoint
 from steerserve.engine.worker.observing.monitor import FeatureMonitor
 from steerserve.engine.worker.observing.observers import Observers
-from steerserve.engine.worker.observing.sensing import Sensing
+from steerserve.engine.worker.observing.sensing import SensingObserver
 from steerserve.engine.worker.observing.taps import Taps
 from steerserve.engine.worker.sae import sites
 from steerserve.engine.worker.sae.canonical import Sae
@@ -46,7 +46,7 @@ class Bench:
             folder, dtype=self.model.dtype, device_map={"": str(self.model.device)}
         )
         self.monitor = FeatureMonitor()
-        self.sensing = Sensing(self.model.decode)
+        self.sensing = SensingObserver(self.model.decode)
         self.observers = Observers([self.monitor, Taps(), self.sensing])
         self.steering = HookedSaes(self.model.dtype, on_detach=self.observers.detached)
 

@@ -196,20 +196,23 @@ async def test_a_model_without_a_template_says_so(write: Write) -> None:
 
 
 @pytest.mark.parametrize(
-    "template",
+    ("template", "refused_as"),
     [
-        "{{ lipsum.__globals__['os'].popen('touch FILE').read() }}",
-        "{% for %}",
-        "{{ raise_exception('roles must alternate') }}",
+        (
+            "{{ lipsum.__globals__['os'].popen('touch FILE').read() }}",
+            ("INVALID_PARAMETER", "messages"),
+        ),
+        ("{% for %}", ("NO_CHAT_TEMPLATE", None)),
+        ("{{ raise_exception('roles must alternate') }}", ("INVALID_PARAMETER", "messages")),
     ],
 )
 async def test_a_hostile_or_broken_template_harms_nothing_but_conversations(
-    write: Write, template: str, tmp_path: Path
+    write: Write, template: str, refused_as: tuple[str, str | None], tmp_path: Path
 ) -> None:
     made = tmp_path / "made"
     async with loaded(write(template=template.replace("FILE", str(made)))) as (engine, _):
         refusal = await refused(ask(engine, [{"role": "user", "content": "one"}]))
-        assert (refusal.code, refusal.param) == ("INVALID_PARAMETER", "messages")
+        assert (refusal.code, refusal.param) == refused_as
         assert (await answer(ask(engine, "one")))[0] == counted(4, "two")
     assert not made.exists()
 
