@@ -395,6 +395,7 @@ def test_a_detach_ends_it_and_the_records_stay(monitored: Running) -> None:
         "features": [],
         "total_activations": 0,
         "tokens": 0,
+        "lost_requests": 0,
         "since": None,
     }
 

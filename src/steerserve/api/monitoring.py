@@ -140,12 +140,9 @@ def router(monitoring: Monitoring, labels_of: LabelsOf) -> APIRouter:
         labels = await labels_of(counted.sae_id)
         return success(
             {
-                "features": [feature(one, labels) for one in counted.features],
+                **statistics_of(counted, labels),
                 "metric": body.metric,
                 "k": body.k,
-                "total_activations": counted.activations,
-                "tokens": counted.tokens,
-                "since": None if counted.since is None else iso(counted.since),
             }
         )
 
@@ -205,6 +202,7 @@ def statistics_of(counted: Counted, labels: Labels) -> dict[str, Any]:
         "features": [feature(one, labels) for one in counted.features],
         "total_activations": counted.activations,
         "tokens": counted.tokens,
+        "lost_requests": counted.lost_requests,
         "since": None if counted.since is None else iso(counted.since),
     }
 

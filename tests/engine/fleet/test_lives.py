@@ -10,6 +10,7 @@ from steerserve.engine.wire import messages as m
 from steerserve.errors import Refusal
 from steerserve.rules.replicas import STARTS, ReplicaState
 from steerserve.rules.signs import Activity, Sign
+from steerserve.rules.stepping import CudaGraphs, Decoding
 from tests.doubles import FACTS, Launcher, soon, until
 from tests.engine.fleet.conftest import Made
 from tests.engine.fleet.scripted import FIELDS, KEY, NO_ROOM, SOURCE, Scene
@@ -329,3 +330,16 @@ async def test_a_lost_fleet_ends_with_the_reason(scene: Made) -> None:
 def _fail(launcher: Launcher, error: Exception | None) -> None:
     if error is not None:
         launcher.fail("launch", error)
+
+
+async def test_the_fleet_tells_what_has_changed_in_a_replica(scene: Made) -> None:
+    """The threads are those of the replica with the fewest of its threads."""
+    one = await scene(3)
+    assert (one.fleet.threads, one.fleet.graphs) == (None, None)
+    for number, threads in enumerate((4, 1, 2)):
+        one.engine(number).note(m.ThreadsChanged(threads, 4))
+    graphs = m.GraphsChanged(CudaGraphs(Decoding.STATIC, "a recording failed"))
+    one.engine(1).note(graphs)
+    assert (one.fleet.threads, one.fleet.graphs) == (m.ThreadsChanged(1, 4), graphs)
+    await one.kill(1)
+    assert (one.fleet.threads, one.fleet.graphs) == (m.ThreadsChanged(2, 4), None)

@@ -163,3 +163,34 @@ def test_contexts_are_merged_by_their_values() -> None:
     made = merging.contexts(answers, 3)
     assert made.kept == 7
     assert [one.label for one in made.contexts] == ["a", "c", "d"]
+
+
+async def test_requests_of_a_replica_that_ends_by_itself_are_told_as_lost(scene: Made) -> None:
+    """Only completions that were monitored count, and none of a replica that was taken away."""
+    one = await scene(2)
+    await one.fleet.attach(KEY, SOURCE, 1)
+
+    async def served_by(number: int) -> None:
+        asked = one.ask()
+        (await one.stream(number)).complete()
+        await asked.text()
+
+    async def lost() -> int:
+        return (await soon(one.fleet.statistics())).lost_requests
+
+    await served_by(0)
+    await one.fleet.monitor(KEY)
+    Counting(one.engine(0), sparse(3, seed=1))
+    Counting(one.engine(1), sparse(3, seed=2))
+    await served_by(1)
+    await served_by(0)
+    assert await lost() == 0
+    await one.kill(0)
+    await one.serving("r1", "r2")
+    Counting(one.engine(2), sparse(3, seed=2))
+    assert await lost() == 1
+    await one.fleet.drain("r2")
+    await one.serving("r1")
+    assert await lost() == 1
+    await one.fleet.reset_statistics()
+    assert await lost() == 0

@@ -129,10 +129,17 @@ class Monitoring(EngineState[_Watch]):
         asked = None if features is None else list(rules.chosen(features, attached.d_sae))
         counting = self._counting_at(attached)
         if counting is None:
-            return Counted(attached.sae_id, [], 0, 0, None)
+            return Counted(attached.sae_id, [], 0, 0, None, 0)
         engine, since = counting
         counts = await engine.statistics(asked, metric, k)
-        return Counted(attached.sae_id, counts.features, counts.tokens, counts.activations, since)
+        return Counted(
+            attached.sae_id,
+            counts.features,
+            counts.tokens,
+            counts.activations,
+            since,
+            counts.lost_requests,
+        )
 
     async def contexts(self, feature: int, k: int) -> KeptContexts:
         """The texts in which a feature had its `k` largest values, of the tokens that were monitored last.

@@ -27,13 +27,15 @@ class State:
 @dataclass(frozen=True, slots=True)
 class Counted:
     """Statistics of one SAE. `since` is when counting began, None if the SAE was never monitored. `activations` counts
-    the active features of all `tokens`."""
+    the active features of all `tokens`. `lost_requests` are the completions whose tokens are missing, because their
+    replica ended by itself."""
 
     sae_id: str
     features: list[FeatureCount]
     tokens: int
     activations: int
     since: datetime | None
+    lost_requests: int
 
 
 @dataclass(frozen=True, slots=True)

@@ -82,6 +82,14 @@ class Fleet(Engine):
             for key in self._editing.setup.saes
         }
 
+    @property
+    def threads(self) -> m.ThreadsChanged | None:
+        return self._roster.threads()
+
+    @property
+    def graphs(self) -> m.GraphsChanged | None:
+        return self._roster.graphs()
+
     # ------------------------------------------------------------- life
 
     async def load(self, report: Report, *_: Any, **fields: Any) -> m.Loaded:
@@ -161,6 +169,7 @@ class Fleet(Engine):
             replica.is_counted = True
             for key, count in replica.running.applied.items():
                 self._applied[key] = self._applied.get(key, 0) + count
+        self._reading.lose(replica.running)
         self._requests.affinity.forget(replica.number)
 
     # ------------------------------------------------------------- requests
@@ -180,6 +189,7 @@ class Fleet(Engine):
         """Run the request on the replica with the least work, see `Requests.stream`."""
 
         def begin(engine: Engine, tokens: list[Any]) -> Answers:
+            self._reading.note(engine)
             return engine.generate(
                 tokens,
                 n,

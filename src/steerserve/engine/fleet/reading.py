@@ -36,6 +36,8 @@ class Readings:
         self._left: list[EngineCounts] = []
         self._left_of: str | None = None
         self._kept: set[int] = set()
+        self._monitored: dict[Engine, int] = {}
+        self._lost = 0
 
     async def one(self, ask: Callable[[Engine], Awaitable[Answer]]) -> Answer:
         """The answer of one replica; of another one when that replica ends meanwhile.
@@ -68,7 +70,8 @@ class Readings:
         wanted = None if features is None else set(features)
         made = await asyncio.to_thread(_ranked, tables, wanted, metric, k)
         tokens = sum(one.tokens for one in counted)
-        return m.Statistics(0, made, tokens, sum(one.activations for one in counted))
+        activations = sum(one.activations for one in counted)
+        return m.Statistics(0, made, tokens, activations, self._lost)
 
     async def contexts(self, feature: int, k: int) -> m.Contexts:
         """The contexts of all replicas with the `k` largest values.
@@ -104,14 +107,28 @@ class Readings:
             return
         if self._editing.setup.counted == setup.counted:
             self._kept.add(number)
+            self._monitored.pop(replica.running, None)
             if self._left_of != setup.counted:
                 self._left, self._left_of = [], setup.counted
             table = merging.by_feature(answer.features)
             self._left.append(EngineCounts(table, answer.tokens, answer.activations))
 
     def drop(self) -> None:
-        """Forget what replicas counted that were taken away."""
+        """Forget what replicas counted that were taken away, and what was lost."""
         self._left, self._left_of = [], None
+        self._monitored.clear()
+        self._lost = 0
+
+    # ------------------------------------------------------------- replicas that end by themselves
+
+    def note(self, engine: Engine) -> None:
+        """A completion begins on an engine, which counts its tokens while monitoring is on."""
+        if self._editing.setup.monitoring is not None:
+            self._monitored[engine] = self._monitored.get(engine, 0) + 1
+
+    def lose(self, engine: Engine) -> None:
+        """The engine has ended. What it had counted is lost, unless that was kept before."""
+        self._lost += self._monitored.pop(engine, 0)
 
     # ------------------------------------------------------------- inside
 

@@ -7,6 +7,8 @@ import itertools
 from collections.abc import Callable
 
 from steerserve.engine.fleet.replica import Replica
+from steerserve.engine.wire import messages as m
+from steerserve.engine.wire.engine import Engine
 from steerserve.rules import replicas as rules
 from steerserve.rules.replicas import ReplicaState, ReplicaView
 
@@ -66,6 +68,20 @@ class Roster:
         kinds = [None if r.failed_starts >= rules.STARTS else r.kind for r in self.wanted]
         self._seeded = rules.seeded_kind(self._seeded, kinds)
         return self._seeded
+
+    def threads(self) -> m.ThreadsChanged | None:
+        """The threads of the replica that computes with the smallest share of its threads."""
+        told = [one.threads for one in self._engines() if one.threads is not None]
+        return min(told, key=lambda one: (one.threads / one.most, one.most), default=None)
+
+    def graphs(self) -> m.GraphsChanged | None:
+        """The way in which a replica runs decode passes that has left the way of the load."""
+        return next((one.graphs for one in self._engines() if one.graphs is not None), None)
+
+    def _engines(self) -> list[Engine]:
+        """The engines that run."""
+        engines = [replica.engine for replica in self.replicas]
+        return [one for one in engines if one is not None and not one.ended.done()]
 
     # ------------------------------------------------------------- numbers
 

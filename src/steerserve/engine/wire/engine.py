@@ -37,10 +37,9 @@ def one_process() -> Refusal:
 class Engine(ABC):
     """One engine. `ended` is done when its process is gone, with the reason as a clause. `on_record` is called with
     each record of monitoring, `on_spans` and `on_edges` with what was sensed in a choice. `stalled` is the refusal of
-    commands while the engine gives no sign of life, and `stalling` is set meanwhile. `threads` is the last change of
-    the number of threads, where the engine tells it; `graphs` is the last change of the way in which decode passes are
-    run. `node` and `address` name the node where its process runs; None stands for this host. `on_replicas` is called
-    with each replica that came into another state."""
+    commands while the engine gives no sign of life, and `stalling` is set meanwhile. `node` and `address` name
+    the node where its process runs; None stands for this host. `on_replicas` is called with each replica that came into
+    another state."""
 
     def __init__(self) -> None:
         self._applied: dict[str, int] = {}
@@ -53,21 +52,31 @@ class Engine(ABC):
         self.ended: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         self.stalled: Refusal | None = None
         self.stalling = asyncio.Event()
-        self.threads: m.ThreadsChanged | None = None
-        self.graphs: m.GraphsChanged | None = None
+        self._threads: m.ThreadsChanged | None = None
+        self._graphs: m.GraphsChanged | None = None
         self._parting: Refusal | None = None
 
     def note(self, change: m.ThreadsChanged | m.GraphsChanged) -> None:
         """Keep the last change of its kind."""
         if isinstance(change, m.ThreadsChanged):
-            self.threads = change
+            self._threads = change
         else:
-            self.graphs = change
+            self._graphs = change
 
     @property
     def applied(self) -> dict[str, int]:
         """For each attached SAE, the forward passes in which its steering was added."""
         return self._applied
+
+    @property
+    def threads(self) -> m.ThreadsChanged | None:
+        """The last change of the number of threads; None where the engine tells none."""
+        return self._threads
+
+    @property
+    def graphs(self) -> m.GraphsChanged | None:
+        """The last change of the way in which decode passes are run; None where the engine tells none."""
+        return self._graphs
 
     @property
     @abstractmethod

@@ -127,12 +127,14 @@ class FeatureCount(Message, frozen=True):
 
 class Statistics(Message, frozen=True):
     """`tokens` is the number of tokens observed since the last reset; `activations` is the number of active features
-    (not 0), summed over these tokens."""
+    (not 0), summed over these tokens. `lost_requests` are the completions whose tokens are missing, because they ran on
+    replicas that ended by themselves."""
 
     id: int
     features: list[FeatureCount]
     tokens: int
     activations: int
+    lost_requests: int = 0
 
 
 class FeatureContext(Message, frozen=True):
