@@ -26,8 +26,9 @@ BASE = "/api/models/1/replicas"
 class Replicated:
     """A service with the demo model on two replicas. `until` waits for changes of the replicas."""
 
-    def __init__(self, live: Running) -> None:
+    def __init__(self, live: Running, patience: float = PATIENCE) -> None:
         self.live = live
+        self._patience = patience
         self._changed = threading.Event()
         live.service.owners.bus.subscribe(self._take)
 
@@ -45,7 +46,7 @@ class Replicated:
             now = self.now()
             if condition(now):
                 return now
-            assert self._changed.wait(PATIENCE), now
+            assert self._changed.wait(self._patience), now
 
     def whole(self, count: int) -> dict[str, Any]:
         return self.until(lambda now: (now["strength"], now["serving"]) == ("whole", count))

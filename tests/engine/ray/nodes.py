@@ -43,6 +43,15 @@ class Nodes:
     def raylet(self, number: int) -> psutil.Process:
         return psutil.Process(self.nodes[number].all_processes["raylet"][0].process.pid)
 
+    def raylet_runs(self, number: int) -> bool:
+        return self.nodes[number].all_processes["raylet"][0].process.poll() is None
+
+    def reap(self) -> None:
+        """Take note of the raylets that have ended, as the first process of a machine does. Ray takes a raylet of which
+        nobody has taken note for one that runs."""
+        for number in range(len(self.nodes)):
+            self.raylet_runs(number)
+
     def head(self) -> psutil.Process:
         return psutil.Process(self.nodes[0].all_processes["gcs_server"][0].process.pid)
 

@@ -12,7 +12,7 @@ from steerserve.engine.wire import messages as m
 from steerserve.errors import Refusal
 from tests.engine.checkpoint.test_process import GREEDY, LONG, events, text_of
 from tests.engine.ray.conftest import STORY, client_of, loaded, placed
-from tests.engine.ray.nodes import kill, started
+from tests.engine.ray.nodes import LOOK, kill, started
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.timeout(180)]
 
@@ -39,13 +39,18 @@ async def test_a_node_takes_its_replica_and_another_node_takes_the_next_one() ->
             await second.gone()
 
 
-async def test_replicas_serve_on_without_a_head() -> None:
+async def test_replicas_serve_on_without_a_head_until_their_nodes_end() -> None:
+    """Nodes end `lost_seconds` after their head, and take their replicas with them."""
     pytest.importorskip("ray")
-    with started(4, lost_seconds=8) as nodes:
+    with started(4, lost_seconds=10) as nodes:
         async with client_of(nodes) as cluster:
             engine, replica = await placed(cluster, nodes)
             await loaded(engine)
             kill(nodes.head())
             assert text_of(await events(engine, STORY, GREEDY))
-            await engine.stop()
+            async with asyncio.timeout(60):
+                while not engine.ended.done():
+                    nodes.reap()
+                    await asyncio.sleep(LOOK)
+            assert not nodes.raylet_runs(1)
             await replica.gone()

@@ -9,6 +9,8 @@ from dataclasses import replace
 
 from steerserve.engine.remote.contact import Contact
 
+HERE = "127.0.0.1"
+
 
 class Proxy:
     """Passes the bytes of each connection on to a host."""
@@ -57,9 +59,9 @@ async def between(contact: Contact) -> AsyncIterator[tuple[Contact, Proxy]]:
         tasks.append(asyncio.create_task(proxy.carry(reader, back)))
         tasks.append(asyncio.create_task(proxy.carry(there, writer)))
 
-    server = await asyncio.start_server(joined, "127.0.0.1", 0, limit=1 << 14)
+    server = await asyncio.start_server(joined, HERE, 0, limit=1 << 14)
     try:
-        yield replace(contact, port=server.sockets[0].getsockname()[1]), proxy
+        yield replace(contact, host=HERE, port=server.sockets[0].getsockname()[1]), proxy
     finally:
         server.close()
         proxy.cut()
