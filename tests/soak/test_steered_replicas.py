@@ -1,0 +1,97 @@
+"""Thousands of answers over HTTP across hundreds of changes of the steering, with three replicas whose engines are
+killed. SOAK_SECONDS is the least length; `SOAK_SECONDS=3600 make soak` runs for an hour."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+import signal
+import time
+from contextlib import suppress
+from pathlib import Path
+
+import httpx
+import psutil
+import pytest
+
+from steerserve import demo
+from tests.api.test_replicated_model import BASE, Replicated
+from tests.local_cluster import LocalCluster
+from tests.service import add_sae, load_demo, running
+from tests.soak.steered import Asker, Operator, Records, judged, words_of
+
+SECONDS = float(os.environ.get("SOAK_SECONDS", "180"))
+ANSWERS, CHANGES = 2000, 200
+"""A run also lasts until it has at least so many."""
+REPLICAS, CLIENTS = 3, 8
+SEED = 19
+PATIENCE = 120.0
+KILL_SECONDS = 8.0
+"""Between two kills, at most."""
+
+
+async def kill_engines(
+    http: httpx.AsyncClient, records: Records, draw: random.Random, is_over: asyncio.Event
+) -> None:
+    """Kill random engines while another one serves."""
+    while not is_over.is_set():
+        with suppress(TimeoutError):
+            await asyncio.wait_for(is_over.wait(), draw.uniform(0.2, 1.0) * KILL_SECONDS)
+        rows = (await http.get(BASE)).json()["data"]["replicas"]
+        pids = [row["pid"] for row in rows if row["state"] == "serving" and row["pid"]]
+        if len(pids) > 1 and not is_over.is_set():
+            with suppress(ProcessLookupError):
+                os.kill(draw.choice(pids), signal.SIGKILL)
+            records.outcomes["engines killed"] += 1
+
+
+async def stress(url: str, records: Records) -> tuple[dict[str, int], int]:
+    """Run clients, an operator and kills beside each other. Returns the words, and the number of changes."""
+    draw = random.Random(SEED)
+    limits = httpx.Limits(max_connections=None)
+    async with httpx.AsyncClient(base_url=url, limits=limits, timeout=120) as http:
+        operator, is_over = Operator(http, records, draw), asyncio.Event()
+        words = await words_of(http, operator)
+        askers = [
+            Asker(http, operator, records, random.Random(f"{SEED} {n}")) for n in range(CLIENTS)
+        ]
+        works = [
+            asyncio.create_task(operator.run(is_over)),
+            asyncio.create_task(kill_engines(http, records, draw, is_over)),
+            *(asyncio.create_task(asker.run(is_over)) for asker in askers),
+        ]
+        until = time.monotonic() + SECONDS
+        try:
+            while not any(work.done() for work in works):
+                is_long = time.monotonic() >= until and operator.made >= CHANGES
+                if (is_long and len(records.answers) >= ANSWERS) or records.wrong:
+                    break
+                await asyncio.sleep(0.1)
+        finally:
+            is_over.set()
+            await asyncio.gather(*works)
+        return words, operator.made
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(3 * SECONDS + 300)
+def test_every_answer_has_the_steering_of_one_change_that_was_current(tmp_path: Path) -> None:
+    records, cluster = Records(), LocalCluster()
+    settings = {"engine_backend": "ray", "engine_replicas": REPLICAS, "torch_threads": 1}
+    with running(tmp_path, cluster, log_level="CRITICAL", **settings) as live:
+        load_demo(live)
+        sae = demo.saes()[0]
+        live.data("POST", f"/api/saes/{add_sae(live, sae)}/attach", {"layer": sae.layer})
+        since = time.monotonic()
+        words, changes = asyncio.run(stress(live.url, records))
+        seconds = time.monotonic() - since
+        wrong = judged(records, words)
+        print(
+            f"seed {SEED}, {seconds:.0f} s: {len(records.answers)} answers, {changes} changes, {dict(records.outcomes)}"
+        )
+        assert wrong == [], (len(wrong), wrong[:5])
+        Replicated(live, PATIENCE).whole(REPLICAS)
+    assert records.outcomes["engines killed"]
+    assert not cluster.alive
+    assert not [engine for engine in cluster.engines if psutil.pid_exists(engine.pid or 0)]
