@@ -21,7 +21,7 @@ from tests.engine.ray.crowd import REQUESTS, STATES, Known, asked, attach, crowd
 from tests.engine.ray.nodes import LOOK, Nodes, kill, replica_of, started
 from tests.test_lifecycle import Process, serving
 
-pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.timeout(600)]
 COUNT = 2
 PATIENCE = 120.0
 STILL_SECONDS = 18.0
@@ -67,9 +67,7 @@ def is_whole(served: Process) -> bool:
 
 def until_none(nodes: Nodes) -> None:
     """Wait until no process of a replica is left."""
-    for seat in nodes.seats():
-        asyncio.run(replica_of(seat).gone())
-    assert not nodes.seats()
+    until(nodes, "no replica is left", lambda: not nodes.seats())
 
 
 def test_a_node_dies_and_its_replica_goes_to_another_node(tmp_path: Path) -> None:
