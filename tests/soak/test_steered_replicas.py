@@ -79,7 +79,7 @@ async def stress(url: str, records: Records) -> tuple[dict[str, int], int]:
 def test_every_answer_has_the_steering_of_one_change_that_was_current(tmp_path: Path) -> None:
     records, cluster = Records(), LocalCluster()
     settings = {"engine_backend": "ray", "engine_replicas": REPLICAS, "torch_threads": 1}
-    with running(tmp_path, cluster, log_level="CRITICAL", **settings) as live:
+    with running(tmp_path, cluster, log_level="ERROR", **settings) as live:
         load_demo(live)
         sae = demo.saes()[0]
         live.data("POST", f"/api/saes/{add_sae(live, sae)}/attach", {"layer": sae.layer})

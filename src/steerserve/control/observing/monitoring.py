@@ -132,14 +132,8 @@ class Monitoring(EngineState[_Watch]):
             return Counted(attached.sae_id, [], 0, 0, None, 0)
         engine, since = counting
         counts = await engine.statistics(asked, metric, k)
-        return Counted(
-            attached.sae_id,
-            counts.features,
-            counts.tokens,
-            counts.activations,
-            since,
-            counts.lost_requests,
-        )
+        figures = counts.features, counts.tokens, counts.activations
+        return Counted(attached.sae_id, *figures, since, counts.lost_requests)
 
     async def contexts(self, feature: int, k: int) -> KeptContexts:
         """The texts in which a feature had its `k` largest values, of the tokens that were monitored last.

@@ -21,7 +21,6 @@ from steerserve.engine.wire import messages as m
 from steerserve.engine.wire.engine import Answers, Engine, Report
 from steerserve.errors import Refusal
 from steerserve.rules import replicas as rules
-from steerserve.rules.replicas import ReplicaView
 from steerserve.rules.signs import Activity, Bounds, Sign
 
 
@@ -318,7 +317,7 @@ class Fleet(Engine):
 
     # ------------------------------------------------------------- replicas
 
-    def replicas(self) -> tuple[ReplicaView, ...]:
+    def replicas(self) -> tuple[rules.ReplicaView, ...]:
         return tuple(replica.view() for replica in self._roster.replicas)
 
     async def resize(self, count: int) -> None:
