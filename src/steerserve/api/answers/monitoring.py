@@ -103,9 +103,9 @@ class FeatureFigures(TypedDict):
 
 
 class MonitoringStatistics(TypedDict):
-    """The figures of the features. `total_activations` counts the active features of all `tokens`. `lost_requests` are
-    the completions whose tokens are missing, because their replica ended by itself. `since` is when counting began, null
-    for an SAE that was never monitored."""
+    """The figures of the features. `total_activations` counts the active features of all `tokens`. `lost_requests`
+    are the completions whose tokens are missing, because their replica ended by itself. `since` is when counting
+    began, null for an SAE that was never monitored."""
 
     features: list[FeatureFigures]
     total_activations: int
