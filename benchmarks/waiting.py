@@ -2,7 +2,7 @@
 `python -m benchmarks.waiting`.
 
 A thread that waits for another one spins so many times before it sleeps. Each policy has a process of its own, the
-processes step in turns, and the times are seconds on the clock.
+processes step in turns, and the times are seconds on the clock. "one thread" is what the engine lowers itself to.
 """
 
 from __future__ import annotations
@@ -24,11 +24,14 @@ from benchmarks import machine, models
 from benchmarks.machine import Spread
 from benchmarks.packing import Steps
 from steerserve import __version__
-from steerserve.rules import threads
 
 RESULTS = Path(__file__).parent / "results"
-SPINS = (0, 300, threads.SPINS, 3000, 10000, None)
-"""None is the library's own choice: some milliseconds."""
+POLICIES: dict[str, dict[str, str]] = {
+    **{f"{spins} spins": {"GOMP_SPINCOUNT": str(spins)} for spins in (0, 1000, 10000)},
+    "the library's own": {},
+    "one thread": {"OMP_NUM_THREADS": "1"},
+}
+"""What each policy sets in the environment. By itself the library spins for some milliseconds."""
 
 ROWS = (1, 8, 32)
 STEPS = 24
@@ -38,14 +41,12 @@ BUSY = "while True: pass"
 class Stepping:
     """A process with one policy, which answers a number of rows with the median seconds of a decode step."""
 
-    def __init__(self, folder: Path, spins: int | None) -> None:
-        kept = {
-            k: v for k, v in os.environ.items() if k not in ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY")
-        }
-        chosen = {} if spins is None else {"GOMP_SPINCOUNT": str(spins)}
+    def __init__(self, folder: Path, policy: dict[str, str]) -> None:
+        named = {"GOMP_SPINCOUNT", "OMP_WAIT_POLICY", "OMP_NUM_THREADS"}
+        kept = {name: value for name, value in os.environ.items() if name not in named}
         self._process = subprocess.Popen(
             [sys.executable, "-m", "benchmarks.waiting", "--serve", str(folder)],
-            env=kept | chosen,
+            env=kept | policy,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
@@ -76,7 +77,7 @@ def serve(folder: Path) -> None:
 
 def measure(folder: Path, rounds: int) -> dict[str, Any]:
     """By place, policy and number of rows: seconds of a step, round by round."""
-    stepping = {str(spins): Stepping(folder, spins) for spins in SPINS}
+    stepping = {name: Stepping(folder, policy) for name, policy in POLICIES.items()}
     times: dict[str, dict[str, dict[int, list[float]]]] = {
         where: {name: {rows: [] for rows in ROWS} for name in stepping}
         for where in ("alone", "beside a busy process")
@@ -117,7 +118,7 @@ def main() -> None:
     for where, of_policies in found.items():
         for name, of_rows in of_policies.items():
             steps = ", ".join(f"{rows}: {s['median'] * 1e3:.1f}" for rows, s in of_rows.items())
-            print(f"{where}, {name} spins: ms of a step by rows {steps}", flush=True)
+            print(f"{where}, {name}: ms of a step by rows {steps}", flush=True)
     result = {
         "version": __version__,
         "started": started.isoformat(timespec="seconds"),

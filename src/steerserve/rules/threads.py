@@ -5,23 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-WINDOW_SECONDS = 0.5
+WINDOW_SECONDS = 0.25
 """Seconds of steps without a pause after which the threads are looked at."""
 
-TAKEN = 0.25
-"""Threads of the engine wait for this many processors or more on average: other processes take them."""
-
-WHOLE = 0.5
-"""Threads of the engine wait for this many processors or more on average: another process never pauses."""
+TAKEN = 0.5
+"""Threads of the engine wait for this many processors or more on average: other processes take them. Two threads that
+wait for half a processor compute no faster than one, because each waits for the other."""
 
 FREE = 0.75
 """This many processors or more are idle on average: a thread more has a processor of its own."""
-
-PATIENCE_SECONDS = 10.0
-"""Seconds after a raise in which shorter waits do not lower the threads again."""
-
-SPINS = 1000
-"""How often a thread looks for the end of its wait before it sleeps: some 30 microseconds."""
 
 
 def usable(physical: int | None, allowed: int, quota: float | None) -> int:
@@ -39,17 +31,9 @@ def environment(named: Mapping[str, str]) -> dict[str, str]:
     """The environment variables that must be set before the tensor library is loaded. `named` has the variables that
     the operator has set, which stay.
 
-    (1) A thread that waits for another one spins for SPINS, and then gives its processor back. By default it spins
-    for milliseconds, and takes the processor from the thread that it waits for where another process is busy. A
-    thread that sleeps at once takes as long to wake as a short product takes, and then two threads compute one after
-    the other. (2) Float32 sums have the same bits at every place in memory, and so with any number of threads.
+    Float32 sums have the same bits at every place in memory, and so with any number of threads.
     """
-    chosen: dict[str, str] = {}
-    if "GOMP_SPINCOUNT" not in named and "OMP_WAIT_POLICY" not in named:  # (1)
-        chosen["GOMP_SPINCOUNT"] = str(SPINS)
-    if "MKL_CBWR" not in named:  # (2)
-        chosen["MKL_CBWR"] = "AUTO"
-    return chosen
+    return {} if "MKL_CBWR" in named else {"MKL_CBWR": "AUTO"}
 
 
 def choices(most: int) -> tuple[int, ...]:
@@ -71,32 +55,27 @@ class Stretch:
 @dataclass(frozen=True, slots=True)
 class Threads:
     """The engine computes with `now` threads, one of its `choices`; with the last of them where no other process takes
-    a processor. `raised` is the time of the last raise."""
+    a processor."""
 
     now: int
     choices: tuple[int, ...]
-    raised: float | None = None
 
 
-def adjusted(threads: Threads, window: Stretch, at: float) -> Threads:
-    """The threads from `at` on.
+def adjusted(threads: Threads, window: Stretch) -> Threads:
+    """The threads after a window.
 
     (1) A window shorter than WINDOW_SECONDS says nothing. (2) Where threads wait for TAKEN processors or more, the
-    engine computes with as many threads less. Waits below WHOLE do not count within PATIENCE_SECONDS after a raise,
-    because the service and its clients also take processors for a moment. (3) Where FREE processors or more are idle,
-    the engine computes with as many threads more. In both cases the number is the next choice below.
+    engine computes with as many threads less. (3) Where FREE processors or more are idle, the engine computes with as
+    many threads more. In both cases the number is the next choice below.
     """
     if window.seconds < WINDOW_SECONDS:  # (1)
         return threads
     taken, idle = window.waited / window.seconds, window.idle / window.seconds
-    is_patient = threads.raised is not None and at - threads.raised < PATIENCE_SECONDS
-    if taken >= (WHOLE if is_patient else TAKEN):  # (2)
-        return replace(threads, now=_choice(threads, threads.now - max(1, round(taken))))
-    more = _choice(threads, threads.now + int(idle + 1 - FREE))
-    if more > threads.now:  # (3)
-        return replace(threads, now=more, raised=at)
-    return threads
+    if taken >= TAKEN:  # (2)
+        return _choice(threads, threads.now - max(1, round(taken)))
+    return _choice(threads, max(threads.now, threads.now + int(idle + 1 - FREE)))  # (3)
 
 
-def _choice(threads: Threads, wanted: int) -> int:
-    return max((n for n in threads.choices if n <= wanted), default=threads.choices[0])
+def _choice(threads: Threads, wanted: int) -> Threads:
+    fitting = [n for n in threads.choices if n <= wanted]
+    return replace(threads, now=max(fitting, default=threads.choices[0]))

@@ -60,7 +60,7 @@ class ThreadCount:
         if since is None:
             return
         stretch = Stretch(*(new - old for new, old in zip(self._since, since, strict=True)))
-        self._become(adjusted(self._threads, stretch, at))
+        self._become(adjusted(self._threads, stretch))
 
     def rested(self) -> None:
         """The engine has no work."""
