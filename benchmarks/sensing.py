@@ -41,7 +41,7 @@ class Sensed:
     def arm(self, theta: float, min_k: int) -> None:
         """Sense a cluster whose members have this threshold."""
         members = [m.ClusterMember(i * (D_SAE // MEMBERS), theta) for i in range(MEMBERS)]
-        cluster = m.ArmedCluster("prof_1", "bench", KEY, members, min_k, 20, 16, True)
+        cluster = m.ArmedCluster("prof_1", "bench", KEY, members, min_k, 20, 16, 1)
         self._bench.sensing.sense_cluster(cluster, self._bench.steering)
 
     @torch.inference_mode()

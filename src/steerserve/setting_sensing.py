@@ -25,7 +25,7 @@ _REQUEST = "Most firings of one {0} that are recorded for one choice of a reques
 _KEPT = "Most firings of one {0} that are kept; the oldest are deleted."
 _DAYS = "Days for which firings of a {0} are kept."
 _SERIAL = "Let every request take a slot while a {0} is armed for sensing, also where continuous batching is on."
-_OVERHEAD = "Milliseconds of sensing a {0} in one choice above which a warning is logged."
+_OVERHEAD = "Milliseconds of sensing a {0} in one choice above which a warning is logged, once a minute at most."
 
 
 class SensingSettings(BaseSettings):

@@ -186,17 +186,28 @@ def test_the_common_beginning_with_the_last_row_is_skipped(
     before: list[int], after: list[int], skipped: int
 ) -> None:
     history = sensing.History()
-    history.remember(before)
+    history.remember(1, before)
     assert history.skip(after) == skipped
 
 
 def test_a_row_that_read_only_the_beginning_does_not_shorten_the_memory() -> None:
     history = sensing.History()
-    history.remember([1, 2, 3, 4])
-    history.remember([1, 2])
+    history.remember(1, [1, 2, 3, 4])
+    history.remember(1, [1, 2])
     assert history.skip([1, 2, 3, 4, 5]) == 4
-    history.remember([9])
+    history.remember(1, [9])
     assert history.skip([1, 2, 3, 4, 5]) == 0
+
+
+def test_a_later_arming_forgets_and_a_row_of_an_earlier_one_is_not_remembered() -> None:
+    history = sensing.History()
+    history.remember(1, [1, 2, 3, 4])
+    history.remember(2, [1, 2])
+    assert (history.number, history.skip([1, 2, 3])) == (2, 2)
+    history.remember(1, [1, 2, 3])
+    assert (history.number, history.skip([1, 2, 3])) == (2, 2)
+    history.remember(0, [])
+    assert (history.number, history.skip([1, 2, 3])) == (2, 2)
 
 
 def test_after_a_cut_off_row_the_memory_ends_at_the_last_reported_position() -> None:

@@ -32,9 +32,11 @@ def truth() -> NumpyPass:
 def thetas(shared: Running, truth: NumpyPass) -> dict[int, float]:
     """The features that fire most often over the answers to the prompts, each with a threshold that parts its
     activations clearly."""
+    with ThreadPoolExecutor(8) as pool:
+        texts = [text for _, text in pool.map(lambda prompt: ask(shared, prompt), PROMPTS)]
     passes = [
-        truth.activations(truth.tokens(prompt, ask(shared, prompt)[1])[0], SAE)
-        for prompt in PROMPTS[:8]
+        truth.activations(truth.tokens(prompt, text)[0], SAE)
+        for prompt, text in zip(PROMPTS, texts, strict=True)
     ]
     values = np.concatenate(passes)
     return {feature: gap(values[:, feature]) for feature in often(values, MEMBERS)}
@@ -316,7 +318,6 @@ def test_scoring_and_embeddings_leave_no_events(sensed: tuple[Running, str]) -> 
     assert len(events(live)) == before
 
 
-@pytest.mark.local("a second turn may go to a replica that did not sense the first one")
 def test_a_second_turn_reports_only_what_is_new(sensed: tuple[Running, str]) -> None:
     live, _ = sensed
     _, text = ask(live, PROMPTS[0])
@@ -327,7 +328,6 @@ def test_a_second_turn_reports_only_what_is_new(sensed: tuple[Running, str]) -> 
     assert all(event["pos_start"] > first for event in told)
 
 
-@pytest.mark.local("a second turn may go to a replica that did not sense the first one")
 @pytest.mark.parametrize("stream", [False, True])
 def test_a_second_turn_of_a_chat_does_not_report_the_answer_of_the_first_again(
     sensed: tuple[Running, str], stream: bool

@@ -234,19 +234,23 @@ def common_prefix(one: Sequence[int], other: Sequence[int]) -> int:
 
 class History:
     """The tokens of the row that was sensed last. The next row that begins with the same tokens does not report their
-    firings again."""
+    firings again. `number` names the arming under which the row was sensed; each arming has a larger number."""
 
     def __init__(self) -> None:
+        self.number = 0
         self._tokens: list[int] = []
 
     def skip(self, tokens: list[int]) -> int:
         """How many of the first tokens were reported already."""
         return common_prefix(self._tokens, tokens)
 
-    def remember(self, tokens: list[int]) -> None:
-        """The firings at these tokens are reported. A row that only read the beginning of the remembered tokens does
-        not shorten them."""
-        if self.skip(tokens) < len(tokens):
+    def remember(self, number: int, tokens: list[int]) -> None:
+        """The firings at these tokens are reported, under the arming of this number. (1) A later arming forgets the
+        rows of earlier ones, (2) and a row of an earlier arming that ends late is not remembered. (3) A row that only
+        read the beginning of the remembered tokens does not shorten them."""
+        if number > self.number:  # (1)
+            self.number, self._tokens = number, tokens
+        elif number == self.number and self.skip(tokens) < len(tokens):  # (2), (3)
             self._tokens = tokens
 
 

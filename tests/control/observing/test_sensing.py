@@ -8,6 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec import structs
+from structlog.testing import capture_logs
 
 from steerserve.control.bus import ClusterFired
 from steerserve.engine.wire import messages as m
@@ -110,7 +112,7 @@ async def test_an_enabled_cluster_is_armed_while_it_is_active(world: World) -> N
         min_k=2,
         max_events=20,
         context_tokens=16,
-        skips_history=True,
+        history=1,
     )
     status = await world.sensing.status()
     assert (status.armed, status.profile_id, status.profile_name) == (True, row.id, "weather")
@@ -227,7 +229,21 @@ async def test_the_document_overrides_the_settings(make: Make) -> None:
         armed = engine(world).sensed_cluster
         assert [one.theta for one in armed.members] == [2.5, 5.0, 1.0]
         assert (armed.min_k, armed.context_tokens, armed.max_events) == (1, 0, 4)
-        assert not armed.skips_history
+        assert armed.history == 0
+
+
+async def test_each_arming_has_a_larger_number_which_an_unchanged_cluster_keeps(
+    world: World,
+) -> None:
+    row = await serving(world)
+    await world.sensing.enable(row.id)
+    await world.serving.activate(row.id)
+    assert engine(world).sensed_cluster.history == 1
+    await world.sensing.configure(row.id, 1)
+    assert engine(world).sensed_cluster.history == 2
+    await world.sensing.enable(row.id, enabled=False)
+    await world.sensing.enable(row.id)
+    assert engine(world).sensed_cluster.history == 3
 
 
 async def test_after_a_crash_the_next_engine_senses_before_it_serves(world: World) -> None:
@@ -238,7 +254,8 @@ async def test_after_a_crash_the_next_engine_senses_before_it_serves(world: Worl
     assert not (await world.sensing.status()).armed
     asked, stream = await world.in_flight()
     assert engine(world) is not first
-    assert engine(world).sensed_cluster == first.sensed_cluster
+    sensed = structs.replace(engine(world).sensed_cluster, history=first.sensed_cluster.history)
+    assert sensed == first.sensed_cluster
     assert (await world.sensing.status()).armed
     stream.complete()
     await soon(asked)
@@ -330,3 +347,24 @@ async def test_a_deleted_cluster_gets_no_events_any_more(world: World) -> None:
     assert not world.sensing.is_armed
     engine(world).on_spans(told(row))
     assert await world.sensing.events(50) == ([], 0)
+
+
+async def test_slow_sensing_is_logged_once_a_minute_for_each_cluster(tmp_path: Path) -> None:
+    seconds = [0.0]
+    async with doubles.world(tmp_path, seconds=lambda: seconds[0]) as world:
+        row = await serving(world)
+
+        def lines(at: float, overhead_ms: float, subject: str) -> list[tuple[str, str]]:
+            """What is logged of the end of a choice at this second."""
+            seconds[0] = at
+            with capture_logs() as logged:
+                engine(world).on_spans(told(row, 0, overhead_ms=overhead_ms, subject=subject))
+            return [(line["event"], line["subject"]) for line in logged]
+
+        assert lines(0, 5.0, row.id) == []
+        assert lines(0, 5.5, row.id) == [("sensing_is_slow", row.id)]
+        assert lines(59, 7.5, row.id) == []
+        assert lines(59, 5.5, "other") == [("sensing_is_slow", "other")]
+        assert lines(60, 5.5, row.id) == [("sensing_is_slow", row.id)]
+        assert lines(118, 5.5, "other") == []
+        assert lines(119, 5.5, "other") == [("sensing_is_slow", "other")]

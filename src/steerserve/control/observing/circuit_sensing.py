@@ -289,10 +289,8 @@ class CircuitSensing:
         self._truncated = tuple(told.truncated_layers)
         self._sensed += 1
         self._cut_off += bool(told.truncated_layers)
-        if told.overhead_ms > self._settings.circuit_sensing_max_overhead_ms:
-            log.warning("sensing_is_slow", request=told.label, overhead_ms=told.overhead_ms)
         fired = [edge_firing(told, edge) for edge in told.edges]
-        self.recorder.take(told.subject, fired, told.overhead_ms)
+        self.recorder.take(told.subject, fired, told.overhead_ms, told.label)
 
 
 def attached_layers(circuit: Circuit, attached: Sequence[Attachment]) -> dict[int, AttachedLayer]:

@@ -24,6 +24,9 @@ log = structlog.get_logger(__name__)
 WAITING_MAXIMUM = 1000
 """The most choices whose events wait to be written; the events of further choices are lost."""
 
+SLOW_SECONDS = 60.0
+"""The least seconds between two warnings that sensing the same cluster or circuit takes long."""
+
 
 class Recorder:
     """Owner of the events that wait to be written.
@@ -34,6 +37,7 @@ class Recorder:
 
     Args:
         counts: the metrics of this kind of sensing.
+        slow_ms: the milliseconds of sensing in one choice above which a warning is logged.
         seconds: a clock that never goes back.
     """
 
@@ -41,15 +45,18 @@ class Recorder:
         self,
         store: FiringStore,
         counts: SensingCounts,
+        slow_ms: float,
         seconds: Callable[[], float] = time.monotonic,
     ) -> None:
         self._store = store
         self._counts = counts
+        self._slow_ms = slow_ms
         self._seconds = seconds
         self._publish: Callable[[FiringRow], None] = lambda _: None
         self._waiting: deque[tuple[str, Sequence[Firing]]] = deque()
         self._writing: asyncio.Task[None] | None = None
         self._flushed: float | None = None
+        self._warned: dict[str, float] = {}
         self.written = 0
         self.throttled = 0
 
@@ -57,9 +64,13 @@ class Recorder:
         """Call `publish` with the newest of the events that were written."""
         self._publish = publish
 
-    def take(self, subject: str, firings: Sequence[Firing], overhead_ms: float) -> None:
-        """Write the events of one choice soon. Sensing took `overhead_ms` for the choice."""
+    def take(
+        self, subject: str, firings: Sequence[Firing], overhead_ms: float, request: str
+    ) -> None:
+        """Write the events of one choice of the request soon. Sensing took `overhead_ms` for the choice."""
         self._counts.overhead.observe(overhead_ms / 1000)
+        if overhead_ms > self._slow_ms:
+            self._warn(subject, overhead_ms, request)
         if not firings:
             return
         if len(self._waiting) >= WAITING_MAXIMUM:
@@ -95,6 +106,16 @@ class Recorder:
         """Delete all events, or those of one cluster or circuit, and return how many there were."""
         await self.settled()
         return await self._store.clear(subject)
+
+    def _warn(self, subject: str, overhead_ms: float, request: str) -> None:
+        """Log that sensing took long, unless that was logged for the same cluster or circuit a moment ago."""
+        now = self._seconds()
+        self._warned = {one: at for one, at in self._warned.items() if now - at < SLOW_SECONDS}
+        if subject not in self._warned:
+            self._warned[subject] = now
+            log.warning(
+                "sensing_is_slow", subject=subject, request=request, overhead_ms=overhead_ms
+            )
 
     async def _write(self) -> None:
         while self._waiting:

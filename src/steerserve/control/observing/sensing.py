@@ -7,11 +7,13 @@ record of a profile has the wish of the operator; this module follows it.
 from __future__ import annotations
 
 import asyncio
+import itertools
 from dataclasses import dataclass
 from datetime import datetime
 from functools import partial
 
 import structlog
+from msgspec import structs
 
 from steerserve.control.bus import (
     ActiveProfileChanged,
@@ -77,8 +79,9 @@ class ClusterSensing:
         recorder.publish(lambda row: bus.publish(ClusterFired(row)))
         self._thresholds = Thresholds(settings.sensing_epsilon, settings.sensing_theta_floor)
         self._arming: SensingState[m.ArmedCluster, ClusterFacts] = SensingState(
-            conductor, lambda engine, cluster: engine.sense_cluster(cluster), self._listen
+            conductor, self._send, self._listen
         )
+        self._armings = itertools.count(1)
         self._overhead: float | None = None
         self._tasks: set[asyncio.Task[None]] = set()
         serving.follow(self._follow)
@@ -225,9 +228,14 @@ class ClusterSensing:
             min_k=plan.min_k,
             max_events=settings.sensing_max_events_per_request,
             context_tokens=settings.sensing_context_tokens if around is None else around,
-            skips_history=settings.sensing_dedup_history,
         )
         return ArmedAt(engine, (attachment,), armed, ClusterFacts(row.name, plan))
+
+    async def _send(self, engine: Engine, cluster: m.ArmedCluster | None) -> None:
+        """Let an engine sense the cluster. What was reported under an earlier arming counts no more."""
+        if cluster is not None and self._settings.sensing_dedup_history:
+            cluster = structs.replace(cluster, history=next(self._armings))
+        await engine.sense_cluster(cluster)
 
     def _site(self, row: ProfileRow) -> Attachment:
         """The SAE that the cluster steers, or the first that fits it.
@@ -273,10 +281,8 @@ class ClusterSensing:
     def _take(self, told: m.SensedSpans) -> None:
         """Record what was sensed in one choice."""
         self._overhead = told.overhead_ms
-        if told.overhead_ms > self._settings.sensing_max_overhead_ms:
-            log.warning("sensing_is_slow", request=told.label, overhead_ms=told.overhead_ms)
         fired = [cluster_firing(told, span) for span in told.spans]
-        self.recorder.take(told.subject, fired, told.overhead_ms)
+        self.recorder.take(told.subject, fired, told.overhead_ms, told.label)
 
     async def close(self) -> None:
         """Wait for the work in the background: what is armed follows the last event, and the firings are written."""

@@ -17,8 +17,8 @@ class ClusterMember(Message, frozen=True):
 
 class ArmedCluster(Message, frozen=True):
     """The cluster `subject`, sensed at the attached SAE `key`. An event has at least `min_k` members that fire
-    together. `context_tokens` tokens are kept on each side of an event. With `skips_history` the tokens with which the
-    row sensed before began too are not reported again."""
+    together. `context_tokens` tokens are kept on each side of an event. `history` is the number of this arming, which
+    names the history of the tokens that are reported under it; with 0, every row reports all its firings."""
 
     subject: str
     title: str
@@ -27,7 +27,7 @@ class ArmedCluster(Message, frozen=True):
     min_k: int
     max_events: int
     context_tokens: int
-    skips_history: bool
+    history: int = 0
 
 
 class CircuitFeature(Message, frozen=True):
@@ -81,6 +81,14 @@ class SenseCircuits(Message, frozen=True):
 # ------------------------------------------------------------- what was sensed
 
 
+class Reported(Message, frozen=True):
+    """How many of the first tokens of each prompt are reported already, by the history of the arming `history`. Rows
+    that begin under another arming report all their tokens."""
+
+    history: int
+    tokens: list[int]
+
+
 class Window(Message, frozen=True):
     """The tokens around an event and their text; `parts` is the text before, in and after the event."""
 
@@ -105,7 +113,9 @@ class SensedSpan(Message, frozen=True):
 
 class SensedSpans(Message, frozen=True):
     """The firings of the cluster `subject` in one choice of the request `label`. It comes before the end of the
-    choice, also where nothing fired. `overhead_ms` is the time that sensing took for this choice."""
+    choice, also where nothing fired. `overhead_ms` is the time that sensing took for this choice. `reported` are the
+    first tokens of the choice, as far as their firings are reported now or were before; it is empty where the arming
+    `history` has no history."""
 
     id: int
     label: str
@@ -113,6 +123,8 @@ class SensedSpans(Message, frozen=True):
     subject: str
     overhead_ms: float
     spans: list[SensedSpan]
+    history: int = 0
+    reported: list[int] = []
 
 
 class FeatureFiring(Message, frozen=True):

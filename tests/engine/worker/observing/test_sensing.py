@@ -57,7 +57,6 @@ def cluster(theta: float = 1.0, **changed: Any) -> ArmedCluster:
         "min_k": 2,
         "max_events": 100,
         "context_tokens": 4,
-        "skips_history": False,
     }
     return ArmedCluster(**values | changed)
 
@@ -242,7 +241,7 @@ def test_a_member_with_an_infinite_threshold_never_fires(llama: Checkpoint) -> N
 def test_the_choices_of_a_prompt_report_the_prompt_once(llama: Checkpoint) -> None:
     bench = Bench(llama)
     with bench.attached(KEY, SAE):
-        armed(bench, skips_history=True)
+        armed(bench, history=1)
         bench.ask(1, words(60), n=2, label="one", temperature=1.0, max_tokens=12)
         bench.run()
     told = spans_of(bench)
@@ -254,13 +253,13 @@ def test_the_choices_of_a_prompt_report_the_prompt_once(llama: Checkpoint) -> No
 def test_history_is_skipped_until_the_cluster_is_armed_again(llama: Checkpoint) -> None:
     bench = Bench(llama)
     with bench.attached(KEY, SAE):
-        armed(bench, skips_history=True)
+        armed(bench, history=1)
         first = bench.ask(1, words(60), label="one", max_tokens=8)
         bench.run()
         more = Tokens([*first.row.prompt, *first.tokens, *first.row.prompt[:20]])
         second = bench.ask(2, [more], label="two", max_tokens=8)  # type: ignore[list-item]
         bench.run()
-        armed(bench, skips_history=True)
+        armed(bench, history=2)
         third = bench.ask(3, [more], label="three", max_tokens=8)  # type: ignore[list-item]
         bench.run()
     told = spans_of(bench)
@@ -487,19 +486,19 @@ def conversation(model: Checkpoint, bench: Counted) -> list[Answer]:
     return answers
 
 
-@pytest.mark.parametrize("skips_history", [False, True])
+@pytest.mark.parametrize("history", [0, 1])
 @pytest.mark.parametrize("prefix_tokens", [0, 8192])
 def test_firings_with_a_kept_prefix_equal_those_without(
-    wide: Checkpoint, prefix_tokens: int, skips_history: bool
+    wide: Checkpoint, prefix_tokens: int, history: int
 ) -> None:
     bench = Counted(wide, prefix_tokens)
     with bench.attached(KEY, SAE), bench.attached(OTHER, OTHER_SAE, 1):
-        armed(bench, skips_history=skips_history, max_events=1000)
+        armed(bench, history=history, max_events=1000)
         bench.sensing.sense_circuits([circuit(max_events=10_000)], bench.steering)
         answers = conversation(wide, bench)
     told = spans_of(bench)
     for i, answer in enumerate(answers):
-        skip = len(read(answers[i - 1])) if skips_history and i else 0
+        skip = len(read(answers[i - 1])) if history and i else 0
         check(wide, told[i, 0], answer, skip=skip)
         check_edges(wide, bench.edges[i], answer, circuit(max_events=10_000))
 

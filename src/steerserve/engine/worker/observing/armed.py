@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
@@ -19,7 +19,6 @@ from steerserve.engine.wire.messages import ArmedCircuit, ArmedCluster
 from steerserve.engine.worker.attached.hooks import HookedSaes
 from steerserve.engine.worker.observing.target import Target, target_of
 from steerserve.engine.worker.sae.canonical import NEEDS_K
-from steerserve.rules.sensing import History
 
 ENCODE_BYTES = 1 << 26
 """The most bytes of the features that are encoded at once, positions x features in float32."""
@@ -62,12 +61,11 @@ class SensedSite:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ArmedPart:
-    """One armed cluster or circuit, and the first of its columns. `history` belongs to a cluster."""
+    """One armed cluster or circuit, its first column, and the column behind its last one."""
 
     subject: ArmedSubject
     first: int
     end: int
-    history: History = field(default_factory=History)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -105,7 +103,6 @@ class Armoury:
         cluster: ArmedCluster | None,
         circuits: Sequence[ArmedCircuit],
         saes: HookedSaes,
-        history: History,
     ) -> Arming | None:
         """The arming of a cluster and of circuits; None where nothing is armed.
 
@@ -119,7 +116,7 @@ class Armoury:
             columns = list(_columns(subject))
             for column, (key, feature, theta) in enumerate(columns, width):
                 at.setdefault(key, []).append((column, feature, theta))
-            parts.append(ArmedPart(subject, width, width + len(columns), history))
+            parts.append(ArmedPart(subject, width, width + len(columns)))
             width += len(columns)
         if not parts:
             return None

@@ -51,9 +51,9 @@ class SpanSensor:
         self, tokens: Sequence[int], read: int, ambient: dict[int, int], ms: float, decode: Decode
     ) -> m.SensedSpans:
         cluster, members = self._cluster, self._members
-        if cluster.skips_history:
-            known = sensing.reported(list(tokens[:read]), self.tracker)
-            self.part.history.remember(known)
+        reported: list[int] = []
+        if cluster.history:
+            reported = sensing.reported(list(tokens[:read]), self.tracker)
         thetas = [member.theta for member in members]
         spans = [
             m.SensedSpan(
@@ -70,7 +70,16 @@ class SpanSensor:
             for span in self.tracker.spans
         ]
         row = self._row
-        return m.SensedSpans(row.request, row.label or "", row.choice, cluster.subject, ms, spans)
+        return m.SensedSpans(
+            row.request,
+            row.label or "",
+            row.choice,
+            cluster.subject,
+            ms,
+            spans,
+            cluster.history,
+            reported,
+        )
 
 
 class EdgeSensor:

@@ -44,7 +44,7 @@ from steerserve.engine.worker.observing.observers import Observer, Span
 from steerserve.engine.worker.observing.ranking import is_active
 from steerserve.engine.worker.observing.sensed_row import SensedRow
 from steerserve.engine.worker.rows.rows import BatchRow, RowName, Writing
-from steerserve.rules.sensing import Decode, History, common_prefix
+from steerserve.rules.sensing import Decode, common_prefix
 
 log = structlog.get_logger(__name__)
 CHUNK = 64
@@ -81,7 +81,6 @@ class SensingObserver(Observer):
         self._armoury = Armoury()
         self._cluster: ArmedCluster | None = None
         self._circuits: Sequence[ArmedCircuit] = ()
-        self._history = History()
         self._arming: Arming | None = None
         self._saes: HookedSaes | None = None
         self._rows: dict[RowName, SensedRow] = {}
@@ -94,12 +93,12 @@ class SensingObserver(Observer):
     # ------------------------------------------------------------- arming
 
     def sense_cluster(self, cluster: ArmedCluster | None, saes: HookedSaes) -> None:
-        """Sense this cluster in the rows that begin from now on. The history of earlier rows is forgotten.
+        """Sense this cluster in the rows that begin from now on.
 
         Raises:
             Refusal: as `Armoury.make`; the arming before stays.
         """
-        self._arm(cluster, self._circuits, saes, History())
+        self._arm(cluster, self._circuits, saes)
 
     def sense_circuits(self, circuits: Sequence[ArmedCircuit], saes: HookedSaes) -> None:
         """Sense these circuits in the rows that begin from now on.
@@ -107,17 +106,16 @@ class SensingObserver(Observer):
         Raises:
             Refusal: as `Armoury.make`; the arming before stays.
         """
-        self._arm(self._cluster, circuits, saes, self._history)
+        self._arm(self._cluster, circuits, saes)
 
     def _arm(
         self,
         cluster: ArmedCluster | None,
         circuits: Sequence[ArmedCircuit],
         saes: HookedSaes,
-        history: History,
     ) -> None:
-        self._arming, self._saes = self._armoury.make(cluster, circuits, saes, history), saes
-        self._cluster, self._circuits, self._history = cluster, circuits, history
+        self._arming, self._saes = self._armoury.make(cluster, circuits, saes), saes
+        self._cluster, self._circuits = cluster, circuits
         self._flush()
         subjects = {one.subject for one in subjects_of(cluster, circuits)}
         for row in self._rows.values():
@@ -133,7 +131,7 @@ class SensingObserver(Observer):
         key, cluster = site.target.key, self._cluster
         left = [circuit for circuit in self._circuits if key not in keys_of(circuit)]
         is_left = cluster is not None and key not in keys_of(cluster)
-        self._arm(cluster if is_left else None, left, self._saes, self._history)
+        self._arm(cluster if is_left else None, left, self._saes)
 
     # ------------------------------------------------------------- beside a pass
 
@@ -149,9 +147,9 @@ class SensingObserver(Observer):
             if row.label is None or not isinstance(row.goal, Writing):
                 continue
             skip = 0
-            if cluster is not None and cluster.skips_history:
+            if cluster is not None and cluster.history:
                 same = common_prefix(before, row.prompt)
-                skip = max(self._history.skip(row.prompt), same)
+                skip = max(_reported(command, row, cluster.history), same)
             self._rows[row.name] = SensedRow(row, arming, skip)
             before = row.prompt
 
@@ -316,3 +314,11 @@ class SensingObserver(Observer):
         for span in spans:
             span.row.is_stopped = True
         memory.recover(error)
+
+
+def _reported(command: Generate, row: BatchRow, history: int) -> int:
+    """How many of the first tokens of the row's prompt are reported already, by the history of this arming."""
+    known = command.reported
+    if known is None or known.history != history:
+        return 0
+    return known.tokens[row.choice // command.n]
