@@ -215,7 +215,9 @@ class Owners:
             self.serving,
             self.conductor,
             self.bus,
-            Recorder(clusters, metrics.cluster_sensing, around.seconds),
+            Recorder(
+                clusters, metrics.cluster_sensing, settings.sensing_max_overhead_ms, around.seconds
+            ),
         )
         self.circuit_sensing = CircuitSensing(
             settings,
@@ -223,7 +225,12 @@ class Owners:
             self.steering,
             self.conductor,
             self.bus,
-            Recorder(circuits, metrics.circuit_sensing, around.seconds),
+            Recorder(
+                circuits,
+                metrics.circuit_sensing,
+                settings.circuit_sensing_max_overhead_ms,
+                around.seconds,
+            ),
         )
 
     def _make_requests(self) -> None:

@@ -6,6 +6,8 @@ import asyncio
 import json
 import shutil
 import sys
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,9 +17,10 @@ import structlog
 from steerserve import __version__, demo
 from steerserve.composition import Owners
 from steerserve.control.interventions.clusters import ImportOptions
+from steerserve.control.residency.resident import Attachment
 from steerserve.errors import Refusal
 from steerserve.settings import Settings
-from steerserve.store.catalog import ModelRow
+from steerserve.store.catalog import ModelRow, SaeRow
 
 log = structlog.get_logger(__name__)
 
@@ -74,8 +77,31 @@ async def _load(owners: Owners, name: str) -> None:
     Raises:
         Refusal: the load is refused.
     """
-    async with owners.conductor.use((await owners.served.resolve(name)).row):
+    async with using(owners, (await owners.served.resolve(name)).row):
         pass
+
+
+@asynccontextmanager
+async def using(owners: Owners, row: ModelRow) -> AsyncIterator[None]:
+    """The model is loaded, and stays so until the block ends. A load of this model that a client has begun is joined;
+    loads and unloads of other models that clients have begun end first.
+
+    Raises:
+        Refusal: the load is refused.
+    """
+    conductor = owners.conductor
+    async with AsyncExitStack() as used:
+        is_loaded = False
+        while not is_loaded:
+            try:
+                await used.enter_async_context(conductor.use(row))
+                is_loaded = True
+            except Refusal as refusal:
+                # an operator who ends this load gets no second one
+                if refusal.code != "MODEL_BUSY" or not conductor.is_changing:
+                    raise
+                await conductor.settled()
+        yield
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,9 +135,9 @@ async def start_demo(owners: Owners) -> DemoReady:
     for sae in demo.saes():
         rows[sae.name], _ = await owners.saes.add(str(saes / sae.name))
         await _import_labels(owners, rows[sae.name].id, sae.labels)
-    async with owners.conductor.use(row):
+    async with using(owners, row):
         proof = demo.proof()
-        attached = await owners.attachments.attach(rows[proof["sae"]], proof["layer"])
+        attachment = await attached(owners, rows[proof["sae"]], proof["layer"])
     await _import_examples(owners)
     others = [
         {"sae_id": rows[sae.name].id, "layer": sae.layer}
@@ -119,8 +145,28 @@ async def start_demo(owners: Owners) -> DemoReady:
         if sae.name != proof["sae"]
     ]
     return DemoReady(
-        row.name, attached.sae_id, attached.layer, proof["feature_idx"], proof["strength"], others
+        row.name,
+        attachment.sae_id,
+        attachment.layer,
+        proof["feature_idx"],
+        proof["strength"],
+        others,
     )
+
+
+async def attached(owners: Owners, sae: SaeRow, layer: int) -> Attachment:
+    """The SAE, attached at the layer. A client may have attached it before.
+
+    Raises:
+        Refusal: the attaching is refused.
+    """
+    try:
+        return await owners.attachments.attach(sae, layer)
+    except Refusal as refusal:
+        if refusal.code != "SAE_ALREADY_ATTACHED":
+            raise
+    there = owners.conductor.attachments()
+    return next(one for one in there if (one.sae_id, one.layer) == (sae.id, layer))
 
 
 async def _import_labels(owners: Owners, sae_id: str, file: Path) -> None:

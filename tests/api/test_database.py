@@ -110,6 +110,11 @@ def locked(live: Running) -> Iterator[None]:
         yield
 
 
+def status_of(live: Running) -> str:
+    with closing(sqlite3.connect(file_of(live))) as other:
+        return str(other.execute("SELECT status FROM models").fetchone()[0])
+
+
 @contextmanager
 def limited(live: Running, limit: str, lift: str) -> Iterator[None]:
     """Every connection of the service has the pragma `limit` while the block runs."""
@@ -211,6 +216,19 @@ def test_an_engine_that_ends_is_replaced_with_its_saes_while_the_database_is_gon
         assert serving.data("GET", "/api/saes/attachment")["sae_id"] == sae_id
         serving.data("POST", f"/api/saes/{sae_id}/detach")
     check_usable(serving)
+
+
+def test_a_status_is_recorded_once_the_database_takes_writes_again(serving: Running) -> None:
+    row = serving.data("GET", "/api/models")["models"][0]
+    with locked(serving):
+        serving.data("POST", f"/api/models/{row['id']}/unload")
+        while serving.service.owners.conductor.resident is not None:
+            pass
+        assert status_of(serving) == "loaded"
+    while status_of(serving) != "ready":
+        pass
+    assert serving.chat("fish", max_tokens=1)["choices"]
+    assert status_of(serving) == "loaded"
 
 
 def test_activations_come_without_labels_while_the_labels_cannot_be_read(serving: Running) -> None:

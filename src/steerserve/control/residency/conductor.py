@@ -123,6 +123,11 @@ class Conductor:
             self.leases.is_held_by(lease_id),
         )
 
+    @property
+    def is_changing(self) -> bool:
+        """Whether a load or an unload is under way."""
+        return self._slot.is_changing
+
     def has(self, model_id: int) -> bool:
         """Whether a model is in the slot, or on its way into it."""
         return self._slot.coming(model_id) is not None
@@ -228,6 +233,10 @@ class Conductor:
             self._turnover.begin_end_load(coming)
         await self._turnover.until_load_ended(coming)
 
+    async def settled(self) -> None:
+        """Return when no load and no unload is under way."""
+        await self._turnover.settled()
+
     def lease(self, row: ModelRow, terms: Terms) -> Granted:
         """Lease the resident model.
 
@@ -271,6 +280,7 @@ class Conductor:
         """End the engine, also during a load or a request. No process is left."""
         self.leases.restart()
         await self._turnover.close()
+        await self.records.close()
 
     @asynccontextmanager
     async def drained(self, resident: Resident) -> AsyncIterator[None]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from steerserve.control.residency.occupant import Occupant
+from steerserve.rules.residency import Phase
 
 
 class Slot:
@@ -11,6 +12,11 @@ class Slot:
     def __init__(self) -> None:
         self.resident: Occupant | None = None
         self.next: Occupant | None = None
+
+    @property
+    def is_changing(self) -> bool:
+        """Whether a load or an unload is under way."""
+        return self.resident is not None and self.resident.phase is not Phase.LOADED
 
     def enter(self, coming: Occupant) -> Occupant | None:
         """Put a model into the empty slot, or make it the next one. Returns the model that has to leave, if any."""
