@@ -20,8 +20,15 @@ TEST_SECONDS = 900
 """The bound of one test. A busy machine draws and writes slowly, and every wait inside has a bound of its own."""
 
 
+class Served(Protocol):
+    """A service that a browser visits."""
+
+    @property
+    def url(self) -> str: ...
+
+
 class Tab(Protocol):
-    def __call__(self, demo: Demo | None = None, **options: Any) -> Visit: ...
+    def __call__(self, demo: Served | None = None, **options: Any) -> Visit: ...
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -69,7 +76,7 @@ def tab(browser: Browser, served: Demo) -> Iterator[Tab]:
     contexts: list[BrowserContext] = []
     visits: list[Visit] = []
 
-    def make(demo: Demo | None = None, **options: Any) -> Visit:
+    def make(demo: Served | None = None, **options: Any) -> Visit:
         # without motion, no colour is read amid a transition
         context = browser.new_context(**{"viewport": WIDE, "reduced_motion": "reduce"} | options)
         contexts.append(context)

@@ -138,7 +138,7 @@ const REPLICA = {
   gpu_indices: [0], devices: ["cuda:0"], memory_mb: [2048], kind: "a", restarts: 0, reason: null,
   since: "2026-01-01T00:00:00Z",
 };
-const LOST = { ...REPLICA, name: "replica-2", node: "gpu-2", state: "lost", restarts: 2, reason: "ended by signal 9" };
+const LOST = { ...REPLICA, name: "replica-2", node: "gpu-2", pid: null, state: "lost", restarts: 2, reason: "ended by signal 9" };
 
 function replicated(...replicas: (typeof REPLICA | typeof LOST)[]) {
   const serving = replicas.filter(({ state }) => state === "serving").length;
@@ -155,13 +155,15 @@ it("shows what each replica of the loaded model does, and follows their events",
   const lost = within(shown).getByRole("listitem", { name: "replica-2" });
   expect(lost.textContent).toContain("lost");
   expect(lost.textContent).toContain("gpu-2");
-  expect(lost.textContent).toContain("ended by signal 9");
+  expect(within(lost).getByText("ended by signal 9")).toBeTruthy();
+  expect(lost.textContent).toContain("memory–");
   expect(within(shown).getByRole("listitem", { name: "replica-1" }).textContent).toMatch(/requests3 of 8.*epoch7.*restarts0/);
   expect(within(shown).getByRole("button", { name: "Drain replica-1" })).toHaveProperty("disabled", true);
   expect(await violations(container)).toEqual([]);
   replicas = replicated(REPLICA, { ...LOST, state: "serving" });
   act(() => arrived(client, "model:replica", { modelId: 1 }));
   await waitFor(() => expect(shown.textContent).toContain("2 of 2 serve"));
+  expect(within(lost).getByText("Last fault: ended by signal 9")).toBeTruthy();
   expect(screen.getAllByRole("region", { name: /^Replicas of/ })).toHaveLength(1);
 });
 

@@ -3,7 +3,7 @@ import { useMutation, useQueryClient } from "@tanstack/react-query";
 import { changeReplicas, type Model, type Replica, type ReplicaChange, type ReplicaSet } from "../../api/models";
 import { ErrorNotice } from "../../parts/ErrorNotice";
 import { Facts, type Fact } from "../../parts/Facts";
-import { Ago } from "../../parts/Moment";
+import { Clock } from "../../parts/Moment";
 import { Status } from "../../parts/Status";
 import { asApiError } from "../../rules/errors";
 import { count, mebibytes } from "../../rules/bytes";
@@ -26,22 +26,24 @@ export function Replicas({ model, replicas }: { model: Model; replicas: ReplicaS
         <span aria-live="polite">
           {count(serving)} of {count(wanted)} {wanted === 1 ? "serves" : "serve"}
         </span>
-        <button
-          type="button"
-          aria-label={`Fewer replicas of ${model.name}`}
-          disabled={isBusy || wanted <= 1}
-          onClick={() => work.mutate({ count: wanted - 1 })}
-        >
-          −
-        </button>
-        <button
-          type="button"
-          aria-label={`More replicas of ${model.name}`}
-          disabled={isBusy || wanted >= MOST}
-          onClick={() => work.mutate({ count: wanted + 1 })}
-        >
-          +
-        </button>
+        <span className="row replica-count">
+          <button
+            type="button"
+            aria-label={`Fewer replicas of ${model.name}`}
+            disabled={isBusy || wanted <= 1}
+            onClick={() => work.mutate({ count: wanted - 1 })}
+          >
+            −
+          </button>
+          <button
+            type="button"
+            aria-label={`More replicas of ${model.name}`}
+            disabled={isBusy || wanted >= MOST}
+            onClick={() => work.mutate({ count: wanted + 1 })}
+          >
+            +
+          </button>
+        </span>
       </div>
       {work.error !== null && <ErrorNotice error={asApiError(work.error)} />}
       <ul className="replicas">
@@ -71,13 +73,15 @@ function ReplicaRow({
   onChange: (action: "drain" | "replace") => void;
 }) {
   const isLeaving = replica.state === "draining";
+  // in every other state, the reason is that of an earlier fault
+  const isAway = replica.state === "lost" || replica.state === "stalled";
   return (
     <li aria-label={replica.name}>
       <div className="record-head">
         <span className="strong">{replica.name}</span>
         <Status status={replica.state} />
         <span className="quiet">
-          since <Ago at={replica.since} />
+          since <Clock at={replica.since} />
         </span>
         <button
           type="button"
@@ -99,13 +103,16 @@ function ReplicaRow({
         </button>
       </div>
       <Facts facts={factsOf(replica)} />
-      {replica.reason !== null && <p className={replica.state === "serving" ? "quiet" : "notice"}>{replica.reason}</p>}
+      {replica.reason !== null &&
+        (isAway ? <p className="notice">{replica.reason}</p> : <p className="quiet">Last fault: {replica.reason}</p>)}
     </li>
   );
 }
 
 function factsOf(replica: Replica): Fact[] {
-  const memory = replica.devices.map((device, index) => `${device} ${mebibytes(replica.memory_mb[index] ?? null)}`);
+  // without a process, no memory is held
+  const devices = replica.pid === null ? [] : replica.devices;
+  const memory = devices.map((device, index) => `${device} ${mebibytes(replica.memory_mb[index] ?? null)}`);
   return [
     ["node", replica.node, replica.address ?? undefined],
     ["memory", memory.length === 0 ? null : memory.join(", ")],
