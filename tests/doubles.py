@@ -444,6 +444,10 @@ class Launcher:
     async def launch_resident(self, engine: str, _folder: str | None) -> ScriptedEngine:
         return await self.launch(engine)
 
+    def is_fetched(self, _folder: str) -> bool:
+        """The folders of the tests were no downloads."""
+        return False
+
     async def nodes(self, *folders: str) -> Sequence[SeenNode]:
         return self.cluster_nodes(folders)
 

@@ -7,6 +7,7 @@ from dataclasses import replace
 from steerserve.engine.checkpoint.client import CheckpointEngine, Launcher
 from steerserve.engine.checkpoint.prompts import PromptMaker
 from steerserve.engine.remote.facts import checkpoint_seen, read_facts
+from steerserve.errors import Refusal
 from tests.nodes import NodeSeen
 
 ADDRESS = "127.0.0.1"
@@ -22,8 +23,12 @@ class LocalCluster:
         self.is_closed = False
         self.free_host_mb: int | None = None
         """The free memory that each node tells; None for that of this machine."""
+        self.refusal: str | None = None
+        """Why no engine can be started; None where it can."""
 
     async def launch(self, prompts: PromptMaker, *_: object) -> CheckpointEngine:
+        if self.refusal is not None:
+            raise Refusal("MODEL_LOAD_FAILED", self.refusal)
         engine = await self._launcher.launch(prompts)
         engine.node = min(NAMES, key=[alive.node for alive in self.alive].count)
         engine.address = ADDRESS

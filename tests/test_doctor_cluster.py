@@ -17,6 +17,8 @@ from steerserve.settings import Settings
 
 HERE = NodeFacts("here", "", "0.1.0", "3.11.7", "2.13.0", "5.23.0", "cpu", 8, 1000, 900)
 CARD = Card(0, "GPU-1", "H100", 80_000, 1000, 79_000, 0)
+SHA = 40 * "a"
+DOWNLOAD = f"/models/acme--t/{SHA}"
 OURS = {"/models": "digest", "/saes": None, "/models/a/1": "a", "/models/b/1": "b"}
 NAMES = {"/models": "MODEL_CACHE_DIR", "/saes": "SAE_CACHE_DIR"}
 
@@ -54,6 +56,7 @@ def test_a_node_like_this_machine() -> None:
             {"folders": {"/models": "x", "/models/a/1": "y"}},
             "0 of 2 folders of /models can be used, missing: b/1, with other files: a/1",
         ),
+        ({"hub_fault": "no route"}, "the hub CANNOT be reached from there: no route"),
         ({"resources": {}}, "no room for replicas; cards: none"),
         (
             {"facts": None, "error": "No module named 'steerserve'"},
@@ -63,6 +66,29 @@ def test_a_node_like_this_machine() -> None:
 )
 def test_what_differs_on_a_node_is_named(changes: dict[str, Any], told: str) -> None:
     assert told in line(**changes)
+
+
+@pytest.mark.parametrize(
+    ("folders", "told"),
+    [
+        (
+            {"/models": "x", "/models/a/1": "a"},
+            "DIFFERENT there: 1 of 3 folders of /models can be used, missing: b/1, "
+            f"would be fetched there: acme--t/{SHA}",
+        ),
+        (
+            {"/models": "x", "/models/a/1": "a", "/models/b/1": "b", DOWNLOAD: "other"},
+            "is fetched there as needed: 2 of 3 folders of /models can be used, "
+            f"would be fetched there: acme--t/{SHA}",
+        ),
+        ({"/models": None}, f"MISSING there: /models, would be fetched there: acme--t/{SHA}"),
+    ],
+)
+def test_downloads_of_the_hub_that_a_node_lacks_would_be_fetched(
+    folders: dict[str, str | None], told: str
+) -> None:
+    node = NodeSeen("1f2e", "gpu-1", "10.0.0.2", {"CPU": 8.0}, HERE, folders)
+    assert told in doctor_cluster.node_line(node, HERE, OURS | {DOWNLOAD: "d"}, NAMES)
 
 
 def test_every_model_and_every_sae_is_compared(tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ from steerserve.engine.ray.messages import NodeSeen
 from steerserve.engine.remote.facts import NodeFacts, checkpoint_seen, read_facts
 from steerserve.errors import CannotStart, Refusal
 from steerserve.rules.cards import Card
+from steerserve.rules.fetching import revision_of
 from steerserve.settings import Settings
 
 VERSIONS = ("steerserve", "python", "torch", "transformers")
@@ -50,7 +51,7 @@ def digests(folders: Sequence[str]) -> dict[str, str | None]:
 async def _nodes(settings: Settings, folders: list[str]) -> list[NodeSeen]:
     cluster = RayCluster(settings)
     try:
-        return await cluster.nodes(*folders)
+        return await cluster.nodes(*folders, hub=settings.hf_endpoint)
     finally:
         await cluster.close()
 
@@ -70,6 +71,8 @@ def node_line(
     parts += [
         f"{setting} {_folder(folder, ours, node.folders)}" for folder, setting in names.items()
     ]
+    if node.hub_fault is not None:
+        parts.append(f"the hub CANNOT be reached from there: {node.hub_fault}")
     return f"{who}: {'; '.join(parts)}"
 
 
@@ -93,22 +96,27 @@ def _versions(facts: NodeFacts, here: NodeFacts) -> str:
 
 
 def _folder(folder: str, ours: Mapping[str, str | None], theirs: Mapping[str, str | None]) -> str:
-    """A folder of checkpoints on a node. Where it differs, the checkpoints that cannot be used there are named."""
+    """A folder of checkpoints on a node. Where it differs, the checkpoints are named that cannot be used there, and
+    those that the node would fetch."""
     mine, other = ours[folder], theirs.get(folder)
     if mine == other:
         return "has the same files" if mine else "has no files here and there"
     below = [one for one in ours if one.startswith(f"{folder}{os.sep}")]
     missing = [one for one in below if theirs.get(one) is None]
     changed = [one for one in below if one not in missing and theirs[one] != ours[one]]
+    fetched = [one for one in (*missing, *changed) if revision_of(one, [folder]) is not None]
+    to_fetch = [_listed("would be fetched there", fetched, folder)] * bool(fetched)
     if other is None:
-        return f"MISSING there: {folder}"
+        return ", ".join([f"MISSING there: {folder}", *to_fetch])
     if not missing and not changed:
         return "has the same models and SAEs, and other files beside them"
     same = f"{len(below) - len(missing) - len(changed)} of {len(below)}"
-    parts = [f"DIFFERENT there: {same} folders of {folder} can be used"]
+    missing, changed = ([x for x in part if x not in fetched] for part in (missing, changed))
+    differs = "DIFFERENT there" if missing or changed else "is fetched there as needed"
+    parts = [f"{differs}: {same} folders of {folder} can be used"]
     parts += [_listed("missing", missing, folder)] * bool(missing)
     parts += [_listed("with other files", changed, folder)] * bool(changed)
-    return ", ".join(parts)
+    return ", ".join([*parts, *to_fetch])
 
 
 def _listed(what: str, places: Sequence[str], folder: str) -> str:

@@ -27,6 +27,7 @@ from steerserve.engine.wire.messages import (
     Reading,
     Recorded,
     Refused,
+    Reported,
     Sampling,
     Score,
     Scored,
@@ -58,6 +59,7 @@ from steerserve.engine.worker.sae import sites
 from steerserve.engine.worker.sae.canonical import Sae
 from steerserve.errors import Refusal
 from steerserve.rules import stepping
+from steerserve.rules.sensing import History
 from steerserve.rules.stepping import CudaGraphs
 from tests.engine import models
 from tests.engine.tape import Tape
@@ -177,6 +179,7 @@ class Bench:
         self.readings: dict[int, list[Reading]] = {}
         self.streamed: set[int] = set()
         self.records: list[Recorded] = []
+        self.history = History()
         self.spans: list[SensedSpans] = []
         self.edges: list[SensedEdges] = []
         self.refused: dict[int, Refused] = {}
@@ -200,7 +203,17 @@ class Bench:
         wanted = Sampling(**{"temperature": 0.0, "max_tokens": 16, **sampling})
         texts = [prompts] if isinstance(prompts, str) else prompts
         prompted = [tokens(self.model, text, ids) for text in texts]
-        command = Generate(request, prompted, n, wanted, plan or Follow(), tap=tap, label=label)
+        skips = [self.history.skip(prompt.ids) for prompt in prompted]
+        command = Generate(
+            request,
+            prompted,
+            n,
+            wanted,
+            plan or Follow(),
+            tap=tap,
+            label=label,
+            reported=Reported(self.history.number, skips),
+        )
         if tap and tap.is_streamed:
             self.streamed.add(request)
         rows = rows_of(command, self.model, self.context, self.kv_tokens)
@@ -285,6 +298,7 @@ class Bench:
                 case Recorded():
                     self.records.append(event)
                 case SensedSpans():
+                    self.history.remember(event.history, event.reported)
                     self.spans.append(event)
                 case SensedEdges():
                     self.edges.append(event)

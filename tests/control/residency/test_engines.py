@@ -16,6 +16,7 @@ from steerserve.engine.fleet.fleet import Fleet
 from steerserve.engine.gguf import process as llama_process
 from steerserve.engine.gguf.messages import LlamaCard
 from steerserve.engine.remote.facts import checkpoint_seen
+from steerserve.engine.wire.engine import Report
 from steerserve.settings import Settings
 from tests.doubles import Launcher, ScriptedEngine, soon
 
@@ -107,7 +108,11 @@ class Nodes:
         self.asked: list[tuple[Mapping[str, str], Mapping[str, str | None]]] = []
 
     async def launch(
-        self, _: PromptMaker, barred: Mapping[str, str], files: Mapping[str, str | None]
+        self,
+        _: PromptMaker,
+        barred: Mapping[str, str],
+        files: Mapping[str, str | None],
+        _report: Report,
     ) -> ScriptedEngine:
         self.asked.append((barred, files))
         return self.engine

@@ -80,6 +80,7 @@ async def planned(
     wanted: GpuRequest | None = None,
     views: tuple[ReplicaView, ...] = (),
     staying: Sequence[ReplicaView] = (),
+    files: tuple[str, str | None] | None = (FOLDER, DIGEST),
     **fields: Any,
 ) -> NodePlan:
     return await fitting_nodes.plan(
@@ -88,7 +89,7 @@ async def planned(
         wanted or GpuRequest(),
         settings(engine_backend="ray", **fields),
         nodes=nodes,
-        files=(FOLDER, DIGEST),
+        files=files,
         leaving=views,
         staying=staying,
         least=least,
@@ -209,6 +210,11 @@ async def test_a_node_that_must_not_serve_is_barred_with_its_reason(
     assert (await planned(weights, node(facts("a")), other)).barred == {"id-of-b": f"b: {reason}"}
     why = await refused(weights, other)
     assert (why.code, why.details["nodes"]) == (code, {"b": reason})
+
+
+async def test_nodes_that_fetch_the_files_are_not_barred_for_them(weights: Weights) -> None:
+    lacking, other = node(facts("a"), None), node(facts("b", steerserve="0.0.1"), None)
+    assert set((await planned(weights, lacking, other, files=None)).barred) == {"id-of-b"}
 
 
 async def test_a_card_that_the_client_names_is_refused(weights: Weights) -> None:

@@ -437,19 +437,12 @@ async def test_an_sae_of_another_width_is_refused_and_leaves_no_hook(
 
 
 @pytest.mark.local("asks the interpreter of this machine")
-@pytest.mark.shows("gpus.9")
-def test_the_threads_of_an_engine_spin_only_shortly_while_they_wait() -> None:
-    """The thread library prints the values that it has read while it was loaded."""
-    named = {"GOMP_SPINCOUNT", "OMP_WAIT_POLICY", "MKL_CBWR"}
-    kept = {name: value for name, value in os.environ.items() if name not in named}
+def test_sums_of_an_engine_have_the_same_bits_with_any_number_of_threads() -> None:
+    kept = {name: value for name, value in os.environ.items() if name != "MKL_CBWR"}
+    code = f"import {process.PRELOAD}, os, torch; print(os.environ['MKL_CBWR'])"
     loaded = subprocess.run(
-        [sys.executable, "-c", f"import {process.PRELOAD}, os; print(os.environ['MKL_CBWR'])"],
-        env=kept | {"OMP_DISPLAY_ENV": "VERBOSE"},
-        capture_output=True,
-        text=True,
-        check=True,
+        [sys.executable, "-c", code], env=kept, capture_output=True, text=True, check=True
     )
-    assert "GOMP_SPINCOUNT = '1000'" in loaded.stderr
     assert loaded.stdout == "AUTO\n"
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from functools import partial
 from typing import Any
 
 from steerserve import demo
@@ -39,7 +38,7 @@ async def serving(count: int, **more: Any) -> AsyncIterator[Fleet]:
     launcher = Launcher("CRITICAL", "json")
     given = {"least": 1, "drain_seconds": 20.0, "pause": lambda _: 0.0, **more}
     fleet = Fleet(
-        partial(launcher.launch, TokensGiven()),
+        lambda _: launcher.launch(TokensGiven()),
         launcher.prompts(),
         count=count,
         slots=4,

@@ -64,7 +64,7 @@ class Crew:
         self.holds_another = False
         self.prepare: Callable[[Launcher], None] = lambda _: None
 
-    async def launch(self) -> ScriptedEngine:
+    async def launch(self, _report: Report = lambda _: None) -> ScriptedEngine:
         launcher = Launcher()
         self.launchers.append(launcher)
         self.prepare(launcher)

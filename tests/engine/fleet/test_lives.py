@@ -15,7 +15,7 @@ from tests.doubles import FACTS, Launcher, soon, until
 from tests.engine.fleet.conftest import Made
 from tests.engine.fleet.scripted import FIELDS, KEY, NO_ROOM, SOURCE, Scene
 
-CLUSTER = m.ArmedCluster("c", "Cluster", KEY, [m.ClusterMember(3, 0.5)], 1, 10, 4, False)
+CLUSTER = m.ArmedCluster("c", "Cluster", KEY, [m.ClusterMember(3, 0.5)], 1, 10, 4)
 CIRCUIT = m.ArmedCircuit("k", "Circuit", [m.CircuitFeature(KEY, 1, 3, 0.5)], [], 3, 10, 4)
 
 

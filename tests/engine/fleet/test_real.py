@@ -7,19 +7,36 @@ import os
 import random
 import signal
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
+from itertools import pairwise
 
 import psutil
 import pytest
 
+from steerserve.engine.checkpoint.client import Launcher
 from steerserve.engine.fleet.fleet import Fleet
 from steerserve.engine.wire import messages as m
+from steerserve.engine.wire.engine import Engine
 from steerserve.errors import Refusal
 from steerserve.rules.replicas import ReplicaState
-from tests.engine.fleet.real import KEY, ONE_TOKEN, answer, serving, steer, words
+from tests.engine.fleet.real import (
+    FIELDS,
+    KEY,
+    ONE_TOKEN,
+    PROMPT,
+    SAE,
+    SOURCE,
+    answer,
+    serving,
+    steer,
+    words,
+)
 from tests.engine.fleet.swarm import Swarm
 
 PATIENCE = 60.0
+EIGHT_TOKENS = m.Sampling(temperature=0.0, max_tokens=8)
+MEMBERS = [m.ClusterMember(feature, 0.0) for feature in range(64)]
+CLUSTER = m.ArmedCluster("c", "Cluster", KEY, MEMBERS, 1, 100, 0, 1)
 
 
 @pytest.fixture
@@ -107,6 +124,60 @@ async def test_statistics_of_real_replicas_count_every_token(fleet: Fleet) -> No
     assert (await fleet.statistics()).tokens == 6
     await fleet.reset_statistics()
     assert (await fleet.statistics()).tokens == 0
+
+
+async def said(engine: Engine, text: str) -> tuple[str, str | None]:
+    """What an engine writes after a text while the cluster is sensed, and the name of the replica that wrote it."""
+    stream = engine.generate([m.Text(text)], 1, EIGHT_TOKENS, m.Follow(), label="sensed")
+    made, name = "", None
+    async for event in stream:
+        name = next((view.name for view in engine.replicas() if view.requests), None)
+        made += event.text if isinstance(event, m.Piece) else ""
+    return made, name
+
+
+async def turns(
+    engine: Engine, between: Callable[[str | None], Awaitable[object]]
+) -> list[list[tuple[int, int]]]:
+    """The positions of the events in each of three turns of a conversation. `between` is called after each turn with
+    the name of the replica that wrote the answer."""
+    told: list[m.SensedSpans] = []
+    engine.on_spans = told.append
+    await engine.sense_cluster(CLUSTER)
+    text = PROMPT
+    for _ in range(3):
+        made, name = await said(engine, text)
+        text += f"{made}. Then the sea"
+        await between(name)
+    return [[(span.start, span.end) for span in one.spans] for one in told]
+
+
+async def test_turns_on_different_replicas_are_sensed_as_turns_on_one_engine(fleet: Fleet) -> None:
+    launcher = Launcher("CRITICAL", "json")
+    one = await launcher.launch()
+    try:
+        await one.load(lambda _: None, **FIELDS)
+        await one.attach(KEY, SOURCE, SAE.layer, None, False)
+        expected = await turns(one, lambda _: asyncio.sleep(0))
+    finally:
+        await one.stop()
+    writers: list[str | None] = []
+
+    async def leave(name: str | None) -> None:
+        """The replica of the first turn is killed, the replica of the second one is taken away."""
+        writers.append(name)
+        await settled(fleet)
+        view = next(view for view in fleet.replicas() if view.name == name)
+        if len(writers) == 1:
+            assert view.pid is not None
+            os.kill(view.pid, signal.SIGKILL)
+        elif len(writers) == 2:
+            await changed(fleet, str(writers[0]), ReplicaState.SERVING)
+            await fleet.drain(view.name)
+
+    assert await turns(fleet, leave) == expected
+    assert writers[0] != writers[1] != writers[2]
+    assert all(before[-1][1] < after[0][0] for before, after in pairwise(expected))
 
 
 async def test_no_process_stays_behind() -> None:

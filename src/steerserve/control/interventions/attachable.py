@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from steerserve.control.library.sae_records import REPOSITORY, claims_of
+from steerserve.control.library.sae_records import REPOSITORY, claims_of, source_of
 from steerserve.control.residency.resident import Resident
 from steerserve.engine.wire import messages as m
 from steerserve.errors import Refusal
@@ -73,6 +74,36 @@ def claim(wanted: AttachRequest) -> rules.Claim:
         reason=claims.reason if claims else None,
         needs=tuple(name for name in needed if getattr(said, name, None) is None),
     )
+
+
+async def bring(resident: Resident | None, asked: Sequence[AttachRequest]) -> None:
+    """Have every node with a replica bring the files of SAEs that are about to be attached. A node may fetch for
+    minutes, so no edit may wait for this call. SAEs that cannot be attached anyway are left out.
+
+    Raises:
+        Refusal: why a node cannot have the files; the refusal names the SAE.
+    """
+    if resident is None or resident.engine is None or not resident.engine.replicas():
+        return
+    for wanted in asked:
+        is_one = wanted.sae.format != REPOSITORY
+        if is_one and verdict(resident, wanted).is_compatible:
+            with naming(wanted):
+                await resident.engine.bring(source_of(wanted.sae, wanted.overrides).path)
+
+
+@contextmanager
+def naming(wanted: AttachRequest) -> Iterator[None]:
+    """A refusal inside the block names the member of the set that it is about."""
+    try:
+        yield
+    except Refusal as refusal:
+        raise Refusal(
+            refusal.code,
+            f"{wanted.sae.id} at layer {wanted.layer}: {refusal.message}",
+            param=refusal.param,
+            **refusal.details | {"sae_id": wanted.sae.id, "layer": wanted.layer},
+        ) from refusal
 
 
 async def check_ready(catalog: Catalog, row: SaeRow) -> None:

@@ -6,8 +6,8 @@ changes nothing.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -80,11 +80,14 @@ class Attachments:
             Refusal: SAE_NOT_FOUND, MODEL_NOT_LOADED, SAE_ALREADY_ATTACHED, SAE_INCOMPATIBLE, SAE_LOAD_FAILED,
                 INVALID_LOCAL_PATH, INSUFFICIENT_MEMORY.
         """
+        changed = m.Overrides(**overrides or {})
+        wanted = AttachRequest(sae, layer, dtype, changed, is_checked)
+        await attachable.bring(self._conductor.resident, [wanted])
         async with self._conductor.editing:
             # the SAE may have been deleted or attached while this edit waited for the one before it
             row = await self._catalog.sae(sae.id)
             resident = self._conductor.loaded()
-            wanted = AttachRequest(row, layer, dtype, m.Overrides(**overrides or {}), is_checked)
+            wanted = replace(wanted, sae=row)
             if wanted.key in resident.attachments:
                 raise Refusal(
                     "SAE_ALREADY_ATTACHED",
@@ -116,6 +119,9 @@ class Attachments:
             Refusal: SAE_SET_INCOMPLETE, MODEL_NOT_LOADED, SAE_INCOMPATIBLE, INSUFFICIENT_MEMORY, SAE_LOAD_FAILED,
                 INVALID_LOCAL_PATH. The refusal of one member names this member.
         """
+        rows = await attachable.complete(self._catalog, members)
+        coming = [AttachRequest(rows[sae_id], layer, dtype) for sae_id, layer in members]
+        await attachable.bring(self._conductor.resident, coming)
         async with self._conductor.editing:
             rows = await attachable.complete(self._catalog, members)
             resident = self._conductor.loaded()
@@ -135,7 +141,7 @@ class Attachments:
             await self._check_memory(resident, list(missing.values()))
             async with self._undoing(resident) as made:
                 for key, wanted in missing.items():
-                    with _naming(wanted):
+                    with attachable.naming(wanted):
                         made.append(await self._hook(resident, wanted, verdicts[key]))
                 if made:
                     await self._exchange(resident, [], made)
@@ -277,17 +283,3 @@ def _replacing(attached: Attachment, before: Sequence[Attachment]) -> Attachment
         for old in before
     ]
     return replace(attached, warnings=(*attached.warnings, *warnings))
-
-
-@contextmanager
-def _naming(wanted: AttachRequest) -> Iterator[None]:
-    """A refusal inside the block names the member of the set that it is about."""
-    try:
-        yield
-    except Refusal as refusal:
-        raise Refusal(
-            refusal.code,
-            f"{wanted.sae.id} at layer {wanted.layer}: {refusal.message}",
-            param=refusal.param,
-            **refusal.details | {"sae_id": wanted.sae.id, "layer": wanted.layer},
-        ) from refusal

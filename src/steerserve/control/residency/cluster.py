@@ -7,7 +7,7 @@ from typing import Protocol
 
 from steerserve.engine.checkpoint.prompts import PromptMaker
 from steerserve.engine.remote.facts import NodeFacts
-from steerserve.engine.wire.engine import Engine
+from steerserve.engine.wire.engine import Engine, Report
 
 
 class SeenNode(Protocol):
@@ -44,13 +44,18 @@ class EngineCluster(Protocol):
     """The nodes on which replicas run."""
 
     async def launch(
-        self, prompts: PromptMaker, barred: Mapping[str, str], files: Mapping[str, str | None]
+        self,
+        prompts: PromptMaker,
+        barred: Mapping[str, str],
+        files: Mapping[str, str | None],
+        report: Report,
     ) -> Engine:
         """An engine on a node. `prompts` makes its prompts into tokens. `barred` has the ids of nodes that must not get
-        the engine, each with the name and the reason, and `files` the digests that folders must have on its node.
+        the engine, each with the name and the reason, and `files` the digests that folders must have on its node. The
+        node fetches folders that are downloads of the hub; `report` gets the progress.
 
         Raises:
-            Refusal: ENGINE_UNAVAILABLE.
+            Refusal: ENGINE_UNAVAILABLE; why no node could fetch the files.
         """
 
     async def nodes(self, *folders: str) -> Sequence[SeenNode]:

@@ -15,8 +15,9 @@ from steerserve.engine.fleet.fleet import Fleet
 from steerserve.engine.gguf import client as llama
 from steerserve.engine.gguf import process as llama_process
 from steerserve.engine.gguf.messages import LlamaCard
+from steerserve.engine.remote import checkpoints
 from steerserve.engine.remote.facts import checkpoint_seen
-from steerserve.engine.wire.engine import Engine
+from steerserve.engine.wire.engine import Engine, Report
 from steerserve.rules.fields import CHECKPOINT, GGUF
 from steerserve.rules.signs import Bounds
 from steerserve.settings import Settings
@@ -64,7 +65,7 @@ class Engines:
 
     async def launch_resident(self, engine: str, folder: str | None) -> Engine:
         """An engine for the resident model: on a cluster, so many replicas as are wanted, on nodes that have the same
-        files in the folder as this machine."""
+        files in the folder as this machine, or fetch them."""
         if self._cluster is None or folder is None:
             return await self.launch(engine)
         settings = self._settings
@@ -87,6 +88,10 @@ class Engines:
     def has_nodes(self) -> bool:
         """Whether the resident model runs on the nodes of a cluster."""
         return self._cluster is not None
+
+    def is_fetched(self, folder: str) -> bool:
+        """Whether nodes that lack the files of the folder fetch them: it is a download of the hub."""
+        return checkpoints.is_download(folder, checkpoints.caches(self._settings))
 
     async def nodes(self, *folders: str) -> Sequence[SeenNode]:
         """The nodes of the cluster, and what they see of these folders; none without a cluster.
@@ -118,14 +123,15 @@ class Engines:
         self._has_no_cards = not cards
         return cards
 
-    async def _launch_on_node(self, cluster: EngineCluster, folder: str) -> Engine:
-        """An engine on a node that may serve the model. It gets its prompts as tokens, which the fleet makes.
+    async def _launch_on_node(self, cluster: EngineCluster, folder: str, report: Report) -> Engine:
+        """An engine on a node that may serve the model, and has its files. It gets its prompts as tokens, which the
+        fleet makes.
 
         Raises:
-            Refusal: ENGINE_UNAVAILABLE.
+            Refusal: ENGINE_UNAVAILABLE; why no node could fetch the files.
         """
         digest = await asyncio.to_thread(checkpoint_seen, folder)
-        return await cluster.launch(TokensGiven(), self.barred, {folder: digest})
+        return await cluster.launch(TokensGiven(), self.barred, {folder: digest}, report)
 
     def failure(self) -> str | None:
         """Why engines cannot be started; None if the last start succeeded or is forgotten."""

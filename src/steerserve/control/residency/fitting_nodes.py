@@ -41,7 +41,7 @@ async def plan(
     settings: Settings,
     *,
     nodes: Sequence[SeenNode],
-    files: tuple[str, str | None],
+    files: tuple[str, str | None] | None,
     leaving: Sequence[ReplicaView] = (),
     staying: Sequence[ReplicaView] = (),
     least: int,
@@ -49,9 +49,9 @@ async def plan(
 ) -> NodePlan:
     """Find room for `least` more replicas of a model in the memory that is free on the nodes now.
 
-    `files` are the folder of the model and the digest of its files here. `leaving` are replicas whose memory comes
-    back, and `staying` are replicas that keep their memory, their cards and their share of a node. `saes_mb` is the
-    memory of the SAEs that each replica gets.
+    `files` are the folder of the model and the digest of its files here; None where nodes fetch what they lack.
+    `leaving` are replicas whose memory comes back, and `staying` are replicas that keep their memory, their cards and
+    their share of a node. `saes_mb` is the memory of the SAEs that each replica gets.
 
     Raises:
         Refusal: FIELD_NOT_HONOURED, INVALID_LOCAL_PATH, UNSUPPORTED_QUANTIZATION, INSUFFICIENT_MEMORY,
@@ -60,7 +60,7 @@ async def plan(
     if wanted.choice is GpuChoice.CARD:
         why = "the cluster chooses the cards of each replica: leave `gpu` out (ENGINE_CARDS sets their number)"
         raise Refusal("FIELD_NOT_HONOURED", why, param="gpu")
-    reasons = ((node, _why_barred(node, *files)) for node in nodes)
+    reasons = ((node, _why_barred(node, files)) for node in nodes)
     barred = {node.id: (name_of(node), why) for node, why in reasons if why is not None}
     cards = settings.engine_cards
     if cards is None:
@@ -167,13 +167,13 @@ def _returned(node: str, leaving: Sequence[ReplicaView], context_mb: int) -> dic
     return back
 
 
-def _why_barred(node: SeenNode, folder: str, digest: str | None) -> str | None:
-    """Why a node must not serve the model of this folder; None if it may."""
+def _why_barred(node: SeenNode, files: tuple[str, str | None] | None) -> str | None:
+    """Why a node must not serve the model with these files; None if it may."""
     if node.facts is None:
         return f"it did not answer: {node.error}"
     if node.facts.steerserve != __version__:
         return f"it has steerserve {node.facts.steerserve}, and this service is {__version__}"
-    return why_barred(folder, digest, node.folders.get(folder))
+    return why_barred(*files, node.folders.get(files[0])) if files is not None else None
 
 
 def _refusal(

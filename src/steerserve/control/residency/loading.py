@@ -14,9 +14,10 @@ from steerserve.control.residency.engines import Engines
 from steerserve.control.residency.occupant import Occupant
 from steerserve.control.residency.resident import Resident
 from steerserve.engine.cards import read as read_cards
+from steerserve.engine.fleet.progress import extend
 from steerserve.engine.remote.facts import checkpoint_seen
 from steerserve.engine.wire import endings
-from steerserve.engine.wire.messages import Loaded
+from steerserve.engine.wire.messages import Loaded, Progress
 from steerserve.errors import Refusal
 from steerserve.files import gguf as gguf_files
 from steerserve.files import local, weights
@@ -102,7 +103,7 @@ async def _prepare_on_nodes(
         wanted,
         settings,
         nodes=await launcher.nodes(str(folder)),
-        files=(str(folder), digest),
+        files=None if launcher.is_fetched(str(folder)) else (str(folder), digest),
         leaving=engine.replicas() if engine is not None else (),
         least=launcher.least,
     )
@@ -131,7 +132,7 @@ async def check_more_replicas(
         placement.parse((resident.placement or {}).get("requested")),
         settings,
         nodes=await launcher.nodes(str(folder)),
-        files=(str(folder), digest),
+        files=None if launcher.is_fetched(str(folder)) else (str(folder), digest),
         leaving=[view for view in views if view.state is ReplicaState.DRAINING],
         staying=[view for view in views if view.state is not ReplicaState.DRAINING],
         least=more,
@@ -145,15 +146,17 @@ async def fill(coming: Occupant, prepared: Prepared, settings: Settings, bus: Bu
 
     Raises:
         Refusal: whatever refuses the load.
-        TimeoutError: after LOAD_TIMEOUT.
+        TimeoutError: after LOAD_TIMEOUT, without the time in which nodes fetch files.
     """
     row, plan = prepared.row, prepared.plan
     engine = coming.held()
-    async with asyncio.timeout(settings.load_timeout):
-        facts = await engine.load(
-            lambda p: bus.publish(LoadProgress(row.id, p.stage, p.percent)),
-            **_asked(prepared, settings),
-        )
+    async with asyncio.timeout(settings.load_timeout) as limit:
+
+        def report(progress: Progress) -> None:
+            extend(limit, progress, settings.load_timeout)
+            bus.publish(LoadProgress(row.id, progress.stage, progress.percent))
+
+        facts = await engine.load(report, **_asked(prepared, settings))
     coming.fill(facts, plan.placement(facts.memory_by_device_mb), utc_now())
     return facts
 

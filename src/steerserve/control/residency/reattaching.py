@@ -65,12 +65,15 @@ class Reattaching(EngineState[Lost]):
 
 
 async def hook(engine: Engine, order: Order) -> Attachment:
-    """Let the engine read an SAE and hook it. The path of the SAE is resolved and checked again.
+    """Let the engine read an SAE and hook it. The path of the SAE is resolved and checked again. Files that a node
+    lacks are brought before, because an SAE that one replica cannot attach would end this replica.
 
     Raises:
-        Refusal: INVALID_LOCAL_PATH, SAE_LOAD_FAILED, SAE_INCOMPATIBLE, INSUFFICIENT_MEMORY.
+        Refusal: INVALID_LOCAL_PATH, SAE_LOAD_FAILED, SAE_INCOMPATIBLE, INSUFFICIENT_MEMORY; why a node cannot fetch
+            the files.
     """
     await asyncio.to_thread(local.resolve_either, order.source.path)
+    await engine.bring(order.source.path)
     made = await engine.attach(order.key, order.source, order.layer, order.dtype, order.is_checked)
     return Attachment.of(order, made)
 

@@ -102,6 +102,11 @@ class Turnover:
         leaving.leave()
         return self._spawn(self._unload(leaving))
 
+    async def settled(self) -> None:
+        """Return when no load and no unload is under way."""
+        while self._slot.is_changing and self._tasks:
+            await asyncio.wait(self._tasks, return_when=asyncio.FIRST_COMPLETED)
+
     async def close(self) -> None:
         """End every load and unload, then the engine."""
         for task in self._tasks:

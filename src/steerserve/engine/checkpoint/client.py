@@ -175,11 +175,10 @@ class CheckpointEngine(Engine):
         label: str | None = None,
         plans: Sequence[m.Plan] = (),
     ) -> Answers:
+        fields = (n, sampling, plan, constraint, tap, label, list(plans))
         return self._stream(
             partial(self._prompts.tokens, prompts, sampling.max_tokens, "prompt"),
-            lambda number, tokens: m.Generate(
-                number, tokens, n, sampling, plan, constraint, tap, label, list(plans)
-            ),
+            lambda number, tokens: m.Generate(number, tokens, *fields, self.reported(tokens)),
             len(prompts) * n,
         )
 
@@ -332,6 +331,7 @@ class CheckpointEngine(Engine):
             case m.Recorded():
                 self.on_record(event)
             case m.SensedSpans():
+                self.history.remember(event.history, event.reported)
                 self.on_spans(event)
             case m.SensedEdges():
                 self.on_edges(event)

@@ -63,8 +63,7 @@ class Fleet(Engine):
         self._lives = Lives(
             launch, self._roster, self._editing, effects, bounds, drain_seconds, pause, clock
         )
-        self._signs = 0
-        self._reason = ""
+        self._signs, self._reason = 0, ""
         self._ending: asyncio.Task[None] | None = None
 
     @property
@@ -101,6 +100,10 @@ class Fleet(Engine):
             facts = await self._lives.begin(self._count, self._least, report, fields)
         self._prompts.serve(facts)
         return facts
+
+    async def bring(self, path: str, report: Report = lambda _: None) -> None:
+        self.must_run()
+        await self._roster.bring(path, report)
 
     async def stop(self, parting: Refusal | None = None) -> None:
         self._parting = self._parting or parting
@@ -158,6 +161,7 @@ class Fleet(Engine):
 
     def _began(self, replica: Replica) -> None:
         engine = replica.running
+        engine.history = self.history
         engine.on_record = lambda event: self.on_record(event)
         engine.on_spans = lambda event: self.on_spans(event)
         engine.on_edges = lambda event: self.on_edges(event)
@@ -190,14 +194,7 @@ class Fleet(Engine):
         def begin(engine: Engine, tokens: list[Any]) -> Answers:
             self._reading.note(engine)
             return engine.generate(
-                tokens,
-                n,
-                sampling,
-                plan,
-                constraint=constraint,
-                tap=tap,
-                label=label,
-                plans=plans,
+                tokens, n, sampling, plan, constraint=constraint, tap=tap, label=label, plans=plans
             )
 
         named = sampling.max_tokens

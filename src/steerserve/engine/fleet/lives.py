@@ -13,6 +13,7 @@ import msgspec
 import structlog
 
 from steerserve.engine.fleet.editing import Editing
+from steerserve.engine.fleet.progress import LoadsProgress, extend
 from steerserve.engine.fleet.replica import Replica
 from steerserve.engine.fleet.roster import Roster
 from steerserve.engine.wire import messages as m
@@ -25,7 +26,7 @@ from steerserve.rules.signs import Bounds, Condition
 
 log = structlog.get_logger(__name__)
 
-Launch = Callable[[], Awaitable[Engine]]
+Launch = Callable[[Report], Awaitable[Engine]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +92,7 @@ class Lives:
             Refusal: fewer than `least` replicas have loaded the model; the first reason.
         """
         self._fields = fields
-        progress = _Progress(report, count)
+        progress = LoadsProgress(report, count)
         coming = [self._roster.add() for _ in range(count)]
         self._spawn(self._watch(), "fleet-watch")
         results = await asyncio.gather(
@@ -203,9 +204,9 @@ class Lives:
     async def _come_up(self, replica: Replica) -> bool:
         """Start the engine, load the model, tell the setup, and serve. Returns whether the replica serves."""
         try:
-            async with asyncio.timeout(self._bounds.load):
+            async with asyncio.timeout(self._bounds.load) as limit:
                 replica.move(ReplicaState.STARTING)
-                await self._load(replica, lambda _: None)
+                await self._load(replica, lambda p: extend(limit, p, self._bounds.load))
                 assert self._facts is not None
                 assert replica.facts is not None
                 differs = difference(self._facts, replica.facts)
@@ -219,7 +220,7 @@ class Lives:
         return True
 
     async def _load(self, replica: Replica, report: Report) -> None:
-        engine = await self._launch()
+        engine = await self._launch(report)
         replica.fill(engine, self._roster.number())
         self._effects.began(replica)
         replica.load(await engine.load(report, **self._fields))
@@ -290,23 +291,6 @@ class Lives:
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
         return task
-
-
-class _Progress:
-    """Reports the load of the replica that is least far."""
-
-    def __init__(self, report: Report, count: int) -> None:
-        self._report = report
-        self._count = count
-        self._latest: dict[str, m.Progress] = {}
-
-    def of(self, name: str) -> Report:
-        def take(progress: m.Progress) -> None:
-            self._latest[name] = progress
-            if len(self._latest) == self._count:
-                self._report(min(self._latest.values(), key=lambda p: p.percent))
-
-        return take
 
 
 def _common(facts: list[m.Loaded]) -> m.Loaded:

@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 from steerserve.engine.fleet.replica import Replica
 from steerserve.engine.wire import messages as m
-from steerserve.engine.wire.engine import Engine
+from steerserve.engine.wire.engine import Engine, Report
 from steerserve.rules import replicas as rules
 from steerserve.rules.replicas import ReplicaState, ReplicaView
 
@@ -82,6 +82,19 @@ class Roster:
         """The engines that run."""
         engines = [replica.engine for replica in self.replicas]
         return [one for one in engines if one is not None and not one.ended.done()]
+
+    async def bring(self, path: str, report: Report) -> None:
+        """Have the nodes of all replicas bring files. A replica that ends meanwhile does not count.
+
+        Raises:
+            Refusal: why a node cannot have the files.
+        """
+        engines = [r.running for r in self.replicas if r.is_restored and r.is_alive]
+        bringing = (engine.bring(path, report) for engine in engines)
+        results = await asyncio.gather(*bringing, return_exceptions=True)
+        for engine, error in zip(engines, results, strict=True):
+            if isinstance(error, BaseException) and not engine.ended.done():
+                raise error
 
     # ------------------------------------------------------------- numbers
 

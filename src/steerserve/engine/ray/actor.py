@@ -5,6 +5,7 @@ Workers of Ray import this module by its name, so a node needs the same packages
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import os
 import signal
@@ -17,7 +18,9 @@ import ray
 import ray.util
 
 from steerserve.engine.ray.messages import SEAT, NodeSeen, Seated, Seating
+from steerserve.engine.remote.checkpoints import on_this_node
 from steerserve.engine.remote.facts import checkpoint_seen, read_facts
+from steerserve.engine.remote.presence import hub_fault
 
 START_SECONDS = 60.0
 """Seconds in which the actor must be asked to open its replica. After that its placer is gone."""
@@ -53,6 +56,7 @@ class ReplicaActor:
         log_format: str,
         ports: tuple[int, int] | None,
         files: dict[str, str | None],
+        caches: dict[str, str],
     ) -> tuple[bytes, list[int], str]:
         """The answer of the seat, the cards that Ray gave to this actor, by the driver's index, and Ray's id of the
         node."""
@@ -60,7 +64,7 @@ class ReplicaActor:
         assert self._seat.stdin is not None
         assert self._seat.stdout is not None
         address = ray.util.get_node_ip_address()
-        seating = Seating(address, ports, certificate, log_level, log_format, files)
+        seating = Seating(address, ports, certificate, log_level, log_format, files, caches)
         with contextlib.suppress(OSError):
             self._seat.stdin.write(msgspec.json.encode(seating) + b"\n")
             self._seat.stdin.flush()
@@ -110,12 +114,17 @@ def _environment() -> dict[str, str]:
     }
 
 
-def node_facts(folders: list[str]) -> bytes:
-    """The facts of the node that runs this function, and the digests of its folders, as a `NodeSeen` in JSON."""
+def node_facts(folders: list[str], caches: dict[str, str], hub: str | None) -> bytes:
+    """The facts of the node that runs this function, and the digests of its folders, as a `NodeSeen` in JSON. `caches`
+    are the cache folders of the service with the variables that name them. With the address of a hub, the facts say
+    whether the node can reach the hub."""
     # Ray hides all cards from a process that has asked for none
     os.environ.pop("CUDA_VISIBLE_DEVICES", None)
     address = ray.util.get_node_ip_address()
     facts = read_facts(address)
-    seen = {folder: checkpoint_seen(folder) for folder in folders}
+    seen = {folder: checkpoint_seen(on_this_node(folder, caches)) for folder in folders}
     home = ray.get_runtime_context().get_node_id()
-    return msgspec.json.encode(NodeSeen(home, facts.name, address, {}, facts, seen))
+    fault = None if hub is None else asyncio.run(hub_fault(hub))
+    return msgspec.json.encode(
+        NodeSeen(home, facts.name, address, {}, facts, seen, hub_fault=fault)
+    )

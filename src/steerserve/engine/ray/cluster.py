@@ -11,7 +11,7 @@ import contextlib
 import importlib
 import itertools
 import secrets
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
@@ -22,6 +22,8 @@ from steerserve.engine.checkpoint.client import CheckpointEngine, Launcher
 from steerserve.engine.checkpoint.prompts import PromptMaker
 from steerserve.engine.ray import messages as m
 from steerserve.engine.ray.placer_process import PlacerProcess, unavailable
+from steerserve.engine.remote import checkpoints
+from steerserve.engine.wire.engine import Report
 from steerserve.errors import CannotStart, Refusal
 from steerserve.setting_replicas import EXTRA, PortRange, missing_packages
 from steerserve.settings import Settings
@@ -31,13 +33,16 @@ log = structlog.get_logger(__name__)
 PLACE_SECONDS = 120.0
 """Seconds in which the cluster must have had room for a replica and its engine must have started."""
 
+ELSEWHERE_SECONDS = 10.0
+"""Seconds in which the cluster must have had room for a replica elsewhere, where its node could not fetch the model."""
+
 SURVEY_SECONDS = 60.0
 REMOVE_SECONDS = 20.0
 
 CLOSE_SECONDS = 5.0
 """Seconds that the end of the service waits for actors whose engines have just ended."""
 
-NONE_BARRED: Mapping[str, str] = MappingProxyType({})
+NOTHING: Mapping[str, str] = MappingProxyType({})
 
 
 class RayCluster:
@@ -52,8 +57,10 @@ class RayCluster:
             raise CannotStart(f"the extra `ray` is not installed ({', '.join(missing)}): {EXTRA}")
         # imported here, because a service without the extra has no library for certificates
         self._link = importlib.import_module("steerserve.engine.remote.link")
+        self._node_engine = importlib.import_module("steerserve.engine.remote.node_engine")
         self._certificates = importlib.import_module("steerserve.engine.remote.certificates")
         self._settings = settings
+        self._caches = checkpoints.caches(settings)
         self._launcher = Launcher(settings.log_level, settings.log_format)
         self._placer = PlacerProcess(
             settings.ray_address, f"steerserve-{secrets.token_hex(8)}", self._lose
@@ -70,32 +77,46 @@ class RayCluster:
     async def launch(
         self,
         prompts: PromptMaker | None = None,
-        barred: Mapping[str, str] = NONE_BARRED,
-        files: Mapping[str, str | None] = NONE_BARRED,
+        barred: Mapping[str, str] = NOTHING,
+        files: Mapping[str, str | None] = NOTHING,
+        report: Report = lambda _: None,
     ) -> CheckpointEngine:
         """An engine without a model, on a node that Ray chooses. `prompts` makes its prompts into tokens; by default it
         has a maker of its own. `barred` has the ids of nodes that must not get the engine, each with the name and the
         reason; `files` has the digests that folders must have on its node. Ray is told to leave out these nodes, and
-        every node that turns out to have other files or another version.
+        every node that turns out to have other files or another version. A node fetches folders that are downloads of
+        the hub, and `report` gets the progress; a node that cannot fetch them is left out too.
 
         Raises:
             Refusal: ENGINE_UNAVAILABLE when the cluster cannot be reached or has no room, or when the engine cannot be
-                reached.
+                reached; why a node cannot fetch the files, where no other node has room.
         """
         left_out = dict(barred)
+        downloads = [folder for folder in files if checkpoints.is_download(folder, self._caches)]
+        compared = {folder: digest for folder, digest in files.items() if folder not in downloads}
+        unfetched: Refusal | None = None
         while True:
             name = f"replica-{next(self._numbers)}"
             identity = self._certificates.new_identity()
             try:
-                placement = await self._place(name, identity.certificate, left_out, files)
+                seconds = PLACE_SECONDS if unfetched is None else ELSEWHERE_SECONDS
+                placement = await self._place(
+                    name, identity.certificate, left_out, compared, seconds
+                )
                 if placement.home in left_out:
                     ignored = "it does not leave out nodes that must not serve"
                     raise unavailable(ignored + _named(left_out))
                 why = _why_displaced(placement)
                 if isinstance(placement, m.Placed) and why is None:
-                    return await self._reached(name, placement, identity, prompts)
-            except BaseException:
+                    engine = await self._reached(name, placement, identity, prompts)
+                    unfetched = await _without_files(engine, downloads, report)
+                    if unfetched is None:
+                        return engine
+                    why = f"{engine.node}: {unfetched.message}"
+            except BaseException as error:
                 self._remove(name)
+                if unfetched is not None and isinstance(error, Refusal):
+                    raise unfetched from error
                 raise
             self._remove(name)
             left_out[placement.home] = str(why)
@@ -107,6 +128,7 @@ class RayCluster:
         certificate: str,
         left_out: Mapping[str, str],
         files: Mapping[str, str | None],
+        seconds: float,
     ) -> m.Placement:
         """Have the replica placed.
 
@@ -128,7 +150,8 @@ class RayCluster:
                     PortRange.of(settings.engine_ports),
                     list(left_out),
                     dict(files),
-                    PLACE_SECONDS,
+                    self._caches,
+                    seconds,
                 ),
                 m.Placement,
                 2 * PLACE_SECONDS,
@@ -141,23 +164,26 @@ class RayCluster:
     ) -> CheckpointEngine:
         """The client of an engine that was placed."""
         process, reader, writer = await self._link.connect(placed.contact, identity)
-        engine = self._launcher.client(process, reader, writer, prompts)
-        engine.node = placed.contact.facts.name
-        engine.address = placed.contact.host
+        engine: CheckpointEngine = self._node_engine.NodeEngine(
+            process, reader, writer, prompts or self._launcher.prompts(), self._settings
+        )
         self._engines[name] = engine
         # also an actor that stands still is ended
         engine.ended.add_done_callback(lambda _: self._remove(name))
         log.info("replica_placed", replica=name, node=engine.node, cards=placed.cards)
         return engine
 
-    async def nodes(self, *folders: str) -> list[m.NodeSeen]:
-        """The nodes that are alive, with their facts, and the digest of the files in each of these folders there.
+    async def nodes(self, *folders: str, hub: str | None = None) -> list[m.NodeSeen]:
+        """The nodes that are alive, with their facts, and the digest of the files in each of these folders there. With
+        the address of a hub, also whether each node can reach the hub.
 
         Raises:
             Refusal: ENGINE_UNAVAILABLE when the cluster cannot be reached.
         """
         answer = await self._placer.ask(
-            lambda number: m.Survey(number, list(folders)), m.Surveyed, SURVEY_SECONDS
+            lambda number: m.Survey(number, list(folders), self._caches, hub),
+            m.Surveyed,
+            SURVEY_SECONDS,
         )
         return answer.nodes
 
@@ -186,6 +212,21 @@ class RayCluster:
         # where Ray cannot be asked, the actor ends by itself when its engine has lost its link
         with contextlib.suppress(Refusal):
             await self._placer.ask(lambda number: m.Remove(number, name), m.Removed, REMOVE_SECONDS)
+
+
+async def _without_files(
+    engine: CheckpointEngine, folders: Sequence[str], report: Report
+) -> Refusal | None:
+    """Have the node of an engine bring the files of these folders. Returns why it cannot; the engine is then ended."""
+    try:
+        for folder in folders:
+            await engine.bring(folder, report)
+    except BaseException as error:
+        engine.lose("its node has not got the files of the model")
+        if isinstance(error, Refusal) and error.code != "ENGINE_UNAVAILABLE":
+            return error
+        raise
+    return None
 
 
 def _named(left_out: Mapping[str, str]) -> str:

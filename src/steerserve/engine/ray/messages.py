@@ -31,8 +31,9 @@ class Join(msgspec.Struct, tag=True):
 class PlaceReplica(msgspec.Struct, tag=True):
     """Start a replica. `certificate` is that of the service's end of the link. `cards` is None for one card where the
     cluster has cards. `ports` are the first and the last port to listen on, None for any. `barred` has Ray's ids of
-    nodes that must not get the replica, and `files` the digests that folders must have on its node. `seconds` is the
-    longest time to wait for room in the cluster."""
+    nodes that must not get the replica, and `files` the digests that folders must have on its node. `caches` are the
+    cache folders of the service with the variables that name them. `seconds` is the longest time to wait for room in
+    the cluster."""
 
     id: Number
     name: str
@@ -45,6 +46,7 @@ class PlaceReplica(msgspec.Struct, tag=True):
     ports: tuple[int, int] | None
     barred: list[str]
     files: dict[str, str | None]
+    caches: dict[str, str]
     seconds: float
 
 
@@ -56,10 +58,13 @@ class Remove(msgspec.Struct, tag=True):
 
 
 class Survey(msgspec.Struct, tag=True):
-    """Ask every node for its facts, and for these folders."""
+    """Ask every node for its facts, and for these folders. `caches` as in `PlaceReplica`. With the address of a hub,
+    also ask whether the node can reach the hub."""
 
     id: Number
     folders: list[str]
+    caches: dict[str, str]
+    hub: str | None = None
 
 
 class Joined(msgspec.Struct, tag=True):
@@ -95,7 +100,7 @@ class Removed(msgspec.Struct, tag=True):
 class NodeSeen(msgspec.Struct):
     """A node of the cluster. `id` is the one that Ray gives it. `facts` is None when the node did not answer, with the
     reason in `error`. `folders` has the digest of the files in each folder that was asked for, None where the node does
-    not see the folder."""
+    not see the folder. `hub_fault` says why the node cannot reach the hub; None if it can, or was not asked."""
 
     id: str
     name: str
@@ -104,6 +109,7 @@ class NodeSeen(msgspec.Struct):
     facts: NodeFacts | None = None
     folders: dict[str, str | None] = {}
     error: str | None = None
+    hub_fault: str | None = None
 
 
 class Surveyed(msgspec.Struct, tag=True):
@@ -132,7 +138,8 @@ Told = PlacerAnswer | Gone
 
 class Seating(msgspec.Struct):
     """What a seat is told: the address and the ports to listen on, the certificate of its only peer, the log of its
-    engine, and the digests that folders must have on its node."""
+    engine, the digests that folders must have on its node, and the cache folders of the service with the variables
+    that name them."""
 
     address: str
     ports: tuple[int, int] | None
@@ -140,6 +147,7 @@ class Seating(msgspec.Struct):
     log_level: str
     log_format: str
     files: dict[str, str | None]
+    caches: dict[str, str]
 
 
 class Seated(msgspec.Struct):

@@ -102,6 +102,7 @@ class Placer:
             question.log_format,
             question.ports,
             question.files,
+            question.caches,
         )
         try:
             answer, cards, home = await self._opened(question, opening, wanted)
@@ -180,7 +181,7 @@ class Placer:
     async def _survey(self, question: m.Survey) -> m.Surveyed:
         nodes = [node for node in await asyncio.to_thread(ray.nodes) if node["Alive"]]
         return m.Surveyed(
-            question.id, list(await asyncio.gather(*(_seen(n, question.folders) for n in nodes)))
+            question.id, list(await asyncio.gather(*(_seen(node, question) for node in nodes)))
         )
 
     def _say(self, message: m.Told) -> None:
@@ -191,7 +192,7 @@ class NotPlaced(Exception):
     """A replica is not placed. The message is a clause that says why."""
 
 
-async def _seen(node: dict[str, Any], folders: list[str]) -> m.NodeSeen:
+async def _seen(node: dict[str, Any], question: m.Survey) -> m.NodeSeen:
     """What a node says about itself."""
     amounts = {name: float(amount) for name, amount in node["Resources"].items()}
     home, name, address = node["NodeID"], node["NodeManagerHostname"], node["NodeManagerAddress"]
@@ -200,7 +201,7 @@ async def _seen(node: dict[str, Any], folders: list[str]) -> m.NodeSeen:
     try:
         async with asyncio.timeout(SURVEY_SECONDS):
             asked = read.options(num_cpus=0, max_retries=0, scheduling_strategy=where)
-            answer = await as_task(asked.remote(folders))
+            answer = await as_task(asked.remote(question.folders, question.caches, question.hub))
     except TimeoutError:
         why = f"the node has not answered within {SURVEY_SECONDS:g} s"
         return m.NodeSeen(home, name, address, amounts, error=why)

@@ -20,6 +20,7 @@ import structlog
 
 from steerserve import log as logging
 from steerserve.engine.ray.messages import Seated, Seating
+from steerserve.engine.remote.checkpoints import on_this_node
 from steerserve.engine.remote.door import ANY_PORT, NoPortIsFree
 from steerserve.engine.remote.facts import why_barred
 from steerserve.engine.remote.host import EngineHost
@@ -62,7 +63,7 @@ async def _serve(seating: Seating, answers: BinaryIO) -> None:
     orphaned = asyncio.ensure_future(asyncio.to_thread(_until_input_closes))
     name = socket.gethostname()
     for folder, digest in seating.files.items():
-        seen = await host.checkpoint_seen(folder)
+        seen = await host.checkpoint_seen(on_this_node(folder, seating.caches))
         if (barred := why_barred(folder, digest, seen)) is not None:
             _say(answers, Seated(barred=barred, name=name))
             return

@@ -8,6 +8,7 @@ A part is a kind, a size and a payload:
 - BEAT: a sign that the sender and the network work. The node's beats carry the sign of life of the engine.
 - KILL: the node shall end the engine at once.
 - END: the engine has ended, with this exit code. Nothing follows.
+- ASK, ANSWER: a part of a message about files on the node, to the host and from it (`words.py`).
 """
 
 from __future__ import annotations
@@ -45,6 +46,12 @@ class PartKind(IntEnum):
     BEAT = 2
     KILL = 3
     END = 4
+    ASK = 5
+    ANSWER = 6
+
+
+WORDS = frozenset(PartKind) - {PartKind.DATA, PartKind.CREDIT}
+"""The kinds of parts that the ends of a channel take themselves."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -247,7 +254,7 @@ class Channel(asyncio.Protocol):
         elif kind == PartKind.CREDIT and len(payload) == _CREDIT.size:
             self._credit += _CREDIT.unpack(payload)[0]
             self._push()
-        elif kind in (PartKind.BEAT, PartKind.KILL, PartKind.END):
+        elif kind in WORDS:
             self._end.take_word(PartKind(kind), payload)
         else:
             self.abort("the other node sent what no engine link sends")

@@ -7,7 +7,7 @@ import os
 import platform
 import socket
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
@@ -15,13 +15,15 @@ import psutil
 
 from steerserve import __version__
 from steerserve.engine import cards
+from steerserve.engine.remote.checkpoints import own_caches
 from steerserve.rules.cards import Card
 
 
 @dataclass(frozen=True, slots=True)
 class NodeFacts:
     """One node. Memory is in MiB. A version is None where the package is not installed there. `cards_reason` says why
-    there are no cards, or why some are missing."""
+    there are no cards, or why some are missing. `caches` are the cache folders that the environment of the node names,
+    by their variables."""
 
     name: str
     address: str
@@ -35,6 +37,7 @@ class NodeFacts:
     free_host_mb: int
     cards: tuple[Card, ...] = ()
     cards_reason: str | None = None
+    caches: dict[str, str] = field(default_factory=dict)
 
 
 def read_facts(address: str) -> NodeFacts:
@@ -55,6 +58,7 @@ def read_facts(address: str) -> NodeFacts:
         free_host_mb=memory.available >> 20,
         cards=tuple(found),
         cards_reason=reason,
+        caches=own_caches(),
     )
 
 

@@ -23,6 +23,7 @@ from steerserve.engine.remote.channel import PATIENCE, Channel, PartKind, Patien
 from steerserve.engine.remote.contact import Contact
 from steerserve.engine.remote.door import ANY_PORT, PeerDoor, listen
 from steerserve.engine.remote.facts import checkpoint_seen, read_facts
+from steerserve.engine.remote.presence import NodeFiles
 from steerserve.rules import signs
 
 log = structlog.get_logger(__name__)
@@ -120,6 +121,7 @@ class EngineHost:
             closing.cancel()
             using.cancel()
             await asyncio.wait([using])
+            await relay.close()
             await engine.wait()
         if using.cancelled():
             return "the host was closed"
@@ -148,6 +150,7 @@ class Relay:
         self._engine, self._reader, self._writer = started
         self._untaken = 0
         self._came = asyncio.Event()
+        self._files = NodeFiles()
 
     def life(self) -> bytes:
         """The payload of a beat."""
@@ -164,6 +167,8 @@ class Relay:
     def take_word(self, kind: PartKind, payload: bytes) -> None:
         if kind is PartKind.KILL:
             self._engine.kill()
+        elif kind is PartKind.ASK:
+            self._files.take(payload)
 
     def take_loss(self) -> None:
         """Nothing to do: `run` waits for the loss."""
@@ -172,6 +177,7 @@ class Relay:
         """Pass everything on until the engine or the connection ends. Returns the reason of the end."""
         up = asyncio.create_task(self._send_events(channel))
         down = asyncio.create_task(self._grant_room(channel))
+        bringing = asyncio.create_task(self._files.run(channel))
         try:
             ends: list[asyncio.Future[Any]] = [up, channel.lost]
             await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
@@ -180,9 +186,14 @@ class Relay:
             await self._tell_end(channel)
             return self._engine.reason()
         finally:
-            up.cancel()
-            down.cancel()
-            await asyncio.wait([up, down])
+            tasks = [up, down, bringing]
+            for task in tasks:
+                task.cancel()
+            await asyncio.wait(tasks)
+
+    async def close(self) -> None:
+        """End the fetches that still run."""
+        await self._files.close()
 
     async def _send_events(self, channel: Channel) -> None:
         with suppress(ConnectionError):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
+from collections.abc import Callable
 
 from steerserve import __version__
 from steerserve.engine.checkpoint.process import FrameReader, FrameWriter
@@ -41,6 +42,8 @@ class RemoteProcess:
         """Set when the host has let this end in, or the connection has ended."""
         self.channel = Channel(self, bytes, patience, self._is_expected)
         self.events = _Arrivals(self.channel)
+        self.on_answer: Callable[[bytes | None], None] = lambda _: None
+        """Called with each part of an answer of the host, and with None once the connection has ended."""
         self._life = (0, False)
         self._is_killed = False
 
@@ -84,10 +87,13 @@ class RemoteProcess:
         elif kind is PartKind.END:
             (self.exitcode,) = EXIT.unpack(payload)
             self.channel.close()
+        elif kind is PartKind.ANSWER:
+            self.on_answer(payload)
 
     def take_loss(self) -> None:
         self.came.set()
         self.events.end()
+        self.on_answer(None)
 
     def _is_expected(self, transport: asyncio.BaseTransport) -> bool:
         return is_pinned(transport.get_extra_info("ssl_object"), self.contact.certificate)

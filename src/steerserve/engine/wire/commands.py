@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from steerserve.engine.wire.sensing import SenseCircuits, SenseCluster
+from steerserve.engine.wire.sensing import Reported, SenseCircuits, SenseCluster
 from steerserve.engine.wire.values import (
     Constraint,
     Echo,
@@ -135,8 +135,9 @@ class Steer(Message, frozen=True):
 
 class Generate(Message, frozen=True):
     """Complete each prompt `n` times; choice `prompt * n + i` is completion `i` of the prompt. `plans`, where not
-    empty, has a plan for each prompt in place of `plan`. `label` names the request in records of monitoring; a request
-    without a label is not monitored."""
+    empty, has a plan for each prompt in place of `plan`. `label` names the request in records of monitoring and in
+    events of sensing; a request without a label is neither monitored nor sensed. `reported` says what sensing leaves
+    out of the prompts."""
 
     id: int
     prompts: list[Tokens]
@@ -147,6 +148,7 @@ class Generate(Message, frozen=True):
     tap: Tap | None = None
     label: str | None = None
     plans: list[Plan] = []
+    reported: Reported | None = None
 
 
 class Score(Message, frozen=True):

@@ -18,6 +18,7 @@ from steerserve.engine.wire import endings
 from steerserve.engine.wire import messages as m
 from steerserve.errors import Refusal
 from steerserve.rules.replicas import ReplicaView
+from steerserve.rules.sensing import History
 from steerserve.rules.signs import Sign
 
 Report = Callable[[m.Progress], None]
@@ -37,9 +38,9 @@ def one_process() -> Refusal:
 class Engine(ABC):
     """One engine. `ended` is done when its process is gone, with the reason as a clause. `on_record` is called with
     each record of monitoring, `on_spans` and `on_edges` with what was sensed in a choice. `stalled` is the refusal of
-    commands while the engine gives no sign of life, and `stalling` is set meanwhile. `node` and `address` name
-    the node where its process runs; None stands for this host. `on_replicas` is called with each replica that came into
-    another state."""
+    commands while the engine gives no sign of life, and `stalling` is set meanwhile. `history` has the tokens that
+    sensing has reported; the replicas of a fleet share one. `node` and `address` name the node where its process runs;
+    None stands for this host. `on_replicas` is called with each replica that came into another state."""
 
     def __init__(self) -> None:
         self._applied: dict[str, int] = {}
@@ -47,6 +48,7 @@ class Engine(ABC):
         self.on_spans: Callable[[m.SensedSpans], None] = lambda _: None
         self.on_edges: Callable[[m.SensedEdges], None] = lambda _: None
         self.on_replicas: Callable[[ReplicaView], None] = lambda _: None
+        self.history = History()
         self.node: str | None = None
         self.address: str | None = None
         self.ended: asyncio.Future[str] = asyncio.get_running_loop().create_future()
@@ -95,6 +97,15 @@ class Engine(ABC):
 
         Raises:
             Refusal: the refusal of the engine; ENGINE_UNAVAILABLE when the engine ended.
+        """
+
+    async def bring(self, path: str, report: Report = lambda _: None) -> None:  # noqa: B027 -- a default
+        """Make the files of a model or an SAE present where the engine reads them. By default they are, because the
+        engine runs on this machine.
+
+        Raises:
+            Refusal: INVALID_LOCAL_PATH where the node of the engine lacks files that are no download of the hub; why
+                it cannot fetch those of a download; what refuses commands once the engine has ended.
         """
 
     @abstractmethod
@@ -235,6 +246,13 @@ class Engine(ABC):
         in each choice."""
         if cluster is not None:
             raise no_layers()
+
+    def reported(self, prompts: Sequence[m.Tokens]) -> m.Reported | None:
+        """What sensing has reported of these prompts already; None while it has reported nothing."""
+        history = self.history
+        if not history.number:
+            return None
+        return m.Reported(history.number, [history.skip(prompt.ids) for prompt in prompts])
 
     async def sense_circuits(self, circuits: list[m.ArmedCircuit]) -> None:
         """Sense these circuits and no others. `on_edges` is called with what was sensed in each choice."""

@@ -11,6 +11,10 @@ from steerserve.rules.stepping import CudaGraphs, RowSteps, SeededRows
 LOADING_WEIGHTS = "loading_weights"
 """The stage of a load in which the weights are read. The stages before read the configuration and the tokenizer."""
 
+FETCHING_FILES = "fetching_files"
+"""The stage before all others in which a node fetches the files of the model that it lacks. Its time does not count as
+time of the load."""
+
 
 class Progress(Message, frozen=True):
     """A load reached `stage`; `percent` is 0 to 100."""
