@@ -10,9 +10,10 @@ from benchmarks.tables import Part, ms, rows, spread
 
 def scaling(_: str, figures: Part) -> Iterator[str]:
     yield prose(
-        f"Simulated engines, which wait {figures['step_ms']:g} ms for each step of up to {figures['rows']} rows, behind "
-        f"the real service. Each replica has {figures['rows']} requests at once, of {figures['tokens']} tokens each. The "
-        "way is the time from the engine to the client. All processes and the client share the cores of one machine."
+        f"Simulated engines, which wait {figures['step_ms']:g} ms for each step of up to {figures['rows']} rows, "
+        f"behind the real service. Each replica has {figures['rows']} requests at once, of {figures['tokens']} tokens "
+        "each. The way is the time from the engine to the client. All processes and the client share the cores of one "
+        "machine."
     )
     head = (
         "",
@@ -38,8 +39,8 @@ def scaling(_: str, figures: Part) -> Iterator[str]:
 
 def latency(part: str, figures: Part) -> Iterator[str]:
     yield prose(
-        f"One request of {figures['tokens']} tokens at a time, at services in turns; a step of {figures['step_ms']:g} ms. "
-        "The added times are medians of the differences to one local engine, turn by turn."
+        f"One request of {figures['tokens']} tokens at a time, at services in turns; a step of "
+        f"{figures['step_ms']:g} ms. The added times are medians of the differences to one local engine, turn by turn."
     )
     lines = [
         (
@@ -55,9 +56,9 @@ def latency(part: str, figures: Part) -> Iterator[str]:
 
 def steering(part: str, figures: Part) -> Iterator[str]:
     yield prose(
-        f"{figures['changes']} changes one after the other, without requests and beside 2 requests for each replica. An "
-        f"engine carries a change out between two steps of {figures['step_ms']:g} ms, so a change beside requests waits "
-        "for the step that runs, and with several replicas for the last of their steps."
+        f"{figures['changes']} changes one after the other, without requests and beside 2 requests for each replica. "
+        f"An engine carries a change out between two steps of {figures['step_ms']:g} ms, so a change beside requests "
+        "waits for the step that runs, and with several replicas for the last of their steps."
     )
     head = ("", "alone p50, ms", "p99", "beside requests p50, ms", "p99")
     lines = [

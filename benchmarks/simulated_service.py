@@ -81,7 +81,7 @@ class SimulatedEngines:
             return await self._one(prompts)
         settings = self._settings
         return Fleet(
-            partial(self._one, TokensGiven()),
+            lambda _: self._one(TokensGiven()),
             prompts,
             count=self._replicas,
             least=self._replicas,

@@ -1,9 +1,9 @@
 """What the way between an engine and the control plane costs: `python -m benchmarks.transport`.
 
 Three ways are measured in turns: the socket pair of an engine on this machine, the connection with mutual TLS to a host
-in another process, and calls of a Ray actor, where Ray is installed. A small program stands in for the engine: it answers
-each command with frames as large as those of a step, and writes the time into each. All processes run on this machine, so
-they read the same clock, and no time on a network is included.
+in another process, and calls of a Ray actor, where Ray is installed. A small program stands in for the engine: it
+answers each command with frames as large as those of a step, and writes the time into each. All processes run on this
+machine, so they read the same clock, and no time on a network is included.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from datetime import UTC, datetime
+from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -215,9 +216,8 @@ def _short(figures: dict[str, float]) -> str:
 async def run(rounds: int, requests: int) -> dict[str, Any]:
     ways: dict[str, Way] = {"socket pair": over_socket_pair, "TLS": over_tls}
     if find_spec("ray"):
-        from benchmarks.transport_ray import over_ray
-
-        ways["Ray actor"] = over_ray
+        # this module imports Ray, which is an extra
+        ways["Ray actor"] = import_module("benchmarks.transport_ray").over_ray
     figures = await compare(ways, rounds, requests)
     return {
         "taken": datetime.now(UTC).isoformat(timespec="seconds"),

@@ -1,4 +1,4 @@
-"""The way through Ray for `benchmarks.transport`: commands are calls of an actor, and events are its streamed answer."""
+"""The way through Ray for `benchmarks.transport`: commands are calls of an actor, events are its streamed answer."""
 
 from __future__ import annotations
 

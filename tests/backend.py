@@ -20,6 +20,8 @@ RAY = "ray"
 REPLICAS = 2
 NODES = (4, 4)
 """The CPUs of the nodes for replicas. Ray starts as many workers on a node in advance."""
+TEST_SECONDS = 600
+"""Seconds for a test over a cluster, whose loads take minutes on a busy machine."""
 SHARE = 0.1
 """The CPUs that a replica takes, as Ray counts. Several services of a run have replicas at once."""
 
@@ -45,6 +47,13 @@ def leave_out(config: pytest.Config, items: list[pytest.Item]) -> None:
     left = [item for item in items if is_left_out(item)]
     config.hook.pytest_deselected(items=left)
     items[:] = [item for item in items if not is_left_out(item)]
+
+
+def give_time(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """On a cluster, give the tests without a time limit of their own more time."""
+    for item in items if is_ray(config) else []:
+        if item.get_closest_marker("timeout") is None:
+            item.add_marker(pytest.mark.timeout(TEST_SECONDS))
 
 
 def is_left_out(item: pytest.Item) -> bool:

@@ -62,6 +62,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     backends.leave_out(config, items)
+    backends.give_time(config, items)
 
 
 @pytest.fixture(scope="session", autouse=True)

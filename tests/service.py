@@ -31,6 +31,8 @@ EVENTS_HELD = 1000
 """The most live events of a service that are held to the description of the API."""
 ONE_REPLICA: dict[str, Any] = {"engine_replicas": 1, "engine_min_replicas": 1}
 """Settings for tests that count slots: on a cluster, each replica has MAX_CONCURRENT_REQUESTS slots of its own."""
+ANSWER_SECONDS = 300.0
+"""Seconds for an answer. Over a cluster, a load on a busy machine takes minutes."""
 STOP_SECONDS = 20
 """Seconds in which a service must have stopped."""
 
@@ -45,7 +47,9 @@ class Running:
         self.home = home
         self.held = Held(service.api.openapi)
         self._events = _emitted(service.live.server)
-        self.http = httpx.Client(base_url=url, timeout=60, event_hooks={"response": [self.held]})
+        self.http = httpx.Client(
+            base_url=url, timeout=ANSWER_SECONDS, event_hooks={"response": [self.held]}
+        )
 
     def check_events(self) -> None:
         """The live events that were sent, held to the description of the API."""

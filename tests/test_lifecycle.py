@@ -25,7 +25,7 @@ from steerserve.engine.checkpoint.process import ENGINE, NAMES
 from steerserve.errors import Refusal
 from tests.conftest import Start
 from tests.described import Held
-from tests.service import ONE_REPLICA, Running, add_sae, load_demo
+from tests.service import ANSWER_SECONDS, ONE_REPLICA, Running, add_sae, load_demo
 
 MANY = {
     "model": demo.MODEL_NAME,
@@ -35,6 +35,8 @@ MANY = {
 }
 """A request for many choices at a high temperature, so that some choices are long."""
 LONG = {"model": demo.MODEL_NAME, "prompt": "One day", "max_tokens": 1000, "temperature": 1.9}
+GONE_SECONDS = 60
+"""Seconds in which no process of a service that has ended may be left."""
 
 
 class Process:
@@ -58,14 +60,18 @@ class Process:
         self.draining = threading.Event()
         self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()
-        assert self.started.wait(60), self.lines
+        assert self.started.wait(ANSWER_SECONDS), self.lines
         self.url = f"http://127.0.0.1:{self.port}"
         self.http = httpx.Client(
-            base_url=self.url, timeout=60, event_hooks={"response": [Held(self._described)]}
+            base_url=self.url,
+            timeout=ANSWER_SECONDS,
+            event_hooks={"response": [Held(self._described)]},
         )
 
     def _described(self) -> dict[str, Any]:
-        described: dict[str, Any] = httpx.get(f"{self.url}/openapi.json", timeout=60).json()
+        described: dict[str, Any] = httpx.get(
+            f"{self.url}/openapi.json", timeout=ANSWER_SECONDS
+        ).json()
         return described
 
     def _read(self) -> None:
@@ -94,14 +100,17 @@ class Process:
     def family(self) -> list[psutil.Process]:
         return psutil.Process(self.process.pid).children(recursive=True)
 
-    def engine(self) -> psutil.Process:
-        """The process that holds the model."""
+    def engines(self) -> list[psutil.Process]:
+        """The processes that hold the model: the engine, or those of its replicas, which are no children."""
+        health = self.http.get("/api/health/detailed").json()["data"]
+        if health["replicas"] is not None:
+            return [psutil.Process(one["pid"]) for one in health["replicas"]["replicas"]]
         name = NAMES[ENGINE]
         (engine,) = (child for child in self.family() if child.name() == name)
-        return engine
+        return [engine]
 
     def wait(self) -> int:
-        return self.process.wait(30)
+        return self.process.wait(ANSWER_SECONDS)
 
 
 @contextmanager
@@ -148,7 +157,7 @@ def stop_amid_a_stream(served: Process, sent: int) -> None:
     last = json.loads(rest[-2].removeprefix("data: "))
     assert last["choices"][0]["finish_reason"] in ("stop", "length")
     assert served.wait() == 0
-    assert psutil.wait_procs(children, timeout=10)[1] == []
+    assert psutil.wait_procs(children, timeout=GONE_SECONDS)[1] == []
 
 
 def test_a_signal_lets_the_stream_finish_and_leaves_no_child(tmp_path: Path) -> None:
@@ -185,14 +194,15 @@ def test_a_second_signal_ends_at_once(tmp_path: Path) -> None:
         served.load_demo()
         with served.http.stream("POST", "/v1/completions", json=LONG | {"stream": True}) as answer:
             next(answer.iter_lines())
-            children = served.family()
-            served.engine().suspend()  # a suspended engine cannot end the stream
+            children = served.family() + served.engines()
+            for engine in served.engines():
+                engine.suspend()  # a suspended engine cannot end the stream
             served.process.send_signal(signal.SIGTERM)
-            assert served.draining.wait(30), served.lines
+            assert served.draining.wait(ANSWER_SECONDS), served.lines
             assert served.process.poll() is None
             served.process.send_signal(signal.SIGTERM)
             served.wait()
-        assert psutil.wait_procs(children, timeout=10)[1] == []
+        assert psutil.wait_procs(children, timeout=GONE_SECONDS)[1] == []
 
 
 def test_a_data_folder_has_one_service_and_is_free_again_after_a_kill(tmp_path: Path) -> None:
@@ -205,13 +215,13 @@ def test_a_data_folder_has_one_service_and_is_free_again_after_a_kill(tmp_path: 
             env=os.environ | {"STEERSERVE_HOME": str(tmp_path)},
             capture_output=True,
             text=True,
-            timeout=60,
+            timeout=ANSWER_SECONDS,
         )
         assert second.returncode == 1
         assert "another steerserve uses the data folder" in second.stderr
         served.process.kill()
         served.wait()
-        assert psutil.wait_procs(children, timeout=15)[1] == []
+        assert psutil.wait_procs(children, timeout=GONE_SECONDS)[1] == []
     with serving(tmp_path) as served:
         model = served.http.get(f"/api/models/{model_id}").json()["data"]
         assert model["status"] == "ready"
@@ -229,7 +239,7 @@ def test_a_taken_port_is_said_plainly(tmp_path: Path) -> None:
             env=os.environ | {"STEERSERVE_HOME": str(tmp_path)},
             capture_output=True,
             text=True,
-            timeout=60,
+            timeout=ANSWER_SECONDS,
         )
     assert ran.returncode == 1
     assert f"cannot listen on 127.0.0.1:{port}" in ran.stderr
@@ -242,7 +252,7 @@ def test_a_bad_setting_is_named(tmp_path: Path) -> None:
         env=os.environ | {"STEERSERVE_HOME": str(tmp_path), "MAX_CONCURRENT_REQUESTS": "0"},
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=ANSWER_SECONDS,
     )
     assert ran.returncode == 2
     assert "MAX_CONCURRENT_REQUESTS" in ran.stderr

@@ -26,7 +26,7 @@ BATCH = "/api/saes/steering/batch"
 STATE = "x-service-steering-state"
 LOST = "engine_unavailable"
 FINE = 1e-4
-VALUES = 1000
+VALUES = 100
 """So many strengths, FINE apart from each other, give so many digests and the same words."""
 MOST_BETWEEN = 12
 """The most answers between two changes."""

@@ -32,7 +32,7 @@ def test_every_part_has_its_figures(tmp_path: Path) -> None:
     plan = Plan(True, 1, (), tmp_path, tmp_path, lines.append)
     figures = asyncio.run(measured(plan))
     assert set(figures["replicas-scaling"]["over_linear"]) == {"8"}
-    assert figures["replicas-steering"]["answers_checked"] > 100
+    assert figures["replicas-steering"]["answers_checked"] >= 8
     assert figures["replicas-steering"]["answers_out_of_order"] == 0
     for shares in figures["replicas-limit"]["profile"].values():
         assert 0.99 < sum(shares.values()) < 1.01

@@ -57,8 +57,9 @@ class Zoo:
         return str(self.live.data("GET", f"/api/models/{self.ids[name]}")["status"])
 
     def load(self, name: str) -> None:
-        """Load a model."""
-        while self.live.service.owners.conductor.view().phase is Phase.UNLOADING:
+        """Load a model. A load or an unload of another test ends first."""
+        changing = (Phase.LOADING, Phase.UNLOADING)
+        while self.live.service.owners.conductor.view().phase in changing:
             self.resident()
         if self.resident() != name:
             self.live.data("POST", f"/api/models/{self.ids[name]}/load?wait=true")
