@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from importlib import import_module
@@ -191,6 +192,30 @@ def _neighbours(_: str, figures: Part) -> Iterator[str]:
     yield table(("", "tokens/s alone", "beside", "beside over alone", "gap p99, ms"), lines)
 
 
+def _step_times(_: str, figures: Part) -> Iterator[str]:
+    yield prose(
+        f"The running batch decodes without HTTP, control plane and client (`python -m benchmarks.step_times`). The "
+        f"first column is the median of {figures['steps']} steps, the second what the batch alone would write. The "
+        "others are milliseconds of a step, as the profiler of PyTorch tells them; what is left of a step when no "
+        "operator runs is Python. A row with a prompt of 4,000 tokens reads its cache in every step."
+    )
+    cases = figures["cases"]
+    totals: Counter[str] = sum(
+        (Counter(case["milliseconds"]) for case in cases.values()), Counter()
+    )
+    kinds = [kind for kind, _ in totals.most_common()]
+    lines = [
+        (
+            name,
+            spread(case["step_ms"], 1),
+            f"{case['tokens_per_s']:,.0f}",
+            *(f"{case['milliseconds'][kind]:.1f}" for kind in kinds),
+        )
+        for name, case in cases.items()
+    ]
+    yield table(("", "a step, ms", "tokens/s", *kinds), lines)
+
+
 def _plain(part: str, figures: Part) -> Iterator[str]:
     yield two_columns(rows(part, figures))
 
@@ -203,6 +228,7 @@ SECTIONS: Mapping[str, tuple[str, Callable[[str, Part], Iterator[str]]]] = {
     "steered": ("Steering, sensing and monitoring in a shared batch", _steered),
     "neighbours": ("Beside a busy process", _neighbours),
     "mixed": ("Requests of different lengths", _plain),
+    "step-times": ("Where the time of a decode step goes, 91M", _step_times),
     "engine": ("The running batch without HTTP, 0.5B", _plain),
     "service": ("What the service adds to the engine", _plain),
     "inference": ("Scoring, masks, second turns, 0.5B", _plain),

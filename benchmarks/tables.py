@@ -138,6 +138,11 @@ def _of_mixed(part: Part) -> Iterator[Row]:
             yield Row(f"{name}, {share}, ms", ms(values))
 
 
+def _of_step_times(part: Part) -> Iterator[Row]:
+    for name, case in part["cases"].items():
+        yield Row(f"a step of the batch alone, {name}, ms", spread(case["step_ms"], 1))
+
+
 # ---------------------------------------------------------------- the parts of benchmarks.run
 
 
@@ -279,6 +284,7 @@ ROWS: dict[str, Callable[[Part], Iterator[Row]]] = {
     "steered": _of_steered,
     "neighbours": _of_neighbours,
     "mixed": _of_mixed,
+    "step-times": _of_step_times,
     "service": _of_service,
     "engine": _of_engine,
     "inference": _of_inference,

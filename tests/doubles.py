@@ -61,6 +61,7 @@ FACTS = m.Loaded(
     dtype="float32",
     device="cpu",
     memory_mb=7,
+    memory_by_device_mb={"cpu": 7},
     context_length=64,
     layers=LAYERS,
     hidden_size=HIDDEN,
@@ -236,6 +237,7 @@ class ScriptedEngine(Engine):
             restarts=0,
             reason=None,
             since=utc_now(),
+            replaces=None,
         )
         return self.views[name]
 

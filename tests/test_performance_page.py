@@ -72,6 +72,11 @@ def of_neighbours() -> dict[str, Any]:
     return {"alone": kinds, "beside": kinds, "ratios": {"demo, 1 at once": spread(0.9)}}
 
 
+def of_a_step() -> dict[str, Any]:
+    milliseconds = {"linear layers": 9.0, "attention": 2.0}
+    return {"step_ms": spread(12.5), "tokens_per_s": 80.0, "milliseconds": milliseconds}
+
+
 THROUGHPUT = {
     "bandwidth": {
         "read_bytes_per_s": spread(2e10),
@@ -83,6 +88,11 @@ THROUGHPUT = {
     "steered": of_steered(),
     "neighbours": of_neighbours(),
     "mixed": {"clients": 32, "cell": cell(150)},
+    "step-times": {
+        "size": "91m",
+        "steps": 30,
+        "cases": {"1 row": of_a_step(), "8 rows": of_a_step()},
+    },
 }
 
 
@@ -126,6 +136,7 @@ def test_every_part_has_a_section_and_each_aim_its_outcome(results: Path) -> Non
     assert "| 0.40 (0.20 to 0.80) | at least 0.8 | missed by 50% |" in text
     assert "| 5.00 (2.50 to 10.00) | at most 2.5 | missed by 100% |" in text
     assert "| 0.95 (0.47 to 1.90) | at least 0.93 | met |" in text
+    assert "| 8 rows | 12.5 (6.2 to 25.0) | 80 | 9.0 | 2.0 |" in text
     assert "- another was left out: not installed" in text
     assert "](performance/concurrency-91m.png)" in text
 

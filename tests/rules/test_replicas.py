@@ -25,7 +25,7 @@ S, D, L, R = (
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 
 
-def view(state: ReplicaState) -> ReplicaView:
+def view(state: ReplicaState, replaces: str | None = None) -> ReplicaView:
     return ReplicaView(
         name="r",
         node=None,
@@ -42,7 +42,27 @@ def view(state: ReplicaState) -> ReplicaView:
         restarts=0,
         reason=None,
         since=NOW,
+        replaces=replaces,
     )
+
+
+@pytest.mark.parametrize(
+    ("views", "wanted", "to_place"),
+    [
+        ([view(S), view(S)], 2, 0),
+        ([view(S), view(L)], 2, 1),
+        ([view(S), view(D)], 1, 0),
+        ([view(S), view(S), view(ReplicaState.STARTING, "r")], 2, 1),
+        ([view(S), view(S), view(R, "r")], 2, 0),
+        ([view(S), view(D), view(S)], 2, 0),
+        ([view(L), view(ReplicaState.STARTING, "r")], 1, 2),
+    ],
+)
+def test_a_replica_in_the_place_of_another_one_is_not_wanted_yet_and_needs_room(
+    views: list[ReplicaView], wanted: int, to_place: int
+) -> None:
+    assert replicas.wanted(views) == wanted
+    assert replicas.to_place(views, wanted) == to_place
 
 
 @pytest.mark.parametrize(

@@ -49,6 +49,7 @@ class ReplicaView:
         restarts: how often it was started again.
         reason: why it was lost, stalls, or was started again last; None where nothing of this happened.
         since: when it came into its state.
+        replaces: the name of the replica in whose place it is started, until it serves; None for all others.
     """
 
     name: str
@@ -66,6 +67,7 @@ class ReplicaView:
     restarts: int
     reason: str | None
     since: datetime
+    replaces: str | None
 
 
 class Strength(StrEnum):
@@ -80,8 +82,9 @@ class Strength(StrEnum):
 
 
 def wanted(views: Sequence[ReplicaView]) -> int:
-    """The number of replicas that an operator wants: all but those that are being taken away."""
-    return sum(view.state is not ReplicaState.DRAINING for view in views)
+    """The number of replicas that an operator wants: all but those that are being taken away, and those that are
+    started in the place of another one, which still counts."""
+    return sum(view.state is not ReplicaState.DRAINING and view.replaces is None for view in views)
 
 
 def serving(views: Sequence[ReplicaView]) -> int:
@@ -95,10 +98,11 @@ def holds_memory(view: ReplicaView) -> bool:
 
 
 def to_place(views: Sequence[ReplicaView], count: int) -> int:
-    """How many replicas still have to find room when `count` are wanted: also those that start or are lost now."""
-    return count - sum(
-        holds_memory(view) for view in views if view.state is not ReplicaState.DRAINING
-    )
+    """How many replicas still have to find room when `count` are wanted: also those that start or are lost now, or are
+    started in the place of another one."""
+    staying = [view for view in views if view.state is not ReplicaState.DRAINING]
+    starting = sum(view.replaces is not None for view in staying)
+    return count + starting - sum(holds_memory(view) for view in staying)
 
 
 def strength(views: Sequence[ReplicaView], least: int) -> Strength:

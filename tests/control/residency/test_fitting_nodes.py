@@ -70,6 +70,7 @@ def leaving(node: str, *, device: str, held_mb: int, card: int | None = None) ->
         restarts=0,
         reason=None,
         since=utc_now(),
+        replaces=None,
     )
 
 

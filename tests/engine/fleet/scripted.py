@@ -132,10 +132,18 @@ class Scene:
 class Request:
     """A request of a client, which reads all events in a task."""
 
-    def __init__(self, fleet: Fleet, text: str, *, n: int = 1, seed: int | None = None) -> None:
+    def __init__(
+        self,
+        fleet: Fleet,
+        text: str,
+        *,
+        n: int = 1,
+        seed: int | None = None,
+        label: str | None = None,
+    ) -> None:
         self.events: list[m.Started | m.Outcome] = []
         sampling = m.Sampling(max_tokens=8, seed=seed)
-        self._stream = fleet.generate([m.Text(text)], n, sampling, m.Follow())
+        self._stream = fleet.generate([m.Text(text)], n, sampling, m.Follow(), label=label)
         self.task = asyncio.create_task(self._read())
 
     async def _read(self) -> str:

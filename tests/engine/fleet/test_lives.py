@@ -8,7 +8,7 @@ import pytest
 
 from steerserve.engine.wire import messages as m
 from steerserve.errors import Refusal
-from steerserve.rules.replicas import STARTS, ReplicaState
+from steerserve.rules.replicas import STARTS, ReplicaState, Strength, strength, wanted
 from steerserve.rules.signs import Activity, Sign
 from steerserve.rules.stepping import CudaGraphs, Decoding
 from tests.doubles import FACTS, Launcher, soon, until
@@ -275,9 +275,42 @@ async def test_a_replaced_replica_goes_once_the_other_serves(scene: Made) -> Non
     await until(lambda: gates)
     await gates[0].reached.wait()
     assert one.states() == {"r1": ReplicaState.SERVING, "r2": ReplicaState.STARTING}
+    views = one.fleet.replicas()
+    assert [view.replaces for view in views] == [None, "r1"]
+    assert (wanted(views), strength(views, 1)) == (1, Strength.WHOLE)
     gates[0].open.set()
     await one.serving("r2")
     assert one.engine(0).ended.done()
+    assert one.fleet.replicas()[0].replaces is None
+
+
+async def test_nothing_takes_the_place_of_a_replica_that_is_taken_away(scene: Made) -> None:
+    one = await scene(2)
+    gates = []
+    one.crew.prepare = lambda launcher: gates.append(launcher.hold("load"))
+    await one.fleet.replace("r1")
+    await until(lambda: gates)
+    await gates[0].reached.wait()
+    await one.fleet.resize(2)
+    assert set(one.states()) == {"r1", "r2", "r3"}
+    await one.fleet.drain("r1")
+    await one.serving("r2")
+    assert all(one.engine(place).ended.done() for place in (0, 2))
+
+
+async def test_a_lost_replica_holds_no_memory(scene: Made) -> None:
+    one = await scene(2)
+    assert all(view.devices and view.memory_mb for view in one.fleet.replicas())
+    gates = []
+    one.crew.prepare = lambda launcher: gates.append(launcher.hold("load"))
+    await one.kill(0)
+    await until(lambda: gates)
+    await gates[0].reached.wait()
+    lost, other = one.fleet.replicas()
+    assert (lost.devices, lost.memory_mb, lost.gpu_indices) == ((), (), ())
+    assert other.devices
+    gates[0].open.set()
+    await one.serving("r1", "r2")
 
 
 async def test_a_replica_stays_when_the_one_in_its_place_cannot_be_started(scene: Made) -> None:

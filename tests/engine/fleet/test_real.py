@@ -70,7 +70,9 @@ async def test_a_killed_replica_comes_back_with_the_steering(fleet: Fleet) -> No
         asyncio.create_task(answer(fleet, m.Sampling(temperature=0.0, max_tokens=300)))
         for _ in range(4)
     ]
-    await asyncio.sleep(0.2)
+    async with asyncio.timeout(PATIENCE):
+        while sum(view.requests for view in fleet.replicas()) < len(long):
+            await asyncio.sleep(0.01)
     os.kill(first, signal.SIGKILL)
     outcomes = await asyncio.gather(*long, return_exceptions=True)
     for outcome in outcomes:

@@ -147,6 +147,25 @@ async def test_a_request_without_a_token_leaves_a_replica_that_stands_still(scen
     assert await written.text() == "a beginning and an end"
 
 
+async def test_firings_of_a_request_that_left_a_replica_are_told_once(scene: Made) -> None:
+    one = await scene(2)
+    told: list[tuple[str, float]] = []
+    one.fleet.on_spans = lambda event: told.append((event.label, event.overhead_ms))
+    moved = one.ask("one", label="moved")
+    await one.stream(0)
+    engine = one.engine(0)
+    engine.stall(Refusal("ENGINE_UNAVAILABLE", "silent"))
+    elsewhere = await one.stream(1)
+    engine.wake()
+    # the replica had computed a part of the request before it was told that the request is cancelled
+    engine.on_spans(m.SensedSpans(1, "moved", 0, "cluster", 1.0, []))
+    engine.on_spans(m.SensedSpans(2, "another", 0, "cluster", 2.0, []))
+    one.engine(1).on_spans(m.SensedSpans(1, "moved", 0, "cluster", 3.0, []))
+    elsewhere.complete("elsewhere")
+    assert await moved.text() == "elsewhere"
+    assert told == [("another", 2.0), ("moved", 3.0)]
+
+
 async def test_requests_with_a_seed_stay_with_the_kind_of_the_first_replica(scene: Made) -> None:
     one = await scene(3)
     one.replica("r1").kind = one.replica("r3").kind = "a"

@@ -136,7 +136,7 @@ it("a preview shows the fit per place before a download, and a dash where nothin
 const REPLICA = {
   name: "replica-1", node: "gpu-1", address: "10.0.0.11", pid: 41, state: "serving", epoch: 7, requests: 3, slots: 8,
   gpu_indices: [0], devices: ["cuda:0"], memory_mb: [2048], kind: "a", restarts: 0, reason: null,
-  since: "2026-01-01T00:00:00Z",
+  since: "2026-01-01T00:00:00Z", replaces: null as string | null,
 };
 const LOST = { ...REPLICA, name: "replica-2", node: "gpu-2", pid: null, state: "lost", restarts: 2, reason: "ended by signal 9" };
 
@@ -165,6 +165,9 @@ it("shows what each replica of the loaded model does, and follows their events",
   await waitFor(() => expect(shown.textContent).toContain("2 of 2 serve"));
   expect(within(lost).getByText("Last fault: ended by signal 9")).toBeTruthy();
   expect(screen.getAllByRole("region", { name: /^Replicas of/ })).toHaveLength(1);
+  replicas = replicated(REPLICA, { ...LOST, state: "starting", replaces: "replica-1" });
+  act(() => arrived(client, "model:replica", { modelId: 1 }));
+  await waitFor(() => expect(lost.textContent).toContain("in the place of replica-1"));
 });
 
 it("adds, drains and replaces replicas, and shows a refusal", async () => {

@@ -109,8 +109,10 @@ class Replicas:
         Raises:
             Refusal: MODEL_BUSY, MODEL_NOT_LOADED, REPLICA_NOT_FOUND, REPLICAS_UNAVAILABLE.
         """
+        views = self.of_model(model_id).replicas
+        is_wanted = all(view.replaces is None for view in views if view.name == name)
         await self._engine(model_id).drain(name)
-        return self._changed(model_id, "drained", name, max(1, self._launcher.replicas - 1))
+        return self._changed(model_id, "drained", name, max(1, self._launcher.replicas - is_wanted))
 
     async def replace(self, model_id: int, name: str) -> ReplicaSet:
         """Start another replica in the place of this one. Returns once the change has begun.

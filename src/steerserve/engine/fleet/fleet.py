@@ -162,9 +162,9 @@ class Fleet(Engine):
     def _began(self, replica: Replica) -> None:
         engine = replica.running
         engine.history = self.history
-        engine.on_record = lambda event: self.on_record(event)
-        engine.on_spans = lambda event: self.on_spans(event)
-        engine.on_edges = lambda event: self.on_edges(event)
+        engine.on_record = replica.heeded(lambda event: self.on_record(event))
+        engine.on_spans = replica.heeded(lambda event: self.on_spans(event))
+        engine.on_edges = replica.heeded(lambda event: self.on_edges(event))
 
     def _left(self, replica: Replica) -> None:
         """The engine of a replica has ended: keep what it has counted, and forget what it held."""
@@ -201,7 +201,7 @@ class Fleet(Engine):
         promised = named if named is not None else sampling.default_max_tokens
         is_seeded = sampling.seed is not None
         return self._requests.stream(
-            FleetRequest(prompts, "prompt", named, begin, n, promised, is_seeded)
+            FleetRequest(prompts, "prompt", named, begin, n, promised, is_seeded, label or "")
         )
 
     def score(

@@ -125,9 +125,9 @@ class Lives:
 
     # ------------------------------------------------------------- changes of an operator
 
-    def add(self) -> Replica:
-        """Start one more replica in the background."""
-        replica = self._roster.add()
+    def add(self, replaces: str | None = None) -> Replica:
+        """Start one more replica in the background, in the place of the replica with the name `replaces`."""
+        replica = self._roster.add(replaces)
         self._live(replica, is_up=False)
         return replica
 
@@ -145,15 +145,19 @@ class Lives:
         self._spawn(self._replace(replica))
 
     async def _replace(self, replica: Replica) -> None:
-        successor = self.add()
+        """Both are taken away when the replica is taken away before the other one serves."""
+        successor = self.add(replica.name)
         while successor.state is not ReplicaState.SERVING:
             if successor.failed_starts >= rules.STARTS:
                 log.warning("replica_not_replaced", replica=replica.name, reason=successor.reason)
+                self.take_away(successor)
+            elif replica.leaving.is_set():
                 self.take_away(successor)
             if successor.leaving.is_set():
                 return
             with suppress(Refusal):
                 await self._roster.change()
+        successor.replaces = None
         self.take_away(replica)
 
     async def _take_away(self, replica: Replica) -> None:

@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
+from typing import Any
 
 from steerserve.engine.wire import messages as m
 from steerserve.engine.wire.engine import Engine
@@ -17,7 +18,9 @@ class Replica:
     """A replica keeps its name when its engine is started again. `number` names the engine of the moment. `leaving` is
     set once the replica is to be taken away, and `idle` is set while no request runs on it. `failures` counts its ends
     and failed starts since it last served for long, `failed_starts` the failed starts since it last served.
-    `is_counted` says that the steering which its engine applied was counted after the end of the engine.
+    `is_counted` says that the steering which its engine applied was counted after the end of the engine. `replaces` is
+    the name of the replica in whose place it is started, until it serves. `given_up` has the labels of the requests
+    that another replica runs, because this one stood still.
 
     Args:
         announce: is called after each change of the state.
@@ -40,9 +43,11 @@ class Replica:
         self.failed_starts = 0
         self.is_counted = False
         self.restarts = 0
+        self.replaces: str | None = None
         self.reason: str | None = None
         self.served_at: float | None = None
         self.silence: Silence | None = None
+        self.given_up: set[str] = set()
         self.leaving = asyncio.Event()
         self.idle = asyncio.Event()
         self.idle.set()
@@ -61,7 +66,17 @@ class Replica:
 
     def fill(self, engine: Engine, number: int) -> None:
         """A new engine fills the place."""
-        self.engine, self.number, self.silence, self.is_counted = engine, number, None, False
+        self.engine, self.number, self.facts = engine, number, None
+        self.silence, self.is_counted, self.given_up = None, False, set()
+
+    def heeded(self, report: Callable[[Any], None]) -> Callable[[Any], None]:
+        """`report` for what the engine says of requests, without the requests that another replica runs."""
+
+        def take(event: Any) -> None:
+            if event.label not in self.given_up:
+                report(event)
+
+        return take
 
     def load(self, facts: m.Loaded) -> None:
         """The engine has loaded the model."""
@@ -79,6 +94,11 @@ class Replica:
     def has_state(self) -> bool:
         """Whether the engine has been told what all engines are told, and has to be told every change of it."""
         return self.state in (ReplicaState.SERVING, ReplicaState.DRAINING, ReplicaState.STALLED)
+
+    @property
+    def is_restored(self) -> bool:
+        """Whether the engine has been told what all engines are told, or is being told."""
+        return self.has_state or self.state is ReplicaState.RESTORING
 
     @property
     def running(self) -> Engine:
@@ -121,13 +141,15 @@ class Replica:
         return Candidate(state, self.epoch, self.kind, self.rows, self.tokens, held, self.turn)
 
     def view(self) -> ReplicaView:
-        engine, facts = self.engine, self.facts
+        engine = self.engine
+        is_running = engine is not None and not engine.ended.done()
+        facts = self.facts if is_running else None
         memory = facts.memory_by_device_mb if facts is not None else {}
         return ReplicaView(
             name=self.name,
             node=engine.node if engine is not None else None,
             address=engine.address if engine is not None else None,
-            pid=engine.pid if engine is not None and not engine.ended.done() else None,
+            pid=engine.pid if engine is not None and is_running else None,
             state=self.state,
             epoch=self.epoch,
             requests=self.requests,
@@ -139,4 +161,5 @@ class Replica:
             restarts=self.restarts,
             reason=self.reason,
             since=self._since,
+            replaces=self.replaces,
         )

@@ -36,6 +36,7 @@ class FleetRequest:
         begin: starts the request on an engine, with its prompts as tokens.
         rows: the rows for each prompt.
         promised: the tokens that each row may write.
+        label: names the request in what an engine records and senses.
     """
 
     prompts: Sequence[Any]
@@ -45,6 +46,7 @@ class FleetRequest:
     rows: int = 1
     promised: int = 0
     is_seeded: bool = False
+    label: str = ""
 
 
 class _Overtaken(Exception):
@@ -82,6 +84,7 @@ class Requests:
             replica = await self._replica(links, is_seeded=work.is_seeded)
             engine, runs = replica.running, runs + 1
             self.affinity.note(links, replica.number)
+            replica.given_up.discard(work.label)
             try:
                 with replica.holding(rows, size, self._roster.turn()):
                     async with aclosing(work.begin(engine, tokens)) as events:
@@ -102,6 +105,7 @@ class Requests:
                 continue
             except _Still as still:
                 why = str(still)
+                replica.given_up.add(work.label)
             except Refusal as refusal:
                 if not engine.ended.done() or refusal.code not in _ENDED:
                     raise

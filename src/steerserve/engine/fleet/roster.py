@@ -37,11 +37,13 @@ class Roster:
 
     # ------------------------------------------------------------- replicas
 
-    def add(self) -> Replica:
-        """A new replica, with the smallest number in its name that no replica has."""
+    def add(self, replaces: str | None = None) -> Replica:
+        """A new replica, with the smallest number in its name that no replica has, in the place of the replica with the
+        name `replaces`."""
         names = {replica.name for replica in self.replicas}
         name = next(n for i in itertools.count(1) if (n := f"r{i}") not in names)
         replica = Replica(name, self._moved, self.slots)
+        replica.replaces = replaces
         self.replicas.append(replica)
         return replica
 
@@ -55,8 +57,8 @@ class Roster:
 
     @property
     def wanted(self) -> list[Replica]:
-        """The replicas that are not being taken away."""
-        return [replica for replica in self.replicas if not replica.leaving.is_set()]
+        """The replicas that are not being taken away, without those that are started in the place of another one."""
+        return [r for r in self.replicas if not r.leaving.is_set() and r.replaces is None]
 
     @property
     def serving(self) -> list[Replica]:

@@ -80,6 +80,7 @@ function ReplicaRow({
       <div className="record-head">
         <span className="strong">{replica.name}</span>
         <Status status={replica.state} />
+        {replica.replaces !== null && <span className="quiet">in the place of {replica.replaces}</span>}
         <span className="quiet">
           since <Clock at={replica.since} />
         </span>
