@@ -1,12 +1,14 @@
-"""Fixtures: two tiny models that answer the same prompt differently."""
+"""Fixtures: two tiny models that answer the same prompt differently, and the token of Ray clusters."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from transformers.utils import logging as transformers_logging
 
+from tests.backend import secured
 from tests.engine import models
 from tests.engine.running import with_bos
 
@@ -14,6 +16,13 @@ TEMPLATE = (
     "{{ bos_token }}{% for m in messages %}[{{ m.role }}]{{ m.content }}{% endfor %}"
     "{% if add_generation_prompt %}[assistant]{% endif %}"
 )
+
+
+@pytest.fixture(scope="session", autouse=True)
+def ray_token(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """From the first test on, because Ray reads it when it is imported, as other tests do too."""
+    with secured(tmp_path_factory.mktemp("ray")):
+        yield
 
 
 @pytest.fixture(scope="session")

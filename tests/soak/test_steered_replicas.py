@@ -20,7 +20,6 @@ import pytest
 
 from steerserve import demo
 from tests.api.test_replicated_model import BASE, Replicated
-from tests.backend import secured
 from tests.engine.ray.nodes import Nodes, replica_of, started
 from tests.local_cluster import LocalCluster
 from tests.service import add_sae, load_demo, running
@@ -133,11 +132,9 @@ def test_every_answer_has_the_steering_of_one_change_that_was_current(tmp_path: 
 
 @pytest.mark.soak
 @pytest.mark.timeout(5 * SECONDS + 600)
-def test_every_answer_has_that_steering_on_a_ray_cluster_too(
-    tmp_path: Path, tmp_path_factory: pytest.TempPathFactory
-) -> None:
+def test_every_answer_has_that_steering_on_a_ray_cluster_too(tmp_path: Path) -> None:
     pytest.importorskip("ray")
-    with secured(tmp_path_factory.mktemp("ray")), started(4, 4) as nodes:
+    with started(4, 4) as nodes:
         kill = killing_on(nodes)
         check(tmp_path, kill, RAY_REPLICAS, ray_address=nodes.address, engine_cards=0)
         assert not nodes.seats()
