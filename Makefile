@@ -31,7 +31,7 @@ ui: $(STAMP) ## build the web page, and serve it with reloading on port 5173, be
 
 test: $(STAMP) ## the test suite, with the tests of the web page
 	$(BIN)/python hatch_build.py test
-	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder -m 'not slow and not gpu and not soak and not browser and not ray'
+	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile -m 'not slow and not gpu and not soak and not browser and not ray'
 
 $(BROWSER): $(STAMP)
 	$(BIN)/pip install -q -c constraints.txt -e '.[browser]'

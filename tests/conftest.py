@@ -5,7 +5,6 @@ from __future__ import annotations
 import gc
 import importlib.util
 import os
-from collections import Counter
 from collections.abc import Iterator
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -25,21 +24,6 @@ from tests.service import Running, add_sae, load_demo, running
 # the extra `browser` has the libraries of these tests
 is_browser_extra_here = all(importlib.util.find_spec(name) for name in ("playwright", "PIL"))
 collect_ignore = [] if is_browser_extra_here else ["browser"]
-
-SLOW_FILES = (
-    "tests/contract/test_schema.py",
-    "tests/test_lifecycle.py",
-    "tests/engine/worker/batch/test_seeds.py",
-    "tests/v1/test_properties.py",
-    "tests/test_fuzz.py",
-    "tests/test_memory_predicted.py",
-    "tests/test_readme.py",
-    "tests/test_proof.py",
-    "tests/test_starting.py",
-    "tests/api/test_fork_server.py",
-    "tests/api/test_operators.py",
-)
-"""Files with few tests that take long. They begin first, so that no worker works alone at the end."""
 
 
 class Start(Protocol):
@@ -79,15 +63,6 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     backends.leave_out(config, items)
     backends.give_time(config, items)
-    if hasattr(config, "workerinput"):
-        _begin_with_slow_files(config, items)
-
-
-def _begin_with_slow_files(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """One of several workers runs the tests: slow files first, then those with the most tests."""
-    counts = Counter(item.path for item in items)
-    slow = {config.rootpath / name for name in SLOW_FILES}
-    items.sort(key=lambda item: (item.path not in slow, -counts[item.path]))
 
 
 @pytest.fixture(scope="session", autouse=True)
