@@ -146,7 +146,10 @@ def test_replicas_are_added_replaced_and_taken_away_while_answers_are_written(
             live.data("POST", f"{BASE}/{name}/drain", status=202)
             two.until(lambda now: len(now["replicas"]) == 2)
             name = next(iter(by_name(two.now())))
-            live.data("POST", f"{BASE}/{name}/replace", status=202)
+            replaced = live.data("POST", f"{BASE}/{name}/replace", status=202)
+            assert sorted(r["replaces"] or "" for r in replaced["replicas"]) == ["", "", name]
+            assert (replaced["wanted"], replaced["strength"]) == (2, "whole")
+            assert live.data("GET", "/api/health/ready")["status"] == "healthy"
             after = two.until(
                 lambda now: (
                     now["strength"] == "whole"

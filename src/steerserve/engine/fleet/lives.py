@@ -141,12 +141,11 @@ class Lives:
         self._spawn(self._take_away(replica))
 
     def replace(self, replica: Replica) -> None:
-        """Start another replica, and take this one away once the other serves."""
-        self._spawn(self._replace(replica))
+        """Start another replica, and take this one away once the other serves. An operator may take this one away
+        before that: then the other one is taken away too."""
+        self._spawn(self._replace(replica, self.add(replica.name)))
 
-    async def _replace(self, replica: Replica) -> None:
-        """Both are taken away when the replica is taken away before the other one serves."""
-        successor = self.add(replica.name)
+    async def _replace(self, replica: Replica, successor: Replica) -> None:
         while successor.state is not ReplicaState.SERVING:
             if successor.failed_starts >= rules.STARTS:
                 log.warning("replica_not_replaced", replica=replica.name, reason=successor.reason)
