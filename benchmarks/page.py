@@ -216,6 +216,30 @@ def _step_times(_: str, figures: Part) -> Iterator[str]:
     yield table(("", "a step, ms", "tokens/s", *kinds), lines)
 
 
+def _step_watched(_: str, figures: Part) -> Iterator[str]:
+    yield prose(
+        f"Steps of {figures['rows']} rows in the process (`python -m benchmarks.step_times`), with an SAE of "
+        f"{figures['d_sae']:,} features. The observers copy values in the pass, and encode them after it. To encode the "
+        f"tokens of one step alone takes {spread(figures['encoding_ms'], 1)} ms."
+    )
+    lines = [
+        (name, spread(one["pass_ms"], 1), spread(one["observers_ms"], 1))
+        for name, one in figures["kinds"].items()
+    ]
+    yield table(("", "the pass, ms", "the observers after it, ms"), lines)
+
+
+def _step_reading(_: str, figures: Part) -> Iterator[str]:
+    yield prose(
+        f"Steps of {figures['rows']} rows in the process (`python -m benchmarks.step_times`), alone and while one prompt "
+        f"of {figures['prompt_tokens']:,} tokens is read, {figures['prompts']} times. A part of the prompt is read in "
+        f"{figures['share_with_a_part']:.0%} of the steps. The p50 of all steps beside the prompt is "
+        f"{figures['p50_over_alone']:.2f} times the p50 alone."
+    )
+    lines = [(name, spread(one, 1), str(one["count"])) for name, one in figures["step_ms"].items()]
+    yield table(("", "a step, ms", "steps"), lines)
+
+
 def _plain(part: str, figures: Part) -> Iterator[str]:
     yield two_columns(rows(part, figures))
 
@@ -229,6 +253,8 @@ SECTIONS: Mapping[str, tuple[str, Callable[[str, Part], Iterator[str]]]] = {
     "neighbours": ("Beside a busy process", _neighbours),
     "mixed": ("Requests of different lengths", _plain),
     "step-times": ("Where the time of a decode step goes, 91M", _step_times),
+    "step-watched": ("What watching adds to a decode step, 91M", _step_watched),
+    "step-reading": ("Decode steps beside a long prompt, 91M", _step_reading),
     "engine": ("The running batch without HTTP, 0.5B", _plain),
     "service": ("What the service adds to the engine", _plain),
     "inference": ("Scoring, masks, second turns, 0.5B", _plain),

@@ -3,6 +3,8 @@
 The running batch decodes in this process, as an engine does, without HTTP, control plane and client. Steps are timed
 first. Then as many steps run under the profiler of PyTorch, which tells the time of every operator; the part of a step
 in which no operator runs is Python: the batch, the hooks, the sampling of each row.
+
+Two more parts time steps without the profiler: rows that are watched, and rows beside a prompt that is read.
 """
 
 from __future__ import annotations
@@ -12,7 +14,7 @@ import statistics
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
@@ -22,7 +24,7 @@ import torch
 from torch.profiler import ProfilerActivity, profile
 
 from benchmarks import machine, models
-from benchmarks.machine import Spread
+from benchmarks.machine import Spread, quantile
 from steerserve import __version__
 from steerserve.engine.wire import messages as m
 from steerserve.engine.worker import memory
@@ -30,7 +32,12 @@ from steerserve.engine.worker.attached.hooks import HookedSaes
 from steerserve.engine.worker.batch.admission import rows_of
 from steerserve.engine.worker.batch.batch import Batch
 from steerserve.engine.worker.model.checkpoint import Checkpoint
+from steerserve.engine.worker.observing.monitor import CHUNK, FeatureMonitor
 from steerserve.engine.worker.observing.observers import Observers
+from steerserve.engine.worker.observing.sensing import SensingObserver
+from steerserve.engine.worker.observing.target import target_of
+from steerserve.engine.worker.sae import sites
+from steerserve.engine.worker.sae.canonical import Sae
 
 RESULTS = Path(__file__).parent / "results"
 SIZE = "91m"
@@ -56,41 +63,77 @@ KINDS: dict[str, tuple[str, ...]] = {
 OTHERS, PYTHON = "other operators", "no operator (Python)"
 
 
+KEY, D_SAE, TOP_K, MEMBERS, THETA = "bench", 16_384, 10, 20, 0.01
+BLOCK, BLOCKS = 16, 12
+"""Steps that are timed together, because the work of several steps is done in one of them, and how many such blocks."""
+WATCHED, READING, PROMPTS = 32, 16, 3
+"""Rows that are watched, rows beside a prompt that is read, and how many prompts are read."""
+
+
 class Decoding:
     """A batch of rows that all decode."""
 
-    def __init__(self, model: Checkpoint, short: int, long: int) -> None:
-        observers = Observers([])
-        steering = HookedSaes(model.dtype, on_detach=observers.detached)
-        self._batch = Batch(model, steering, observers, KV_TOKENS)
+    def __init__(
+        self,
+        model: Checkpoint,
+        short: int,
+        long: int,
+        saes: HookedSaes | None = None,
+        observers: Observers | None = None,
+    ) -> None:
+        self._observers = observers or Observers([])
+        self._saes = saes or HookedSaes(model.dtype, on_detach=self._observers.detached)
+        self._batch = Batch(model, self._saes, self._observers, KV_TOKENS)
         self._model = model
         self._rows = 0
         # the long prompts first, so that no short row ends while they are read
         self._add(long, LONG_TOKENS)
+        self._read()
         self._add(short, SHORT_TOKENS)
+        self._read()
 
     def _add(self, count: int, tokens: int) -> None:
-        """Read so many prompts."""
+        """Let rows with prompts of so many tokens join."""
         sampling = m.Sampling(temperature=0.8, top_p=0.9, max_tokens=MOST_TOKENS)
         for _ in range(count):
             self._rows += 1
             ids = [(self._rows + 7 * place) % 1000 + 10 for place in range(tokens)]
-            command = m.Generate(self._rows, [m.Tokens(ids)], 1, sampling, m.Suppressed())
+            command = m.Generate(
+                self._rows, [m.Tokens(ids)], 1, sampling, m.Suppressed(), label="bench"
+            )
             rows = rows_of(command, self._model, self._model.model_max_context, KV_TOKENS)
+            self._observers.begin(command, rows, self._saes)
             self._batch.add(rows, is_seeded=False)
-        while count and (self._batch._waiting or self._batch._shared.joining):
+
+    def _read(self) -> None:
+        """Step until the prompts of all rows are read."""
+        while self._batch._waiting or self._batch._shared.joining:
             self._batch.step()
 
     @torch.inference_mode()
     def seconds(self, steps: int) -> list[float]:
         """The seconds of each of so many steps."""
-        times = []
+        return [self._step() for _ in range(steps)]
+
+    @torch.inference_mode()
+    def watched_seconds(self, steps: int) -> tuple[float, float]:
+        """The seconds of so many steps, and those in which the observers worked after each step."""
+        stepping = observing = 0.0
         for _ in range(steps):
-            since = time.perf_counter()
-            self._batch.step()
-            times.append(time.perf_counter() - since)
-            assert len(self._batch._shared.rows) == self._rows, "a row has ended"
-        return times
+            stepping += self._step()
+            observing += _seconds(self._observe)
+        return stepping, observing
+
+    @torch.inference_mode()
+    def reading(self) -> Iterator[tuple[bool, float]]:
+        """Let a row with a long prompt join. For each step until its prompt is read: whether the step read a part of the
+        prompt, and its seconds."""
+        self._add(1, LONG_TOKENS)
+        group = self._batch._shared
+        while self._batch._waiting or group.joining:
+            filled = group.joining[0].filled if group.joining else 0
+            seconds = _seconds(self._batch.step)
+            yield not group.joining or group.joining[0].filled > filled, seconds
 
     def profiled(self, steps: int) -> Counter[str]:
         """The seconds of each operator in so many steps, without the operators that it calls."""
@@ -100,6 +143,22 @@ class Decoding:
         for event in profiler.key_averages():
             spent[event.key] += event.self_cpu_time_total / 1e6
         return spent
+
+    def _step(self) -> float:
+        seconds = _seconds(self._batch.step)
+        assert len(self._batch._shared.rows) == self._rows, "a row has ended"
+        return seconds
+
+    def _observe(self) -> None:
+        """What the engine does after each step."""
+        self._observers.events()
+        self._observers.work()
+
+
+def _seconds(work: Callable[[], object]) -> float:
+    since = time.perf_counter()
+    work()
+    return time.perf_counter() - since
 
 
 def shares(step: float, operators: Counter[str], steps: int) -> dict[str, float]:
@@ -134,6 +193,75 @@ def measured(model: Checkpoint, short: int, long: int) -> dict[str, Any]:
     }
 
 
+@torch.inference_mode()
+def watched(model: Checkpoint) -> dict[str, Any]:
+    """Steps of rows that are monitored or sensed beside steps of rows that are not, block by block."""
+    saes = HookedSaes(model.dtype, on_detach=lambda _: None)
+    generator = torch.Generator().manual_seed(0)
+    decoder = torch.randn(D_SAE, model.hidden_size, generator=generator)
+    encoder = decoder.T / model.hidden_size**0.5
+    biases = torch.zeros(D_SAE), torch.zeros(model.hidden_size)
+    sae = Sae(encoder, biases[0], decoder, biases[1], "relu").packed_encoder()
+    saes.attach(
+        KEY, sae, sites.find(model.model, model.layers, sites.RESID_POST, model.layers // 2)
+    )
+    monitor, sensing = FeatureMonitor(), SensingObserver(model.decode)
+    monitor.watch(target_of(saes, KEY, None, TOP_K))
+    members = [m.ClusterMember(n * (D_SAE // MEMBERS), THETA) for n in range(MEMBERS)]
+    cluster = m.ArmedCluster("prof_1", "bench", KEY, members, MEMBERS // 2, 20, 16, 1)
+    sensing.sense_cluster(cluster, saes)
+    observers = {
+        "not watched": Observers([]),
+        f"monitored, the top {TOP_K}": Observers([monitor]),
+        f"a sensed cluster of {MEMBERS}": Observers([sensing]),
+    }
+    batches = {name: Decoding(model, WATCHED, 0, saes, one) for name, one in observers.items()}
+    found: dict[str, list[tuple[float, float]]] = {name: [] for name in batches}
+    for turn in range(BLOCKS + 1):
+        for name in batches if turn % 2 else reversed(batches):
+            block = batches[name].watched_seconds(BLOCK)
+            found[name] += [block] if turn else []
+    chunk = torch.randn(CHUNK, model.hidden_size, generator=generator)
+    encodings = [_seconds(lambda: sae.encode(chunk)) * WATCHED / CHUNK for _ in range(BLOCKS + 1)]
+    return {
+        "rows": WATCHED,
+        "d_sae": D_SAE,
+        "encoding_ms": asdict(Spread.of([seconds * 1e3 for seconds in encodings[1:]])),
+        "kinds": {
+            name: {
+                "pass_ms": asdict(Spread.of([step / BLOCK * 1e3 for step, _ in blocks])),
+                "observers_ms": asdict(Spread.of([after / BLOCK * 1e3 for _, after in blocks])),
+            }
+            for name, blocks in found.items()
+        },
+    }
+
+
+@torch.inference_mode()
+def beside_a_prompt(model: Checkpoint) -> dict[str, Any]:
+    """Steps of short rows alone, and while a long prompt is read, by whether the step reads a part of that prompt."""
+    alone: list[float] = []
+    found: list[tuple[bool, float]] = []
+    for _ in range(PROMPTS):
+        decoding = Decoding(model, READING, 0)
+        decoding.seconds(WARM)
+        alone += decoding.seconds(STEPS)
+        found += decoding.reading()
+    every = [seconds for _, seconds in found]
+    return {
+        "rows": READING,
+        "prompts": PROMPTS,
+        "prompt_tokens": LONG_TOKENS,
+        "share_with_a_part": sum(has_part for has_part, _ in found) / len(found),
+        "p50_over_alone": quantile(every, 0.5) / quantile(alone, 0.5),
+        "step_ms": {
+            "alone": asdict(Spread.of([s * 1e3 for s in alone])),
+            "reads no part": asdict(Spread.of([s * 1e3 for has, s in found if not has])),
+            "reads a part": asdict(Spread.of([s * 1e3 for has, s in found if has])),
+        },
+    }
+
+
 def lines(cases: dict[str, Any]) -> Iterable[str]:
     for name, case in cases.items():
         parts = ", ".join(f"{kind} {ms:.1f}" for kind, ms in case["milliseconds"].items())
@@ -151,14 +279,18 @@ def main() -> None:
             report=lambda *_: None,
         )
         cases = {name: measured(model, *rows) for name, rows in CASES.items()}
+        reading, watching = beside_a_prompt(model), watched(model)
     result = {
         "version": __version__,
         "started": started.isoformat(timespec="seconds"),
         "machine": machine.describe(),
         "threads": torch.get_num_threads(),
         "step-times": {"size": SIZE, "steps": STEPS, "cases": cases},
+        "step-watched": watching,
+        "step-reading": reading,
     }
     print("\n".join(lines(cases)))
+    print(json.dumps({"watched": watching, "reading": reading}, indent=2))
     target = RESULTS / f"{started:%Y-%m-%dT%H%M}-step-times.json"
     target.write_text(json.dumps(result, indent=2) + "\n")
     print(f"written to {target}")

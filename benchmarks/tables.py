@@ -143,6 +143,18 @@ def _of_step_times(part: Part) -> Iterator[Row]:
         yield Row(f"a step of the batch alone, {name}, ms", spread(case["step_ms"], 1))
 
 
+def _of_step_watched(part: Part) -> Iterator[Row]:
+    for name, one in part["kinds"].items():
+        yield Row(f"a pass of {part['rows']} rows, {name}, ms", spread(one["pass_ms"], 1))
+        yield Row("the observers after it, ms", spread(one["observers_ms"], 1))
+
+
+def _of_step_reading(part: Part) -> Iterator[Row]:
+    yield Row("p50 of the steps beside a long prompt over alone", f"{part['p50_over_alone']:.2f}")
+    for name, one in part["step_ms"].items():
+        yield Row(f"a step of {part['rows']} rows, {name}, ms", spread(one, 1))
+
+
 # ---------------------------------------------------------------- the parts of benchmarks.run
 
 
@@ -285,6 +297,8 @@ ROWS: dict[str, Callable[[Part], Iterator[Row]]] = {
     "neighbours": _of_neighbours,
     "mixed": _of_mixed,
     "step-times": _of_step_times,
+    "step-watched": _of_step_watched,
+    "step-reading": _of_step_reading,
     "service": _of_service,
     "engine": _of_engine,
     "inference": _of_inference,

@@ -33,7 +33,9 @@ LONG: dict[str, Any] = {
     "stream": True,
 }
 PATIENCE_SECONDS = 0.5
-BOUND_SECONDS = 1.0
+HEALTH_SECONDS = 0.2
+BOUND_SECONDS = 3.0
+"""Long enough for several attempts to hold the engine (see `held`)."""
 
 
 @pytest.fixture
@@ -60,7 +62,7 @@ def answers(engine: GgufEngine) -> bool:
     assert engine._opened is not None
     with suppress(httpx.TimeoutException):
         url = engine._opened.server._http.base_url.join("/health")
-        return httpx.get(url, timeout=1.0).status_code == 200
+        return httpx.get(url, timeout=HEALTH_SECONDS).status_code == 200
     return False
 
 

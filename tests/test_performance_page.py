@@ -93,6 +93,20 @@ THROUGHPUT = {
         "steps": 30,
         "cases": {"1 row": of_a_step(), "8 rows": of_a_step()},
     },
+    "step-watched": {
+        "rows": 32,
+        "d_sae": 16384,
+        "encoding_ms": spread(2.0),
+        "kinds": {"monitored": {"pass_ms": spread(30.0), "observers_ms": spread(3.0)}},
+    },
+    "step-reading": {
+        "rows": 16,
+        "prompts": 3,
+        "prompt_tokens": 4000,
+        "share_with_a_part": 0.34,
+        "p50_over_alone": 1.2,
+        "step_ms": {"reads a part": spread(60.0)},
+    },
 }
 
 
@@ -137,6 +151,8 @@ def test_every_part_has_a_section_and_each_aim_its_outcome(results: Path) -> Non
     assert "| 5.00 (2.50 to 10.00) | at most 2.5 | missed by 100% |" in text
     assert "| 0.95 (0.47 to 1.90) | at least 0.93 | met |" in text
     assert "| 8 rows | 12.5 (6.2 to 25.0) | 80 | 9.0 | 2.0 |" in text
+    assert "| monitored | 30.0 (15.0 to 60.0) | 3.0 (1.5 to 6.0) |" in text
+    assert "| reads a part | 60.0 (30.0 to 120.0) | 3 |" in text
     assert "- another was left out: not installed" in text
     assert "](performance/concurrency-91m.png)" in text
 
