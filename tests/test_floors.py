@@ -89,8 +89,9 @@ FLOORS: dict[str, set[str]] = {
     "composition": ZERO | {"store", "hub", "engine", "control"},
     "routes": {"composition", "v1", "api"},
     "refusals": ZERO | {"rules", "control", "v1", "api", "meter", "guards"},
+    "described_api": {"v1", "api"},
     "app": ZERO
-    | {"composition", "routes", "refusals", "startup"}
+    | {"composition", "routes", "refusals", "startup", "described_api"}
     | {"v1", "api", "live", "live_door", "head_requests", "guards", "meter"},
     "demo": {"demo"},  # the scripts that made the data
 }

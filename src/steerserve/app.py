@@ -4,22 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, suppress
-from typing import Any
 
 import structlog
-from fastapi import FastAPI
+from fastapi import APIRouter, FastAPI
 from socketio import ASGIApp
 from starlette.middleware.cors import CORSMiddleware
-from starlette.routing import BaseRoute
 from starlette.types import ASGIApp as Application
 from starlette.types import Receive, Scope, Send
 
 from steerserve import __version__, log, routes, startup
-from steerserve.api import envelope, reference, webui
-from steerserve.api.answers import events
+from steerserve.api import reference, webui
 from steerserve.composition import Owners, Surroundings, surroundings
+from steerserve.described_api import DescribedApi
 from steerserve.guards import Guards
 from steerserve.head_requests import HeadRequests
 from steerserve.live import LiveEvents
@@ -27,20 +25,9 @@ from steerserve.live_door import LiveDoor
 from steerserve.meter import Meter
 from steerserve.refusals import Refusals
 from steerserve.settings import Settings
-from steerserve.v1 import answers
 
 _SECRETS = frozenset({"HUB_TOKEN", "API_KEYS"})
 logger = structlog.get_logger(__name__)
-
-
-class DescribedApi(FastAPI):
-    """The routes. Their description has the payloads of the live events too."""
-
-    def openapi(self) -> dict[str, Any]:
-        if self.openapi_schema is None:
-            document = super().openapi()
-            document["components"]["schemas"] |= events.components()
-        return super().openapi()
 
 
 class Service:
@@ -71,7 +58,9 @@ class Service:
             docs_url=None,
             redoc_url=None,
         )
-        self._refusals = Refusals(self.settings, self.owners.metrics, self._add_routes())
+        for router in self._routers():
+            self.api.add(router)
+        self._refusals = Refusals(self.settings, self.owners.metrics, self.api.routes)
         self._refusals.handle(self.api)
         self._app = self._guarded()
 
@@ -101,18 +90,11 @@ class Service:
 
     # ------------------------------------------------------------- inside
 
-    def _add_routes(self) -> list[BaseRoute]:
-        added: list[BaseRoute] = []
-        for router in routes.inference(self.owners):
-            self.api.include_router(router, responses=answers.RESPONSES)
-            added += router.routes
-        for router in routes.management(self.owners):
-            self.api.include_router(router, responses=envelope.RESPONSES)
-            added += router.routes
-        for router in (reference.router(self.api.openapi), webui.router(self.api.openapi)):
-            self.api.include_router(router)
-            added += router.routes
-        return added
+    def _routers(self) -> Iterator[APIRouter]:
+        yield from routes.inference(self.owners)
+        yield from routes.management(self.owners)
+        yield reference.router(self.api.openapi)
+        yield webui.router(self.api.openapi)
 
     def _guarded(self) -> Application:
         server = self.live.server

@@ -25,7 +25,6 @@ from pydantic_core import InitErrorDetails, PydanticCustomError
 from starlette.requests import Request
 from starlette.responses import Response
 
-from steerserve.api.answers import RefusedAnswer
 from steerserve.errors import DocumentRefusal, Refusal
 from steerserve.rules import documents
 from steerserve.rules.text import shown
@@ -96,13 +95,6 @@ def _unknown_field(name: str, known: Sequence[str]) -> InitErrorDetails:
     # the hint is passed as context, because braces inside the template itself would be filled in
     problem = PydanticCustomError("extra_forbidden", "unknown field; {hint}", {"hint": hint})
     return InitErrorDetails(type=problem, loc=(shown(name),), input=None)
-
-
-RESPONSES: dict[int | str, dict[str, Any]] = {
-    status: {"model": RefusedAnswer, "description": "a refusal; `error.code` says which"}
-    for status in (400, 403, 404, 405, 408, 409, 413, 422, 431, 500, 503, 507)
-}
-"""The refusals that every management route may answer."""
 
 
 def success(data: Any, status: int = 200) -> Response:

@@ -203,13 +203,6 @@ class FaultBody(TypedDict):
     error: Fault
 
 
-RESPONSES: dict[int | str, dict[str, Any]] = {
-    status: {"model": FaultBody, "description": "a refusal; `error.code` says which"}
-    for status in (400, 403, 404, 405, 408, 409, 413, 422, 431, 500, 503, 507)
-}
-"""The refusals that every inference route may answer."""
-
-
 def answered(kind: Any) -> dict[int | str, dict[str, Any]]:
     """The answer of a route, for its declaration."""
     return {200: {"model": kind, "description": "the answer"}}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, WithJsonSchema
@@ -211,6 +212,7 @@ def _location(parts: tuple[int | str, ...]) -> str:
     return text
 
 
+@cache
 def documented(kind: type[BaseModel]) -> dict[str, Any]:
     """The body and the headers of a route for the API description. The route itself reads both from the request."""
     schema = kind.model_json_schema(ref_template="#/components/schemas/{model}")
