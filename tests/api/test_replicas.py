@@ -161,6 +161,22 @@ async def test_a_lost_replica_degrades_readiness_with_the_figures(three: Replica
     assert (await three.data("GET", "/api/health/ready"))["ready"] is True
 
 
+async def test_a_load_degrades_readiness_as_with_one_process(three: Replicated) -> None:
+    await three.data("POST", "/api/models/1/unload?wait=true")
+    held = three.launcher.hold("load")
+    await three.data("POST", "/api/models/1/load")
+    await soon(held.reached.wait())
+    ready = await three.data("GET", "/api/health/ready")
+    assert (ready["ready"], ready["status"], ready["model_loaded"]) == (True, "degraded", False)
+    assert ready["replicas"] == {"wanted": 3, "serving": 0, "least": 1, "strength": "none"}
+    (part,) = [part for part in ready["components"] if part["name"] == "replicas"]
+    assert part["message"].startswith("0 of 3 replicas serve; replica-1 is starting")
+    held.open.set()
+    while not ready["model_loaded"]:
+        ready = await three.data("GET", "/api/health/ready")
+    assert (ready["status"], ready["replicas"]["serving"]) == ("healthy", 3)
+
+
 async def test_metrics_have_every_replica_by_its_name_and_node(three: Replicated) -> None:
     three.engine.become(
         "replica-2", ReplicaState.LOST, reason="killed", restarts=4, epoch=6, requests=0

@@ -249,7 +249,7 @@ class Vitals:
         components = [database, self._engine_health(), _gpu_health(reading), self._hub_health()]
         replicas = self._replicas.now()
         if replicas is not None:
-            components.append(_replica_health(replicas))
+            components.append(_replica_health(replicas, self._is_loaded()))
         claims = self._claims.health()
         if claims.claims_degraded:
             components.append(Component("circuits", "degraded", "; ".join(claims.reasons)))
@@ -334,11 +334,11 @@ def _gpu_health(reading: CardReading | None) -> Component:
     return Component("gpu", "healthy", ", ".join(card.name for card in reading.cards))
 
 
-def _replica_health(replicas: ReplicaSet) -> Component:
-    """Fewer replicas than wanted make the service degraded. Without a replica that serves, requests wait, so the
-    service is not ready."""
+def _replica_health(replicas: ReplicaSet, is_loaded: bool) -> Component:
+    """Fewer replicas than wanted make the service degraded. If no replica of a loaded model serves, requests wait, so
+    the service is not ready. While a model is being loaded or unloaded, no replica serves, and nothing is wrong."""
     message = replica_rules.described(replicas.replicas)
-    if replicas.strength is Strength.NONE:
+    if replicas.strength is Strength.NONE and is_loaded:
         return Component("replicas", "unhealthy", message)
     status: HealthStatus = "healthy" if replicas.strength is Strength.WHOLE else "degraded"
     return Component("replicas", status, message)
