@@ -149,3 +149,10 @@ def test_its_links_lead_somewhere_and_it_is_short() -> None:
     for link in re.findall(r"\]\(([^)#]+)\)", README):
         assert link.startswith("http") or (ROOT / link).exists(), link
     assert len(README.splitlines()) < 200
+
+
+@pytest.mark.parametrize("start", [ROOT / "README.md", ROOT / "docs" / "index.md"])
+def test_every_page_of_the_manual_is_named(start: Path) -> None:
+    pages = {page.name for page in (ROOT / "docs").glob("*.md")} - {start.name}
+    named = {Path(link).name for link in re.findall(r"\]\(([^)#]+)[^)]*\)", start.read_text())}
+    assert not pages - named
