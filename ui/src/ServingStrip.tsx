@@ -8,8 +8,9 @@ export function ServingStrip() {
   const state = useQuery(health).data;
   const loaded = useQuery(models).data;
   const attached = useQuery(attachments).data;
-  const steered = useQuery(steering).data;
   const saes = attached?.entries ?? [];
+  // without an SAE the service refuses the question
+  const steered = useQuery({ ...steering, enabled: saes.length > 0 }).data;
   return (
     <dl className="serving">
       <div>

@@ -1,25 +1,28 @@
-import { fireEvent, render, screen } from "@testing-library/react";
+import { act, fireEvent, render, screen, waitFor } from "@testing-library/react";
 import { QueryClientProvider } from "@tanstack/react-query";
 import { MemoryRouter, Route, Routes } from "react-router";
 import { expect, it, vi } from "vitest";
 import { queryClient } from "./api/queries";
+import { notifyError } from "./parts/Notices";
+import { request } from "./api/client";
 import { Shell } from "./Shell";
 import { violations } from "./test/axe";
 
-const MODEL = { id: 1, name: "demo", status: "loaded", dtype: "bfloat16", device: "cpu", loaded_at: null };
+const MODEL = { id: 1, name: "demo", status: "loaded", dtype: "bfloat16", device: "cpu", loaded_at: null, locked: true };
 const LEASE = { model_name: "demo", holder: "lab", reason: "a sweep", expires_at: "2999-01-01T00:00:00Z" };
+const HEALTH = { active_profile: null, circuits: { serving: 0 }, lease: LEASE };
 const ANSWERS: Record<string, unknown> = {
-  "/api/health/detailed": { active_profile: null, circuits: { serving: 0 }, lease: LEASE },
+  "/api/health/detailed": HEALTH,
   "/api/models": { models: [MODEL], total: 1, loaded_model_id: 1 },
   "/api/saes/attachments": { count: 1, entries: [{ sae_id: "sae_a", layer: 3 }] },
   "/api/saes/steering": { enabled: true, values: { "90": 20 } },
 };
 
-function shown(answers = ANSWERS) {
+function shown(answers: Record<string, unknown> | (() => Record<string, unknown>) = ANSWERS) {
   vi.stubGlobal("matchMedia", () => ({ matches: false }));
-  vi.stubGlobal("fetch", (url: string) => {
-    const data = answers[new URL(url).pathname];
-    return Promise.resolve(new Response(JSON.stringify({ success: true, data, error: null })));
+  vi.stubGlobal("fetch", async (url: string) => {
+    const data = (typeof answers === "function" ? answers() : answers)[new URL(url).pathname];
+    return new Response(JSON.stringify({ success: true, data, error: null }));
   });
   return render(
     <QueryClientProvider client={queryClient()}>
@@ -55,4 +58,36 @@ it("lists its keys when ? is pressed", async () => {
   fireEvent.keyDown(document.body, { key: "?" });
   expect(await screen.findByRole("dialog", { name: "Keys" })).toBeTruthy();
   expect(screen.getByText("Go to Health")).toBeTruthy();
+});
+
+it("says that the connection is lost, tries again, and after a restart says what is gone", async () => {
+  let isAway = false;
+  let answers: Record<string, unknown> = { ...ANSWERS, "/api/health/detailed": { ...HEALTH, uptime_seconds: 5_000 } };
+  const { container } = shown(() => {
+    if (isAway) throw new TypeError("network error");
+    return answers;
+  });
+  expect(await screen.findByText("1 feature")).toBeTruthy();
+  isAway = true;
+  await act(() => request("post", "/api/saes/steering/enable").catch(notifyError));
+  expect(await screen.findByText(/The page tries again/)).toBeTruthy();
+  expect((await screen.findByRole("region", { name: "Notices" })).textContent).toContain("Connection lost.");
+  expect(await violations(container)).toEqual([]);
+  answers = {
+    "/api/health/detailed": { ...HEALTH, lease: null, uptime_seconds: 1 },
+    "/api/models": { models: [{ ...MODEL, status: "ready" }], total: 1, loaded_model_id: null },
+    "/api/saes/attachments": { count: 0, entries: [] },
+  };
+  isAway = false;
+  const restarted = await screen.findByRole("complementary", { name: "Restart" });
+  await waitFor(() =>
+    expect(restarted.textContent).toContain(
+      "Gone: the model demo, the SAE sae_a at layer 3, 1 live value, the lock of the model, the lease of lab.",
+    ),
+  );
+  expect(screen.queryByText(/The page tries again/)).toBeNull();
+  expect(screen.getByRole("region", { name: "Notices" }).textContent).toBe("");
+  expect(await violations(container)).toEqual([]);
+  fireEvent.click(screen.getByRole("button", { name: "Close this notice" }));
+  expect(screen.queryByRole("complementary", { name: "Restart" })).toBeNull();
 });

@@ -6,6 +6,7 @@ import { useConnection } from "./api/live";
 import { health } from "./api/queries";
 import { PAGES } from "./pages";
 import { KeyDialog } from "./KeyDialog";
+import { Lost } from "./Lost";
 import { Crash } from "./parts/Crash";
 import { ConnectionDot } from "./parts/ConnectionDot";
 import { LeaseBanner } from "./parts/LeaseBanner";
@@ -85,6 +86,7 @@ export function Shell() {
         </ul>
       </nav>
       <main id="main" tabIndex={-1}>
+        <Lost />
         <Lease />
         <Crash key={pathname}>
           <Suspense fallback={<p className="loading page">Loading</p>}>

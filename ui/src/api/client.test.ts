@@ -21,6 +21,14 @@ it("answers the data of an envelope, and the whole body of the compatible API", 
   expect(await request("get", "/v1/models")).toEqual({ object: "list", data: [] });
 });
 
+it("marks the questions that the page asks by itself", async () => {
+  const fetched = answers({ success: true, data: {}, error: null });
+  await request("get", "/api/saes", { signal: new AbortController().signal });
+  await request("post", "/api/models/{model_id}/load", { path: { model_id: 1 } });
+  const marks = fetched.mock.calls.map(([, sent]) => new Headers(sent?.headers).get("X-Service-Background"));
+  expect(marks).toEqual(["1", null]);
+});
+
 it("throws a refusal with its code, details and the time to come back", async () => {
   const error = { code: "NOT_READY", message: "not ready", details: { ready: false } };
   answers({ success: false, data: null, error }, 503, { "Retry-After": "7" });
@@ -49,7 +57,7 @@ it("throws the refusal of the compatible API with the name of its field", async 
 
 it("says that the service cannot be reached", async () => {
   vi.stubGlobal("fetch", vi.fn(() => Promise.reject(new TypeError("failed"))));
-  await expect(request("get", "/api/health")).rejects.toMatchObject({ code: "UNREACHABLE" });
+  await expect(request("get", "/api/health")).rejects.toMatchObject({ code: "CONNECTION_LOST", retryAfter: null });
 });
 
 it("finds the service behind a path prefix", () => {

@@ -1,6 +1,7 @@
 // Requests to the service, with the types of its OpenAPI description. A refusal is thrown as an ApiError.
-import { ApiError, isAborted, isRecord, refusal } from "../rules/errors";
+import { connectionLost, isAborted, isRecord, refusal } from "../rules/errors";
 import { keyHeader, refuseKey } from "./key";
+import { answered, unanswered } from "./reach";
 import type { Sent } from "../rules/snippet";
 import type { paths } from "./types.gen";
 
@@ -35,6 +36,11 @@ export interface Options<P extends keyof paths, M extends Method> {
   headers?: Record<string, string>;
   signal?: AbortSignal;
 }
+/** The header of a question that the page asks by itself, which is one that it may give up: its refusals are not counted. */
+const BACKGROUND = { "X-Service-Background": "1" };
+/** The codes of answers without an envelope that a proxy gives for a service that is away. */
+const AWAY = /^HTTP_50[234]$/;
+
 /** The address of the service. The page is at `<address>ui/`, behind any path prefix. */
 export function base(): string {
   return new URL("../", document.baseURI).href;
@@ -46,7 +52,9 @@ export async function request<M extends Method, P extends PathOf<M>>(
   path: P,
   options: Options<P, M> = {},
 ): Promise<Data<P, M>> {
-  const response = await send(described(method, path, options), options.signal);
+  const asked = described(method, path, options);
+  const sent = options.signal === undefined ? asked : { ...asked, headers: { ...asked.headers, ...BACKGROUND } };
+  const response = await send(sent, options.signal);
   const body = await json(response);
   return (isRecord(body) && "success" in body ? body["data"] : body) as Data<P, M>;
 }
@@ -87,11 +95,16 @@ export async function send(sent: Sent, signal?: AbortSignal): Promise<Response> 
       referrerPolicy: "no-referrer",
     });
   } catch (error) {
-    if (isAborted(error)) throw error;
-    throw new ApiError("The service cannot be reached.", "UNREACHABLE", {}, null, 3);
+    throw lost(error);
   }
-  if (response.ok) return response;
+  if (response.ok) {
+    answered();
+    return response;
+  }
   const refused = refusal(await readable(response), response.status, response.headers);
+  // a proxy answers in the place of a service that is away
+  if (AWAY.test(refused.code)) throw lost(refused);
+  answered();
   // other refusals with 401 concern the token of the hub
   if (refused.code.toUpperCase() === "UNAUTHORIZED") refuseKey();
   throw refused;
@@ -103,8 +116,17 @@ async function json(response: Response): Promise<unknown> {
   return body;
 }
 
+/** The error of a request or of a stream that broke: the connection is lost, unless the page itself ended it. */
+export function lost(error: unknown): unknown {
+  if (isAborted(error)) return error;
+  unanswered();
+  return connectionLost();
+}
+
 async function readable(response: Response): Promise<unknown> {
-  const text = await response.text();
+  const text = await response.text().catch((error: unknown) => {
+    throw lost(error);
+  });
   try {
     return JSON.parse(text);
   } catch {

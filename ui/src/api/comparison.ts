@@ -1,9 +1,19 @@
 // A streamed comparison: its events reach the cached answer in batches, so that a page is drawn at most 60 times a second.
 import { useCallback, useEffect, useRef } from "react";
 import { skipToken, useQuery, useQueryClient } from "@tanstack/react-query";
-import { applied, ended, sent, type CompareEvent, type Comparison, type Phase } from "../rules/comparison";
-import { ApiError, isAborted } from "../rules/errors";
+import {
+  applied,
+  ended,
+  sent,
+  type Asked,
+  type CompareEvent,
+  type Comparison,
+  type Phase,
+} from "../rules/comparison";
+import { ApiError, connectionLost, isAborted } from "../rules/errors";
+import type { Sent } from "../rules/snippet";
 import { described, type Body } from "./client";
+import { asComparison } from "./plain";
 import { stream, type StreamEvent } from "./stream";
 import type { components } from "./types.gen";
 
@@ -30,26 +40,36 @@ export function useComparison(name: string): Comparison | undefined {
 export function useRun(name: string) {
   const client = useQueryClient();
   const running = useRef<AbortController>(null);
+  // the request at work, so that one that is asked for twice, by leaving a field and by a click, is sent once
+  const atWork = useRef<string>(null);
   const { data: phase } = useQuery<Comparison, Error, Phase>({
     ...{ queryKey: keyOf(name), queryFn: skipToken, gcTime: Infinity },
     select: (comparison) => comparison.phase,
   });
 
-  const stop = useCallback(() => running.current?.abort(), []);
+  const stop = useCallback(() => {
+    atWork.current = null;
+    running.current?.abort();
+  }, []);
   const run = useCallback(
-    async (body: CompareBody) => {
+    async (request: Sent, asked: Asked) => {
+      const written = JSON.stringify([request.url, request.body]);
+      if (atWork.current === written) return;
       running.current?.abort();
+      atWork.current = written;
       const own = new AbortController();
       running.current = own;
       const change = (how: (before: Comparison) => Comparison) => {
         // a comparison that was replaced no longer writes
         if (running.current === own) client.setQueryData<Comparison>(keyOf(name), (before) => before && how(before));
       };
-      client.setQueryData<Comparison>(keyOf(name), (before) => sent(before, performance.now()));
+      client.setQueryData<Comparison>(keyOf(name), (before) => sent(before, asked, performance.now()));
       try {
-        await follow(body, own.signal, (events) => change((before) => applied(before, events, performance.now())));
+        await follow(request, own.signal, (events) => change((before) => applied(before, events, performance.now())));
       } catch (error) {
         change((before) => ended(before, isAborted(error) ? null : error, performance.now()));
+      } finally {
+        if (running.current === own) atWork.current = null;
       }
     },
     [client, name],
@@ -63,7 +83,7 @@ function keyOf(name: string) {
 }
 
 /** Read a stream to its end, and hand its events on in batches. */
-async function follow(body: CompareBody, signal: AbortSignal, draw: (events: CompareEvent[]) => void): Promise<void> {
+async function follow(asked: Sent, signal: AbortSignal, draw: (events: CompareEvent[]) => void): Promise<void> {
   let waiting: CompareEvent[] = [];
   let timer: ReturnType<typeof setTimeout> | undefined;
   const flush = () => {
@@ -73,16 +93,16 @@ async function follow(body: CompareBody, signal: AbortSignal, draw: (events: Com
     waiting = [];
   };
   try {
-    const { events } = await stream(comparing(body), signal);
+    const { events } = await stream(asked, signal);
     let isWhole = false;
-    for await (const event of events) {
+    for await (const event of asComparison(events)) {
       const read = known(event);
       if (read === null) continue;
       waiting.push(read);
       isWhole ||= read.name === "done";
       timer ??= setTimeout(flush, FRAME);
     }
-    if (!isWhole) throw new ApiError("The connection ended before the comparison was complete.", "CONNECTION_LOST");
+    if (!isWhole) throw connectionLost("The connection ended before the text was complete.");
   } finally {
     flush();
   }

@@ -13,24 +13,58 @@ export type Circuit = Data<"/api/circuits">["circuits"][number];
 export type CircuitDetail = Data<"/api/circuits/{circuit_id}">;
 export type Claim = Data<"/api/circuits/claims">[number];
 
+/** The most profiles, clusters or circuits that the service answers at once. */
+const PAGE = 200;
+
+/** The first page of a list, and the rows of all pages. */
+async function everyPage<Page extends { total: number }, Row>(
+  read: (query: { limit: number; offset: number }) => Promise<Page>,
+  rowsOf: (page: Page) => readonly Row[],
+): Promise<{ first: Page; rows: Row[] }> {
+  const first = await read({ limit: PAGE, offset: 0 });
+  const rows = [...rowsOf(first)];
+  while (rows.length < first.total) {
+    const next = rowsOf(await read({ limit: PAGE, offset: rows.length }));
+    // rows were deleted meanwhile
+    if (next.length === 0) break;
+    rows.push(...next);
+  }
+  return { first, rows };
+}
+
 export const profiles = queryOptions({
   queryKey: ["profiles"] as const,
-  queryFn: ({ signal }) => request("get", "/api/profiles", { signal }),
+  queryFn: async ({ signal }) => {
+    const { first, rows } = await everyPage(
+      (query) => request("get", "/api/profiles", { signal, query }),
+      (page) => page.profiles,
+    );
+    return { ...first, profiles: rows };
+  },
   refetchInterval: unlessLive,
 });
 
 export const clusters = queryOptions({
   queryKey: ["clusters"] as const,
-  queryFn: ({ signal }) => request("get", "/api/clusters", { signal }),
+  queryFn: async ({ signal }) => {
+    const { first, rows } = await everyPage(
+      (query) => request("get", "/api/clusters", { signal, query }),
+      (page) => page.clusters,
+    );
+    return { ...first, clusters: rows };
+  },
   refetchInterval: unlessLive,
 });
 
-/** The most circuits that the service answers at once. */
-export const CIRCUITS = 200;
-
 export const circuits = queryOptions({
   queryKey: ["circuits", "list"] as const,
-  queryFn: ({ signal }) => request("get", "/api/circuits", { signal, query: { limit: CIRCUITS } }),
+  queryFn: async ({ signal }) => {
+    const { first, rows } = await everyPage(
+      (query) => request("get", "/api/circuits", { signal, query }),
+      (page) => page.circuits,
+    );
+    return { ...first, circuits: rows };
+  },
   refetchInterval: unlessLive,
 });
 

@@ -17,6 +17,13 @@ it("makes the answers of the nouns of an event stale, and no others", () => {
   expect(client.getQueryState(["profiles"])?.isInvalidated).toBe(false);
 });
 
+it("a lease that somebody else takes is asked for at once", () => {
+  const client = new QueryClient();
+  client.setQueryData(["health", "detailed"], {});
+  arrived(client, "model:lease", { modelId: 1 });
+  expect(client.getQueryState(["health", "detailed"])?.isInvalidated).toBe(true);
+});
+
 it("refreshes once for many events, and once more when they calm down", () => {
   const client = new QueryClient();
   const refreshed = vi.spyOn(client, "invalidateQueries");

@@ -23,13 +23,14 @@ const STALE: Record<string, readonly Part[]> = {
   "model:load:error": ["models", "health"],
   "model:unload:complete": ["models", "health", "attachments", "steering", "saes", "features", "monitoring"],
   "model:replica": ["models", "health"],
+  "model:lease": ["models", "health"],
   "sae:attached": ["attachments", "saes", "health", "models", "steering", "features", "monitoring"],
   "sae:detached": ["attachments", "saes", "health", "models", "steering", "features", "monitoring"],
   "sae:download:complete": ["saes"],
   "sae:download:error": ["saes"],
   "steering:update": ["steering", "health", "profiles", "clusters", "circuits", "claims", "sensing"],
   "monitoring:state": ["monitoring", "readings", "attachments"],
-  "monitoring:activation": ["readings"],
+  "monitoring:activation": ["readings", "monitoring state"],
   "sensing:event": ["sensing cluster"],
   "circuit:sensing:event": ["sensing circuit"],
 };
@@ -51,7 +52,7 @@ const ENDED: typeof PROGRESS = {
 /** The least time between two refreshes of one noun by events, in milliseconds. */
 const CALM = 250;
 /** The same for answers that change with the texts that are written. */
-const CALMER: Partial<Record<Part, number>> = { readings: 2_000, "sensing cluster": 1_000, "sensing circuit": 1_000 };
+const CALMER: Partial<Record<Part, number>> = { readings: 2_000, "monitoring state": 2_000, "sensing cluster": 1_000, "sensing circuit": 1_000 };
 
 let socket: Socket | null = null;
 let connection: Connection = "connecting";

@@ -4,7 +4,8 @@
 import { QueryClient, queryOptions } from "@tanstack/react-query";
 import { request, type Data } from "./client";
 import { isLive } from "./live";
-import { ApiError } from "../rules/errors";
+import { lostSince } from "./reach";
+import { ApiError, isConnectionLost } from "../rules/errors";
 
 export type Noun =
   | "health"
@@ -37,6 +38,8 @@ export function unlessLive({ state }: { state: { status: string } }): number | f
 export function watched<T extends object>(options: T) {
   return { ...options, refetchInterval: POLL };
 }
+/** The time between two questions whether the service is back. */
+const AGAIN = 2_000;
 /** The time between two readings while a download or a load runs. */
 export const BUSY_POLL = 1_500;
 
@@ -56,13 +59,13 @@ export function queryClient(): QueryClient {
 }
 
 function isTransient(error: unknown): boolean {
-  return error instanceof ApiError && (error.code === "UNREACHABLE" || error.status === 503);
+  return error instanceof ApiError && (isConnectionLost(error) || error.status === 503);
 }
 
 export const health = queryOptions({
   queryKey: ["health", "detailed"] as const,
   queryFn: ({ signal }) => request("get", "/api/health/detailed", { signal }),
-  refetchInterval: POLL,
+  refetchInterval: () => (lostSince() === null ? POLL : AGAIN),
 });
 
 export const cards = queryOptions({

@@ -54,3 +54,11 @@ export const firing = (kind: Kind, id: number) =>
         : ofEdge(await request("get", "/api/circuit-sensing/events/{event_id}", { signal, path: { event_id: id } })),
     retry: false,
   });
+
+/** Whether an operator wants a cluster to be sensed. */
+export function switchSensing(profile_id: string, isOn: boolean) {
+  const path = { profile_id };
+  return isOn
+    ? request("post", "/api/sensing/{profile_id}/enable", { path })
+    : request("post", "/api/sensing/{profile_id}/disable", { path });
+}

@@ -50,9 +50,9 @@ export function liveValues({ sae_id, layer }: Place) {
 /** Actions on the live values. Each writes the service's answer to the cache. */
 export function steeringActions(client: QueryClient, { sae_id, layer }: Place) {
   const place = { sae_id, layer };
-  const answered = (state: Steering) => {
+  const answered = async (state: Steering) => {
     client.setQueryData(liveValues(place).queryKey, state);
-    void client.invalidateQueries({ queryKey: ["steering"] });
+    await client.invalidateQueries({ queryKey: ["steering"] });
   };
   return {
     set: async (index: number, value: number) =>
@@ -77,12 +77,12 @@ export const activeCircuits = queryOptions({
   queryFn: ({ signal }) => request("get", "/api/circuits/active", { signal }),
 });
 
-/** A text with the features and the log-probability of each of its tokens, read without steering. */
+/** A text with the log-probability of each of its tokens, and with an SAE their features, read without steering. */
 export function readTokens(model: string | null, place: Place | null, prompt: string) {
   return queryOptions({
     queryKey: ["reading", model, place === null ? "" : keyOf(place), prompt] as const,
     queryFn: async ({ signal }) => {
-      if (model === null || place === null) throw new Error("no model, or no SAE");
+      if (model === null) throw new Error("no model");
       const once = (size: number) => scored(model, place, prompt, listedFor(prompt, size), signal);
       try {
         return await once(4);
@@ -92,22 +92,27 @@ export function readTokens(model: string | null, place: Place | null, prompt: st
         return once(1);
       }
     },
-    enabled: model !== null && place !== null && prompt !== "",
+    enabled: model !== null && prompt !== "",
     staleTime: Infinity,
     gcTime: SELDOM,
     retry: false,
   });
 }
 
-async function scored(model: string, { sae_id, layer }: Place, prompt: string, listed: number, signal: AbortSignal) {
+async function scored(model: string, place: Place | null, prompt: string, listed: number, signal: AbortSignal) {
+  const features = place === null ? {} : { return_sae_activations: featuresOf(place, listed) };
   const answer = await request("post", "/v1/completions", {
     // a model that is no longer loaded is not loaded for this
     headers: { "X-Service-Load-Policy": "refuse" },
     body: {
       ...{ model, prompt, max_tokens: 1, temperature: 0, logprobs: 0, echo: true },
-      return_sae_activations: { positions: "prompt", top_k: listed, sae_id, layer },
+      ...features,
     },
     signal,
   });
   return { ...readText(answer), listed };
+}
+
+function featuresOf({ sae_id, layer }: Place, top_k: number) {
+  return { positions: "prompt" as const, top_k, sae_id, layer };
 }

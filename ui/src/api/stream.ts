@@ -1,7 +1,7 @@
 // Server-sent events of an answer, one by one. Leaving the loop, or the signal, ends the request.
 import { isRecord, refusal } from "../rules/errors";
 import type { Sent } from "../rules/snippet";
-import { send } from "./client";
+import { lost, send } from "./client";
 
 export interface StreamEvent {
   /** The name of the event; `message` where it has none. */
@@ -30,7 +30,9 @@ async function* events(response: Response): AsyncGenerator<StreamEvent, void> {
   let rest = "";
   try {
     for (;;) {
-      const { done, value } = await reader.read();
+      const { done, value } = await reader.read().catch((error: unknown) => {
+        throw lost(error);
+      });
       if (done) return;
       const blocks = (rest + value).split(/\r?\n\r?\n/);
       rest = blocks.pop() ?? "";

@@ -36,7 +36,7 @@ const DETAIL = {
   dial_range: [0.2, 1.5],
   sensing_enabled: true,
   members: [
-    { layer: 2, feature_idx: 955, label: "waves", value: 11 },
+    { layer: 2, feature_idx: 955, label: null, value: 11 },
     { layer: 3, feature_idx: 90, label: "sea", value: -42 },
   ],
   edges: [
@@ -61,6 +61,8 @@ const ANSWERS = {
   ],
   "GET /api/circuit-sensing/status": { circuits: [], unsensable_edges: [], paused_reason: null },
   "GET /api/circuit-sensing/events": { events: [], total: 0 },
+  "GET /api/health/detailed": { active_profile: null },
+  "GET /api/saes/sae_a/labels": { labels: [{ feature_idx: 955, label: "waves" }] },
   "GET /api/saes/attachments": { count: 1, entries: [{ sae_id: "sae_b", layer: 3 }] },
   "GET /api/saes/steering": { enabled: true, values: { "90": -42, "7": 1 } },
 };
@@ -86,6 +88,10 @@ it("asks again before an unvalidated circuit serves, and before it serves beside
   showPage(<Circuits />);
   const user = userEvent.setup();
   await user.click(await screen.findByRole("button", { name: "Activate" }));
+  const beside = await screen.findByRole("dialog", { name: "Activate sea stories beside what steers now?" });
+  expect(beside.textContent).toContain("2 values steer now, set by hand. They stay, and sea stories adds its own");
+  expect(sent.some(({ path }) => path.endsWith("/activate"))).toBe(false);
+  await user.click(within(beside).getByRole("button", { name: "Activate" }));
   const first = await screen.findByRole("dialog", { name: "Activate sea stories all the same?" });
   expect(first.textContent).toContain("the evidence is thin");
   expect(first.textContent).toContain("a phrase of the service");
@@ -119,6 +125,8 @@ it("offers no way around features that two circuits steer", async () => {
   showPage(<Circuits />);
   const user = userEvent.setup();
   await user.click(await screen.findByRole("button", { name: "Activate" }));
+  const beside = await screen.findByRole("dialog", { name: "Activate sea stories beside what steers now?" });
+  await user.click(within(beside).getByRole("button", { name: "Activate" }));
   const dialog = await screen.findByRole("dialog", { name: "sea stories cannot serve now" });
   expect(dialog.textContent).toContain("3:90 of another");
   expect(within(dialog).queryByRole("button", { name: "Activate both" })).toBeNull();

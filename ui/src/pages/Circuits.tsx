@@ -13,7 +13,6 @@ export default function Circuits() {
   const all = list.data?.circuits ?? [];
   const shown = useOpened(all);
   const { open } = shown;
-  const total = list.data?.total ?? 0;
   return (
     <Documents
       noun="Circuits"
@@ -29,7 +28,6 @@ export default function Circuits() {
         </>
       )}
       empty={<p>No circuit is imported yet. Drop the file of a circuit that a studio exported.</p>}
-      about={total > all.length ? `The newest ${all.length} of ${total}.` : undefined}
       detail={(circuit) => (
         <CircuitDetail
           key={circuit.id}

@@ -90,6 +90,6 @@ it("links to the Steer page with the feature at its typical strength", async () 
   shown("/features/sae_1/3/90");
   const link = await screen.findByRole<HTMLAnchorElement>("link", { name: "Steer with this" });
   const query = new URL(link.href).searchParams;
-  expect(JSON.parse(query.get("f") ?? "")).toEqual([[90, 47.5, 1]]);
+  expect(JSON.parse(query.get("f") ?? "")).toEqual([[90, 47.5, 1, "sae_1@3"]]);
   expect(query.get("sae")).toBe("sae_1@3");
 });

@@ -4,6 +4,7 @@ import { MemoryRouter } from "react-router";
 import { expect, it, vi } from "vitest";
 import { arrived } from "../api/live";
 import { violations } from "../test/axe";
+import { showPage } from "../test/page";
 import { service } from "../test/service";
 import Live from "./Live";
 
@@ -53,6 +54,20 @@ const firing = (created_at: string) => ({
   context_text: "the blue whale sang",
   context_token_ids: [1, 2, 3],
   context_parts: { before: "the blue", span: " whale", after: " sang" },
+});
+
+it.each([
+  ["a GGUF model", { engine: "gguf", embedding_only: false }, /is a GGUF model.*has no layers to hook/],
+  ["an embedding model", { engine: "checkpoint", embedding_only: true }, /is an embedding model.*has no layers to hook/],
+])("with %s the page says at once that there is nothing to watch", async (_, kind, why) => {
+  const model = { id: 1, name: "demo", quantization: "FP16", ...kind };
+  service({
+    "GET /api/monitoring": { ...OFF, sae_attached: false, sae_id: null, layer: null },
+    "GET /api/models": { models: [model], total: 1, loaded_model_id: 1 },
+  });
+  showPage(<Live />, "/live");
+  expect(await screen.findByText(why)).toBeTruthy();
+  await waitFor(() => expect(screen.queryByRole("link", { name: /Attach an SAE/ })).toBeNull());
 });
 
 async function shown({ state = STATE, records = [record()], events = [firing(at(-60))] } = {}, link = "/live") {
@@ -135,4 +150,13 @@ it("shows a firing with its span marked", async () => {
   await shown();
   const mark = await screen.findByText("whale", { selector: "mark" });
   expect(mark.parentElement?.textContent).toBe("the blue whale sang");
+});
+
+it("says how many records are kept by now", async () => {
+  const state = { ...STATE, history_count: 0 };
+  const { fire } = await shown({ state });
+  expect(screen.getByText(/0 of at most 100 records are kept/)).toBeTruthy();
+  state.history_count = 3;
+  fire(1, 332, 12);
+  expect(await screen.findByText(/3 of at most 100 records are kept/)).toBeTruthy();
 });

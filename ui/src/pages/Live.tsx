@@ -4,16 +4,19 @@ import { useQuery, useQueryClient } from "@tanstack/react-query";
 import { Link } from "react-router";
 import { useConnection, useConnectionSince } from "../api/live";
 import { monitoring, type Monitoring } from "../api/monitoring";
-import { watched } from "../api/queries";
+import { models, watched } from "../api/queries";
+import { useLostSince } from "../api/reach";
 import { Clock } from "../parts/Moment";
 import { Answered, Panel } from "../parts/Panel";
 import { useFrozen } from "../parts/useFrozen";
 import { useLink } from "../parts/useLink";
 import { useNow } from "../parts/useNow";
+import { abilitiesOf } from "../rules/abilities";
 import { secondsSince, span } from "../rules/age";
 import { indices } from "../rules/places";
 import { largest, newer } from "../rules/readings";
 import { useShortcut } from "../shortcuts";
+import { NoHooks } from "./NoHooks";
 import { Configure, ConfigureForm } from "./live/Configure";
 import { Firings } from "./live/Firings";
 import { Newest } from "./live/Newest";
@@ -37,10 +40,12 @@ export default function Live() {
     change({ pins: pins.includes(index) ? pins.filter((one) => one !== index) : [...pins, index].slice(-PINS) });
   const client = useQueryClient();
   const changed = () => Promise.all(STALE.map((noun) => client.invalidateQueries({ queryKey: [noun] })));
+  const loaded = useQuery(models).data;
+  const model = loaded?.models.find(({ id }) => id === loaded.loaded_model_id) ?? null;
   const isOn = state.data?.enabled === true;
   const place = { sae: state.data?.sae_id ?? "", layer: state.data?.layer ?? null };
   return (
-    <div className="page">
+    <div className="page live-page">
       <header className="page-head live-head">
         <h1>Live</h1>
         <p className="row">
@@ -53,6 +58,9 @@ export default function Live() {
         </p>
       </header>
       <Lost />
+      <NoHooks model={model} all={loaded?.models ?? []}>
+        So there are no features to watch. <Link to="/steer">Let it write</Link>.
+      </NoHooks>
       <div className="columns">
         <div className="column">
           <Panel
@@ -78,7 +86,7 @@ export default function Live() {
                     </Answered>
                   </>
                 ) : (
-                  <Off state={now} onDone={changed} />
+                  <Off state={now} isHooked={model === null || abilitiesOf(model).why === null} onDone={changed} />
                 )
               }
             </Answered>
@@ -104,7 +112,8 @@ export default function Live() {
 }
 
 /** Why nothing is monitored, and the next step. */
-function Off({ state, onDone }: { state: Monitoring; onDone: () => Promise<unknown> }) {
+function Off({ state, isHooked, onDone }: { state: Monitoring; isHooked: boolean; onDone: () => Promise<unknown> }) {
+  if (!isHooked) return <p className="empty">This model has no features to watch.</p>;
   if (!state.sae_attached) {
     return (
       <p className="empty">
@@ -125,7 +134,9 @@ function Lost() {
   const connection = useConnection();
   const since = useConnectionSince();
   const lasts = useNow((now) => span(secondsSince(since, now)));
-  if (connection !== "lost") return null;
+  const isAway = useLostSince() !== null;
+  // that the service does not answer at all stands above every page
+  if (connection !== "lost" || isAway) return null;
   return (
     <p className="stale" role="status">
       <span>

@@ -18,6 +18,14 @@ const FACTS = {
 };
 const LOADED = { ...FACTS, id: 1, name: "one", status: "loaded" };
 const READY = { ...FACTS, id: 2, name: "two", status: "ready" };
+const TINY = {
+  name: "tiny", repo_id: "acme/tiny", revision: "abcdef0123", params: null, num_parameters: null, architecture: null,
+  architectures: null, model_type: null, requires_trust_remote_code: false, is_gated: false,
+  estimated_sizes: { FP16: { disk_mb: 5000, memory_mb: 6000 }, Q4: { disk_mb: 5000, memory_mb: 2000 } },
+  downloads: null, likes: null, tags: [], pipeline_tag: null, license: null, language: null,
+  gguf_quants: [{ label: "Q4_K_M", files: [{}], total_size_bytes: 2 ** 30, is_split: false, quant_parsed: true }],
+  gguf_companions: null, gguf_architecture: null, gguf_context_length: null, gguf_total_params: null,
+};
 const HOST = { read_at: "2026-01-01T00:00:00Z", reason: "no card", cards: [], host: { total_mb: 8000, available_mb: 4000 } };
 const HEALTH = { lease: null, inference: { in_flight: 0, queue_waiting: 0 } };
 const NONE = { count: 0, entries: [], to_restore: [] };
@@ -98,10 +106,16 @@ it("a download shows its progress as it comes, is cancelled, and goes on where i
   expect(asked.findLast(({ method }) => method === "POST")?.body).toMatchObject({ repo_id: "acme/tiny", revision: "abc" });
 });
 
-it("a token of the hub is asked for when it is needed, sent once, and kept nowhere", async () => {
+it("a token of the hub is asked for when it is needed, once for a repository, and kept nowhere else", async () => {
   const gated = refused({ code: "GATED_MODEL_NO_TOKEN", message: "gated", status: 401 });
-  const asked = served({ "POST /api/models/preview": gated });
+  const offered = { ...TINY, repo_id: "acme/gated", is_gated: true };
+  const asked = served({
+    "POST /api/models/preview": ({ body }: Request) =>
+      (body as { repo_id: string; hub_token?: string }).hub_token === undefined ? gated : offered,
+    "POST /api/models": READY,
+  });
   const { client } = showPage(<Models />, "/models?repo=acme/gated");
+  await userEvent.click(await screen.findByRole("button", { name: "Look at it" }));
   const field = await screen.findByLabelText("Hub token");
   expect(field.getAttribute("type")).toBe("password");
   await userEvent.type(field, "hf_secret");
@@ -111,19 +125,25 @@ it("a token of the hub is asked for when it is needed, sent once, and kept nowhe
   expect(JSON.stringify({ ...localStorage, ...sessionStorage })).not.toContain("hf_secret");
   const kept = [client.getQueryCache().getAll().map(({ queryKey, state }) => [queryKey, state]), client.getMutationCache().getAll()];
   expect(JSON.stringify(kept)).not.toContain("hf_secret");
+  await userEvent.click(await screen.findByRole("button", { name: "Download Q4_K_M" }));
+  expect(screen.queryByLabelText("Hub token")).toBeNull();
+  await waitFor(() =>
+    expect(asked.find(({ path, method }) => method === "POST" && path === "/api/models")?.body).toMatchObject({
+      hub_token: "hf_secret",
+    }),
+  );
+  const repository = screen.getByRole("textbox", { name: "Repository" });
+  await userEvent.clear(repository);
+  await userEvent.type(repository, "acme/other{Enter}");
+  await waitFor(() => expect(asked.findLast(({ path }) => path === "/api/models/preview")?.body).toEqual({ repo_id: "acme/other" }));
 });
 
 it("a preview shows the fit per place before a download, and a dash where nothing is known", async () => {
-  const offered = {
-    name: "tiny", repo_id: "acme/tiny", revision: "abcdef0123", params: null, num_parameters: null, architecture: null,
-    architectures: null, model_type: null, requires_trust_remote_code: false, is_gated: false,
-    estimated_sizes: { FP16: { disk_mb: 5000, memory_mb: 6000 }, Q4: { disk_mb: 5000, memory_mb: 2000 } },
-    downloads: null, likes: null, tags: [], pipeline_tag: null, license: null, language: null,
-    gguf_quants: [{ label: "Q4_K_M", files: [{}], total_size_bytes: 2 ** 30, is_split: false, quant_parsed: true }],
-    gguf_companions: null, gguf_architecture: null, gguf_context_length: null, gguf_total_params: null,
-  };
-  const asked = served({ "POST /api/models/preview": offered, "POST /api/models": READY });
+  const asked = served({ "POST /api/models/preview": TINY, "POST /api/models": READY });
   const { container } = showPage(<Models />, "/models?repo=acme/tiny");
+  const look = await screen.findByRole("button", { name: "Look at it" });
+  expect(asked.map(route)).not.toContain("POST /api/models/preview");
+  await userEvent.click(look);
   expect(await screen.findByText("does not fit, 3.9 GiB free")).toBeTruthy();
   expect(screen.getByText("fits, 3.9 GiB free")).toBeTruthy();
   expect(container.textContent).not.toMatch(/NaN|undefined/);
@@ -157,7 +177,7 @@ it("shows what each replica of the loaded model does, and follows their events",
   expect(lost.textContent).toContain("gpu-2");
   expect(within(lost).getByText("ended by signal 9")).toBeTruthy();
   expect(lost.textContent).toContain("memory–");
-  expect(within(shown).getByRole("listitem", { name: "replica-1" }).textContent).toMatch(/requests3 of 8.*epoch7.*restarts0/);
+  expect(within(shown).getByRole("listitem", { name: "replica-1" }).textContent).toMatch(/requests.*3 of 8.*epoch.*7.*restarts0/);
   expect(within(shown).getByRole("button", { name: "Drain replica-1" })).toHaveProperty("disabled", true);
   expect(await violations(container)).toEqual([]);
   replicas = replicated(REPLICA, { ...LOST, state: "serving" });

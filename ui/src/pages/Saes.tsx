@@ -1,17 +1,20 @@
 // SAEs: what is attached and how well it reads the model, what is about to be attached, what is registered, the hub.
+import { useState } from "react";
 import { Link } from "react-router";
 import { useQuery } from "@tanstack/react-query";
-import { saes } from "../api/saes";
+import { saes, type Sae } from "../api/saes";
 import { attachments, models, watched } from "../api/queries";
 import { QueryPanel } from "../parts/Panel";
 import { useLink } from "../parts/useLink";
+import { abilitiesOf } from "../rules/abilities";
 import { count } from "../rules/bytes";
 import { text } from "../rules/link";
-import { memberField, withMember } from "../rules/members";
+import { memberField, withMember, type Member } from "../rules/members";
+import { chooseId } from "./saes/SaeRow";
 import { AddSaes } from "./saes/AddSaes";
-import { AttachPanel } from "./saes/AttachPanel";
+import { AS_THEY_ARE, AttachPanel } from "./saes/AttachPanel";
 import { AttachedSaes } from "./saes/AttachedSaes";
-import { SaeList } from "./saes/SaeList";
+import { hasWords, SaeList } from "./saes/SaeList";
 import "../css/library.css";
 
 const LINK = { attach: memberField, q: text() };
@@ -23,6 +26,33 @@ export default function Saes() {
   const list = useQuery(models).data;
   const loaded = list?.models.find(({ id }) => id === list.loaded_model_id);
   const records = all.data?.saes ?? [];
+  const [at, setAt] = useState<string | null>(null);
+  const [options, setOptions] = useState(AS_THEY_ARE);
+  const chosen = attach.map(({ sae_id }) => sae_id);
+  // the panel stands where its last SAE was chosen; with a link, above the list
+  const place = records.find((sae) => sae.id === at && chosen.includes(sae.id) && hasWords(sae, q));
+  const choose = (sae: Sae) => {
+    const rest = attach.filter(({ sae_id }) => sae_id !== sae.id);
+    setAt(rest.length < attach.length ? (rest.at(-1)?.sae_id ?? null) : sae.id);
+    change({ attach: rest.length < attach.length ? rest : withMember(attach, { sae_id: sae.id, layer: sae.trained_layer ?? 0 }) });
+  };
+  const edit = (members: Member[]) => {
+    // the panel goes, and the focus with it
+    if (members.length === 0) document.getElementById(chooseId(at ?? chosen[0] ?? ""))?.focus();
+    if (members.length === 0) setOptions(AS_THEY_ARE);
+    change({ attach: members });
+  };
+  const panel = attach.length > 0 && (
+    <AttachPanel
+      members={attach}
+      records={records}
+      loaded={loaded}
+      attached={attached.data}
+      options={options}
+      onOptions={setOptions}
+      onChange={edit}
+    />
+  );
   return (
     <div className="page">
       <header className="page-head">
@@ -42,6 +72,10 @@ export default function Saes() {
             <p>
               No SAE is attached, because no model is loaded. <Link to="/models">Load a model</Link> first.
             </p>
+          ) : abilitiesOf(loaded).why !== null ? (
+            <p>
+              {abilitiesOf(loaded).why} <Link to="/models">Load a checkpoint</Link> first.
+            </p>
           ) : (
             <p>No SAE is attached. Choose one of the registered SAEs below, and attach it.</p>
           )
@@ -49,15 +83,7 @@ export default function Saes() {
       >
         {(data) => <AttachedSaes attached={data} records={records} />}
       </QueryPanel>
-      {attach.length > 0 && (
-        <AttachPanel
-          members={attach}
-          records={records}
-          loaded={loaded}
-          attached={attached.data}
-          onChange={(members) => change({ attach: members })}
-        />
-      )}
+      {place === undefined && panel}
       <QueryPanel
         title="Registered"
         query={all}
@@ -69,8 +95,10 @@ export default function Saes() {
             records={data.saes}
             words={q}
             onWords={(words) => change({ q: words })}
-            chosen={attach.map(({ sae_id }) => sae_id)}
-            onChoose={(sae) => change({ attach: withMember(attach, { sae_id: sae.id, layer: sae.trained_layer ?? 0 }) })}
+            chosen={chosen}
+            onChoose={choose}
+            panelAt={place?.id}
+            panel={panel}
           />
         )}
       </QueryPanel>

@@ -4,10 +4,11 @@ import { useQuery } from "@tanstack/react-query";
 import { Navigate, useSearchParams } from "react-router";
 import { search } from "../api/steer";
 import { Copy } from "../parts/Copy";
-import { opened } from "../rules/steer";
+import { keyOf, opened } from "../rules/steer";
 import { useShortcut } from "../shortcuts";
 import "../css/chips.css";
 import "../css/steer.css";
+import { NoHooks } from "./NoHooks";
 import { Columns } from "./steer/Columns";
 import { DEMO, demoFeature } from "./steer/demo";
 import { Features } from "./steer/Features";
@@ -53,12 +54,15 @@ function Bench() {
           <Copy text={location.href} label="Copy link to this view" says="Copy link" />
         </div>
       </header>
+      <NoHooks model={steer.model} all={steer.loaded.data?.models ?? []}>
+        It still writes, and its text stands below, in one column.
+      </NoHooks>
       <div className="bench">
         <Prompt steer={steer} />
         <Features steer={steer} find={find} />
         <div className="bench-main">
           <Columns steer={steer} />
-          <Sweep steer={steer} />
+          {steer.place !== null && <Sweep steer={steer} />}
           <Request steer={steer} />
         </div>
       </div>
@@ -83,10 +87,11 @@ function useDemo({ state, model, place, change }: State) {
   const hasFeatures = state.f !== null;
   const isDemo = isFirst && model?.name === DEMO.model && place !== null;
   const labels = useQuery({ ...search(place?.sae_id ?? "", DEMO.label, null), enabled: isDemo }).data;
+  const key = place === null ? null : keyOf(place);
   const index = labels === undefined ? undefined : demoFeature(labels.features);
   useEffect(() => {
     if (!isDemo || index === undefined) return;
     const chat = [{ role: "user", content: DEMO.prompt }];
-    change(hasFeatures ? { chat } : { chat, f: [[index, DEMO.value, 1]] });
-  }, [isDemo, index, hasFeatures, change]);
+    change(hasFeatures || key === null ? { chat } : { chat, f: [[index, DEMO.value, 1, key]] });
+  }, [isDemo, index, hasFeatures, key, change]);
 }

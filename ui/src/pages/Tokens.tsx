@@ -7,10 +7,12 @@ import { readTokens } from "../api/steer";
 import { Copy } from "../parts/Copy";
 import { Answered, Panel } from "../parts/Panel";
 import { useLink } from "../parts/useLink";
+import { abilitiesOf } from "../rules/abilities";
 import { keyOf, servedName } from "../rules/steer";
 import { useShortcut } from "../shortcuts";
 import "../css/chips.css";
 import "../css/tokens-page.css";
+import { NoHooks } from "./NoHooks";
 import { EXAMPLE, TOKENS } from "./tokens/link";
 import { ReadView } from "./tokens/ReadView";
 
@@ -21,15 +23,21 @@ export default function Tokens() {
   const attached = useQuery(attachments);
   const model = loaded.data?.models.find(({ id }) => id === loaded.data.loaded_model_id) ?? null;
   const places = attached.data?.entries ?? [];
-  const place = places.find((entry) => keyOf(entry) === link.sae) ?? places[0] ?? null;
+  const isElsewhere = link.sae !== "" && attached.data !== undefined && !places.some((entry) => keyOf(entry) === link.sae);
+  const place = isElsewhere ? null : (places.find((entry) => keyOf(entry) === link.sae) ?? places[0] ?? null);
   const written = draft ?? (link.text || EXAMPLE);
-  const name = model === null ? null : servedName(model, loaded.data?.models ?? []);
-  const reading = useQuery(readTokens(name, place, link.text));
-  const canRead = model !== null && place !== null && written.trim() !== "";
+  const isScored = model !== null && attached.data !== undefined && abilitiesOf(model).scores;
+  const name = isScored ? servedName(model, loaded.data?.models ?? []) : null;
+  // a text of a link is read when a person asks for it
+  const [asked, setAsked] = useState("");
+  const isAsked = asked !== "" && asked === link.text;
+  const reading = useQuery({ ...readTokens(name, place, link.text), enabled: isAsked && name !== null && !isElsewhere });
+  const canRead = name !== null && !isElsewhere && written.trim() !== "";
   const read = () => {
     if (!canRead) return;
-    if (written === link.text) void reading.refetch();
-    else change({ text: written }, { push: true });
+    if (written === asked) void reading.refetch();
+    setAsked(written);
+    if (written !== link.text) change({ text: written }, { push: true });
     setDraft(null);
   };
   useShortcut("send", read, canRead);
@@ -44,6 +52,9 @@ export default function Tokens() {
         </div>
         <Copy text={location.href} label="Copy link to this view" says="Copy link" />
       </header>
+      <NoHooks model={model} all={loaded.data?.models ?? []}>
+        It tells no log-probabilities either, so no text is read here. <Link to="/steer">Let it write</Link>.
+      </NoHooks>
       <section className="panel" aria-label="Text">
         <textarea
           aria-label="Text to read"
@@ -53,8 +64,13 @@ export default function Tokens() {
         />
         <div className="row spread">
           <span className="row">
-            {places.length > 1 && place !== null && (
-              <select aria-label="SAE" value={keyOf(place)} onChange={(event) => change({ sae: event.target.value })}>
+            {(places.length > 1 || isElsewhere) && (
+              <select
+                aria-label="SAE"
+                value={place === null ? "" : keyOf(place)}
+                onChange={(event) => change({ sae: event.target.value })}
+              >
+                {place === null && <option value="">Choose an SAE</option>}
                 {places.map((entry) => (
                   <option key={keyOf(entry)} value={keyOf(entry)}>
                     layer {entry.layer}, {entry.sae_id}
@@ -73,24 +89,37 @@ export default function Tokens() {
         <Empty>
           No model is loaded. <Link to="/models">Load a model</Link>.
         </Empty>
-      ) : place === null && attached.data !== undefined ? (
+      ) : isElsewhere ? (
         <Empty>
-          No SAE is attached, so no features can be read. <Link to="/saes">Attach an SAE</Link>.
+          The SAE of this link, <code>{link.sae}</code>, is not attached.{" "}
+          <Link to={`/saes?attach=${encodeURIComponent(link.sae)}`}>Attach it</Link>, or choose another one above.
         </Empty>
-      ) : link.text === "" ? (
-        <Empty>Read the text above, or write another one.</Empty>
-      ) : (
-        <Answered query={reading}>
-          {(text) => (
-            <ReadView
-              text={text}
-              listed={text.listed}
-              pick={link.pick}
-              onPick={(pick) => change({ pick })}
-              prompt={link.text}
-            />
+      ) : !isScored ? null : (
+        <>
+          {place === null && (
+            <div className="notice">
+              <p>
+                No SAE is attached, so no features are read: only how likely each token was.{" "}
+                <Link to="/saes">Attach an SAE</Link>.
+              </p>
+            </div>
           )}
-        </Answered>
+          {link.text === "" || (!isAsked && reading.data === undefined) ? (
+            <Empty>Read the text above, or write another one.</Empty>
+          ) : (
+            <Answered query={reading}>
+              {(text) => (
+                <ReadView
+                  text={text}
+                  listed={text.listed}
+                  pick={link.pick}
+                  onPick={(pick) => change({ pick })}
+                  prompt={link.text}
+                />
+              )}
+            </Answered>
+          )}
+        </>
       )}
     </div>
   );

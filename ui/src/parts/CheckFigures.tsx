@@ -1,6 +1,8 @@
 // The self-check of an SAE as bars, with a mark where the checkpoint claims another figure.
 import { checkFigures, l0Words, type Check, type CheckFigure } from "../rules/check";
 import { decimal } from "../rules/bytes";
+import { MEANS } from "../rules/words";
+import { Term } from "./Term";
 
 export function CheckFigures({ check, claimedL0 }: { check: Check; claimedL0: number | null }) {
   if (Object.keys(check).length === 0) return <p className="quiet">The self-check was left out.</p>;
@@ -13,7 +15,9 @@ export function CheckFigures({ check, claimedL0 }: { check: Check; claimedL0: nu
           <tr>
             <th scope="col">self-check</th>
             <th scope="col">measured</th>
-            <th scope="col">claimed</th>
+            <th scope="col">
+              <Term means={MEANS.claimed}>claimed</Term>
+            </th>
             <th scope="col" className="check-scale">
               scale
             </th>
@@ -21,10 +25,9 @@ export function CheckFigures({ check, claimedL0 }: { check: Check; claimedL0: nu
         </thead>
         <tbody>
           {checkFigures(check, claimedL0).map((figure) => (
-            <tr key={figure.name} title={figure.about}>
+            <tr key={figure.name}>
               <th scope="row">
-                {figure.name}
-                <span className="only-read">, {figure.about}</span>
+                <Term means={figure.about}>{figure.name}</Term>
               </th>
               <td className="strong">{figure.says}</td>
               <td>{figure.claim ?? <span className="quiet">–</span>}</td>

@@ -1,6 +1,8 @@
 // The dial λ of a profile, a cluster or a circuit, with its declared range marked.
 import { useId } from "react";
 import { decimal } from "../rules/bytes";
+import { MEANS } from "../rules/words";
+import { Term } from "./Term";
 import { useCommitted } from "./useCommitted";
 
 export function Dial({
@@ -34,9 +36,12 @@ export function Dial({
   ].filter(({ to }, index) => index === 0 || to !== 0);
   return (
     <div className="dial" data-pending={isDraft || isSending || undefined}>
-      <label htmlFor={id}>
-        <span aria-hidden="true">λ</span> <span className="only-read">Intensity of {name}</span>
-      </label>
+      <span className="dial-name">
+        <Term means={MEANS.lambda}>λ</Term>
+        <label htmlFor={id} className="only-read">
+          Intensity of {name}
+        </label>
+      </span>
       <output htmlFor={id}>{decimal(shown)}</output>
       <input
         id={id}

@@ -25,3 +25,11 @@ it("shows an error of the page itself too", () => {
   render(<ErrorNotice error={new TypeError("x is undefined")} />);
   expect(screen.getByRole("alert").textContent).toContain("x is undefined");
 });
+
+it("a connection that was lost is no refusal, and has no code to look up", () => {
+  render(<ErrorNotice error={new ApiError("The service does not answer.", "CONNECTION_LOST")} onRetry={vi.fn()} />);
+  const { textContent } = screen.getByRole("alert");
+  expect(textContent).toContain("Connection lost. The service does not answer.");
+  expect(textContent).not.toMatch(/Refused|CONNECTION_LOST|asks to wait/);
+  expect(screen.getByRole("button", { name: "Try again" })).toBeTruthy();
+});

@@ -1,23 +1,35 @@
 // A refusal: its message, its code, its details, and the time to come back.
 import { useEffect, useState } from "react";
-import { asApiError } from "../rules/errors";
+import { asApiError, isConnectionLost, PAGE_ERROR } from "../rules/errors";
 import { span } from "../rules/age";
 import { Copy } from "./Copy";
 import { PerCard, sharesOf } from "./PerCard";
 
-export function ErrorNotice({ error, onRetry }: { error: unknown; onRetry?: (() => void) | undefined }) {
+export function ErrorNotice({
+  error,
+  says,
+  onRetry,
+}: {
+  error: unknown;
+  /** What did not happen. */
+  says?: string | undefined;
+  onRetry?: (() => void) | undefined;
+}) {
   const { message, code, details, retryAfter } = asApiError(error);
+  const isLost = isConnectionLost(error);
   const shares = sharesOf(details);
   const rows = Object.entries(details).filter(([name]) => name !== "per_card" || shares === null);
   return (
     <div className="notice notice-bad" role="alert">
       <p>
-        <strong>Refused.</strong> {message}
+        <strong>{isLost ? "Connection lost." : code === PAGE_ERROR ? "Failed." : "Refused."}</strong> {message} {says}
       </p>
-      <p className="row">
-        <code>{code}</code>
-        <Copy text={code} label={`Copy the code ${code}`} />
-      </p>
+      {!isLost && (
+        <p className="row">
+          <code>{code}</code>
+          <Copy text={code} label={`Copy the code ${code}`} />
+        </p>
+      )}
       {shares !== null && <PerCard shares={shares} />}
       {rows.length > 0 && (
         <details>

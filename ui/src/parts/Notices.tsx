@@ -1,5 +1,6 @@
 // Notices of what happened, at the corner of the page, read out by a live region.
 import { useSyncExternalStore } from "react";
+import { isConnectionLost } from "../rules/errors";
 import { ErrorNotice } from "./ErrorNotice";
 
 export interface Notice {
@@ -7,6 +8,8 @@ export interface Notice {
   /** A sentence for a success; an error for a refusal. */
   text?: string;
   error?: unknown;
+  /** What the error kept from happening. */
+  says?: string | undefined;
 }
 
 /** The time after which a success goes by itself, in milliseconds. Refusals stay until they are closed. */
@@ -27,6 +30,17 @@ export function notifyError(error: unknown): void {
   add({ error });
 }
 
+/** Say that something was refused, and what did not happen for it. */
+export function notifyUndone(error: unknown, says: string): void {
+  add({ error, says });
+}
+
+/** Close the notices of a connection that is back. */
+export function forgetLost(): void {
+  notices = notices.filter(({ error }) => !isConnectionLost(error));
+  tell();
+}
+
 export function Notices() {
   const shown = useSyncExternalStore(watch, () => notices);
   return (
@@ -39,7 +53,7 @@ export function Notices() {
                 <strong>Done.</strong> {notice.text}
               </p>
             ) : (
-              <ErrorNotice error={notice.error} />
+              <ErrorNotice error={notice.error} says={notice.says} />
             )}
             <button type="button" className="small close" aria-label="Close the notice" onClick={() => close(notice.id)}>
               ✕

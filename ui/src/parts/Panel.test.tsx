@@ -36,7 +36,7 @@ it("shows a refusal in its place, with a way to try again", async () => {
 });
 
 it("keeps showing the last state, and says that it is not current", () => {
-  shown({ data: ["a"], error: new ApiError("cannot be reached", "UNREACHABLE"), dataUpdatedAt: Date.now() - 65_000 });
+  shown({ data: ["a"], error: new ApiError("cannot be reached", "CONNECTION_LOST"), dataUpdatedAt: Date.now() - 65_000 });
   expect(screen.getByText("a")).toBeTruthy();
   expect(screen.getByRole("status").textContent).toMatch(/Not current.*1 min ago/);
 });

@@ -75,7 +75,7 @@ export function TokenCard({
           log-probability {logarithm(token.logprob)} ({percent(Math.exp(token.logprob), 1)})
         </p>
       )}
-      {token.features === null ? (
+      {token.features === undefined ? null : token.features === null ? (
         <p className="quiet">No pass of the model read this token, so it has no features.</p>
       ) : (
         <>

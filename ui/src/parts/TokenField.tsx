@@ -1,15 +1,22 @@
-// A field for a token of the model hub. The token is read once, when it is sent, and the field is empty after that.
-import { useCallback, useId, useRef, type RefObject } from "react";
+// A field for a token of the model hub. When the token is sent, the field becomes empty, and the page holds the token for
+// further requests about the same repository. It is in no cache and no storage.
+import { useCallback, useId, useRef, useState, type RefObject } from "react";
 
-/** The field's reference, and a function that takes the token out of the field. */
-export function useToken() {
+/** The field's reference, a function that answers the token for a repository, and whether there is one. */
+export function useToken(repository: string) {
   const field = useRef<HTMLInputElement>(null);
+  const [heldFor, setHeldFor] = useState<string | null>(null);
+  const held = useRef<{ repository: string; value: string }>(null);
   const take = useCallback((): string | undefined => {
     const value = field.current?.value.trim() ?? "";
     if (field.current !== null) field.current.value = "";
-    return value === "" ? undefined : value;
-  }, []);
-  return { field, take };
+    if (value !== "") {
+      held.current = { repository, value };
+      setHeldFor(repository);
+    }
+    return held.current?.repository === repository ? held.current.value : undefined;
+  }, [repository]);
+  return { field, take, isHeld: heldFor === repository };
 }
 
 export function TokenField({ field, why }: { field: RefObject<HTMLInputElement | null>; why: string }) {
@@ -27,7 +34,7 @@ export function TokenField({ field, why }: { field: RefObject<HTMLInputElement |
         aria-describedby={`${id}-why`}
       />
       <span id={`${id}-why`} className="quiet">
-        {why} It is sent with the next request only, and is kept nowhere.
+        {why} It is sent with your requests about this repository, and forgotten when you leave the page.
       </span>
     </div>
   );

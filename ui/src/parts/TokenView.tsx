@@ -21,6 +21,7 @@ export function TokenView({
   beside = NONE,
   pick,
   onPick,
+  about,
   actions,
 }: {
   /** Whose tokens they are, for screen readers: `Tokens of the steered text`. */
@@ -37,6 +38,8 @@ export function TokenView({
   /** The feature that colours; null lets the view choose. */
   pick: Pick | null;
   onPick: (pick: Pick) => void;
+  /** When the values were read: before or after steering added to the activations. */
+  about?: string | undefined;
   /** What can be done with a feature of an open token. */
   actions?: ((feature: TokenFeature) => ReactNode) | undefined;
 }) {
@@ -60,6 +63,7 @@ export function TokenView({
         </label>
         <ScaleKey most={scale} unit={chosen === "surprise" ? " nats" : ""} />
       </div>
+      {about !== undefined && <p className="quiet">{about}</p>}
       <TokenChips
         name={name}
         tokens={tokens}
@@ -102,13 +106,15 @@ function Options({
           ))}
         </optgroup>
       )}
-      <optgroup label="Strongest here">
-        {rest.map((one) => (
-          <option key={one.index} value={one.index}>
-            {named(one)}, up to {decimal(one.most, 1)}
-          </option>
-        ))}
-      </optgroup>
+      {rest.length > 0 && (
+        <optgroup label="Strongest here">
+          {rest.map((one) => (
+            <option key={one.index} value={one.index}>
+              {named(one)}, up to {decimal(one.most, 1)}
+            </option>
+          ))}
+        </optgroup>
+      )}
     </>
   );
 }

@@ -1,4 +1,5 @@
 // The figures of an SAE's self-check, beside what its checkpoint claims, each with the scale on which it is drawn.
+import { MEANS } from "./words";
 import { count, decimal, isMeasured, percent } from "./bytes";
 
 export interface CheckFigure {
@@ -31,7 +32,7 @@ export function checkFigures(check: Check, claimedL0: number | null): CheckFigur
   return [
     {
       name: "L0",
-      about: "features that fire per token",
+      about: MEANS.l0,
       drawn: isMeasured(l0) ? [0, l0] : null,
       says: decimal(l0, 1),
       claimed: claimedL0,
@@ -40,7 +41,7 @@ export function checkFigures(check: Check, claimedL0: number | null): CheckFigur
     },
     {
       name: "FVU",
-      about: "fraction of the variance that the reconstruction leaves unexplained",
+      about: MEANS.fvu,
       drawn: isMeasured(fvu) ? [0, fvu] : null,
       says: decimal(fvu, 3),
       claimed: null,

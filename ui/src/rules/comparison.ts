@@ -16,8 +16,13 @@ export interface Side {
   /** The tokens of the prompt and of the text, where activations were asked for. */
   tokens: readonly Token[];
 }
+/** What the texts of a comparison depend on: the fields of its request, and the name of the model. */
+export type Asked = Readonly<Record<string, unknown>>;
 export interface Comparison {
   phase: Phase;
+  /** What was sent last, and what the shown sides were asked with. They differ until the first answer comes. */
+  sent: Asked;
+  asked: Asked;
   error: unknown;
   model: string | null;
   sae: { sae_id: string; layer: number } | null;
@@ -57,9 +62,34 @@ export type CompareEvent =
   | { name: "done" };
 
 /** A comparison that was sent. The texts of the one before stay until the new ones begin. */
-export function sent(before: Comparison | undefined, now: number): Comparison {
-  const empty = { model: null, sae: null, promptTokens: null, sides: [] };
-  return { ...(before ?? empty), phase: "waiting", error: null, sentAt: now, firstAt: null, endedAt: null };
+export function sent(before: Comparison | undefined, asked: Asked, now: number): Comparison {
+  const empty = { asked, model: null, sae: null, promptTokens: null, sides: [] };
+  return {
+    ...(before ?? empty),
+    ...{ phase: "waiting", sent: asked, error: null, sentAt: now, firstAt: null, endedAt: null },
+  };
+}
+
+const NAMES: Readonly<Record<string, string>> = {
+  messages: "prompt",
+  steering: "features",
+  sae_steering: "features",
+  sae_id: "features",
+  layer: "features",
+  max_tokens: "tokens",
+  top_p: "top p",
+};
+
+/** The settings that texts were asked with and that are other ones now, in words. */
+export function otherSettings(asked: Asked, now: Asked): string[] {
+  const fields = [...new Set([...Object.keys(asked), ...Object.keys(now)])];
+  const other = fields.filter((field) => JSON.stringify(asked[field]) !== JSON.stringify(now[field]));
+  return [...new Set(other.map((field) => NAMES[field] ?? field))];
+}
+
+/** Whether all texts of a comparison are written to their end. */
+export function isWhole({ sides }: Comparison): boolean {
+  return sides.length > 0 && sides.every(({ finish }) => finish !== null);
 }
 
 export function applied(comparison: Comparison, events: readonly CompareEvent[], now: number): Comparison {
@@ -79,6 +109,7 @@ function one(comparison: Comparison, event: CompareEvent, now: number): Comparis
       return {
         ...comparison,
         phase: "running",
+        asked: comparison.sent,
         model,
         sae,
         promptTokens: prompt_tokens,

@@ -32,10 +32,24 @@ export function refusal(body: unknown, status: number | null, headers?: Headers)
   );
 }
 
+/** The code of an error of the page itself. */
+export const PAGE_ERROR = "PAGE_ERROR";
+/** The code of a request that the service did not answer, or not to its end. */
+const LOST = "CONNECTION_LOST";
+
+export function connectionLost(message = "The service does not answer."): ApiError {
+  return new ApiError(message, LOST);
+}
+
+/** Whether an error says that the service did not answer, which is no refusal. */
+export function isConnectionLost(error: unknown): boolean {
+  return error instanceof ApiError && error.code === LOST;
+}
+
 /** Any error as one that can be shown. */
 export function asApiError(error: unknown): ApiError {
   if (error instanceof ApiError) return error;
-  return new ApiError(error instanceof Error ? error.message : String(error), "PAGE_ERROR");
+  return new ApiError(error instanceof Error ? error.message : String(error), PAGE_ERROR);
 }
 
 /** Whether an error only says that its request was stopped by the page. */
@@ -45,7 +59,12 @@ export function isAborted(error: unknown): boolean {
 
 /** Whether a refusal asks for a token of the hub, or for another one. */
 export function needsToken(error: unknown): boolean {
-  return error instanceof ApiError && ["GATED_MODEL_NO_TOKEN", "INVALID_HUB_TOKEN"].includes(error.code);
+  return error instanceof ApiError && asksForToken(error.code);
+}
+
+/** Whether a code says that the hub wants a token, or another one. */
+export function asksForToken(code: string | null): boolean {
+  return code === "GATED_MODEL_NO_TOKEN" || code === "INVALID_HUB_TOKEN";
 }
 
 export function isRecord(value: unknown): value is Record<string, unknown> {

@@ -1,5 +1,5 @@
 import { describe, expect, it } from "vitest";
-import { choice, flag, json, number, read, text, written } from "./link";
+import { choice, faults, flag, json, number, read, text, written } from "./link";
 
 const isList = (value: unknown): value is number[] =>
   Array.isArray(value) && value.every((part) => typeof part === "number");
@@ -8,7 +8,7 @@ const FIELDS = {
   seed: number(1, 0, 1_000),
   raw: flag(),
   view: choice(["text", "tokens"]),
-  features: json<number[]>([], isList),
+  features: json<number[]>([], "a list of numbers", isList),
 };
 const DEFAULTS = { prompt: "", seed: 1, raw: false, view: "text", features: [] };
 
@@ -27,6 +27,12 @@ describe("the state in a link", () => {
   it("has the default for a part that cannot be read", () => {
     const query = new URLSearchParams("seed=9999&raw=maybe&view=nope&features={broken");
     expect(read(query, FIELDS)).toEqual(DEFAULTS);
+    expect(faults(query, FIELDS)).toEqual([
+      "seed must be a number from 0 to 1000",
+      "raw must be 1 or 0",
+      "view must be one of text, tokens",
+      "features must be a list of numbers",
+    ]);
     expect(read(new URLSearchParams("seed="), FIELDS)).toEqual(DEFAULTS);
   });
 });

@@ -10,7 +10,9 @@ it("members are written into a link and read back", () => {
   expect(memberField.write(TWO)).toBe("sae_a@2,sae_b@3");
   expect(memberField.read("sae_a@2,sae_b@3")).toEqual(TWO);
   expect(memberField.read("sae_a")).toBeUndefined();
-  expect(memberField.read("sae_a@-1")).toBeUndefined();
+  for (const wrong of ["sae_a@-1", "sae_a@20000000", "sae_a@1e300", "sae_a@", "@2", Array(17).fill("a@1").join()]) {
+    expect(memberField.read(wrong)).toBeUndefined();
+  }
 });
 
 it("a member is added once, changed and taken out", () => {

@@ -8,16 +8,19 @@ export interface Member {
 
 /** The most SAEs of one set. */
 export const MOST = 16;
+/** The highest layer that is offered. */
+export const LAYER_MOST = 999;
 
 export const memberField: Field<Member[]> = {
   fallback: [],
+  expected: `at most ${MOST} SAEs such as sae_a@2, with layers from 0 to ${LAYER_MOST}`,
   read(written) {
     const members = written.split(",").map((part) => {
-      const [sae_id = "", layer = ""] = part.split("@");
-      return { sae_id, layer: layer === "" ? NaN : Number(layer) };
+      const [, sae_id = "", layer] = /^([^@]{1,50})@(\d{1,3})$/.exec(part) ?? [];
+      return { sae_id, layer: Number(layer) };
     });
-    const isWhole = members.every(({ sae_id, layer }) => sae_id !== "" && Number.isInteger(layer) && layer >= 0);
-    return isWhole ? members.slice(0, MOST) : undefined;
+    const isWhole = members.length <= MOST && members.every(({ sae_id }) => sae_id !== "");
+    return isWhole ? members : undefined;
   },
   write: (members) => members.map(({ sae_id, layer }) => `${sae_id}@${layer}`).join(","),
 };

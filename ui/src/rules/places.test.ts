@@ -18,9 +18,10 @@ it("takes an index in the forms in which people write it", () => {
   expect(["", "sea", "9.5", "-9", "sea 9", "9999999999"].map(indexIn)).toEqual(Array(6).fill(null));
 });
 
-it("reads a list of indices, each once and no more than fit, and nothing from a damaged list", () => {
+it("reads a list of indices, each once, and nothing from a damaged list or one that is too long", () => {
   const pins = indices(3);
-  expect(pins.read("90,332,90,4,5")).toEqual([90, 332, 4]);
+  expect(pins.read("90,332,90,4")).toEqual([90, 332, 4]);
+  expect(pins.read("90,332,4,5")).toBeUndefined();
   expect(pins.read("90,,332")).toBeUndefined();
   expect(pins.read(pins.write([7, 8]))).toEqual([7, 8]);
 });

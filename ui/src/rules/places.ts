@@ -41,10 +41,11 @@ export function livePath(pins: readonly number[]): string {
 export function indices(most: number): Field<readonly number[]> {
   return {
     fallback: [],
+    expected: `at most ${most} feature indices, separated by commas`,
     read(written) {
       const numbers = written.split(",").map((part) => indexIn(part));
-      const whole = numbers.filter((index) => index !== null);
-      return whole.length === numbers.length ? [...new Set(whole)].slice(0, most) : undefined;
+      const whole = [...new Set(numbers.filter((index) => index !== null))];
+      return numbers.every((index) => index !== null) && whole.length <= most ? whole : undefined;
     },
     write: (value) => value.join(","),
   };
@@ -52,6 +53,7 @@ export function indices(most: number): Field<readonly number[]> {
 
 /** The path of the Steer page with a feature, at its typical strength where that is known. */
 export function steerPath(sae: string, layer: number, index: number, typical: number | null): string {
-  const features = JSON.stringify([[index, typical === null ? 10 : Math.round(typical * 2) / 2, 1]]);
-  return `/steer?${new URLSearchParams({ f: features, sae: `${sae}@${layer}` })}`;
+  const key = `${sae}@${layer}`;
+  const features = JSON.stringify([[index, typical === null ? 10 : Math.round(typical * 2) / 2, 1, key]]);
+  return `/steer?${new URLSearchParams({ f: features, sae: key })}`;
 }

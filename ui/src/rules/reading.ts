@@ -25,7 +25,7 @@ export function readText({ model, choices, usage, service }: Answer): ReadText {
   const tokens = texts.slice(0, usage.prompt_tokens).map((text, position) => ({
     position,
     text,
-    features: features.get(position) ?? null,
+    features: read === undefined ? undefined : (features.get(position) ?? null),
     logprob: scores?.token_logprobs[position] ?? null,
   }));
   return { model, tokens, sae: read === undefined ? null : { sae_id: read.sae_id, layer: read.layer } };

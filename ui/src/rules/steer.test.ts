@@ -1,19 +1,21 @@
 import { describe, expect, it } from "vitest";
 import { read, written } from "./link";
 import {
-  base,
   beginning,
-  intensities,
   isPromptEmpty,
   listed,
+  missing,
+  named,
   opened,
-  pasted,
+  placed,
   promptOf,
   set,
   STEER,
+  steered,
   steers,
   valuesOf,
 } from "./steer";
+import { intensities, pasted } from "./typed";
 
 const PLACE = { sae_id: "sae_a", layer: 3 };
 const state = (query = "") => read(new URLSearchParams(query), STEER);
@@ -30,21 +32,35 @@ describe("the state of the page", () => {
     expect(state("sweep=[3]").sweep).toEqual([0, 0.5, 1, 1.5]);
   });
 
-  it("keeps what the tab had where a link brings only a feature", () => {
-    const link = new URLSearchParams({ f: "[[4,8,1]]", sae: "a@3" });
-    const kept = "prompt=One+day&f=%5B%5B90%2C20%2C1%5D%5D&sae=a%403";
+  it("bounds the features and the messages of a link", () => {
+    const features = (count: number) => JSON.stringify(Array.from({ length: count }, (_, index) => [index, 1, 1]));
+    const messages = (count: number) => JSON.stringify(Array(count).fill({ role: "user", content: "" }));
+    expect([state(`f=${features(100)}`).f?.length, state(`f=${features(101)}`).f]).toEqual([100, null]);
+    expect([state(`chat=${messages(200)}`).chat?.length, state(`chat=${messages(201)}`).chat]).toEqual([200, null]);
+  });
+
+  it("keeps what the tab had where a link brings only a feature, of whatever SAE", () => {
+    const link = new URLSearchParams({ f: '[[4,8,1,"b@2"]]', sae: "b@2" });
+    const kept = "prompt=One+day&for=live&f=%5B%5B90%2C20%2C1%5D%5D&sae=a%403";
     const both = read(opened(link, kept) ?? new URLSearchParams(), STEER);
-    expect([both.prompt, both.f]).toEqual([
+    expect([both.prompt, both.sae, both.for, both.f]).toEqual([
       "One day",
+      "b@2",
+      "page",
       [
-        [90, 20, 1],
-        [4, 8, 1],
+        [90, 20, 1, "a@3"],
+        [4, 8, 1, "b@2"],
       ],
     ]);
-    const other = opened(new URLSearchParams({ f: "[[4,8,1]]", sae: "b@2" }), kept);
-    expect(read(other ?? new URLSearchParams(), STEER).f).toEqual([[4, 8, 1]]);
     expect(opened(new URLSearchParams({ prompt: "x" }), kept)).toBeNull();
     expect(opened(link, null)).toBeNull();
+  });
+
+  it("gives the features of an older link the SAE of the link", () => {
+    expect(placed(state("f=[[90,20,1]]&sae=a@3").f ?? [], "a@3")).toEqual([[90, 20, 1, "a@3"]]);
+    expect(placed(state('f=[[90,20,1,"b@2"]]').f ?? [], "a@3")).toEqual([[90, 20, 1, "b@2"]]);
+    expect(placed(state('f=[[90,20,1,""]]').f ?? [], "a@3")).toEqual([[90, 20, 1, "a@3"]]);
+    for (const wrong of ['[[90,20,1,"b"]]', '[[90,20,1,"b@2",1]]', "[[90,20,1,3]]"]) expect(state(`f=${wrong}`).f).toBeNull();
   });
 
   it("knows whether there is a prompt", () => {
@@ -59,36 +75,39 @@ describe("the state of the page", () => {
 
 describe("the steering that is compared", () => {
   const features = [
-    [90, 52.5, 1],
-    [4, 3, 0],
-    [5, 0, 1],
+    [90, 52.5, 1, "sae_b@2"],
+    [90, 1, 1, "sae_a@3"],
+    [4, 3, 0, "sae_c@4"],
+    [5, 0, 1, "sae_a@3"],
   ] as const;
+  const page = { ...state(), f: features };
 
-  it("has the features that are on", () => {
-    expect(valuesOf(features)).toEqual({ "90": 52.5 });
-    expect(set(features, 4, 8)[1]).toEqual([4, 8, 1]);
-    expect(set(features, 6, 8)).toHaveLength(4);
+  it("has the features that are on, each of its own SAE", () => {
+    expect(named(steered(page, undefined, PLACE))).toEqual([
+      { index: 90, value: 1, sae_id: "sae_a", layer: 3 },
+      { index: 90, value: 52.5, sae_id: "sae_b", layer: 2 },
+    ]);
+    expect(valuesOf(features)).toEqual({ "sae_a@3": { "90": 1 }, "sae_b@2": { "90": 52.5 } });
+    expect(missing(features, [PLACE, { sae_id: "sae_b", layer: 4 }])).toEqual(["sae_b@2"]);
+  });
+
+  it("changes the feature of one SAE", () => {
+    expect(set(features, [90, 8, 1, "sae_a@3"])[1]).toEqual([90, 8, 1, "sae_a@3"]);
+    expect(set(features, [90, 8, 1, "sae_c@4"])).toHaveLength(5);
   });
 
   it("is that of the page, and nobody else's", () => {
-    const page = { ...state(), f: features };
-    expect(base(page, PLACE, { enabled: true, values: { "1": 2 } }, 1)).toEqual({
-      one: 1,
-      body: { steering: { "90": 52.5 }, ...PLACE },
-    });
-    expect(steers(state(), { enabled: true, values: { "1": 2 } })).toBe(false);
+    expect(steers({ ...state(), f: null }, { enabled: true, values: { "1": 2 } }, PLACE)).toBe(false);
   });
 
-  it("is exactly what is live, at several SAEs at the intensity of what serves", () => {
-    const live = state("for=live");
-    expect(base(live, PLACE, { enabled: true, values: { "1": 2 } }, 0.5).body).toEqual({
-      steering: { "1": 2 },
-      ...PLACE,
-    });
-    const others = { enabled: true, values: {}, others: { "sae_b@2": { "1": 2 } } };
-    expect(base(live, PLACE, others, 0.5)).toEqual({ one: 0.5, body: {} });
-    expect(steers(live, others)).toBe(true);
-    expect(steers(live, { ...others, enabled: false })).toBe(false);
+  it("is exactly what is live, at all SAEs", () => {
+    const live = { ...state("for=live"), f: null };
+    const others = { enabled: true, values: { "1": 0, "7": 3 }, others: { "sae_b@2": { "1": 2 } } };
+    expect(steered(live, others, PLACE)).toEqual([
+      [7, 3, 1, "sae_a@3"],
+      [1, 2, 1, "sae_b@2"],
+    ]);
+    expect(steers(live, { ...others, enabled: false }, PLACE)).toBe(false);
   });
 });
 

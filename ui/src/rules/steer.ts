@@ -1,9 +1,13 @@
 // The state of the Steer page that its link carries, and the comparison that it asks for.
 import { choice, flag, json, number, read, text, written, type State } from "./link";
 import { LIMIT } from "./strength";
+import { INTENSITIES_MAXIMUM, isIntensities } from "./typed";
 
-/** A feature of the page: index, value, and whether it is on. It is short, because it stands in the link. */
-export type Chosen = readonly [index: number, value: number, isOn: 0 | 1];
+/** A feature of the page: index, value, whether it is on, and its SAE with its layer (`sae_id@layer`), which is empty
+ * where no SAE is attached to say which one is meant. It is short, because it stands in the link. */
+export type Chosen = readonly [index: number, value: number, isOn: 0 | 1, sae: string];
+/** A feature in a link. One without an SAE is of the SAE that the link names for all of them. */
+export type Linked = Chosen | readonly [index: number, value: number, isOn: 0 | 1];
 export interface Message {
   role: string;
   content: string;
@@ -15,22 +19,29 @@ export type View = "text" | "tokens";
 
 export const SEED_MAXIMUM = 2 ** 32 - 1;
 export const SWEEP = [0, 0.5, 1, 1.5];
-const INTENSITIES_MAXIMUM = 16;
+/** The most features that the page steers at once, and the most messages of its conversation. */
+export const FEATURES_MAXIMUM = 100;
+export const MESSAGES_MAXIMUM = 200;
+const KEY = /^([^@]{1,50})@(\d{1,5})$/;
 
 export const STEER = {
   /** The form of the prompt. */
   as: choice(["chat", "prompt"]),
   prompt: text(),
   /** The conversation; null where none was written yet. */
-  chat: json<readonly Message[] | null>(null, isMessages),
+  chat: json<readonly Message[] | null>(null, `at most ${MESSAGES_MAXIMUM} messages with role and content`, isMessages),
   /** The features of the page; null where none were chosen yet. */
-  f: json<readonly Chosen[] | null>(null, isChosen),
+  f: json<readonly Linked[] | null>(
+    null,
+    `at most ${FEATURES_MAXIMUM} features such as [90,52.5,1,"sae_a@3"], with values from -${LIMIT} to ${LIMIT}`,
+    isLinked,
+  ),
   for: choice(["page", "live"]),
   seed: number(1, 0, SEED_MAXIMUM),
   max: number(96, 1, 100_000),
   t: number(0, 0, 2),
   p: number(1, 0, 1),
-  /** The model and the SAE (`sae_id@layer`) that the link was made with. */
+  /** The model that the link was made with, and the SAE (`sae_id@layer`) whose features are added and read. */
   model: text(),
   sae: text(),
   diff: flag(true),
@@ -38,10 +49,11 @@ export const STEER = {
   left: choice(["text", "tokens"]),
   right: choice(["text", "tokens"]),
   /** The feature that colours the tokens; -1 lets the page choose. */
-  pick: number(-1, -1),
-  sweep: json<readonly number[]>(SWEEP, isIntensities),
+  pick: number(-1, -1, 2 ** 31),
+  sweep: json<readonly number[]>(SWEEP, `1 to ${INTENSITIES_MAXIMUM} numbers from 0 to 2`, isIntensities),
 };
-export type SteerState = State<typeof STEER>;
+type LinkState = State<typeof STEER>;
+export type SteerState = Omit<LinkState, "f"> & { f: readonly Chosen[] | null };
 
 /** An attached SAE, and the live values as the service answers them. */
 export interface Place {
@@ -58,21 +70,55 @@ export function keyOf({ sae_id, layer }: Place): string {
   return `${sae_id}@${layer}`;
 }
 
+/** The SAE and its layer in a key; null where the key names none. */
+export function placeOf(key: string): Place | null {
+  const [, sae_id, layer] = KEY.exec(key) ?? [];
+  return sae_id === undefined ? null : { sae_id, layer: Number(layer) };
+}
+
 /** The name by which `/v1` serves a model: with its quantization where several models have its name. */
 export function servedName(model: { name: string; quantization: string }, all: readonly { name: string }[]): string {
   return all.filter(({ name }) => name === model.name).length > 1 ? `${model.name}:${model.quantization}` : model.name;
 }
 
-/** The values of the page's features that are on. */
-export function valuesOf(features: readonly Chosen[]): Record<string, number> {
-  return Object.fromEntries(features.filter(([, value, isOn]) => isOn === 1 && value !== 0).map(([i, v]) => [i, v]));
+/** The features of a link, each with its SAE. */
+export function placed(features: readonly Linked[], sae: string): Chosen[] {
+  return features.map(([index, value, isOn, own]) => [index, value, isOn, own || sae]);
+}
+
+/** The features that are on, with their values. */
+export function switchedOn(features: readonly Chosen[]): Chosen[] {
+  return features.filter(([, value, isOn]) => isOn === 1 && value !== 0);
+}
+
+/** The values of the features that are on, by SAE and index. */
+export function valuesOf(features: readonly Chosen[]): Record<string, Record<string, number>> {
+  const values: Record<string, Record<string, number>> = {};
+  for (const [index, value, , sae] of switchedOn(features)) (values[sae] ??= {})[index] = value;
+  return values;
 }
 
 /** The features with one of them set: changed where it is there, else added at the end. */
-export function set(features: readonly Chosen[], index: number, value: number, isOn: 0 | 1 = 1): Chosen[] {
-  const chosen: Chosen = [index, value, isOn];
-  const isThere = features.some(([other]) => other === index);
-  return isThere ? features.map((one) => (one[0] === index ? chosen : one)) : [...features, chosen];
+export function set(features: readonly Chosen[], chosen: Chosen): Chosen[] {
+  const isThere = features.some((one) => isSame(one, chosen));
+  return isThere ? features.map((one) => (isSame(one, chosen) ? chosen : one)) : [...features, chosen];
+}
+
+export function isSame([index, , , sae]: Chosen, [other, , , place]: Chosen): boolean {
+  return index === other && sae === place;
+}
+
+/** The features by their SAEs, in the order in which these came. */
+export function bySae(features: readonly Chosen[]): Map<string, Chosen[]> {
+  const groups = new Map<string, Chosen[]>();
+  for (const one of features) groups.set(one[3], [...(groups.get(one[3]) ?? []), one]);
+  return groups;
+}
+
+/** The SAEs of features that are on which are not attached. */
+export function missing(features: readonly Chosen[], attached: readonly Place[]): string[] {
+  const there = new Set(attached.map(keyOf));
+  return Object.keys(valuesOf(features)).filter((sae) => sae !== "" && !there.has(sae));
 }
 
 /**
@@ -83,37 +129,48 @@ export function opened(query: URLSearchParams, kept: string | null): URLSearchPa
   if (kept === null || query.size === 0 || query.has("chat") || query.has("prompt")) return null;
   const before = read(new URLSearchParams(kept), STEER);
   const given = read(query, STEER);
-  const isSame = !query.has("sae") || before.sae === "" || before.sae === given.sae;
-  const f = (given.f ?? []).reduce(
-    (all, [index, value, isOn]) => set(all, index, value, isOn),
-    [...(isSame ? (before.f ?? []) : [])],
-  );
   const result = new URLSearchParams(kept);
   for (const [name, value] of query) result.set(name, value);
-  return query.has("f") ? written(result, STEER, { f }) : result;
+  if (!query.has("f")) return result;
+  const sae = given.sae || before.sae;
+  const brought = placed(given.f ?? [], sae);
+  const both = brought.reduce(set, placed(before.f ?? [], before.sae || sae));
+  const f = both.length > FEATURES_MAXIMUM ? brought : both;
+  // the features of a link are for its page, also where the page was last live for everyone
+  return written(result, STEER, { f, for: given.for });
 }
 
 /** Whether anything is added to the model at intensity 1. */
-export function steers(state: SteerState, live: Live | undefined): boolean {
-  if (state.for === "page") return Object.keys(valuesOf(state.f ?? [])).length > 0;
-  return live?.enabled === true && [live.values, ...Object.values(live.others ?? {})].some(hasValues);
+export function steers(state: SteerState, live: Live | undefined, place: Place | null): boolean {
+  return place !== null && steered(state, live, place).length > 0;
 }
 
-/**
- * What a comparison multiplies, and by what.
- *
- * The live values are sent as they are, so that the comparison shows exactly what steers. Only where several SAEs have
- * live values, which one request cannot name, the service takes them itself, at the intensity of what serves.
- */
-export function base(state: SteerState, place: Place, live: Live | undefined, serving: number) {
-  const { sae_id, layer } = place;
-  if (state.for === "page") return { one: 1, body: { steering: valuesOf(state.f ?? []), sae_id, layer } };
-  if (Object.values(live?.others ?? {}).some(hasValues)) return { one: serving, body: {} };
-  return { one: 1, body: { steering: { ...live?.values }, sae_id, layer } };
+/** The live values as features. `place` is the SAE whose values stand for themselves in the answer. */
+export function liveFeatures(live: Live | undefined, place: Place): Chosen[] {
+  return Object.entries({ [keyOf(place)]: live?.values ?? {}, ...live?.others }).flatMap(([sae, values]) =>
+    Object.entries(values)
+      .filter(([, value]) => value !== 0)
+      .map(([index, value]): Chosen => [Number(index), value, 1, sae]),
+  );
 }
+
+/** The features that a comparison multiplies: those of the page, or the live values as they are. */
+export function steered(state: SteerState, live: Live | undefined, place: Place): Chosen[] {
+  if (state.for === "page") return switchedOn(state.f ?? []);
+  return live?.enabled === true ? liveFeatures(live, place) : [];
+}
+
+/** Features as a request names them, in an order that does not depend on the order in which they were added. */
+export function named(features: readonly Chosen[]) {
+  return features
+    .toSorted(([one, , , a], [other, , , b]) => (a === b ? one - other : a < b ? -1 : 1))
+    .map(([index, value, , sae]) => ({ index, value, ...placeOf(sae) }));
+}
+
+type Written = Pick<SteerState, "as" | "prompt" | "chat">;
 
 /** The prompt as the request has it. A conversation loses messages without text. */
-export function promptOf(state: SteerState): { prompt: string } | { messages: Message[] } {
+export function promptOf(state: Written): { prompt: string } | { messages: Message[] } {
   if (state.as === "prompt") return { prompt: state.prompt };
   return {
     messages: (state.chat ?? [])
@@ -122,7 +179,7 @@ export function promptOf(state: SteerState): { prompt: string } | { messages: Me
   };
 }
 
-export function isPromptEmpty(state: SteerState): boolean {
+export function isPromptEmpty(state: Written): boolean {
   const written = promptOf(state);
   return "prompt" in written ? written.prompt === "" : written.messages.length === 0;
 }
@@ -132,32 +189,13 @@ export function samplingOf({ seed, max, t, p }: SteerState) {
 }
 
 /** How many features each token may have, so that the whole answer stays under the service's 65,536. */
-export function listed(state: SteerState, sides: number): number {
+export function listed(state: Written & Pick<SteerState, "max">, sides: number): number {
   const written = promptOf(state);
   const whole =
     "prompt" in written ? written.prompt : written.messages.map(({ content }) => `${content}........`).join("");
   // a token has two bytes or more on average, and a template adds some tokens
   const tokens = new TextEncoder().encode(whole).length / 2 + state.max + 64;
   return Math.max(1, Math.min(32, Math.floor(65_536 / (sides * tokens))));
-}
-
-/** Lines such as `90:52.5, 103:20` as features; null where the text is not such a list. */
-export function pasted(written: string): { index: number; value: number }[] | null {
-  const parts = written.split(/[\s,;]+/).filter((part) => part !== "");
-  const pairs = parts.map((part) => /^(\d{1,9})[:=]([+-]?\d+(?:\.\d+)?)$/.exec(part));
-  if (parts.length === 0) return null;
-  const features = pairs.map((pair) => ({ index: Number(pair?.[1]), value: Number(pair?.[2]) }));
-  return features.every(({ index, value }) => Number.isInteger(index) && Math.abs(value) <= LIMIT) ? features : null;
-}
-
-/** Intensities such as `0, 0.5 1` in ascending order, each once; null where the text is not such a list. */
-export function intensities(written: string): number[] | null {
-  const numbers = written
-    .split(/[\s,;]+/)
-    .filter((part) => part !== "")
-    .map(Number);
-  const sorted = [...new Set(numbers)].sort((a, b) => a - b);
-  return isIntensities(sorted) ? sorted : null;
 }
 
 /** A strength to begin with: the typical one on the steps of the slider, or 10 where it is not known. */
@@ -167,12 +205,8 @@ export function beginning(typical: number | null | undefined): number {
   return Math.min(LIMIT, Number((Math.round(typical / step) * step).toFixed(1)));
 }
 
-function hasValues(values: Readonly<Record<string, number>>): boolean {
-  return Object.values(values).some((value) => value !== 0);
-}
-
 function isMessages(value: unknown): value is readonly Message[] | null {
-  return value === null || (Array.isArray(value) && value.every(isMessage));
+  return value === null || (Array.isArray(value) && value.length <= MESSAGES_MAXIMUM && value.every(isMessage));
 }
 
 function isMessage(value: unknown): value is Message {
@@ -180,10 +214,11 @@ function isMessage(value: unknown): value is Message {
   return typeof message?.role === "string" && typeof message.content === "string";
 }
 
-function isChosen(value: unknown): value is readonly Chosen[] | null {
+function isLinked(value: unknown): value is readonly Linked[] | null {
   if (value === null) return true;
   return (
     Array.isArray(value) &&
+    value.length <= FEATURES_MAXIMUM &&
     value.every(
       (one: unknown) =>
         Array.isArray(one) &&
@@ -191,17 +226,8 @@ function isChosen(value: unknown): value is readonly Chosen[] | null {
         one[0] >= 0 &&
         typeof one[1] === "number" &&
         Math.abs(one[1]) <= LIMIT &&
-        (one[2] === 0 || one[2] === 1),
+        (one[2] === 0 || one[2] === 1) &&
+        (one.length === 3 || (one.length === 4 && typeof one[3] === "string" && (one[3] === "" || placeOf(one[3]) !== null))),
     )
-  );
-}
-
-function isIntensities(value: unknown): value is readonly number[] {
-  return (
-    Array.isArray(value) &&
-    value.length > 0 &&
-    value.length <= INTENSITIES_MAXIMUM &&
-    new Set(value).size === value.length &&
-    value.every((one) => typeof one === "number" && one >= 0 && one <= 2)
   );
 }

@@ -8,8 +8,8 @@ export interface TokenFeature {
 export interface Token {
   position: number;
   text: string;
-  /** The strongest features, the largest first. Null where no pass of the model read the token. */
-  features: readonly TokenFeature[] | null;
+  /** The strongest features, the largest first. Null where no pass of the model read the token, undefined without SAE. */
+  features: readonly TokenFeature[] | null | undefined;
   /** The natural logarithm of the probability of the token after the tokens before it; null where not measured. */
   logprob?: number | null;
 }
@@ -38,7 +38,7 @@ export interface Found {
  */
 export function shade(token: Token, pick: Pick, listed: number): Shade | null {
   if (pick === "surprise") return token.logprob == null ? null : { value: 0 - token.logprob, isExact: true };
-  if (token.features === null) return null;
+  if (token.features == null) return null;
   const feature = token.features.find(({ index }) => index === pick);
   return feature === undefined
     ? { value: 0, isExact: token.features.length < listed }
@@ -62,7 +62,7 @@ export function scaleOf(tokens: readonly Token[], pick: Pick, listed: number): n
 export function found(tokens: readonly Token[]): Found[] {
   const all = new Map<number, Found>();
   for (const { position, features } of tokens) {
-    if (position === 0 || features === null) continue;
+    if (position === 0 || features == null) continue;
     for (const { index, value, label } of features) {
       const before = all.get(index);
       if (before === undefined) all.set(index, { index, label: label ?? null, most: value, second: 0, count: 1 });

@@ -1,5 +1,5 @@
 import { describe, expect, it } from "vitest";
-import { atIntensity, differences, fitting, liveAt } from "./values";
+import { atIntensity, differences, fitting, liveAt, unclaimed } from "./values";
 
 describe("atIntensity", () => {
   it("is a plain product within the bound", () => {
@@ -41,4 +41,14 @@ describe("the SAE of a document", () => {
     expect(liveAt(steering, attached, { sae_id: "b", layer: 3 })).toEqual({ "2": 6 });
     expect(liveAt({ values: {} }, attached, { sae_id: "b", layer: 3 })).toEqual({});
   });
+});
+
+it("counts the values that no circuit claims", () => {
+  const attached = [
+    { sae_id: "a", layer: 2 },
+    { sae_id: "b", layer: 3 },
+  ];
+  const live = { values: { "1": 5, "2": 0 }, others: { "b@3": { "1": 5, "7": 1 } } };
+  expect(unclaimed(live, attached, [])).toBe(3);
+  expect(unclaimed(live, attached, [{ layer: 3, steering_keys: [1, 9] }])).toBe(2);
 });

@@ -48,6 +48,19 @@ export function fitting<T extends Attached>(attached: readonly T[], saeId: strin
   return atLayer.find((one) => one.sae_id === saeId) ?? atLayer[0] ?? null;
 }
 
+/** How many values steer that no circuit claims: those of a profile, and those that were set by hand. */
+export function unclaimed(
+  steering: { values: Values; others?: Readonly<Record<string, Values>> | undefined },
+  attached: readonly Attached[],
+  claims: readonly { layer: number; steering_keys: readonly number[] }[],
+): number {
+  return attached.reduce((sum, sae) => {
+    const claimed = new Set(claims.filter(({ layer }) => layer === sae.layer).flatMap((claim) => claim.steering_keys));
+    const values = Object.entries(liveAt(steering, attached, sae));
+    return sum + values.filter(([index, value]) => value !== 0 && !claimed.has(Number(index))).length;
+  }, 0);
+}
+
 /** The live values of an attached SAE: those of the first one stand for themselves, those of others by their place. */
 export function liveAt(
   steering: { values: Values; others?: Readonly<Record<string, Values>> | undefined },

@@ -13,6 +13,7 @@ import { Warnings } from "../../parts/Warnings";
 import { FactList } from "../documents/FactList";
 import { Foot } from "../documents/Foot";
 import { useAction, useExport } from "../documents/actions";
+import { useLabelled } from "../documents/useLabelled";
 import { CircuitDial } from "./CircuitDial";
 import { Edges } from "./Edges";
 import { Hazards } from "./Hazards";
@@ -36,6 +37,12 @@ export function CircuitDetail({
   const path = { circuit_id: id };
   const [warnings, setWarnings] = useState<readonly string[]>([]);
   const detail = useQuery(detailOf(id));
+  const members = useLabelled(
+    (detail.data?.members ?? []).map(({ layer, feature_idx, label, value }) => ({
+      ...{ layer, index: feature_idx, label, value },
+      sae: saeAt(record, layer),
+    })),
+  );
   const remove = useAction(() => request("delete", "/api/circuits/{circuit_id}", { path }), {
     onSuccess: () => {
       notify(`The circuit ${name} is deleted.`);
@@ -91,17 +98,18 @@ export function CircuitDetail({
         empty={<p>The document names no edge.</p>}
         about="Layers from the lowest at the bottom. An edge lights up when it fires, while the circuit is sensed."
       >
-        {(data) => <Edges circuit={data} />}
+        {(data) => (
+          <Edges
+            circuit={{
+              ...data,
+              members: data.members.map((one, at) => ({ ...one, label: members[at]?.label ?? one.label })),
+            }}
+          />
+        )}
       </QueryPanel>
       <QueryPanel title="Features" query={detail}>
         {(data) => (
-          <Members
-            intensity={data.intensity}
-            members={data.members.map(({ layer, feature_idx, label, value }) => ({
-              ...{ layer, index: feature_idx, label, value },
-              sae: saeAt(data, layer),
-            }))}
-          />
+          <Members intensity={data.intensity} members={members} />
         )}
       </QueryPanel>
       {(detail.data?.hazards.length ?? 0) > 0 && <Hazards hazards={detail.data?.hazards ?? []} />}

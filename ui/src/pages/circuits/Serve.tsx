@@ -1,13 +1,16 @@
 // Activates and deactivates a circuit. Where the service asks for an acknowledgement, a dialog shows what it says.
 import { useState } from "react";
+import { useQuery } from "@tanstack/react-query";
 import { request } from "../../api/client";
 import type { Circuit } from "../../api/documents";
+import { health } from "../../api/queries";
 import { Confirm } from "../../parts/Confirm";
 import { notifyError } from "../../parts/Notices";
 import { Rung } from "../../parts/Rung";
 import { contention } from "../../rules/contention";
 import { ApiError } from "../../rules/errors";
 import { useAction } from "../documents/actions";
+import { useUnclaimedCount } from "../documents/useLive";
 import { ContentionDialog } from "./ContentionDialog";
 
 export interface Allowed {
@@ -42,6 +45,10 @@ export function Serve({
     });
   const isPending = isBusy || activate.isPending || end.isPending;
   const close = () => setAsked(null);
+  // the circuit adds its values to those of a profile and to those that were set by hand
+  const count = useUnclaimedCount();
+  const profile = useQuery(health).data?.active_profile ?? null;
+  const [isBeside, setBeside] = useState(false);
   return (
     <>
       {circuit.is_active ? (
@@ -49,10 +56,27 @@ export function Serve({
           Deactivate
         </button>
       ) : (
-        <button type="button" className="primary" disabled={isPending} onClick={() => start(NOTHING)}>
+        <button type="button" className="primary" disabled={isPending} onClick={() => (count > 0 ? setBeside(true) : start(NOTHING))}>
           Activate
         </button>
       )}
+      <Confirm
+        title={`Activate ${circuit.name} beside what steers now?`}
+        action="Activate"
+        isOpen={isBeside}
+        onClose={() => setBeside(false)}
+        onConfirm={() => start(NOTHING)}
+      >
+        <p>
+          {count === 1 ? "1 value steers" : `${count} values steer`} now
+          {profile === null
+            ? ", set by hand"
+            : `, of the ${profile.source_kind === "cluster" ? "cluster" : "profile"} ${profile.name} or set by hand`}
+          .{" "}
+          {count === 1 ? "It stays" : "They stay"}, and <b>{circuit.name}</b> adds its own values to{" "}
+          {count === 1 ? "it" : "them"}.
+        </p>
+      </Confirm>
       <Confirm
         title={`Activate ${circuit.name} all the same?`}
         action="Activate all the same"

@@ -3,6 +3,7 @@ import { useState } from "react";
 import { Link } from "react-router";
 import { described, request } from "../../api/client";
 import { exportCluster, type Cluster } from "../../api/documents";
+import { switchSensing } from "../../api/sensing";
 import { Dial } from "../../parts/Dial";
 import { Members } from "../../parts/Members";
 import { Clock } from "../../parts/Moment";
@@ -17,6 +18,7 @@ import { FactList } from "../documents/FactList";
 import { Foot } from "../documents/Foot";
 import { LiveDifference } from "../documents/LiveDifference";
 import { useAction, useExport } from "../documents/actions";
+import { useLabelled } from "../documents/useLabelled";
 import { useCompared } from "../documents/useLive";
 
 export function ClusterDetail({ cluster, onDeleted }: { cluster: Cluster; onDeleted: () => void }) {
@@ -25,9 +27,16 @@ export function ClusterDetail({ cluster, onDeleted }: { cluster: Cluster; onDele
   // what the last activation of this page remarked; the service keeps most of it with the cluster
   const [fresh, setFresh] = useState<readonly string[]>([]);
   const values = Object.fromEntries(cluster.members.map(([index, , value]) => [index, value]));
-  const named = new Map(cluster.members.flatMap(([index, label]) => (label === null ? [] : [[index, label] as const])));
   const compared = useCompared(values, cluster.intensity, cluster.sae_id, cluster.layer);
   const sae = compared?.sae.sae_id ?? null;
+  const members = useLabelled(
+    cluster.members.map(([index, label, value]) => ({
+      ...{ sae: sae ?? cluster.sae_id, layer: cluster.layer },
+      ...{ index, label, value },
+    })),
+  );
+  const named = new Map(members.flatMap(({ index, label }) => (label === null ? [] : [[index, label] as const])));
+  const sense = useAction((isOn: boolean) => switchSensing(id, isOn));
   const activate = useAction(() => request("post", "/api/clusters/{cluster_id}/activate", { path }), {
     onSuccess: (done) => setFresh(done.warnings),
   });
@@ -73,7 +82,6 @@ export function ClusterDetail({ cluster, onDeleted }: { cluster: Cluster; onDele
             ["Budget B", cluster.budget_b === null ? null : decimal(cluster.budget_b)],
             ["Formula", cluster.formula_id],
             ["From the hub", cluster.hub_ref === null ? null : `${cluster.hub_ref.repo_id}, ${cluster.hub_ref.path}`],
-            ["Sensing", <Link key="sensing" to={`/sensing?kind=cluster&of=${id}`}>{cluster.sensing_enabled ? "enabled" : "not enabled"}</Link>],
             ["Imported", <Clock key="imported" at={cluster.created_at} />],
           ]}
         />
@@ -84,10 +92,28 @@ export function ClusterDetail({ cluster, onDeleted }: { cluster: Cluster; onDele
             : `The document declares ${decimal(cluster.intensity_range[0])} to ${decimal(cluster.intensity_range[1])}.`}
           {!cluster.is_active && " The dial is saved, and counts with the next activation."}
         </p>
+        <p className="row">
+          <label className="switch">
+            <input
+              type="checkbox"
+              role="switch"
+              checked={cluster.sensing_enabled}
+              disabled={sense.isPending}
+              onChange={(event) => sense.mutate(event.target.checked)}
+            />
+            Sense this cluster
+          </label>
+          <span className="quiet">
+            {cluster.sensing_enabled
+              ? "Texts in which its features fire together are recorded while it is active."
+              : "Nothing is recorded."}{" "}
+            <Link to={`/sensing?kind=cluster&of=${id}`}>Its events</Link>
+          </span>
+        </p>
         <Warnings warnings={[...new Set([...cluster.warnings, ...fresh])]} />
         <Members
           intensity={cluster.intensity}
-          members={cluster.members.map(([index, label, value]) => ({ sae, layer: cluster.layer, index, label, value }))}
+          members={members}
         />
         {cluster.member_count > cluster.members.length && (
           <p className="quiet">{count(cluster.member_count - cluster.members.length)} more are in the document.</p>

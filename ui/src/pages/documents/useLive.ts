@@ -1,8 +1,8 @@
 // The live values of the attached SAE that a document fits, and how they differ from the document.
 import { useQuery } from "@tanstack/react-query";
-import { labels } from "../../api/documents";
+import { claims, labels } from "../../api/documents";
 import { attachments, steering } from "../../api/queries";
-import { differences, fitting, liveAt, type Difference, type Values } from "../../rules/values";
+import { differences, fitting, liveAt, unclaimed, type Difference, type Values } from "../../rules/values";
 
 export interface Compared {
   sae: { sae_id: string; layer: number };
@@ -23,6 +23,14 @@ export function useDifferenceLabels(compared: Compared | null, own: ReadonlyMap<
   const missing = compared?.differences.map(({ index }) => index).filter((index) => !own.has(index)) ?? [];
   const others = useQuery(labels(compared?.sae.sae_id ?? null, missing)).data;
   return others === undefined ? own : new Map([...own, ...others]);
+}
+
+/** How many values steer now that are not those of circuits. */
+export function useUnclaimedCount(): number {
+  const entries = useQuery(attachments).data?.entries ?? [];
+  const held = useQuery(claims).data ?? [];
+  const live = useQuery(steering).data;
+  return live?.enabled === true ? unclaimed(live, entries, held) : 0;
 }
 
 /** How many values steer now, at all SAEs; null while that is not known. */

@@ -1,4 +1,6 @@
 import type { Health } from "../../api/queries";
+import { Term } from "../../parts/Term";
+import { MEANS } from "../../rules/words";
 import { Status } from "../../parts/Status";
 import { milliseconds, span } from "../../rules/age";
 
@@ -10,7 +12,7 @@ export function Components({ components, engine }: Pick<Health, "components" | "
           <span className="strong">{name}</span>
           <Status status={status} />
           <span className="quiet says">
-            {message ?? (name === "engine" && engine !== null ? engineWords(engine) : "")}
+            {message ?? (name === "engine" && engine !== null && <EngineWords engine={engine} />)}
             {latency_ms !== null && `answered in ${milliseconds(latency_ms)}`}
           </span>
         </li>
@@ -19,6 +21,10 @@ export function Components({ components, engine }: Pick<Health, "components" | "
   );
 }
 
-function engineWords(engine: NonNullable<Health["engine"]>): string {
-  return `${engine.activity}, last sign of life ${span(engine.silent_seconds)} ago`;
+function EngineWords({ engine }: { engine: NonNullable<Health["engine"]> }) {
+  return (
+    <>
+      {engine.activity}, last <Term means={MEANS.heartbeat}>heartbeat</Term> {span(engine.silent_seconds)} ago
+    </>
+  );
 }

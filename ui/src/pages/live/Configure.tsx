@@ -118,7 +118,7 @@ function NumberField({
   onChange: (value: string) => void;
 }) {
   return (
-    <label className="field number-field">
+    <label className="field count-field">
       {label}
       <input
         type="number"

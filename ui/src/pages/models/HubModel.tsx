@@ -5,7 +5,7 @@ import { describedDownload, download, preview, type Model, type NewHubModel } fr
 import type { Cards } from "../../api/queries";
 import { CopyCode } from "../../parts/CopyCode";
 import { notify } from "../../parts/Notices";
-import { RepositoryForm } from "../../parts/RepositoryForm";
+import { RepositoryForm, type Place } from "../../parts/RepositoryForm";
 import { useToken } from "../../parts/TokenField";
 import { useLink } from "../../parts/useLink";
 import { needsToken } from "../../rules/errors";
@@ -21,8 +21,11 @@ export function HubModel({ memory, loaded }: { memory: Cards | undefined; loaded
   const [link, change] = useLink(LINK);
   const [name, setName] = useState("");
   const [isTrusted, setTrusted] = useState(false);
-  const token = useToken();
-  const shown = useQuery(preview(link.repo, link.revision, token.take));
+  const token = useToken(link.repo);
+  // the hub is asked about the repository of a link when a person asks for it
+  const [asked, setAsked] = useState<Place | null>(null);
+  const isAsked = asked?.repo === link.repo && asked.revision === link.revision;
+  const shown = useQuery({ ...preview(link.repo, link.revision, token.take), enabled: isAsked });
   const offered = shown.data;
   const begin = useMutation({
     mutationFn: (wanted: NewHubModel) => download(wanted, token.take),
@@ -44,8 +47,11 @@ export function HubModel({ memory, loaded }: { memory: Cards | undefined; loaded
         shown={shown}
         begin={begin}
         token={token.field}
-        tokenWhy={whyToken(offered?.is_gated ?? false, shown.error ?? begin.error)}
-        onPlace={(next) => change(next, { push: true })}
+        tokenWhy={whyToken(offered?.is_gated === true && !token.isHeld, shown.error ?? begin.error)}
+        onPlace={(next) => {
+          setAsked(next);
+          change(next, { push: true });
+        }}
       />
       {offered !== undefined && (
         <div className="flow offered">
@@ -81,7 +87,7 @@ export function HubModel({ memory, loaded }: { memory: Cards | undefined; loaded
   );
 }
 
-function whyToken(isGated: boolean, error: unknown): string | null {
-  if (isGated) return "The repository is gated: the download needs a token.";
+function whyToken(isLacking: boolean, error: unknown): string | null {
+  if (isLacking) return "The repository is gated: the download needs a token.";
   return needsToken(error) ? "The hub asks for a token." : null;
 }

@@ -101,7 +101,7 @@ function rowsOf(model: Model): (readonly [string, ReactNode])[] {
     ["architecture", model.architecture],
     ["layers", model.layers === null ? null : count(model.layers)],
     ["KV cache", model.kv_cache_tokens === null ? null : `${count(model.kv_cache_tokens)} tokens, ${mebibytes(model.kv_cache_mb)}`],
-    ["memory by device", place.length === 0 ? null : place.join(", ")],
+    ["memory of its process", place.length === 0 ? null : place.join(", ")],
     ["embeddings", model.supports_embeddings ? "yes" : "no"],
     ["remote code", model.trust_remote_code ? "trusted" : "not trusted"],
     ["loaded", model.loaded_at === null ? null : <Clock at={model.loaded_at} />],

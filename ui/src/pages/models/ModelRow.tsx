@@ -31,7 +31,7 @@ export function ModelRow({
   const [gpu, setGpu] = useState("auto");
   const [lost, setLost] = useState<string[]>([]);
   const [isDeleting, setDeleting] = useState(false);
-  const token = useToken();
+  const token = useToken(model.repo_id ?? "");
   const settled = () =>
     Promise.all(["models", "health", "attachments", "saes"].map((noun) => client.invalidateQueries({ queryKey: [noun] })));
   const work = useMutation({
@@ -129,6 +129,10 @@ export function ModelRow({
   );
 }
 
+const PROCESS = "What the process of the model held when the load was done: weights, buffers and libraries.";
+const ESTIMATE = "What the weights will take, by an estimate. The check before a load decides.";
+const KV = "What the tokens of all running requests take at most.";
+
 function factsOf(model: Model): Fact[] {
   const isHeld = model.memory_footprint !== null;
   return [
@@ -136,8 +140,9 @@ function factsOf(model: Model): Fact[] {
     ["precision", precisionOf(model), "The precision of the record, and the type in which the model is held."],
     ["on disk", model.disk_size_mb > 0 ? mebibytes(model.disk_size_mb) : null],
     isHeld
-      ? ["in memory", bytes(model.memory_footprint)]
-      : ["in memory", model.estimated_memory_mb > 0 ? `≈ ${mebibytes(model.estimated_memory_mb)}` : null, "An estimate."],
+      ? ["memory of its process", bytes(model.memory_footprint), PROCESS]
+      : ["memory, estimated", model.estimated_memory_mb > 0 ? `≈ ${mebibytes(model.estimated_memory_mb)}` : null, ESTIMATE],
+    ...(model.kv_cache_mb === null ? [] : [["KV cache, at most", mebibytes(model.kv_cache_mb), KV] as const]),
     ["engine", model.engine === "gguf" ? "llama.cpp" : model.engine],
     ["context", model.context_length === null ? null : `${count(model.context_length)} tokens`],
   ];

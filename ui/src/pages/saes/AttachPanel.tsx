@@ -1,5 +1,4 @@
 // What is about to be attached: each SAE with its layer and whether it fits there, and how they are attached together.
-import { useState } from "react";
 import { useMutation, useQueries, useQueryClient } from "@tanstack/react-query";
 import { attach, compatibility, describedAttach, type Attachments, type Attaching, type Dtype, type Overrides, type Sae } from "../../api/saes";
 import type { Model } from "../../api/models";
@@ -8,6 +7,7 @@ import { ErrorNotice } from "../../parts/ErrorNotice";
 import { notify } from "../../parts/Notices";
 import { Panel } from "../../parts/Panel";
 import { Segmented } from "../../parts/Segmented";
+import { abilitiesOf } from "../../rules/abilities";
 import { changedMember, type Member } from "../../rules/members";
 import { MemberRow } from "./MemberRow";
 import { OverrideFields } from "./OverrideFields";
@@ -18,23 +18,34 @@ const HOW = [
 ] as const;
 const DTYPES = ["stored", "model", "float32", "bfloat16", "float16"] as const satisfies readonly Dtype[];
 
+/** What a person chose beside the SAEs; it stays while SAEs are added. */
+export interface AttachOptions {
+  isInstead: boolean;
+  dtype: Dtype | "";
+  overrides: Overrides;
+}
+export const AS_THEY_ARE: AttachOptions = { isInstead: true, dtype: "", overrides: {} };
+
 export function AttachPanel({
   members,
   records,
   loaded,
   attached,
+  options,
+  onOptions,
   onChange,
 }: {
   members: readonly Member[];
   records: readonly Sae[];
   loaded: Model | undefined;
   attached: Attachments | undefined;
+  options: AttachOptions;
+  onOptions: (options: AttachOptions) => void;
   onChange: (members: Member[]) => void;
 }) {
   const client = useQueryClient();
-  const [isInstead, setInstead] = useState(true);
-  const [dtype, setDtype] = useState<Dtype | "">("");
-  const [overrides, setOverrides] = useState<Overrides>({});
+  const { isInstead, dtype, overrides } = options;
+  const set = (changed: Partial<AttachOptions>) => onOptions({ ...options, ...changed });
   const isReplacing = members.length === 1 && isInstead;
   const wanted: Attaching = { members, isReplacing, dtype: dtype === "" ? null : dtype, overrides };
   const work = useMutation({
@@ -85,14 +96,14 @@ export function AttachPanel({
               label="How to attach"
               options={HOW}
               value={isReplacing ? "instead" : "beside"}
-              onChange={(value) => setInstead(value === "instead")}
+              onChange={(value) => set({ isInstead: value === "instead" })}
             />
           </div>
         )}
         <label className="field">
-          Type of the kept matrices
-          <select value={dtype} onChange={(event) => setDtype(event.target.value as Dtype | "")}>
-            <option value="">{isReplacing ? "as in the file" : "the service’s choice for sets"}</option>
+          Precision in memory
+          <select value={dtype} onChange={(event) => set({ dtype: event.target.value as Dtype | "" })}>
+            <option value="">{isReplacing ? "as in its file" : "float16, the choice for sets"}</option>
             {DTYPES.map((type) => (
               <option key={type} value={type}>
                 {type === "stored" ? "stored: as in the file" : type === "model" ? "model: as the model" : type}
@@ -101,8 +112,13 @@ export function AttachPanel({
           </select>
         </label>
       </div>
+      <p className="quiet">
+        {isReplacing
+          ? "One SAE alone is held in the precision of its file, several of a set as float16."
+          : "A set is held as float16, unless the operator chose another type (MULTISAE_ATTACH_DTYPE). One SAE that is attached in the place of all others is held in the precision of its file."}
+      </p>
       {isReplacing ? (
-        <OverrideFields value={overrides} needs={records.find(({ id }) => id === members[0]?.sae_id)?.needs ?? []} onChange={setOverrides} />
+        <OverrideFields value={overrides} needs={records.find(({ id }) => id === members[0]?.sae_id)?.needs ?? []} onChange={(changed) => set({ overrides: changed })} />
       ) : (
         <p className="quiet">Values that replace what the files say can be given when one SAE is attached in the place of the others.</p>
       )}
@@ -126,6 +142,7 @@ export function AttachPanel({
 
 function reason(loaded: Model | undefined, isRefused: boolean): string | null {
   if (loaded === undefined) return "No model is loaded. Load a model first.";
-  if (loaded.engine === "gguf") return "A GGUF model has no layers to hook. Load a checkpoint.";
+  const { why } = abilitiesOf(loaded);
+  if (why !== null) return `${why} Load a checkpoint.`;
   return isRefused ? "An SAE does not fit the model at its layer." : null;
 }

@@ -5,13 +5,14 @@ import { download, preview, type OfferedSaes, type Sae } from "../../api/saes";
 import { Confirm } from "../../parts/Confirm";
 import { Facts } from "../../parts/Facts";
 import { notify } from "../../parts/Notices";
-import { RepositoryForm } from "../../parts/RepositoryForm";
+import { RepositoryForm, type Place } from "../../parts/RepositoryForm";
 import { useToken } from "../../parts/TokenField";
 import { UnitGrid } from "../../parts/UnitGrid";
 import { useLink } from "../../parts/useLink";
 import { bytes, count } from "../../rules/bytes";
 import { needsToken } from "../../rules/errors";
 import { given } from "../../rules/given";
+import { naturally } from "../../rules/naturally";
 import { text } from "../../rules/link";
 import { chosen, unitTable } from "../../rules/units";
 import { UnitList } from "./UnitList";
@@ -22,8 +23,11 @@ export function HubSaes({ records }: { records: readonly Sae[] }) {
   const client = useQueryClient();
   const [link, change] = useLink(LINK);
   const [isAll, setAll] = useState(false);
-  const token = useToken();
-  const shown = useQuery(preview(link.repo, link.revision, token.take));
+  const token = useToken(link.repo);
+  // the hub is asked about the repository of a link when a person asks for it
+  const [asked, setAsked] = useState<Place | null>(null);
+  const isAsked = asked?.repo === link.repo && asked.revision === link.revision;
+  const shown = useQuery({ ...preview(link.repo, link.revision, token.take), enabled: isAsked });
   const begin = useMutation({
     mutationFn: (file_path: string | undefined) =>
       download(given({ repository_id: link.repo, revision: link.revision || undefined, file_path }), token.take),
@@ -31,7 +35,7 @@ export function HubSaes({ records }: { records: readonly Sae[] }) {
     onSettled: () => client.invalidateQueries({ queryKey: ["saes"] }),
   });
   const offered = shown.data;
-  const units = offered === undefined ? [] : chosen(offered.files, link);
+  const units = offered === undefined ? [] : chosen(offered.files, link).sort((a, b) => naturally(a.path, b.path));
   return (
     <div className="flow">
       <RepositoryForm
@@ -41,7 +45,10 @@ export function HubSaes({ records }: { records: readonly Sae[] }) {
         begin={begin}
         token={token.field}
         tokenWhy={needsToken(shown.error ?? begin.error) ? "The hub asks for a token." : null}
-        onPlace={(next) => change({ ...next, layer: "", width: "", words: "" }, { push: true })}
+        onPlace={(next) => {
+          setAsked(next);
+          change({ ...next, layer: "", width: "", words: "" }, { push: true });
+        }}
       />
       {offered !== undefined && (
         <div className="flow offered">
@@ -64,7 +71,7 @@ export function HubSaes({ records }: { records: readonly Sae[] }) {
           <UnitList
             units={units}
             total={offered.files.length}
-            records={records.filter(({ repository_id, revision }) => repository_id === offered.repository_id && revision === offered.revision)}
+            records={records.filter((record) => record.repository_id === offered.repository_id && (record.revision === offered.revision || isLooking(record)))}
             isBusy={begin.isPending}
             onDownload={(path) => begin.mutate(path)}
           />
@@ -91,6 +98,11 @@ export function HubSaes({ records }: { records: readonly Sae[] }) {
       )}
     </div>
   );
+}
+
+/** Whether the hub is being asked about the request of a record, whose commit is not known before. */
+function isLooking(record: Sae) {
+  return record.download?.phase === "looking";
 }
 
 function factsOf(offered: OfferedSaes) {

@@ -6,7 +6,8 @@ import type { Model } from "../../api/models";
 import { ErrorNotice } from "../../parts/ErrorNotice";
 import { Facts } from "../../parts/Facts";
 import { count, decimal } from "../../rules/bytes";
-import type { Member } from "../../rules/members";
+import { LAYER_MOST, type Member } from "../../rules/members";
+import { MEANS } from "../../rules/words";
 
 export function MemberRow({
   member,
@@ -56,7 +57,7 @@ export function MemberRow({
             ["site", record.site],
             ["activation", record.architecture],
             ["trained on", record.trained_on],
-            ["claimed L0", record.average_l0 === null ? null : decimal(record.average_l0, 0)],
+            ["claimed L0", record.average_l0 === null ? null : decimal(record.average_l0, 0), `${MEANS.l0} ${MEANS.claimed}`],
           ]}
         />
       )}
@@ -90,7 +91,8 @@ function LayerPicker({
   onChange: (layer: number) => void;
 }) {
   if (layers === null) {
-    return <input id={id} type="number" min={0} step={1} value={layer} onChange={(event) => onChange(Math.max(0, Math.trunc(Number(event.target.value))))} />;
+    const held = (written: string) => Math.min(LAYER_MOST, Math.max(0, Math.trunc(Number(written))));
+    return <input id={id} type="number" min={0} max={LAYER_MOST} step={1} value={layer} onChange={(event) => onChange(held(event.target.value))} />;
   }
   const numbers = Array.from({ length: Math.max(layers, layer + 1) }, (_, number) => number);
   return (

@@ -1,6 +1,7 @@
 // The registered SAEs, with a field that finds some of them by their words.
-import { useRef } from "react";
+import { useRef, type ReactNode } from "react";
 import type { Sae } from "../../api/saes";
+import { naturally } from "../../rules/naturally";
 import { useShortcut } from "../../shortcuts";
 import { SaeRow } from "./SaeRow";
 
@@ -13,6 +14,8 @@ export function SaeList({
   onWords,
   chosen,
   onChoose,
+  panelAt,
+  panel,
 }: {
   records: readonly Sae[];
   words: string;
@@ -20,13 +23,21 @@ export function SaeList({
   /** The ids of SAEs that are about to be attached. */
   chosen: readonly string[];
   onChoose: (sae: Sae) => void;
+  /** The id of the SAE under which the panel stands. */
+  panelAt: string | undefined;
+  panel: ReactNode;
 }) {
   const field = useRef<HTMLInputElement>(null);
   useShortcut("find", () => field.current?.focus());
-  const parts = words.toLowerCase().split(/\s+/).filter((part) => part !== "");
   const shown = [...records]
-    .filter((sae) => parts.every((part) => textOf(sae).includes(part)))
-    .sort((a, b) => placeOf(a).localeCompare(placeOf(b)) || (a.trained_layer ?? -1) - (b.trained_layer ?? -1));
+    .filter((sae) => hasWords(sae, words))
+    .sort(
+      (a, b) =>
+        naturally(placeOf(a), placeOf(b)) ||
+        (a.trained_layer ?? -1) - (b.trained_layer ?? -1) ||
+        naturally(a.file_path ?? a.name, b.file_path ?? b.name) ||
+        naturally(a.name, b.name),
+    );
   return (
     <div className="flow">
       {(records.length >= MANY || words !== "") && (
@@ -38,11 +49,19 @@ export function SaeList({
       {shown.length === 0 && <p className="empty">No registered SAE has all of these words.</p>}
       <ul className="records">
         {shown.map((sae) => (
-          <SaeRow key={sae.id} sae={sae} isChosen={chosen.includes(sae.id)} onChoose={() => onChoose(sae)} />
+          <SaeRow key={sae.id} sae={sae} isChosen={chosen.includes(sae.id)} onChoose={() => onChoose(sae)}>
+            {sae.id === panelAt && panel}
+          </SaeRow>
         ))}
       </ul>
     </div>
   );
+}
+
+/** Whether an SAE has all of the words that are searched. */
+export function hasWords(sae: Sae, words: string): boolean {
+  const parts = words.toLowerCase().split(/\s+/).filter((part) => part !== "");
+  return parts.every((part) => textOf(sae).includes(part));
 }
 
 function placeOf(sae: Sae): string {

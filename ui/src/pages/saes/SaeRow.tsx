@@ -1,5 +1,5 @@
 // One registered SAE: its status, what its files say, its download, and what may be done with it.
-import { useState } from "react";
+import { useState, type ReactNode } from "react";
 import { useMutation, useQueryClient } from "@tanstack/react-query";
 import { useProgress } from "../../api/live";
 import { cancel, download, remove, type Sae } from "../../api/saes";
@@ -11,13 +11,33 @@ import { ProgressRow } from "../../parts/ProgressRow";
 import { Status } from "../../parts/Status";
 import { TokenField, useToken } from "../../parts/TokenField";
 import { bytes, count, DASH, decimal } from "../../rules/bytes";
-import { needsToken } from "../../rules/errors";
+import { asksForToken, needsToken } from "../../rules/errors";
+import { MEANS } from "../../rules/words";
 import { given } from "../../rules/given";
 
-export function SaeRow({ sae, isChosen, onChoose }: { sae: Sae; isChosen: boolean; onChoose: () => void }) {
+/** The word of the button that sends the request for a failed download again. */
+const AGAIN = { resume: "Resume", retry: "Retry" } as const;
+
+/** The id of the button that chooses an SAE. */
+export function chooseId(sae: string): string {
+  return `choose-${sae}`;
+}
+
+export function SaeRow({
+  sae,
+  isChosen,
+  onChoose,
+  children,
+}: {
+  sae: Sae;
+  isChosen: boolean;
+  onChoose: () => void;
+  /** What stands under the head of the row. */
+  children: ReactNode;
+}) {
   const client = useQueryClient();
   const [isDeleting, setDeleting] = useState(false);
-  const token = useToken();
+  const token = useToken(sae.repository_id ?? "");
   const settled = () => client.invalidateQueries({ queryKey: ["saes"] });
   const work = useMutation({
     mutationFn: (): Promise<unknown> => (sae.status === "downloading" ? cancel(sae.id) : download(placeOf(sae), token.take)),
@@ -28,7 +48,7 @@ export function SaeRow({ sae, isChosen, onChoose }: { sae: Sae; isChosen: boolea
     onSuccess: ({ freed_disk_mb }) => notify(`${sae.name} is deleted. ${count(freed_disk_mb)} MiB are free again.`),
     onSettled: settled,
   });
-  const isResumed = sae.status === "error" && sae.repository_id !== null;
+  const again = sae.same_request === null ? null : AGAIN[sae.same_request];
   const error = work.error ?? deletion.error;
   return (
     <li className="record" aria-label={sae.name}>
@@ -40,22 +60,27 @@ export function SaeRow({ sae, isChosen, onChoose }: { sae: Sae; isChosen: boolea
             Cancel
           </button>
         )}
-        {isResumed && (
-          <button type="button" className="primary" disabled={work.isPending} aria-label={`Resume the download of ${sae.name}`} onClick={() => work.mutate()}>
-            Resume
+        {again !== null && (
+          <button type="button" className="primary" disabled={work.isPending} aria-label={`${again} the download of ${sae.name}`} onClick={() => work.mutate()}>
+            {again}
           </button>
         )}
-        {sae.status === "cached" && (
-          <button type="button" className={isChosen ? "" : "primary"} disabled={isChosen || !isAttachable(sae)} aria-label={isChosen ? `Chosen: ${sae.name}` : `Attach ${sae.name}`} onClick={onChoose}>
-            {isChosen ? "Chosen" : "Attach"}
-          </button>
-        )}
-        {sae.status === "attached" && (
-          <button type="button" disabled={isChosen} aria-label={isChosen ? `Chosen: ${sae.name}` : `Attach elsewhere: ${sae.name}`} onClick={onChoose}>
-            {isChosen ? "Chosen" : "Attach elsewhere"}
+        {(sae.status === "cached" || sae.status === "attached") && (
+          <button
+            type="button"
+            id={chooseId(sae.id)}
+            className={isChosen || sae.status === "attached" ? "" : "primary"}
+            aria-pressed={isChosen}
+            disabled={sae.status === "cached" && !isAttachable(sae)}
+            aria-label={isChosen ? `Chosen: ${sae.name}` : `${attachWord(sae)}${sae.status === "attached" ? ":" : ""} ${sae.name}`}
+            title={isChosen ? "Press again to leave it out" : undefined}
+            onClick={onChoose}
+          >
+            {isChosen ? "Chosen" : attachWord(sae)}
           </button>
         )}
       </div>
+      {children}
       <Facts facts={factsOf(sae)} />
       {sae.status === "downloading" && <Download sae={sae} />}
       {sae.status === "cached" && sae.reason !== null && <p className="quiet">{sae.reason}</p>}
@@ -66,7 +91,7 @@ export function SaeRow({ sae, isChosen, onChoose }: { sae: Sae; isChosen: boolea
         </p>
       ))}
       {error !== null && <ErrorNotice error={error} />}
-      {isResumed && needsToken(work.error) && <TokenField field={token.field} why="The hub asks for a token." />}
+      {again !== null && (needsToken(work.error) || asksForToken(sae.error_code)) && <TokenField field={token.field} why="The hub asks for a token." />}
       <details>
         <summary>Details and deletion</summary>
         <div className="flow">
@@ -92,6 +117,7 @@ export function SaeRow({ sae, isChosen, onChoose }: { sae: Sae; isChosen: boolea
 
 function Download({ sae }: { sae: Sae }) {
   const percent = useProgress("saes", "download", sae.id)?.["percent"];
+  if (sae.download?.phase === "looking") return <ProgressRow name="Download" progress={null} says="Asking the hub what the repository has" />;
   return (
     <ProgressRow
       name="Download"
@@ -136,11 +162,15 @@ function factsOf(sae: Sae) {
     ["reads", sae.d_in === null ? null : `${count(sae.d_in)} values`],
     ["site", sae.site],
     ["activation", sae.architecture],
-    ["claimed L0", sae.average_l0 === null ? null : decimal(sae.average_l0, Number.isInteger(sae.average_l0) ? 0 : 1)],
+    ["claimed L0", sae.average_l0 === null ? null : decimal(sae.average_l0, Number.isInteger(sae.average_l0) ? 0 : 1), `${MEANS.l0} ${MEANS.claimed}`],
     ["trained on", sae.trained_on],
     ["format", sae.format],
     ["size", sae.file_size_bytes === null ? null : bytes(sae.file_size_bytes)],
   ] as const;
+}
+
+function attachWord({ status }: Sae): string {
+  return status === "attached" ? "Attach elsewhere" : "Attach";
 }
 
 /** Whether an SAE can be attached now, or once the values are given that its files leave open. */

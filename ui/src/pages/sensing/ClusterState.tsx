@@ -5,7 +5,7 @@ import { useQuery } from "@tanstack/react-query";
 import { request } from "../../api/client";
 import { clusters } from "../../api/documents";
 import { watched } from "../../api/queries";
-import { clusterSensing, type ClusterSensing } from "../../api/sensing";
+import { clusterSensing, switchSensing, type ClusterSensing } from "../../api/sensing";
 import { ErrorNotice } from "../../parts/ErrorNotice";
 import { QueryPanel } from "../../parts/Panel";
 import { milliseconds, span } from "../../rules/age";
@@ -17,11 +17,7 @@ import { Intents } from "./Intents";
 export function ClusterState() {
   const status = useQuery(watched(clusterSensing));
   const all = useQuery(clusters).data?.clusters ?? [];
-  const change = useAction(({ id, isOn }: { id: string; isOn: boolean }) =>
-    isOn
-      ? request("post", "/api/sensing/{profile_id}/enable", { path: { profile_id: id } })
-      : request("post", "/api/sensing/{profile_id}/disable", { path: { profile_id: id } }),
-  );
+  const change = useAction(({ id, isOn }: { id: string; isOn: boolean }) => switchSensing(id, isOn));
   return (
     <QueryPanel title="Cluster sensing" query={status} about="An enabled cluster is armed while it is active.">
       {(data) => (

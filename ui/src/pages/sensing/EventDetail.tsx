@@ -12,6 +12,7 @@ import { count, decimal } from "../../rules/bytes";
 import { ApiError } from "../../rules/errors";
 import type { Firing } from "../../rules/firing";
 import { FactList } from "../documents/FactList";
+import { useLabelled } from "../documents/useLabelled";
 
 export function EventDetail({ kind, id }: { kind: Kind; id: number }) {
   const query = useQuery(firing(kind, id));
@@ -122,11 +123,11 @@ interface SensedMember {
 function useMembers({ kind, of }: Firing): readonly SensedMember[] {
   const cluster = useQuery(clusters).data?.clusters.find(({ id }) => id === of);
   const detail = useQuery({ ...circuit(of), enabled: kind === "circuit" }).data;
-  return [
+  return useLabelled([
     ...(cluster?.members.map(([index, label]) => ({ sae: cluster.sae_id, layer: cluster.layer, index, label })) ?? []),
     ...(detail?.members.map(({ layer, feature_idx, label }) => ({
       ...{ layer, index: feature_idx, label },
       sae: saeAt(detail, layer),
     })) ?? []),
-  ];
+  ]);
 }

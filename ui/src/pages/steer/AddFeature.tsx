@@ -5,7 +5,8 @@ import { labelCount, search } from "../../api/steer";
 import { Combo, type ComboOption } from "../../parts/Combo";
 import { asApiError } from "../../rules/errors";
 import { decimal } from "../../rules/bytes";
-import { pasted, type Place } from "../../rules/steer";
+import type { Place } from "../../rules/steer";
+import { pasted } from "../../rules/typed";
 import { useAdd } from "./SteerWith";
 import type { Steer } from "./useSteer";
 
@@ -20,7 +21,7 @@ export function AddFeature({
 }: {
   steer: Steer;
   place: Place;
-  /** The feature whose neighbours are searched; null searches labels only. */
+  /** The feature of this SAE whose neighbours are searched; null searches labels only. */
   near: { index: number; name: string } | null;
   onNear: (near: null) => void;
   input: RefObject<HTMLInputElement | null>;
@@ -55,7 +56,7 @@ export function AddFeature({
   const choose = (id: string) => {
     setQuery("");
     onNear(null);
-    void add(id === "pairs" ? (pairs ?? []) : [{ index: Number(id.replace("=", "")) }]);
+    void add(place, id === "pairs" ? (pairs ?? []) : [{ index: Number(id.replace("=", "")) }]);
   };
   return (
     <div className="add-feature">

@@ -3,19 +3,10 @@ import { useQueries } from "@tanstack/react-query";
 import { feature } from "../../api/steer";
 import { added, type Side } from "../../rules/comparison";
 import { signed } from "../../rules/strength";
-import type { Place } from "../../rules/steer";
 
 const MOST = 3;
 
-export function Added({
-  side,
-  kind,
-  place,
-}: {
-  side: Side | undefined;
-  kind: "plain" | "steered";
-  place: Place | null;
-}) {
+export function Added({ side, kind }: { side: Side | undefined; kind: "plain" | "steered" }) {
   const values = side === undefined ? [] : added(side.steering);
   const shown = values.slice(0, MOST);
   const labels = useQueries({
@@ -23,7 +14,7 @@ export function Added({
     combine: (answers) => answers.map(({ data }) => data?.label ?? null),
   });
   if (kind === "plain") return <p className="quiet">nothing added</p>;
-  if (side === undefined) return <p className="quiet">{place === null ? "–" : `features of layer ${place.layer}`}</p>;
+  if (side === undefined) return <p className="quiet">not written yet</p>;
   if (values.length === 0) return <p className="quiet">nothing added</p>;
   return (
     <p className="quiet added">

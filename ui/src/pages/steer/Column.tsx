@@ -5,8 +5,7 @@ import { Segmented } from "../../parts/Segmented";
 import { TokenView } from "../../parts/TokenView";
 import { added, type Comparison, type Side } from "../../rules/comparison";
 import { marked, type Stretch } from "../../rules/diff";
-import { listed, type View } from "../../rules/steer";
-import type { TokenFeature } from "../../rules/tokens";
+import { keyOf, listed, MESSAGES_MAXIMUM, type Place, type View } from "../../rules/steer";
 import { Added } from "./Added";
 import { SteerWith } from "./SteerWith";
 import type { Steer } from "./useSteer";
@@ -39,12 +38,14 @@ export function Column({
 }) {
   const { state, change, isRunning } = steer;
   const name = NAMES[kind];
+  // the SAE that the tokens were read with
+  const read = comparison?.sae ?? null;
   const isWriting = isRunning && side !== undefined && side.finish === null;
   return (
     <article className={`side ${kind}`} aria-label={name} data-waiting={comparison?.phase === "waiting" || undefined}>
       <header>
         <h2>{name}</h2>
-        <Added side={side} kind={kind} place={steer.place} />
+        <Added side={side} kind={kind} />
       </header>
       <div className="side-body">
         {side === undefined ? (
@@ -55,30 +56,33 @@ export function Column({
             tokens={side.tokens}
             first={comparison?.promptTokens ?? 0}
             listed={listed(state, 2)}
-            steered={added(comparison?.sides[1]?.steering ?? {}).map(({ index }) => ({
-              index,
-              label: labelOf(comparison?.sides[1] ?? side, index),
-            }))}
+            steered={added(comparison?.sides[1]?.steering ?? {})
+              .filter(({ key }) => read !== null && key === keyOf(read))
+              .map(({ index }) => ({ index, label: labelOf(comparison?.sides[1] ?? side, index) }))}
             beside={comparison?.sides[kind === "plain" ? 1 : 0]?.tokens ?? []}
             pick={state.pick < 0 ? null : state.pick}
             onPick={(pick) => change({ pick: typeof pick === "number" ? pick : -1 })}
-            actions={(feature: TokenFeature) => <SteerWith steer={steer} feature={feature} />}
+            about={about(kind, read)}
+            actions={read === null ? undefined : (feature) => <SteerWith steer={steer} place={read} feature={feature} />}
           />
         ) : (
           <p className="side-text" data-writing={isWriting || undefined}>
             {stretches === null ? side.text : <Words stretches={stretches} own={kind === "plain" ? "left" : "right"} />}
           </p>
         )}
-        {side !== undefined && <p className="quiet numbers">{ending(side, state.max)}</p>}
+        {side !== undefined && <p className="quiet numbers">{ending(side, comparison?.asked["max_tokens"])}</p>}
       </div>
       <footer>
-        <Segmented label={`View of the ${kind} side`} options={VIEWS} value={view} onChange={onView} />
+        {steer.place !== null && (
+          <Segmented label={`View of the ${kind} side`} options={VIEWS} value={view} onChange={onView} />
+        )}
         {side !== undefined && side.text !== "" && !isWriting && (
           <span className="row">
             <button
               type="button"
               className="small"
               title="Make this text a part of the prompt"
+              disabled={state.as === "chat" && (state.chat ?? []).length + 2 > MESSAGES_MAXIMUM}
               onClick={() => goOn(steer, side.text)}
             >
               Go on<span className="only-read"> from the {kind} text</span>
@@ -91,16 +95,24 @@ export function Column({
   );
 }
 
+/** When the values of a side's tokens were read. The request of the page asks for no other moment. */
+function about(kind: "plain" | "steered", read: Place | null): string | undefined {
+  if (read === null) return undefined;
+  const at = `Features of layer ${read.layer}`;
+  return kind === "plain" ? `${at}. Nothing steers this side.` : `${at}, after steering has added to it.`;
+}
+
 function Words({ stretches, own }: { stretches: readonly Stretch[]; own: "left" | "right" }) {
   return marked(stretches, own).map(({ text, differs }, index) =>
     differs ? <mark key={index}>{text}</mark> : <span key={index}>{text}</span>,
   );
 }
 
-function ending({ finish, written }: Side, most: number): string {
+function ending({ finish, written }: Side, most: unknown): string {
+  if (written === 0 && finish === null) return "";
   const tokens = `${written} ${written === 1 ? "token" : "tokens"}`;
   if (finish === "stop") return `${tokens}, ended by itself`;
-  return finish === "length" ? `${tokens}, cut at ${most}` : tokens;
+  return finish === "length" ? `${tokens}, cut at ${String(most)}` : tokens;
 }
 
 /** The label that the tokens of a side have for a feature. */

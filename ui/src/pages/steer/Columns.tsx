@@ -2,8 +2,11 @@
 import { useDeferredValue, useMemo } from "react";
 import { Link } from "react-router";
 import { useComparison } from "../../api/comparison";
-import type { Phase } from "../../rules/comparison";
+import { useLostSince } from "../../api/reach";
+import { OtherSettings } from "../../parts/OtherSettings";
+import { isWhole, type Comparison } from "../../rules/comparison";
 import { diff, similarity } from "../../rules/diff";
+import { isConnectionLost } from "../../rules/errors";
 import { percent } from "../../rules/bytes";
 import { steers } from "../../rules/steer";
 import { Column } from "./Column";
@@ -11,7 +14,7 @@ import { Refused } from "./Refused";
 import type { Steer } from "./useSteer";
 
 export function Columns({ steer }: { steer: Steer }) {
-  const { state, change, model, place } = steer;
+  const { state, change, model, place, attached, askedOf } = steer;
   const comparison = useComparison("steer");
   const plain = comparison?.sides[0];
   const steered = comparison?.sides[1];
@@ -19,25 +22,37 @@ export function Columns({ steer }: { steer: Steer }) {
   const right = useDeferredValue(steered?.text ?? "");
   const stretches = useMemo(() => (state.diff && right !== "" ? diff(left, right) : null), [state.diff, left, right]);
   const same = useMemo(() => (left !== "" && right !== "" ? similarity(left, right) : null), [left, right]);
+  const isAway = useLostSince() !== null;
   const isFailed = comparison?.phase === "failed";
+  const isLost = isFailed && isConnectionLost(comparison.error);
+  const isAlone = place === null && attached.data !== undefined && model !== null && steered === undefined;
   return (
     <section className="sides-part" aria-label="Answers">
       <div className="row spread">
         <p className="quiet" role="status">
-          {saysOf(comparison?.phase, same)}
+          {isLost ? lostSays(isAway) : saysOf(comparison, same, isAlone)}{" "}
+          {model !== null && <OtherSettings comparison={comparison} now={askedOf(state)} />}
         </p>
-        <label className="switch">
-          <input
-            type="checkbox"
-            role="switch"
-            checked={state.diff}
-            onChange={(event) => change({ diff: event.target.checked })}
-          />
-          Mark the words that differ
-        </label>
+        {!isAlone && (
+          <label className="switch">
+            <input
+              type="checkbox"
+              role="switch"
+              checked={state.diff}
+              onChange={(event) => change({ diff: event.target.checked })}
+            />
+            Mark the words that differ
+          </label>
+        )}
       </div>
-      {isFailed && <Refused error={comparison.error} steer={steer} />}
-      <div className="sides">
+      {isFailed && (!isLost || isAway) && <Refused error={comparison.error} steer={steer} />}
+      {isAlone && steer.able?.why == null && (
+        <p className="side-note quiet">
+          No SAE is attached, so nothing steers: the model answers as it is. <Link to="/saes">Attach an SAE</Link> to
+          compare it with its steered answer.
+        </p>
+      )}
+      <div className="sides" data-alone={isAlone || undefined}>
         <Column
           kind="plain"
           steer={steer}
@@ -47,44 +62,58 @@ export function Columns({ steer }: { steer: Steer }) {
           view={state.left}
           onView={(view) => change({ left: view })}
         >
-          {model === null ? <NoModel steer={steer} /> : "The model as it is, without any steering."}
+          {plainHint(steer)}
         </Column>
-        <Column
-          kind="steered"
-          steer={steer}
-          comparison={comparison}
-          side={steered}
-          stretches={stretches}
-          view={state.right}
-          onView={(view) => change({ right: view })}
-        >
-          {place === null ? <NoSae steer={steer} /> : steeredHint(steer, comparison !== undefined)}
-        </Column>
+        {!isAlone && (
+          <Column
+            kind="steered"
+            steer={steer}
+            comparison={comparison}
+            side={steered}
+            stretches={stretches}
+            view={state.right}
+            onView={(view) => change({ right: view })}
+          >
+            {place === null ? <NoSae steer={steer} /> : steeredHint(steer, comparison !== undefined)}
+          </Column>
+        )}
       </div>
     </section>
   );
 }
 
-function saysOf(phase: Phase | undefined, same: number | null): string {
+function lostSays(isAway: boolean): string {
+  const words = "The connection was lost before the text was complete.";
+  return isAway ? words : `${words} It is back: generate again.`;
+}
+
+function saysOf(comparison: Comparison | undefined, same: number | null, isAlone: boolean): string {
   const words = same === null ? "" : ` ${percent(same)} of the words are the same.`;
-  switch (phase) {
+  switch (comparison?.phase) {
     case "waiting":
       return "Waiting for the first token.";
     case "running":
       return "Writing.";
     case "done":
-      return `Both sides are complete.${words}`;
+      return isAlone ? "The text is complete." : `Both sides are complete.${words}`;
     case "stopped":
-      return `Stopped.${words}`;
+      return comparison !== undefined && isWhole(comparison)
+        ? "Stopped. The texts are those of the comparison before."
+        : "Stopped. The texts are not complete.";
     case "failed":
-      return "The comparison failed.";
+      return isAlone ? "The request failed." : "The comparison failed.";
     default:
-      return "Both sides are written in one batch, with the same seed.";
+      return isAlone ? "" : "Both sides are written at the same time, with the same seed.";
   }
 }
 
-function steeredHint({ state, live }: Steer, isCompared: boolean) {
-  if (steers(state, live.data))
+function plainHint(steer: Steer) {
+  if (steer.model === null) return <NoModel steer={steer} />;
+  return steer.able?.writes === false ? "This model writes no text." : "The model as it is, without any steering.";
+}
+
+function steeredHint({ state, live, place }: Steer, isCompared: boolean) {
+  if (steers(state, live.data, place))
     return "The same model, with the features of this page added while it reads and writes.";
   if (state.for === "live" && live.data?.enabled === false)
     return "Steering is switched off for everyone. Switch it on beside.";

@@ -4,10 +4,12 @@ import { Link } from "react-router";
 import { Confirm } from "../../parts/Confirm";
 import { notifyError } from "../../parts/Notices";
 import { Segmented } from "../../parts/Segmented";
-import { keyOf, steers, valuesOf, type Chosen } from "../../rules/steer";
+import { keyOf, liveFeatures, placeOf, steers, switchedOn, valuesOf, type Place } from "../../rules/steer";
 import { AddFeature } from "./AddFeature";
 import { LiveRows } from "./LiveRows";
+import { NotAttached } from "./NotAttached";
 import { PageRows } from "./PageRows";
+import { SaveProfile } from "./SaveProfile";
 import { ServingDial } from "./ServingDial";
 import type { Steer } from "./useSteer";
 
@@ -17,10 +19,10 @@ const REACHES = [
 ] as const;
 
 export function Features({ steer, find }: { steer: Steer; find: RefObject<HTMLInputElement | null> }) {
-  const { state, alter, change, place, places } = steer;
-  const [near, setNear] = useState<{ index: number; name: string } | null>(null);
-  const look = (index: number, name: string) => {
-    setNear({ index, name });
+  const { state, alter, place, places } = steer;
+  const [near, setNear] = useState<{ place: Place; index: number; name: string } | null>(null);
+  const look = (of: Place, index: number, name: string) => {
+    setNear({ place: of, index, name });
     find.current?.focus();
   };
   return (
@@ -29,9 +31,9 @@ export function Features({ steer, find }: { steer: Steer; find: RefObject<HTMLIn
         <h2>Features</h2>
         {places.length > 1 && place !== null && (
           <select
-            aria-label="SAE"
+            aria-label="SAE whose features are added and read"
             value={keyOf(place)}
-            onChange={(event) => change({ sae: event.target.value, f: [] })}
+            onChange={(event) => alter({ sae: event.target.value })}
           >
             {places.map((entry) => (
               <option key={keyOf(entry)} value={keyOf(entry)}>
@@ -48,17 +50,26 @@ export function Features({ steer, find }: { steer: Steer; find: RefObject<HTMLIn
         onChange={(reach) => alter({ for: reach })}
       />
       <p className="reach">{state.for === "page" ? <PageWords steer={steer} /> : <LiveWords steer={steer} />}</p>
-      <OtherLink steer={steer} />
+      <OtherModel steer={steer} />
+      {steer.lacking.map((sae) => (
+        <NotAttached key={sae} sae={sae} steer={steer} />
+      ))}
       {state.for === "live" && <ServingDial steer={steer} />}
       {place === null ? (
         <p className="empty">
-          No SAE is attached, so there are no features. <Link to="/saes">Attach an SAE</Link>.
+          {(steer.able?.why ?? null) !== null ? (
+            "This model has no features: no SAE can be attached to it."
+          ) : (
+            <>
+              No SAE is attached, so there are no features. <Link to="/saes">Attach an SAE</Link>.
+            </>
+          )}
         </p>
       ) : (
         <>
-          <AddFeature steer={steer} place={place} near={near} onNear={setNear} input={find} />
+          <AddFeature steer={steer} place={near?.place ?? place} near={near} onNear={setNear} input={find} />
           {state.for === "page" ? (
-            <PageRows steer={steer} place={place} onNear={look} />
+            <PageRows steer={steer} onNear={look} />
           ) : (
             <LiveRows steer={steer} place={place} onNear={look} />
           )}
@@ -95,24 +106,29 @@ function LiveWords({ steer: { live } }: { steer: Steer }) {
   );
 }
 
-/** Says where the link was made with another model or SAE than those that are here. */
-function OtherLink({ steer: { state, model, places } }: { steer: Steer }) {
-  const isOtherModel = state.model !== "" && model !== null && model.name !== state.model;
-  const isOtherSae = state.sae !== "" && places.length > 0 && !places.some((entry) => keyOf(entry) === state.sae);
-  if (!isOtherModel && !isOtherSae) return null;
+/** Says where the link was made with another model than the one that is here. */
+function OtherModel({ steer: { state, model } }: { steer: Steer }) {
+  if (state.model === "" || model === null || model.name === state.model) return null;
   return (
     <p className="notice notice-warn">
-      This view was made with {isOtherModel ? `the model ${state.model}` : `the SAE ${state.sae}`}, which is not here
-      now. The same numbers may mean other features.
+      This view was made with the model {state.model}, which is not loaded now. The same features may act in another
+      way.
     </p>
   );
 }
 
 function Foot({ steer }: { steer: Steer }) {
-  const { state, change, alter, setFeatures, act, live } = steer;
+  const { state, change, alter, setFeatures, act, live, place, lacking } = steer;
   const [isAsking, setAsking] = useState(false);
-  const values = valuesOf(state.f ?? []);
-  const own = Object.entries(live.data?.values ?? {}).filter(([, value]) => value !== 0);
+  const count = switchedOn(state.f ?? []).length;
+  const own = place === null ? [] : liveFeatures(live.data, place);
+  const makeLive = () =>
+    act(
+      async (on) => {
+        for (const [sae, values] of Object.entries(valuesOf(state.f ?? []))) await on(placeOf(sae) ?? undefined).setAll(values);
+      },
+      { for: "live" },
+    );
   const isEmpty = state.for === "page" ? (state.f ?? []).length === 0 : own.length === 0;
   return (
     <>
@@ -131,11 +147,12 @@ function Foot({ steer }: { steer: Steer }) {
             <button
               type="button"
               className="small"
-              disabled={!steers(state, live.data)}
+              disabled={!steers(state, live.data, place) || lacking.length > 0}
               onClick={() => setAsking(true)}
             >
               Make live…
             </button>
+            {count > 0 && <SaveProfile steer={steer} />}
             <button type="button" className="small" onClick={() => setFeatures([])}>
               Remove all
             </button>
@@ -145,7 +162,7 @@ function Foot({ steer }: { steer: Steer }) {
           <button
             type="button"
             className="small"
-            onClick={() => alter({ for: "page", f: own.map(([index, value]): Chosen => [Number(index), value, 1]) })}
+            onClick={() => alter({ for: "page", f: own })}
           >
             Take over to this page
           </button>
@@ -157,12 +174,11 @@ function Foot({ steer }: { steer: Steer }) {
         isOpen={isAsking}
         onClose={() => setAsking(false)}
         onConfirm={() => {
-          act((on) => on.setAll(values), { for: "live" }).catch(notifyError);
+          makeLive().catch(notifyError);
         }}
       >
         <p>
-          {Object.keys(values).length} {Object.keys(values).length === 1 ? "value is" : "values are"} set in the
-          service. From then on every request of everybody is steered, until the values are removed.
+          {count} {count === 1 ? "value is" : "values are"} set in the service. From then on every request of everybody is steered, until the values are removed.
         </p>
       </Confirm>
     </>

@@ -1,7 +1,7 @@
 // The live values of one SAE, as the service answers them. Each change is sent when the slider is released.
 import { useState } from "react";
-import { useQueries } from "@tanstack/react-query";
-import { feature } from "../../api/steer";
+import { keepPreviousData, useQuery } from "@tanstack/react-query";
+import { labels } from "../../api/documents";
 import { FeatureRow } from "../../parts/FeatureRow";
 import { notifyError } from "../../parts/Notices";
 import { Answered } from "../../parts/Panel";
@@ -16,16 +16,13 @@ export function LiveRows({
 }: {
   steer: Steer;
   place: Place;
-  onNear: (index: number, name: string) => void;
+  onNear: (place: Place, index: number, name: string) => void;
 }) {
   // the service keeps no value of a feature that is switched off
   const [off, setOff] = useState<Readonly<Record<number, number>>>({});
   const values = live.data?.values ?? {};
   const rows = [...new Set([...Object.keys(values), ...Object.keys(off)].map(Number))].sort((a, b) => a - b);
-  const labels = useQueries({
-    queries: rows.map((index) => feature(place.sae_id, index)),
-    combine: (answers) => answers.map(({ data }) => data?.label ?? null),
-  });
+  const known = useQuery({ ...labels(place.sae_id, rows), placeholderData: keepPreviousData }).data;
   const others = Object.entries(live.data?.others ?? {});
   const forget = (index: number) => setOff(({ [index]: _, ...rest }) => rest);
   const send = async (action: Parameters<typeof act>[0]) => {
@@ -37,14 +34,14 @@ export function LiveRows({
     }
   };
   const put = async (index: number, value: number) => {
-    await send((on) => on.set(index, value));
+    await send((on) => on().set(index, value));
     forget(index);
   };
   const turn = (index: number, isOn: boolean) => {
     const value = values[index] ?? 0;
     if (isOn) return put(index, off[index] ?? value);
     setOff({ ...off, [index]: value });
-    return send((on) => on.set(index, 0));
+    return send((on) => on().set(index, 0));
   };
   return (
     <Answered query={live}>
@@ -55,7 +52,7 @@ export function LiveRows({
               type="checkbox"
               role="switch"
               checked={state.enabled}
-              onChange={(event) => quietly(send((on) => on.enable(event.target.checked)))}
+              onChange={(event) => quietly(send((on) => on().enable(event.target.checked)))}
             />
             Steering is {state.enabled ? "on" : "off"} for everyone
           </label>
@@ -63,19 +60,20 @@ export function LiveRows({
             <p className="empty">No live value at this SAE. Add a feature: its value then acts on every request.</p>
           )}
           <ul className="feature-rows">
-            {rows.map((index, at) => {
+            {rows.map((index) => {
+              const label = known?.get(index) ?? null;
               const isOff = off[index] !== undefined;
               const value = isOff ? (off[index] ?? 0) : (values[index] ?? 0);
               return (
                 <FeatureRow
                   key={index}
-                  feature={{ index, label: labels[at] ?? null, layer: place.layer, value, isOn: !isOff && value !== 0 }}
-                  place={<Near index={index} place={place} label={labels[at] ?? null} onNear={onNear} />}
+                  feature={{ index, label, layer: place.layer, value, isOn: !isOff && value !== 0 }}
+                  place={<Near index={index} place={place} label={label} onNear={onNear} />}
                   onValue={(next) => put(index, next)}
                   onSwitch={(isOn) => quietly(turn(index, isOn))}
                   onRemove={() => {
                     forget(index);
-                    quietly(send((on) => on.remove(index)));
+                    quietly(send((on) => on().remove(index)));
                   }}
                 />
               );

@@ -12,18 +12,18 @@ export function Near({
   index: number;
   place: Place;
   label: string | null;
-  onNear: (index: number, name: string) => void;
+  onNear: (place: Place, index: number, name: string) => void;
 }) {
   const name = label ?? `#${index}`;
   return (
     <span className="near">
       <Link
         to={featurePath({ sae: place.sae_id, layer: place.layer, index })}
-        title={`Feature ${index} of the SAE at layer ${place.layer}`}
+        title={`Feature ${index} of ${place.sae_id} at layer ${place.layer}`}
       >
         {placeName(place.layer, index)}
       </Link>
-      <button type="button" className="link" aria-label={`nearest to ${name}`} onClick={() => onNear(index, name)}>
+      <button type="button" className="link" aria-label={`nearest to ${name}`} onClick={() => onNear(place, index, name)}>
         nearest
       </button>
     </span>

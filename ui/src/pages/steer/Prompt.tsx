@@ -1,5 +1,7 @@
 // The prompt: one text, or a conversation. Under it stand the sampling and the button that begins.
+import { useRef } from "react";
 import { Segmented } from "../../parts/Segmented";
+import { MESSAGES_MAXIMUM } from "../../rules/steer";
 import { Chat, longer } from "./Chat";
 import { Sampling } from "./Sampling";
 import type { Steer } from "./useSteer";
@@ -10,7 +12,7 @@ const FORMS = [
 ] as const;
 
 export function Prompt({ steer }: { steer: Steer }) {
-  const { state, change, text, run, stop, isRunning, canRun } = steer;
+  const { state, change, text } = steer;
   return (
     <section className="panel prompt" aria-label="Prompt">
       <div className="row spread">
@@ -24,6 +26,7 @@ export function Prompt({ steer }: { steer: Steer }) {
           <button
             type="button"
             className="small quiet-button"
+            disabled={(state.chat ?? []).length >= MESSAGES_MAXIMUM}
             onClick={() => text.edit({ ...text.shown, chat: longer(state.chat ?? []) })}
           >
             Add a message
@@ -44,26 +47,43 @@ export function Prompt({ steer }: { steer: Steer }) {
         )}
       </div>
       <div className="prompt-foot">
-        <Sampling state={state} onChange={steer.alter} />
-        {/* one button, so that the focus stays on it */}
-        <button
-          type="button"
-          className={isRunning ? "" : "primary"}
-          disabled={!canRun && !isRunning}
-          title={isRunning ? "Stop (Esc)" : why(steer)}
-          onClick={() => (isRunning ? stop() : run())}
-        >
-          {isRunning ? "Stop" : "Generate"} {isRunning && <kbd>Esc</kbd>}
-        </button>
+        <Sampling state={state} takesSeed={steer.able?.scores !== false} onChange={steer.alter} />
+        <Begin steer={steer} />
       </div>
     </section>
   );
 }
 
+/** One button that begins and stops, so that the focus stays on it. */
+function Begin({ steer }: { steer: Steer }) {
+  const { run, stop, isRunning, canRun } = steer;
+  // leaving a field begins a comparison, so the word of the button may change while the pointer is down
+  const wasRunning = useRef(false);
+  return (
+    <button
+      type="button"
+      className={isRunning ? "" : "primary"}
+      disabled={!canRun && !isRunning}
+      title={isRunning ? "Stop (Esc)" : why(steer)}
+      onPointerDown={() => {
+        wasRunning.current = isRunning;
+      }}
+      onClick={({ detail }) => {
+        const isByPointer = detail > 0;
+        if (isByPointer ? wasRunning.current : isRunning) stop();
+        else run();
+      }}
+    >
+      {isRunning ? "Stop" : "Generate"} {isRunning && <kbd>Esc</kbd>}
+    </button>
+  );
+}
+
 /** What the button does, or why it cannot. */
-function why({ model, place, canRun }: Steer): string {
+function why({ model, able, lacking, canRun }: Steer): string {
   if (canRun) return "Generate (Ctrl or ⌘ and Enter)";
   if (model === null) return "No model is loaded";
-  if (place === null) return "No SAE is attached";
+  if (able?.writes === false) return "This model writes no text";
+  if (lacking.length > 0) return "Attach the SAE of all features, or remove those that it has";
   return "Write a prompt first";
 }

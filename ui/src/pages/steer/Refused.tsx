@@ -9,7 +9,7 @@ export function Refused({ error, steer }: { error: unknown; steer: Steer }) {
   return (
     <div className="flow">
       <ErrorNotice error={error} onRetry={() => steer.run()} />
-      <NextStep code={asApiError(error).code} steer={steer} />
+      <NextStep code={asApiError(error).code.toUpperCase()} steer={steer} />
     </div>
   );
 }

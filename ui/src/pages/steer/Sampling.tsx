@@ -2,11 +2,20 @@
 import { NumberField } from "../../parts/NumberField";
 import { SEED_MAXIMUM, type SteerState } from "../../rules/steer";
 
-export function Sampling({ state, onChange }: { state: SteerState; onChange: (changed: Partial<SteerState>) => void }) {
+export function Sampling({
+  state,
+  takesSeed,
+  onChange,
+}: {
+  state: SteerState;
+  /** Whether the model takes seeds. */
+  takesSeed: boolean;
+  onChange: (changed: Partial<SteerState>) => void;
+}) {
   const isGreedy = state.t === 0;
   const another = () => onChange({ seed: Math.floor(Math.random() * 10_000), ...(isGreedy ? { t: 0.8 } : {}) });
   return (
-    <div className="sampling" role="group" aria-label="Sampling, the same for both sides">
+    <div className="sampling" role="group" aria-label="Sampling">
       <NumberField label="Tokens" value={state.max} least={1} most={100_000} onCommit={(max) => onChange({ max })} />
       <NumberField
         label="Temperature"
@@ -18,22 +27,26 @@ export function Sampling({ state, onChange }: { state: SteerState; onChange: (ch
         onCommit={(t) => onChange({ t })}
       />
       <NumberField label="Top p" value={state.p} least={0} most={1} step={0.05} onCommit={(p) => onChange({ p })} />
-      <NumberField
-        label="Seed"
-        title={isGreedy ? "At temperature 0 every seed gives the same text" : `From 0 to ${SEED_MAXIMUM}`}
-        value={state.seed}
-        least={0}
-        most={SEED_MAXIMUM}
-        onCommit={(seed) => onChange({ seed })}
-      />
-      <button
-        type="button"
-        className="small"
-        onClick={another}
-        title={isGreedy ? "Another seed, at temperature 0.8" : "Another seed"}
-      >
-        Another seed
-      </button>
+      {takesSeed && (
+        <>
+          <NumberField
+            label="Seed"
+            title={isGreedy ? "At temperature 0 every seed gives the same text" : `From 0 to ${SEED_MAXIMUM}`}
+            value={state.seed}
+            least={0}
+            most={SEED_MAXIMUM}
+            onCommit={(seed) => onChange({ seed })}
+          />
+          <button
+            type="button"
+            className="small"
+            onClick={another}
+            title={isGreedy ? "Another seed, at temperature 0.8" : "Another seed"}
+          >
+            Another seed
+          </button>
+        </>
+      )}
     </div>
   );
 }

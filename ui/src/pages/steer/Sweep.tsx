@@ -1,29 +1,36 @@
 // The same prompt at several intensities, as small multiples: how the text changes as the steering grows.
 import { useState } from "react";
-import { useComparison, useRun } from "../../api/comparison";
+import { useQuery } from "@tanstack/react-query";
+import { comparing, useComparison, useRun } from "../../api/comparison";
+import { likelihoods } from "../../api/likelihood";
+import { Dialog } from "../../parts/Dialog";
 import { ErrorNotice } from "../../parts/ErrorNotice";
-import { added, type Side } from "../../rules/comparison";
+import { OtherSettings } from "../../parts/OtherSettings";
+import { added, isWhole, type Comparison, type Side } from "../../rules/comparison";
 import { diff, marked, similarity } from "../../rules/diff";
-import { decimal, percent } from "../../rules/bytes";
+import { DASH, decimal, percent } from "../../rules/bytes";
+import { repetition } from "../../rules/repetition";
 import { signed } from "../../rules/strength";
-import { intensities, steers } from "../../rules/steer";
+import { steers } from "../../rules/steer";
+import { intensities } from "../../rules/typed";
 import type { Steer } from "./useSteer";
 
 export function Sweep({ steer }: { steer: Steer }) {
-  const { state, change, bodyOf, canRun, live } = steer;
+  const { state, change, bodyOf, askedOf, canRun, live, place } = steer;
   const comparison = useComparison("sweep");
   const { run, stop, isRunning } = useRun("sweep");
   const [draft, setDraft] = useState<string | null>(null);
   const written = draft ?? state.sweep.join(", ");
   const asked = intensities(written);
-  const isSteered = steers(state, live.data);
+  const isSteered = steers(state, live.data, place);
   const start = () => {
     if (asked === null) return;
     change({ sweep: asked });
     setDraft(null);
-    void run(bodyOf(state, asked));
+    void run(comparing(bodyOf(state, asked)), askedOf(state, asked));
   };
   const first = comparison?.sides.find(({ intensity }) => intensity === 0);
+  const likely = useQuery(likelihoodsOf(comparison)).data;
   return (
     <section className="panel sweep" aria-label="Intensity sweep">
       <div className="panel-head">
@@ -55,13 +62,16 @@ export function Sweep({ steer }: { steer: Steer }) {
         </div>
       </div>
       <p className="about">
-        All values times λ, in one batch with the same seed. {isSteered ? "" : "Add a feature first."}
+        All values times λ, in one batch with the same seed. {isSteered ? "" : "Add a feature first."}{" "}
+        {likely !== undefined &&
+          "The plain likelihood is the mean log-probability of a token for the model without steering: nearer to 0 is likelier. "}
+        <OtherSettings comparison={comparison} now={askedOf(state, asked ?? state.sweep)} />
       </p>
       {comparison?.phase === "failed" && <ErrorNotice error={comparison.error} onRetry={start} />}
       {comparison !== undefined && comparison.sides.length > 0 && (
         <ol className="multiples" data-waiting={comparison.phase === "waiting" || undefined}>
-          {comparison.sides.map((side) => (
-            <Multiple key={side.intensity} side={side} plain={first} />
+          {comparison.sides.map((side, at) => (
+            <Multiple key={side.intensity} side={side} plain={first} likelihood={likely?.[at] ?? null} />
           ))}
         </ol>
       )}
@@ -69,10 +79,39 @@ export function Sweep({ steer }: { steer: Steer }) {
   );
 }
 
-function Multiple({ side, plain }: { side: Side; plain: Side | undefined }) {
+/** The question how likely the texts of a complete sweep are without steering. */
+function likelihoodsOf(comparison: Comparison | undefined) {
+  const isReady = comparison !== undefined && comparison.phase === "done" && isWhole(comparison);
+  if (!isReady) return likelihoods(null, [], []);
+  const { model, promptTokens, sides } = comparison;
+  const prompt = sides[0]?.tokens.filter(({ position }) => position < (promptTokens ?? 0)) ?? [];
+  return likelihoods(
+    model,
+    prompt.map(({ text }) => text),
+    sides.map(({ text }) => text),
+  );
+}
+
+function Multiple({
+  side,
+  plain,
+  likelihood,
+}: {
+  side: Side;
+  plain: Side | undefined;
+  /** The mean log-probability of its tokens without steering; null where it is not known. */
+  likelihood: number | null;
+}) {
+  const [isOpen, setOpen] = useState(false);
   const isPlain = side === plain;
   const same = plain === undefined || isPlain || side.text === "" ? null : similarity(plain.text, side.text);
   const largest = added(side.steering)[0];
+  const written =
+    plain === undefined || isPlain
+      ? side.text
+      : marked(diff(plain.text, side.text), "right").map(({ text, differs }, index) =>
+          differs ? <mark key={index}>{text}</mark> : <span key={index}>{text}</span>,
+        );
   return (
     <li className="multiple" data-plain={isPlain || undefined}>
       <p className="row spread">
@@ -80,11 +119,7 @@ function Multiple({ side, plain }: { side: Side; plain: Side | undefined }) {
         <span className="quiet">{largest === undefined ? "plain" : signed(largest.value)}</span>
       </p>
       <p className="multiple-text" tabIndex={0} role="group" aria-label={`The text at intensity ${side.intensity}`}>
-        {plain === undefined || isPlain
-          ? side.text
-          : marked(diff(plain.text, side.text), "right").map(({ text, differs }, index) =>
-              differs ? <mark key={index}>{text}</mark> : <span key={index}>{text}</span>,
-            )}
+        {written}
       </p>
       <p className="quiet">
         {same === null ? (isPlain ? "to compare with" : "–") : `${percent(same)} same words`}
@@ -95,6 +130,31 @@ function Multiple({ side, plain }: { side: Side; plain: Side | undefined }) {
           value={isPlain ? 1 : (same ?? 0)}
         />
       </p>
+      <dl className="multiple-figures">
+        <div title="The part of the runs of three words that stood in the text before">
+          <dt>repetition</dt>
+          <dd>{percent(repetition(side.text))}</dd>
+        </div>
+        <div title="The mean log-probability of its tokens for the model without steering. Nearer to 0 is likelier">
+          <dt>plain likelihood</dt>
+          <dd>{likelihood === null ? DASH : likelihood.toFixed(2).replace("-", "−")}</dd>
+        </div>
+      </dl>
+      <button
+        type="button"
+        className="small"
+        disabled={side.text === ""}
+        aria-label={`Open the text at intensity ${side.intensity}`}
+        onClick={() => setOpen(true)}
+      >
+        Open
+      </button>
+      <Dialog title={`The text at λ ${decimal(side.intensity)}`} isOpen={isOpen} onClose={() => setOpen(false)}>
+        <p className="multiple-whole">{written}</p>
+        <button type="button" onClick={() => setOpen(false)}>
+          Close
+        </button>
+      </Dialog>
     </li>
   );
 }

@@ -2,20 +2,30 @@
 import { useCallback, useEffect, useMemo, useRef } from "react";
 import { useQuery, useQueryClient } from "@tanstack/react-query";
 import { useSearchParams } from "react-router";
-import { useRun, type CompareBody } from "../../api/comparison";
+import { comparing, useRun, type CompareBody } from "../../api/comparison";
+import { answering } from "../../api/plain";
 import { attachments, models } from "../../api/queries";
 import { liveValues, steeringActions } from "../../api/steer";
+import { notifyError } from "../../parts/Notices";
 import { useLink } from "../../parts/useLink";
+import { abilitiesOf } from "../../rules/abilities";
+import type { Asked } from "../../rules/comparison";
+import { ApiError } from "../../rules/errors";
 import {
-  base,
+  FEATURES_MAXIMUM,
   isPromptEmpty,
   keyOf,
   listed,
+  missing,
+  named,
+  placed,
   promptOf,
   samplingOf,
+  servedName,
   STEER,
-  steers,
+  steered,
   type Chosen,
+  type Place,
   type SteerState,
 } from "../../rules/steer";
 import { remember } from "./memory";
@@ -23,8 +33,14 @@ import { useServing } from "./useServing";
 import { useSettled } from "./useSettled";
 
 const NOWHERE = { sae_id: "", layer: 0 };
-type Actions = ReturnType<typeof steeringActions>;
+/** The actions on the live values of an SAE, by default of the one that is chosen. */
+type Actions = (at?: Place) => ReturnType<typeof steeringActions>;
 export type Steer = ReturnType<typeof useSteer>;
+
+/** The attached SAE whose features are added and read: the one that the link names, else the first. */
+function placeFor<T extends Place>(sae: string, places: readonly T[]): T | null {
+  return places.find((entry) => keyOf(entry) === sae) ?? places[0] ?? null;
+}
 
 export function useSteer() {
   const client = useQueryClient();
@@ -39,44 +55,78 @@ export function useSteer() {
   const loaded = useQuery(models);
   const attached = useQuery(attachments);
   const model = loaded.data?.models.find(({ id }) => id === loaded.data.loaded_model_id) ?? null;
-  const places = attached.data?.entries ?? [];
-  const place = places.find((entry) => keyOf(entry) === link.sae) ?? places[0] ?? null;
-  const live = useQuery({ ...liveValues(place ?? NOWHERE), enabled: place !== null });
+  const places = useMemo(() => attached.data?.entries ?? [], [attached.data]);
+  const place = placeFor(link.sae, places);
+  // its answer has the live values of all SAEs
+  const known = place ?? NOWHERE;
+  const live = useQuery({ ...liveValues(known), enabled: place !== null });
   const serving = useServing();
   const { phase, isRunning, run: send, stop } = useRun("steer");
-  const state: SteerState = { ...link, ...text.shown };
-  const canRun = model !== null && place !== null && !isPromptEmpty(state);
+  // a link without an SAE is of the one that was attached first
+  const sae = link.sae || (places[0] === undefined ? "" : keyOf(places[0]));
+  const f = useMemo(() => link.f && placed(link.f, sae), [link.f, sae]);
+  const state: SteerState = { ...link, ...text.shown, f };
+  const able = model === null ? null : abilitiesOf(model);
+  // a model that takes no SAE writes as it is, whatever features the link names
+  const takesSaes = attached.data !== undefined && (able === null || able.why === null);
+  const lacking = state.for === "page" && takesSaes ? missing(f ?? [], places) : [];
+  const canWrite = attached.data !== undefined && able?.writes === true;
+  const canRun = model !== null && canWrite && !isPromptEmpty(state) && lacking.length === 0;
 
   /** The request of a state, with the live values as the service answered them last. */
   const bodyOf = useCallback(
     (of: SteerState, sides?: readonly number[]): CompareBody => {
-      const now = client.getQueryData(liveValues(place ?? NOWHERE).queryKey);
-      const { one, body } = base(of, place ?? NOWHERE, now, serving?.intensity ?? 1);
-      const isSteered = steers(of, now);
+      const at = placeFor(of.sae, places) ?? NOWHERE;
+      const asAnswered = client.getQueryData(liveValues(known).queryKey);
+      const features = place === null ? [] : named(steered(of, asAnswered, known));
       const common = { ...promptOf(of), ...samplingOf(of) };
+      const values = features.length === 0 ? {} : { sae_steering: { features } };
+      const from = { sae_id: at.sae_id, layer: at.layer };
       if (sides !== undefined) {
-        const scaled = sides.map((side) => Math.min(2, side * one));
-        return { ...common, ...body, intensities: [...new Set(scaled)] };
+        const swept = { ...common, ...values, intensities: [...sides] };
+        // the tokens of the prompt tell how likely the texts after it are; those of a long prompt would be too many
+        const isShort = listed(of, sides.length) > 1;
+        return isShort ? { ...swept, activations: { ...from, positions: "prompt", top_k: 1 } } : swept;
       }
-      const read = { sae_id: place?.sae_id, layer: place?.layer, positions: "all", top_k: listed(of, 2) };
-      const both = { ...common, activations: read };
-      return isSteered && one !== 0 ? { ...both, ...body, intensities: [0, one] } : { ...both, intensities: [0] };
+      const read = { ...from, positions: "all", top_k: listed(of, 2) };
+      return { ...common, ...values, activations: read, intensities: features.length === 0 ? [0] : [0, 1] };
     },
-    [client, place, serving?.intensity],
+    [client, places, place, known],
   );
+
+  /** What the texts of a state depend on: all of its request but what is read beside them. */
+  const askedOf = useCallback(
+    (of: SteerState, sides?: readonly number[]): Asked => {
+      const { activations: _, intensities, ...asked } = bodyOf(of, sides);
+      return { model: model?.name, ...asked, ...(sides === undefined ? {} : { intensities }) };
+    },
+    [bodyOf, model?.name],
+  );
+
+  /** What *Generate* sends: a comparison, or without an SAE a request for the plain text. */
+  const sentOf = (of: SteerState) => {
+    if (place !== null) return comparing(bodyOf(of));
+    const { seed, ...sampling } = samplingOf(of);
+    const name = model === null ? "" : servedName(model, loaded.data?.models ?? []);
+    return answering(name, promptOf(of), able?.scores === true ? { ...sampling, seed } : sampling);
+  };
 
   /** Begin the comparison, with parts of the state changed. */
   const run = (changed: Partial<SteerState> = {}) => {
     if (!canRun) return;
     const next = { ...state, ...changed };
     text.forget();
-    change({ ...text.shown, ...changed, model: model.name, sae: keyOf(place) });
-    void send(bodyOf(next));
+    change({ ...text.shown, f, sae: place === null ? state.sae : keyOf(place), ...changed, model: model.name });
+    void send(sentOf(next), askedOf(next));
   };
   /** Change parts of the state; with `auto` on, a comparison that was shown begins anew. */
   const alter = (changed: Partial<SteerState>) => {
+    if ((changed.f?.length ?? 0) > FEATURES_MAXIMUM) {
+      notifyError(new ApiError(`This page steers at most ${FEATURES_MAXIMUM} features at once.`, "TOO_MANY_FEATURES"));
+      return;
+    }
     if (state.auto && phase !== undefined && canRun) run(changed);
-    else change(changed);
+    else change({ f, sae, ...changed });
   };
   const setFeatures = (f: readonly Chosen[]) => alter({ f });
   // what goes on after an answer of the service uses the state of that moment
@@ -87,12 +137,12 @@ export function useSteer() {
   /** Change the live values, then compare anew. What runs is stopped first, because a change would refuse it. */
   const act = async (action: (on: Actions) => Promise<unknown>, changed: Partial<SteerState> = {}) => {
     if (isRunning) stop();
-    await action(steeringActions(client, place ?? NOWHERE));
+    await action((at = known) => steeringActions(client, at));
     latest.current.alter(changed);
   };
   return {
     ...{ state, latest, change, alter, text, setFeatures, act },
-    ...{ model, loaded, attached, places, place, live, serving },
-    ...{ isRunning, canRun, run, stop, bodyOf },
+    ...{ model, loaded, attached, places, place, lacking, live, serving },
+    ...{ able, isRunning, canRun, run, stop, bodyOf, sentOf, askedOf },
   };
 }

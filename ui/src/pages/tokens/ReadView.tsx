@@ -49,13 +49,14 @@ export function ReadView({
     ),
   }));
   return (
-    <div className="read-view">
+    <div className="read-view" data-alone={sae === null || undefined}>
       <Panel title="Tokens of the text">
         <TokenView
           name="Tokens of the text"
           tokens={tokens}
           listed={listed}
-          pick={pick}
+          about={sae === null ? undefined : `Features of layer ${sae.layer}. Nothing steers this pass.`}
+          pick={sae === null ? "surprise" : pick}
           onPick={onPick}
           actions={sae === null ? undefined : (feature) => <SteerHere sae={sae} feature={feature} prompt={prompt} />}
         />
@@ -63,12 +64,14 @@ export function ReadView({
           <Figure label="tokens" value={count(tokens.length)} />
           <Figure label="mean surprise, nats" value={decimal(surprise)} />
           <Figure label="perplexity" value={decimal(surprise === null ? null : Math.exp(surprise), 1)} />
-          <Figure label="features a token, at most" value={count(listed)} />
+          {sae !== null && <Figure label="features a token, at most" value={count(listed)} />}
         </div>
       </Panel>
-      <Panel title="Strongest features" about="By their largest value in the text. The first token is left out.">
-        <Bars label="Strongest features of the text" bars={bars} />
-      </Panel>
+      {sae !== null && (
+        <Panel title="Strongest features" about="By their largest value in the text. The first token is left out.">
+          <Bars label="Strongest features of the text" bars={bars} />
+        </Panel>
+      )}
     </div>
   );
 }

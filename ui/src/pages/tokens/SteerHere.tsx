@@ -17,7 +17,7 @@ export function SteerHere({ sae, feature, prompt }: { sae: Place; feature: Token
         as: "prompt",
         prompt,
         sae: keyOf(sae),
-        f: [[feature.index, beginning(typical_strength), 1]],
+        f: [[feature.index, beginning(typical_strength), 1, keyOf(sae)]],
       } as const;
       await navigate({ pathname: "/steer", search: written(new URLSearchParams(), STEER, state).toString() });
     } catch (error) {

@@ -9,6 +9,7 @@ export const EXAMPLE =
 /** By what the text is coloured; null lets the page choose. */
 const pick: Field<Pick | null> = {
   fallback: null,
+  expected: "a feature index or the word surprise",
   read: (written) => (written === "surprise" ? written : /^\d{1,9}$/.test(written) ? Number(written) : undefined),
   write: (value) => (value === null ? "" : String(value)),
 };
