@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import importlib.util
 import os
+import sys
 from collections.abc import Iterator
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -16,7 +17,7 @@ import pytest
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("TORCH_THREADS", "1")
 
-from steerserve import demo
+from steerserve import demo, log
 from tests import backend as backends
 from tests.circuits import attach, detach
 from tests.service import Running, add_sae, load_demo, running
@@ -75,6 +76,16 @@ def backend(
             yield
     else:
         yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def quiet_between_tests(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Lines that a shared service logs between two tests, while nothing is captured, stay out of the output."""
+    write = log.write
+    if request.config.getoption("capture") != "no":
+        log.write = lambda text: None if sys.stderr is sys.__stderr__ else write(text)
+    yield
+    log.write = write
 
 
 @pytest.fixture(scope="session")

@@ -34,6 +34,7 @@ from steerserve.control.vitals.cards import CardReadings
 from steerserve.engine.sandbox.schemas import Checker
 from steerserve.engine.wire import messages as m
 from steerserve.engine.wire.engine import Engine, Report, one_process
+from steerserve.engine.wire.tokenizing import Spelling
 from steerserve.errors import Refusal
 from steerserve.hub import client as hub_client
 from steerserve.hub.child import Downloaders
@@ -164,6 +165,14 @@ class ScriptedEngine(Engine):
         self.silent: Sign | None = None
         """The sign that does not change while the engine stands still; None while the engine is alive."""
 
+    async def spell(self, prompt: m.Text | m.Chat, longest: int) -> Spelling:
+        assert isinstance(prompt, m.Text)
+        ids = [ord(letter) for letter in prompt.text]
+        return Spelling(prompt.text, ids, list(prompt.text), list(range(len(ids))))
+
+    async def read_back(self, ids: list[int]) -> Spelling:
+        return await self.spell(m.Text("".join(map(chr, ids))), len(ids))
+
     def sign(self) -> Sign:
         self._signs += 1
         return self.silent or Sign(Activity.IDLE, self._signs)
@@ -178,7 +187,7 @@ class ScriptedEngine(Engine):
         self.loaded = fields
         for name in self.views:
             self.become(name, ReplicaState.SERVING)
-        return FACTS
+        return self._launcher.facts
 
     def replicas(self) -> tuple[ReplicaView, ...]:
         return tuple(self.views[name] for name in sorted(self.views))
@@ -408,6 +417,8 @@ class Launcher:
         self.replicas = 0
         """The replicas of the next engine; with 0, the engine is one process."""
         self.least = 1
+        self.facts = FACTS
+        """The facts of the models that engines load."""
         self.barred: Mapping[str, str] = {}
         self.has_nodes = False
         self.cluster_nodes: Callable[[Sequence[str]], Sequence[SeenNode]] = lambda _: ()

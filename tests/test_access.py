@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import logging
 import re
+import shutil
 import threading
+from pathlib import Path
 from typing import Any
 
 import pytest
+from starlette.routing import Route
 
 from steerserve import demo, log, meter
-from tests.service import Running
+from steerserve.rules import changes
+from tests.conftest import Start
+from tests.service import Running, add_model, add_sae, load_demo
 
 CHAT = "/v1/chat/completions"
 TEXT = "/v1/completions"
@@ -99,7 +105,8 @@ def test_an_answer_that_is_not_streamed_tells_its_times_in_a_header(
     assert "service" not in shared.post(CHAT, asking()).json()
 
 
-def test_a_stream_that_asks_for_its_usage_gets_its_times_in_its_last_chunk(
+@pytest.mark.shows("request-activations.8")
+def test_a_stream_that_asks_for_its_usage_has_no_service_key_and_its_times_are_logged(
     shared: Running, lines: Lines
 ) -> None:
     body = asking(stream=True, stream_options={"include_usage": True})
@@ -109,10 +116,9 @@ def test_a_stream_that_asks_for_its_usage_gets_its_times_in_its_last_chunk(
         events = [line.removeprefix("data: ") for line in answer.iter_lines() if line]
     *chunks, done = events
     assert done == "[DONE]"
-    services = [json.loads(chunk).get("service") for chunk in chunks]
-    assert services[:-1] == [None] * (len(chunks) - 1)
-    assert set(services[-1]["timing"]) == {f"{phase}_ms" for phase in PHASES}
+    assert not any("service" in json.loads(chunk) for chunk in chunks)
     line = lines.one()
+    assert all(line[f"{phase}_ms"] >= 0 for phase in PHASES)
     assert (line["status"], line["stream"]) == (200, True)
     assert line["completion_tokens"] == json.loads(chunks[-1])["usage"]["completion_tokens"]
 
@@ -187,3 +193,82 @@ def test_lines_of_the_server_have_no_coloured_copy(capsys: pytest.CaptureFixture
     line = json.loads(capsys.readouterr().err)
     assert line["event"] == "Started"
     assert "color_message" not in line
+
+
+# ------------------------------------------------------------------ who changed what
+
+KEY = "a-key-of-a-person"
+WHO = {"authorization": f"Bearer {KEY}"}
+
+
+def test_every_request_that_changes_something_has_a_name_in_the_log(shared: Running) -> None:
+    routes = [route for route in shared.service.api.routes if isinstance(route, Route)]
+    asked = {
+        (method, route.path)
+        for route in routes
+        if route.include_in_schema and route.path.startswith("/api/")
+        for method in (route.methods or set()) - {"GET", "HEAD"}
+        if route.path not in changes.QUESTIONS
+    }
+    assert asked == set(changes.ACTIONS)
+
+
+def logged(live: Running, event: str, count: int) -> list[dict[str, Any]]:
+    """The fields of the lines of an event, once there are so many. A line is written after its answer was sent."""
+    while True:
+        answer = live.http.get("/api/health/log?limit=500", headers=WHO).json()
+        lines = answer["data"]["lines"]
+        found = [line["fields"] for line in lines if line["event"] == event]
+        if len(found) >= count:
+            return found
+
+
+@pytest.mark.timeout(120)
+def test_each_change_is_a_line_with_who_did_it_and_how_it_ended(start: Start) -> None:
+    with start(api_keys=[KEY]) as live:
+        live.http.headers.update(WHO)
+        model_id = load_demo(live)
+        body = {"holder": "alice", "reason": SECRET}
+        lease = live.data("POST", f"/api/models/{model_id}/lease", body, 201)["lease_id"]
+        assert live.error("POST", f"/api/models/{model_id}/lease", body)[0] == 409
+        live.data("POST", f"/api/models/{model_id}/lock")
+        sae_id = add_sae(live, demo.saes()[0])
+        live.data("POST", f"/api/saes/{sae_id}/attach", {"layer": demo.saes()[0].layer})
+        live.data("POST", "/api/saes/steering/batch", {"steering": {"90": 52.5, "7": -1}})
+        live.error("DELETE", f"/api/saes/{SECRET}")
+        found = logged(live, "change", 9)
+        told = [(line["action"], line["result"]) for line in found]
+        assert told == [
+            ("model_add", "begun"),
+            ("model_load", "done"),
+            ("lease_grant", "done"),
+            ("lease_grant", "MODEL_LEASED"),
+            ("model_lock", "done"),
+            ("sae_add", "begun"),
+            ("sae_attach", "done"),
+            ("steering_set", "done"),
+            ("sae_delete", "SAE_NOT_FOUND"),
+        ]
+        digest = hashlib.sha256(KEY.encode()).hexdigest()
+        assert {line["client"] for line in found} == {"127.0.0.1"}
+        assert {line["key"] for line in found} == {digest[:8]}
+        assert all(NEW_ID.fullmatch(line["request_id"]) for line in found)
+        assert {line["model_id"] for line in found[:5]} == {str(model_id), model_id}
+        assert (found[5]["sae_id"], found[6]["layer"]) == (sae_id, demo.saes()[0].layer)
+        assert (found[7]["features"], found[7]["values"]) == (2, ["90: 52.5", "7: -1"])
+        assert not any(secret in str(found) for secret in (SECRET, lease, KEY))
+
+
+def test_a_request_that_exchanges_the_model_leaves_a_line(start: Start, tmp_path: Path) -> None:
+    other = tmp_path / "second"
+    shutil.copytree(demo.MODEL_DIR, other)
+    with start() as live:
+        model_id = load_demo(live)
+        second = add_model(live, other, "second")
+        body = {"model": "second", "prompt": "a", "max_tokens": 1}
+        answer = live.post(TEXT, body)
+        swap = logged(live, "change", 4)[3]
+        assert (swap["action"], swap["client"]) == ("model_swap", "127.0.0.1")
+        assert (swap["model_id"], swap["replaced_id"]) == (second, model_id)
+        assert swap["request_id"] == answer.headers["x-request-id"]
+        assert {line["client"] for line in logged(live, "request", 4)} == {"127.0.0.1"}

@@ -6,6 +6,8 @@ import gzip
 import json
 import re
 from collections.abc import Iterator
+from contextlib import closing
+from http.client import HTTPConnection
 from typing import Any
 
 import pytest
@@ -82,6 +84,19 @@ def test_a_browser_reaches_an_open_service_by_its_own_names_only(
 def test_a_name_of_this_machine_is_its_whole_name(shared: Running, host: str) -> None:
     answer = shared.http.get("/api/models", headers={"Host": host})
     assert answer.status_code == (403 if "evil" in host else 200)
+
+
+@pytest.mark.parametrize("second", ["evil.example", "localhost", ""])
+def test_a_request_with_two_host_headers_is_malformed(shared: Running, second: str) -> None:
+    for path in ("/api/models", "/v1/models", "/api/health", "/socket.io/?EIO=4&transport=polling"):
+        with closing(HTTPConnection(shared.url.removeprefix("http://"))) as connection:
+            connection.putrequest("GET", path, skip_host=True)
+            connection.putheader("Host", "localhost")
+            connection.putheader("Host", second)
+            connection.endheaders()
+            answer = connection.getresponse()
+            error = json.loads(answer.read())["error"]
+        assert (answer.status, error["code"].upper()) == (400, "MALFORMED_REQUEST")
 
 
 def test_a_page_that_all_origins_may_use_gets_no_credentials(

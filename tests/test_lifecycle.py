@@ -12,7 +12,7 @@ import sys
 import threading
 from collections.abc import AsyncIterator, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -40,15 +40,19 @@ GONE_SECONDS = 60
 
 
 class Process:
-    """`python -m steerserve serve` on a free port, with the demo model registered."""
+    """`python -m steerserve serve` on a free port, with the demo model registered. The process may have at most
+    `open_files` files open."""
 
-    def __init__(self, home: Path, **settings: Any) -> None:
+    def __init__(self, home: Path, open_files: int | None = None, **settings: Any) -> None:
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
             self.port = probe.getsockname()[1]
         environment = {name.upper(): str(value) for name, value in settings.items()}
+        command = [sys.executable, "-m", "steerserve", "serve", "--port", str(self.port)]
+        if open_files is not None:
+            command = ["sh", "-c", f'ulimit -n {open_files}; exec "$@"', "sh", *command]
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "steerserve", "serve", "--port", str(self.port)],
+            command,
             env=os.environ | {"STEERSERVE_HOME": str(home), "LOG_FORMAT": "json"} | environment,
             stderr=subprocess.PIPE,
             stdout=subprocess.PIPE,
@@ -227,6 +231,46 @@ def test_a_data_folder_has_one_service_and_is_free_again_after_a_kill(tmp_path: 
         assert model["status"] == "ready"
         assert served.http.post("/v1/completions", json=LONG | {"max_tokens": 1}).status_code == 200
         stop_amid_a_stream(served, signal.SIGINT)
+
+
+def test_idle_connections_take_no_file_that_the_service_needs(tmp_path: Path) -> None:
+    with serving(tmp_path, open_files=256, request_headers_timeout=600) as served:
+        for turn in range(2):
+            with ExitStack() as stack:
+                for _ in range(400):
+                    with suppress(OSError):  # another idle connection is closed for this one
+                        address = ("127.0.0.1", served.port)
+                        stack.enter_context(socket.create_connection(address))
+                assert httpx.get(f"{served.url}/api/health").status_code == 200
+                if not turn:
+                    served.load_demo()
+                for name in ("a", "b"):
+                    profile = {"name": f"{name}{turn}"}
+                    saved = served.http.post("/api/profiles", json=profile)
+                    assert saved.status_code == 201, saved.text
+                answer = served.http.post("/v1/completions", json=LONG | {"max_tokens": 1})
+                assert answer.status_code == 200, answer.text
+                ready = served.http.get("/api/health/ready")
+                assert ready.status_code == 200, ready.text
+        assert len(served.http.get("/api/profiles").json()["data"]["profiles"]) == 4
+        lines = "".join(served.lines)
+        assert "too_few_open_files" in lines
+        assert "database_fault" not in lines
+        assert "Too many open files" not in lines
+
+
+def test_a_service_that_may_open_too_few_files_does_not_start(tmp_path: Path) -> None:
+    ran = subprocess.run(
+        ["sh", "-c", 'ulimit -n 100; exec "$@"', "sh", sys.executable, "-m", "steerserve", "serve"],
+        env=os.environ | {"STEERSERVE_HOME": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        timeout=ANSWER_SECONDS,
+    )
+    assert ran.returncode == 1
+    assert ran.stderr == (
+        "this process may open 100 files, and the service needs 208; raise the limit (`ulimit -n`)\n"
+    )
 
 
 def test_a_taken_port_is_said_plainly(tmp_path: Path) -> None:

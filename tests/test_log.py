@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import logging
 import sys
@@ -39,3 +40,34 @@ def test_a_line_of_json_has_each_text_as_it_was() -> None:
     facts = json.loads(line("json", "event", model=FORGED))
     assert facts["model"] == FORGED
     assert FORGED in facts["exception"]
+
+
+class Replaced(io.StringIO):
+    """A standard error that is replaced, and closed, while a line is written: so a capture of pytest ends beside a
+    service that goes on."""
+
+    def __init__(self, successor: io.StringIO) -> None:
+        super().__init__()
+        self._successor = successor
+
+    def write(self, text: str) -> int:
+        sys.stderr = self._successor
+        self.close()
+        return super().write(text)
+
+
+def test_a_line_goes_to_the_standard_error_that_replaced_a_closed_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    successor = io.StringIO()
+    monkeypatch.setattr(sys, "stderr", Replaced(successor))
+    root = logging.getLogger()
+    handlers, level = root.handlers[:], root.level
+    try:
+        log.configure("INFO", "json")
+        logging.getLogger("steerserve").info("kept")
+    finally:
+        root.handlers[:] = handlers
+        root.setLevel(level)
+    (written,) = successor.getvalue().splitlines()
+    assert json.loads(written)["event"] == "kept"

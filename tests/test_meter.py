@@ -57,6 +57,14 @@ def test_probes_of_health_are_not_counted(live: Running) -> None:
     assert total(live, "request_errors_total") == 0
 
 
+def test_the_refusal_of_a_question_that_nobody_clicked_is_not_counted(live: Running) -> None:
+    for headers, counted in [({"x-service-background": "1"}, 0), ({}, 1)]:
+        answer = live.http.get("/api/models/4711", headers=headers)
+        assert answer.status_code == 404
+        assert total(live, "request_errors_total", code="MODEL_NOT_FOUND") == counted
+    assert live.data("GET", "/api/health/metrics")["request_errors"] == 1
+
+
 def test_what_the_guards_refuse_is_counted_too(live: Running) -> None:
     answer = live.http.get("/api/models", headers={"host": "elsewhere.example"})
     assert answer.status_code == 403

@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from steerserve import serve
+from steerserve.connections import RESERVED
 from tests.test_lifecycle import serving
 
 
@@ -102,6 +103,7 @@ def test_a_name_in_the_file_of_settings_that_is_none_is_warned_of(
 STOPPED_WHILE_IT_STARTS = """
 import os, signal, sys
 from steerserve import serve
+from steerserve.connections import RESERVED
 from steerserve.app import Service
 from steerserve.settings import Settings
 
@@ -142,13 +144,18 @@ def test_a_signal_while_the_service_starts_ends_it_quietly(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize(
-    ("limits", "raised"), [((256, 4096), 1512), ((256, 1024), 1024), ((2000, 4096), None)]
+    ("limits", "raised", "connections"),
+    [
+        ((256, 4096), 1000 + RESERVED + 512, 1000),
+        ((256, 1024), 1024, 1024 - RESERVED - 128),
+        ((2000, 4096), None, 1000),
+    ],
 )
 def test_the_limit_of_open_files_is_raised_for_the_connections(
-    monkeypatch: pytest.MonkeyPatch, limits: tuple[int, int], raised: int | None
+    monkeypatch: pytest.MonkeyPatch, limits: tuple[int, int], raised: int | None, connections: int
 ) -> None:
     soft: list[int] = []
     monkeypatch.setattr(resource, "getrlimit", lambda _: limits)
     monkeypatch.setattr(resource, "setrlimit", lambda _, values: soft.append(values[0]))
-    serve._allow_open_files(1000)
+    assert serve._allowed_connections(1000) == connections
     assert soft == ([] if raised is None else [raised])

@@ -11,6 +11,7 @@ from pydantic import ValidationError
 from uvicorn.importer import import_from_string
 
 from steerserve import __version__, doctor, serve
+from steerserve.rules import field_faults
 from steerserve.settings import Settings
 
 main = typer.Typer(
@@ -73,6 +74,6 @@ def _settings() -> Settings:
     except ValidationError as error:
         for problem in error.errors(include_input=False):
             name = str(problem["loc"][0]).upper() if problem["loc"] else ""
-            message = problem["msg"].removeprefix("Value error, ")
+            message = field_faults.described(problem)
             typer.echo(f"setting {name}: {message}" if name else message, err=True)
         raise typer.Exit(2) from None

@@ -21,6 +21,7 @@ from steerserve.control.interventions.clusters import Clusters
 from steerserve.control.interventions.profiles import Profiles
 from steerserve.control.interventions.serving import Serving
 from steerserve.control.interventions.steering import Steering
+from steerserve.control.library.contents import ModelContents
 from steerserve.control.library.model_downloads import ModelDownloads
 from steerserve.control.library.models import Models
 from steerserve.control.library.sae_downloads import SaeDownloads
@@ -32,10 +33,12 @@ from steerserve.control.observing.features import Features
 from steerserve.control.observing.monitoring import Monitoring
 from steerserve.control.observing.recorder import Recorder
 from steerserve.control.observing.sensing import ClusterSensing
+from steerserve.control.reading import DocumentReader
 from steerserve.control.requests.compare import Compare
 from steerserve.control.requests.generate import Generation
 from steerserve.control.requests.queue import Queue
 from steerserve.control.requests.served import ServedModels
+from steerserve.control.requests.spelling import Speller
 from steerserve.control.residency import free_memory
 from steerserve.control.residency.cluster import EngineCluster
 from steerserve.control.residency.conductor import Conductor
@@ -59,6 +62,7 @@ from steerserve.store.circuits import CircuitStore
 from steerserve.store.db import Database
 from steerserve.store.documents import Documents
 from steerserve.store.labels import Labels
+from steerserve.store.room import DocumentRoom
 from steerserve.store.sensing import FiringStore
 from steerserve.store.tables import circuit_sensing_events, sensing_events
 
@@ -120,7 +124,14 @@ class Owners:
         self.metrics = Metrics()
         self.bus.subscribe(self.metrics.took)
         self.catalog = Catalog(around.database)
-        self.labels = Labels(around.database)
+        self.room = DocumentRoom(
+            around.database.folder,
+            settings.max_stored_documents,
+            settings.stored_documents_mb,
+            settings.disk_reserve_mb,
+        )
+        self.labels = Labels(around.database, self.room)
+        self.reader = DocumentReader()
         self._make_residency()
         self._make_library()
         self._make_interventions()
@@ -132,7 +143,9 @@ class Owners:
         """End the work in the background, and then close the database, which that work reads and writes. No request is
         read any more."""
         self.conductor.is_closing = True
+        await self.sae_downloads.close()
         await self.downloads.close()
+        await self.contents.close()
         await self.conductor.close()
         await self.nodes.close()
         await self.launcher.close()
@@ -140,6 +153,7 @@ class Owners:
         await self.sensing.close()
         await self.circuit_sensing.close()
         await self.claims.close()
+        self.reader.close()
         await self.around.downloaders.close()
         await self.around.checker.close()
         await self.around.database.close()
@@ -156,7 +170,9 @@ class Owners:
         around, settings, catalog, bus = self.around, self.settings, self.catalog, self.bus
         self.downloads = Downloads(around.hub)
         self.model_downloads = ModelDownloads(settings, catalog, around.hub, bus, self.downloads)
-        self.models = Models(catalog, self.conductor, self.model_downloads)
+        self.contents = ModelContents(catalog, self.conductor)
+        bus.subscribe(self.contents.took)
+        self.models = Models(catalog, self.conductor, self.model_downloads, self.contents)
         self.sae_reader = SaeReader(self.conductor, around.launcher)
         self.sae_downloads = SaeDownloads(
             settings, catalog, around.hub, bus, self.downloads, self.sae_reader
@@ -166,22 +182,35 @@ class Owners:
     def _make_interventions(self) -> None:
         conductor, bus, around = self.conductor, self.bus, self.around
         self.attachments = Attachments(
-            conductor, bus, self.catalog, self.settings, self.launcher.nodes, around.read_free
+            conductor,
+            bus,
+            self.catalog,
+            self.settings,
+            self.contents,
+            self.launcher.nodes,
+            around.read_free,
         )
         self.steering = Steering(conductor, bus)
-        self.documents = documents = Documents(around.database)
+        self.documents = documents = Documents(around.database, room=self.room)
         self.serving = Serving(documents, self.steering, conductor, self.catalog, self.settings)
         self.profiles = Profiles(documents, self.serving, conductor, self.catalog)
-        self.clusters = Clusters(documents, self.serving, conductor, self.profiles)
+        self.clusters = Clusters(documents, self.reader, self.serving, conductor, self.profiles)
         self.cluster_packs = ClusterPacks(
-            self.settings, around.cluster_hub, self.clusters, around.seconds
+            self.settings, around.cluster_hub, self.clusters, self.reader, around.seconds
         )
-        self.circuit_store = store = CircuitStore(around.database)
+        self.circuit_store = store = CircuitStore(around.database, room=self.room)
         self.claims = LayerClaims(store, self.steering, bus)
-        self.circuits = Circuits(store, self.steering, conductor, self.settings)
-        slices = CircuitSlices(store, self.clusters, self.serving, documents)
+        self.circuits = Circuits(store, self.reader, self.steering, conductor, self.settings)
+        slices = CircuitSlices(store, self.reader, self.clusters, self.serving, documents)
         self.circuit_serving = CircuitServing(
-            store, self.circuits, self.claims, slices, self.serving, self.steering, conductor
+            store,
+            self.reader,
+            self.circuits,
+            self.claims,
+            slices,
+            self.serving,
+            self.steering,
+            conductor,
         )
 
     def _make_observing(self) -> None:
@@ -190,7 +219,12 @@ class Owners:
         )
         self._make_sensing()
         self.features = Features(
-            self.labels, self.saes, self.conductor, self.launcher, self.monitoring.counted
+            self.labels,
+            self.saes,
+            self.reader,
+            self.conductor,
+            self.launcher,
+            self.monitoring.counted,
         )
 
     def _make_sensing(self) -> None:
@@ -201,6 +235,7 @@ class Owners:
             settings.sensing_max_events_per_cluster,
             settings.sensing_max_age_days,
             around.now,
+            around.seconds,
         )
         circuits = FiringStore(
             around.database,
@@ -208,6 +243,7 @@ class Owners:
             settings.circuit_sensing_max_events_per_circuit,
             settings.circuit_sensing_max_age_days,
             around.now,
+            around.seconds,
         )
         self.sensing = ClusterSensing(
             settings,
@@ -254,6 +290,7 @@ class Owners:
             self.circuit_sensing,
         )
         self.bus.subscribe(self.generation.took)
+        self.speller = Speller(settings, self.conductor)
         self.compare = Compare(
             self.generation,
             self.served,
@@ -279,6 +316,7 @@ class Owners:
             self.claims,
             self.replicas,
             self.nodes,
+            self.metrics.full_queue,
         )
         self.gauges = Gauges(
             self.metrics,

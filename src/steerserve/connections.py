@@ -19,7 +19,7 @@ from steerserve.settings import Settings
 log = structlog.get_logger(__name__)
 
 RESERVED = 64
-"""Connections above MAX_CONNECTIONS that are answered: probes get their answer, other requests a 503."""
+"""Connections above the limit that are answered: probes get their answer, other requests a 503."""
 WARNING_SECONDS = 60.0
 """The least time between two warnings that all connections are taken."""
 
@@ -46,12 +46,14 @@ class Link(Protocol):
 class Connections:
     """Owner of the open connections of one server.
 
-    Above MAX_CONNECTIONS the connection that waits longest without a request is closed for the new one. Where every
-    connection has a request, the new one gets a reserved place.
+    Above the limit the connection that waits longest without a request is closed for the new one. Where every
+    connection has a request, the new one gets a reserved place. `limit` is MAX_CONNECTIONS, or fewer where this process
+    may not have so many files open.
     """
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: Settings, limit: int | None = None) -> None:
         self.settings = settings
+        self.limit = limit or settings.max_connections
         self._open: dict[asyncio.Transport, Link] = {}
         self._waiting: dict[asyncio.Transport, None] = {}
         """Connections without the whole head of a request, the longest waiting first."""
@@ -62,7 +64,7 @@ class Connections:
 
     def enter(self, link: Link, loop: asyncio.AbstractEventLoop) -> Place:
         """Give a new connection its place."""
-        limit = self.settings.max_connections
+        limit = self.limit
         if len(self._open) >= limit:
             self._make_room()
         count = len(self._open)
@@ -105,7 +107,7 @@ class Connections:
     def _warn(self, now: float) -> None:
         if self._warned is None or now - self._warned >= WARNING_SECONDS:
             self._warned = now
-            log.warning("connections_full", max_connections=self.settings.max_connections)
+            log.warning("connections_full", max_connections=self.limit)
 
     def _watch(self, loop: asyncio.AbstractEventLoop) -> None:
         if self._watching is None:

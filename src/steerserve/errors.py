@@ -22,6 +22,7 @@ class Retry(StrEnum):
     HUB = "hub"
     READINESS = "readiness"
     DATABASE = "database"
+    CONNECTIONS = "connections"
     FALLBACK = "fallback"
 
 
@@ -108,7 +109,13 @@ _ROWS = (
     Row("GATED_MODEL_NO_TOKEN", 401, 401, "the repository is gated and no token was given"),
     Row("INVALID_HUB_TOKEN", 401, 401, "the hub rejected the token"),
     Row("INVALID_LOCAL_PATH", 400, 400, "the local path is missing, malformed or protected"),
-    Row("HUB_UNAVAILABLE", 503, 503, "the model hub cannot be reached", Retry.HUB),
+    Row(
+        "HUB_UNAVAILABLE",
+        503,
+        503,
+        "the model hub cannot be reached, or answers with a failure",
+        Retry.HUB,
+    ),
     # SAEs and steering
     Row("SAE_NOT_FOUND", 404, 404, "no SAE has this id"),
     Row("SAE_NOT_ATTACHED", 400, 400, "the operation needs an attached SAE"),
@@ -137,6 +144,7 @@ _ROWS = (
     Row("PROFILE_INCOMPATIBLE", 400, 400, "the profile cannot apply to the attached SAE"),
     Row("IS_CLUSTER_DOCUMENT", 200, 400, "a cluster document belongs to /api/clusters/import"),
     Row("UNKNOWN_KIND", 200, 400, "the document's kind is unknown"),
+    Row("DOCUMENT_STORE_FULL", 507, 507, "no room for further profiles, clusters and circuits"),
     Row("PAYLOAD_TOO_LARGE", 413, 413, "the request body is too large"),
     Row("NO_ACTIVE_CLUSTER", 200, 400, "no cluster is active"),
     Row("CIRCUIT_NOT_FOUND", 404, 404, "no circuit has this id"),
@@ -166,6 +174,7 @@ _ROWS = (
     Row("NON_FINITE_LOGITS", 500, 500, "the model produced NaN or infinite logits", final=True),
     Row("INVALID_PARAMETER", 400, 400, "a parameter is invalid"),
     Row("MALFORMED_REQUEST", 400, 400, "the request is not valid HTTP"),
+    Row("UNSUPPORTED_ENCODING", 415, 415, "the body of the request is not UTF-8"),
     Row("HEADERS_TOO_LARGE", 431, 431, "the headers of the request are too large"),
     Row("REQUEST_TIMEOUT", 408, 408, "the request arrived too slowly"),
     Row(
@@ -173,7 +182,7 @@ _ROWS = (
         503,
         503,
         "all connections of the service are in use",
-        Retry.QUEUE,
+        Retry.CONNECTIONS,
         v1_type="server_error",
     ),
     Row("NOT_FOUND", 404, 404, "no such route"),
@@ -190,7 +199,7 @@ _ROWS = (
         "ENGINE_UNAVAILABLE",
         503,
         503,
-        "the engine ended during the request, or gives no sign of life",
+        "the engine ended during the request, gives no sign of life, or cannot be started on the cluster",
         Retry.FALLBACK,
         v1_type="server_error",
     ),

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import hmac
+import json
 import re
 from collections.abc import Awaitable, Callable
 from ipaddress import ip_address
@@ -18,6 +19,7 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from structlog.contextvars import bind_contextvars
 
 from steerserve.errors import Refusal
 from steerserve.rules import json_size
@@ -31,12 +33,16 @@ Answer = Callable[[str, Refusal], Response]
 
 _SAFE = frozenset({"GET", "HEAD", "OPTIONS"})
 _LOCAL_NAMES = frozenset({"localhost", "127.0.0.1", "[::1]"})
+KEY_CHARACTERS = 8
+"""The log names a key by so many characters of its digest."""
 PROBES = frozenset({"/api/health", "/api/health/ready"})
 """The routes that need no key, and no free connection."""
 _PAGE = frozenset({"/", "/ui", "/favicon.ico"})
 _HOST = re.compile(r"(?P<name>\[[0-9A-Fa-f:.]+\]|[^\[\]:@/?#\s]*)(?::[0-9]{0,5})?")
 _OWN_COUNT = ("/labels", "/import")
 """Ends of the paths whose bodies may have many values. These routes read their bodies beside the event loop."""
+_BEGINNING = 4
+"""The bytes at the beginning of a JSON text that tell its encoding."""
 _DENIAL = "websocket.http.response"
 """The ASGI extension by which a WebSocket is refused with an ordinary response."""
 
@@ -92,14 +98,20 @@ class Guards:
         await response(scope, receive, self._completed(scope, send))
 
     def _foreign_host(self, headers: Headers) -> Refusal | None:
-        """Refuse a Host header that may be the name of a foreign web page.
+        """Refuse several Host headers, and one that may be the name of a foreign web page.
 
         An attacker can point the name of a web page at this machine (DNS rebinding); requests of that page then have
         the name as Host. While HOST is a loopback address, only the names of this machine and ALLOWED_HOSTS are
         accepted. Otherwise a request of a browser may also name an address or a name without dots, because no attacker
         can register these.
         """
-        host = headers.get("host", "")
+        hosts = headers.getlist("host")
+        if len(hosts) > 1:
+            # what stands before the service may have checked another one than the service would
+            return Refusal(
+                "MALFORMED_REQUEST", f"a request has one Host header, and this one has {len(hosts)}"
+            )
+        host = hosts[0] if hosts else ""
         name = _name(host)
         if name in self._hosts:
             return None
@@ -147,6 +159,7 @@ class Guards:
         # every key is compared, so that the time of the check does not show which key is similar
         matches = [hmac.compare_digest(digest, known) for known in self._keys]
         if scheme.lower() == "bearer" and any(matches):
+            bind_contextvars(key=digest.hex()[:KEY_CHARACTERS])
             return None
         return Refusal(
             "UNAUTHORIZED", "the service needs a key: send it as `Authorization: Bearer <key>`"
@@ -207,7 +220,7 @@ class BodyRefused(HTTPException):
 
 class _Limited:
     """A `receive` that bounds the bytes of the body, the time of waiting for them, and where `marks` is not None its
-    commas and opening brackets."""
+    commas and opening brackets. A body in UTF-16 or UTF-32 is refused, because every check of a body reads UTF-8."""
 
     def __init__(self, receive: Receive, settings: Settings, marks: int | None) -> None:
         self._receive = receive
@@ -216,22 +229,38 @@ class _Limited:
         self._seconds_left = settings.request_body_timeout
         self._is_whole = False
         self._marks_left = marks
+        self._beginning = b""
 
     async def __call__(self) -> Message:
         message = await (self._receive() if self._is_whole else self._receive_in_time())
         if message["type"] == "http.request":
             self._is_whole = not message.get("more_body", False)
-            self._bytes_left -= len(message.get("body", b""))
-            if self._bytes_left < 0:
-                raise BodyRefused(413, too_large(self._settings.max_body_bytes))
-            if self._marks_left is not None:
-                self._marks_left -= json_size.marks(message.get("body", b""))
-                if self._marks_left < 0:
-                    why = f"the body has more than {json_size.BODY_MAXIMUM} commas and opening brackets"
-                    raise BodyRefused(413, Refusal("PAYLOAD_TOO_LARGE", why))
+            self._check(message.get("body", b""))
         else:
             self._is_whole = True
         return message
+
+    def _check(self, part: bytes) -> None:
+        """Check the next part of the body.
+
+        Raises:
+            BodyRefused: PAYLOAD_TOO_LARGE, UNSUPPORTED_ENCODING.
+        """
+        self._bytes_left -= len(part)
+        if self._bytes_left < 0:
+            raise BodyRefused(413, too_large(self._settings.max_body_bytes))
+        if len(self._beginning) < _BEGINNING:
+            self._beginning += part[: _BEGINNING - len(self._beginning)]
+            encoding = json.detect_encoding(self._beginning)
+            is_known = self._is_whole or len(self._beginning) == _BEGINNING
+            if is_known and not encoding.startswith("utf-8"):
+                why = f"the body is {encoding}; send it as UTF-8"
+                raise BodyRefused(415, Refusal("UNSUPPORTED_ENCODING", why))
+        if self._marks_left is not None:
+            self._marks_left -= json_size.marks(part)
+            if self._marks_left < 0:
+                why = f"the body has more than {json_size.BODY_MAXIMUM} commas and opening brackets"
+                raise BodyRefused(413, Refusal("PAYLOAD_TOO_LARGE", why))
 
     async def _receive_in_time(self) -> Message:
         loop = asyncio.get_running_loop()

@@ -77,6 +77,8 @@ def payload(event: events.Sent) -> tuple[str, dict[str, Any]]:
                 "serving": event.serving,
                 "replica": asdict(event.replica) | {"since": iso(event.replica.since)},
             }
+        case events.LeaseChanged():
+            return "model:lease", {"modelId": event.model_id}
         case events.SaeAttached():
             return "sae:attached", {
                 "saeId": event.sae_id,

@@ -6,7 +6,7 @@ import logging
 import re
 import sys
 from collections.abc import MutableMapping
-from typing import Any, TextIO
+from typing import Any
 
 import structlog
 
@@ -61,13 +61,28 @@ def lease_ref(digest: bytes) -> str:
     return digest.hex()[:8]
 
 
-class _StandardError(logging.StreamHandler[TextIO]):
+class _StandardError(logging.Handler):
     """Writes each line to the standard error of that moment. A stream kept from the start may have been closed
     since."""
 
     def emit(self, record: logging.LogRecord) -> None:
-        self.stream = sys.stderr
-        super().emit(record)
+        try:
+            write(f"{self.format(record)}\n")
+        except Exception:
+            self.handleError(record)
+
+
+def write(text: str) -> None:
+    """Write to the standard error of this moment."""
+    stream = sys.stderr
+    try:
+        stream.write(text)
+        stream.flush()
+    except (OSError, ValueError):
+        if sys.stderr is stream:
+            raise
+        # the stream was replaced and closed during the write, as at the end of a capture
+        write(text)
 
 
 def _shared() -> list[Any]:
@@ -107,7 +122,7 @@ def configure(level: str, form: str, *others: logging.Handler) -> None:
         wrapper_class=structlog.stdlib.BoundLogger,
         cache_logger_on_first_use=True,
     )
-    out = _StandardError(sys.stderr)
+    out = _StandardError()
     out.setFormatter(formatter(form))
     root = logging.getLogger()
     root.handlers[:] = [out, *others]

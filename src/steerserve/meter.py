@@ -2,8 +2,9 @@
 line.
 
 Requests without a route are counted and logged too. Probes of health, connections of live events and the files of the
-web page are not counted, because they do not show the load. A probe that succeeds is logged at the level debug, and
-live events are not logged.
+web page are not counted, because they do not show the load. A probe that succeeds is logged at the level debug, as is a
+refusal of a full queue, of which the log has one line a minute; live events are not logged. A request that changes
+something leaves a second line, which names the change and its object.
 """
 
 from __future__ import annotations
@@ -18,8 +19,10 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from structlog.contextvars import bound_contextvars
 
 from steerserve.control.metrics import CURRENT, Metrics, RequestRecord
+from steerserve.rules import changes
 
 log = structlog.get_logger(__name__)
+change_log = structlog.get_logger("steerserve.changes")
 
 HEALTH = "/api/health"
 LIVE_EVENTS = "/socket.io"
@@ -28,6 +31,8 @@ UNKNOWN = "unknown"
 """The name of the route in reports of requests that no route answers."""
 
 REQUEST_ID = "X-Request-Id"
+BACKGROUND = "X-Service-Background"
+"""The header of a request that a page sends by itself, such as a search while somebody types."""
 _TAKEN = re.compile(r"[A-Za-z0-9._:/+=@-]{1,128}")
 """An id that a client may give its request."""
 
@@ -43,10 +48,13 @@ class Meter:
         if scope["type"] != "http" or scope["path"].startswith(LIVE_EVENTS):
             await self._app(scope, receive, send)
             return
-        request_id, record = request_id_of(Headers(scope=scope)), RequestRecord()
+        headers = Headers(scope=scope)
+        request_id, client = request_id_of(headers), (scope.get("client") or ("unknown",))[0]
+        record = RequestRecord(in_background=BACKGROUND in headers)
         token = CURRENT.set(record)
         try:
-            with bound_contextvars(request_id=request_id):
+            # every line that the request causes says who sent it; `Guards` adds the digest of the key
+            with bound_contextvars(request_id=request_id, client=client):
                 await self._serve(scope, receive, send, request_id, record)
         finally:
             CURRENT.reset(token)
@@ -78,8 +86,9 @@ class Meter:
                 metrics.answered(route, seen.status, seconds, is_stream=seen.is_stream)
             line = _line(record, seconds, seen)
             is_probe = not counted and seen.status < 400
-            say = log.debug if is_probe else log.info
+            say = log.debug if is_probe or record.code == "QUEUE_FULL" else log.info
             say("request", request_id=request_id, method=scope["method"], route=route, **line)
+            _log_change(scope, route, record, seen.status)
 
 
 class _Seen:
@@ -95,6 +104,14 @@ class _Seen:
         for name, value in message.get("headers", ()):
             if name.lower() == b"content-type":
                 self.is_stream = value.startswith(b"text/event-stream")
+
+
+def _log_change(scope: Scope, route: str, record: RequestRecord, status: int) -> None:
+    action = changes.ACTIONS.get((scope["method"], route))
+    if action is None:
+        return
+    named = changes.object_of(scope.get("path_params", {})) | record.object
+    change_log.info("change", action=action, result=changes.result_of(status, record.code), **named)
 
 
 def is_counted(path: str) -> bool:

@@ -43,9 +43,11 @@ CLOSE_SECONDS = 2
 """Time that open connections have after the last request was answered, when the service stops."""
 
 
-def configuration(application: Any, settings: Settings, **options: Any) -> uvicorn.Config:
-    """The web server of the application."""
-    connections = Connections(settings)
+def configuration(
+    application: Any, settings: Settings, limit: int | None = None, **options: Any
+) -> uvicorn.Config:
+    """The web server of the application, with so many connections at most, by default MAX_CONNECTIONS."""
+    connections = Connections(settings, limit)
     return uvicorn.Config(
         application,
         http=cast("type[asyncio.Protocol]", partial(HttpLink, connections)),
@@ -249,7 +251,7 @@ class HttpLink(HttpToolsProtocol):
     # ------------------------------------------------------------- refusals
 
     def _full(self) -> Refusal:
-        limit = self._settings.max_connections
+        limit = self._connections.limit
         message = f"all {limit} connections of the service are in use (MAX_CONNECTIONS)"
         return Refusal("TOO_MANY_CONNECTIONS", message, limit=limit)
 

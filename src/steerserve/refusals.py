@@ -4,7 +4,6 @@ path: `/api` or `/v1`."""
 from __future__ import annotations
 
 from json import JSONDecodeError
-from typing import Any
 
 from fastapi import FastAPI
 from fastapi.exceptions import RequestValidationError
@@ -20,7 +19,7 @@ from steerserve.control.metrics import Metrics
 from steerserve.errors import Refusal
 from steerserve.guards import BodyRefused
 from steerserve.meter import is_counted
-from steerserve.rules import documents
+from steerserve.rules import documents, field_faults
 from steerserve.settings import Settings
 from steerserve.v1 import render
 
@@ -68,13 +67,7 @@ class Refusals:
         assert isinstance(error, RequestValidationError)
         if isinstance(error.__cause__, JSONDecodeError):
             return self.answer(request.scope["path"], documents.not_json(error.__cause__))
-        problems: list[dict[str, Any]] = [
-            {"loc": list(p["loc"]), "msg": p["msg"], "type": p["type"]} for p in error.errors()[:20]
-        ]
-        first = problems[0]
-        where = ".".join(str(part) for part in first["loc"])
-        refusal = Refusal("VALIDATION_ERROR", f"{where}: {first['msg']}", errors=problems)
-        return self.answer(request.scope["path"], refusal)
+        return self.answer(request.scope["path"], field_faults.refusal(error.errors()))
 
     async def _on_http(self, request: Request, error: Exception) -> Response:
         assert isinstance(error, HTTPException)

@@ -19,6 +19,7 @@ from steerserve.api import replicas as replica_routes
 from steerserve.api import saes as sae_routes
 from steerserve.api import sensing as sensing_routes
 from steerserve.api import steering as steering_routes
+from steerserve.api import tokens as token_routes
 from steerserve.composition import Owners
 from steerserve.v1 import chat as chat_routes
 from steerserve.v1 import completions as completion_routes
@@ -56,7 +57,8 @@ def management(owners: Owners) -> list[APIRouter]:
         attachment_routes.router(owners.saes, owners.attachments, attached, owners.settings),
         sae_routes.router(owners.saes, owners.sae_downloads, attached),
         compare_routes.router(owners.compare, owners.settings),
-        profile_routes.router(owners.profiles, owners.serving),
+        token_routes.router(owners.speller, owners.settings),
+        profile_routes.router(owners.profiles, owners.serving, owners.reader),
         cluster_routes.router(owners.clusters, owners.cluster_packs, owners.serving),
         sensing_routes.router(owners.sensing),
         circuit_sensing_routes.router(owners.circuit_sensing),

@@ -21,6 +21,7 @@ import structlog
 import uvicorn
 
 from steerserve import protocols, setting_replicas
+from steerserve.connections import RESERVED
 from steerserve.errors import CannotStart
 from steerserve.setting_values import unknown_names
 from steerserve.settings import Settings
@@ -30,7 +31,10 @@ APPLICATION = "steerserve.app:Service"
 STOPPED_AT_ONCE = 130
 """The exit code after a second signal to stop."""
 OTHER_FILES = 512
-"""Files that the service may have open beside the connections of clients."""
+"""Files that the service may have open beside the connections of clients, where the system allows it."""
+OWN_FILES = 128
+"""Files that are always left to the service itself: database, engines, helper processes, log, checkpoints."""
+LEAST_CONNECTIONS = 16
 FREED_BYTES = 1 << 20
 """Freed memory that the C library may keep at the end of each of its heaps. A larger block is mapped by itself."""
 HEAPS = 2
@@ -41,8 +45,10 @@ _MMAP_THRESHOLD, _TRIM_THRESHOLD, _ARENA_MAX = -3, -1, -8
 
 class Server(uvicorn.Server):
     """A server that finishes its requests after the first signal to stop, and ends at once after the second. A signal
-    before the server listens ends the start, with the exit code 0."""
+    before the server listens ends the start, with the exit code 0. `connections` is the number of connections that
+    clients may have open."""
 
+    connections: int | None = None
     _loop: asyncio.AbstractEventLoop | None = None
     _draining: asyncio.Task[None] | None = None
 
@@ -55,9 +61,16 @@ class Server(uvicorn.Server):
         CannotStart: the database cannot be used. The exception is raised here, because the framework would print an
             exception from the start of the application as a traceback.
         """
+        settings = self.config.loaded_app.settings
         _warn_of_unknown_settings()
-        _allow_open_files(self.config.loaded_app.settings.max_connections)
-        for name, file in self.config.loaded_app.settings.open_secret_files:
+        if self.connections is not None and self.connections < settings.max_connections:
+            log.warning(
+                "too_few_open_files",
+                open_files=resource.getrlimit(resource.RLIMIT_NOFILE)[0],
+                connections=self.connections,
+                max_connections=settings.max_connections,
+            )
+        for name, file in settings.open_secret_files:
             log.warning("secret_file_open_to_others", setting=name.upper(), file=str(file))
         await self.config.loaded_app.open()
         await super().startup(sockets)
@@ -97,6 +110,7 @@ def run(settings: Settings) -> int:
     give_back_freed()
     try:
         _check_extra(settings)
+        connections = _allowed_connections(settings.max_connections)
         holding = _hold(settings.steerserve_home)
         for name in ("model_cache_dir", "sae_cache_dir"):
             _check_folder(getattr(settings, name), name.upper())
@@ -104,7 +118,8 @@ def run(settings: Settings) -> int:
     except CannotStart as error:
         print(error, file=sys.stderr)
         return 1
-    server = Server(protocols.configuration(APPLICATION, settings, factory=True))
+    server = Server(protocols.configuration(APPLICATION, settings, connections, factory=True))
+    server.connections = connections
     with holding:
         try:
             server.run(sockets=[listening])
@@ -206,16 +221,28 @@ def _hold(home: Path) -> TextIO:
     return lock
 
 
-def _allow_open_files(connections: int) -> None:
-    """Raise the number of files that this process may have open: each connection is one."""
-    wanted = connections + OTHER_FILES
+def _allowed_connections(wanted: int) -> int:
+    """How many connections clients may have open at once: `wanted`, or fewer where this process may not open so many
+    files. The limit of open files is raised first, as far as it helps and the system allows.
+
+    Raises:
+        CannotStart: too few files would be left to the service itself.
+    """
+    files = wanted + RESERVED + OTHER_FILES
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if soft == resource.RLIM_INFINITY or soft >= wanted:
-        return
-    allowed = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (allowed, hard))
-    if allowed < wanted:
-        log.warning("too_few_open_files", allowed=allowed, wanted=wanted)
+    if soft == resource.RLIM_INFINITY:
+        return wanted
+    if soft < files:
+        soft = files if hard == resource.RLIM_INFINITY else min(files, hard)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    allowed = min(wanted, soft - RESERVED - OWN_FILES)
+    least = min(wanted, LEAST_CONNECTIONS)
+    if allowed < least:
+        raise CannotStart(
+            f"this process may open {soft} files, and the service needs {least + RESERVED + OWN_FILES}; raise the "
+            "limit (`ulimit -n`)"
+        )
+    return allowed
 
 
 def _listen(settings: Settings) -> socket.socket:

@@ -55,7 +55,10 @@ class RequestLimits(BaseSettings):
     max_messages: Count = Field(
         default=2000, description="Messages in all conversations of one chat request."
     )
-    max_prompts: Count = Field(default=128, description="Prompts in one text completion request.")
+    max_prompts: Count = Field(
+        default=128,
+        description="Prompts in one text completion request, as texts or as lists of token ids.",
+    )
     max_extra_messages: Count = Field(
         default=64, description="Conversations in `extra_messages` of one chat request."
     )
@@ -66,6 +69,10 @@ class RequestLimits(BaseSettings):
         default=65_536,
         description="Largest number of prompts times listed tokens that one scoring request may ask for with "
         "`allowed_token_ids`, and largest number of log-probabilities with `echo`.",
+    )
+    tokenize_max_characters: Count = Field(
+        default=200_000,
+        description="Characters of a text, or of a rendered conversation, in one request to `/api/tokenize`.",
     )
     max_choices: Count = Field(default=16, description="Largest `n` of a request.")
     max_stop_strings: Count = Field(default=16, description="Stop strings in one request.")

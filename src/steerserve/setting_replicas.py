@@ -155,6 +155,12 @@ class ReplicaSettings(BaseSettings):
         "Without `CPU` a replica takes one CPU.",
     )
 
+    replica_wait_s: Annotated[int, Field(ge=1, le=3600)] = Field(
+        default=30,
+        description="Seconds that requests and edits wait while no replica serves and none has found a place on a "
+        "node; then they are refused with 503.",
+    )
+
     engine_ports: Annotated[str, AfterValidator(ports)] = Field(
         default="",
         description="Ports on which replicas wait for the service on their nodes, such as "

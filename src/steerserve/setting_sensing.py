@@ -20,7 +20,10 @@ _EPSILON = (
     "Share of its `max_activation` above which a {0} fires, unless its document says otherwise."
 )
 _FLOOR = "Least activation above which a {0} fires. With a floor of 0, one without a `max_activation` never fires."
-_CONTEXT = "Tokens that are kept on each side of a firing of a {0}; 0 keeps no text and no tokens."
+_CONTEXT = (
+    "Most tokens that are kept on each side of a firing of a {0}; 0 keeps no text and no tokens. A document may ask "
+    "for fewer."
+)
 _REQUEST = "Most firings of one {0} that are recorded for one choice of a request."
 _KEPT = "Most firings of one {0} that are kept; the oldest are deleted."
 _DAYS = "Days for which firings of a {0} are kept."

@@ -104,7 +104,18 @@ class Settings(Secrets, RequestLimits, SensingSettings, ReplicaSettings):
     )
     disk_reserve_mb: Mebibytes = Field(
         default=1024,
-        description="Disk space in MiB that a download must leave free.",
+        description="Disk space in MiB that a download and an import must leave free.",
+    )
+    max_stored_documents: Count = Field(
+        default=2000, description="Most profiles, clusters and circuits that are stored, in all."
+    )
+    stored_documents_mb: Annotated[int, Field(ge=1, le=MIB_MAXIMUM)] = Field(
+        default=256, description="Most MiB that the stored profiles, clusters and circuits have."
+    )
+    hub_answer_wait_s: Patience = Field(
+        default=0.7,
+        description="Seconds that a request for the download of an SAE waits for what the hub says about the "
+        "repository. Then it is answered 202, and the record says how the download goes on.",
     )
     hub_breaker_failures: Count = Field(
         default=5,
@@ -320,6 +331,12 @@ class Settings(Secrets, RequestLimits, SensingSettings, ReplicaSettings):
     )
     retry_after_readiness_s: Seconds = Field(
         default=5, description="Retry-After while the service is not ready."
+    )
+    retry_after_database_s: Seconds = Field(
+        default=10, description="Retry-After while the database cannot be used."
+    )
+    retry_after_connections_s: Seconds = Field(
+        default=5, description="Retry-After while all connections of the service are in use."
     )
     retry_after_fallback_s: Seconds = Field(default=10, description="Retry-After of any other 503.")
 

@@ -183,17 +183,16 @@ async def _import_examples(owners: Owners) -> None:
     except Refusal as refusal:
         if refusal.code != "PROFILE_NOT_FOUND":
             raise
-        document = await asyncio.to_thread(_read, demo.CLUSTER)
-        options = ImportOptions(own_id=demo.CLUSTER_ID)
-        await owners.clusters.add_document(document, options)
+        body = await asyncio.to_thread(demo.CLUSTER.read_bytes)
+        await owners.clusters.add_body(body, ImportOptions(own_id=demo.CLUSTER_ID))
         await owners.sensing.enable(demo.CLUSTER_ID)
     try:
         await owners.circuits.document(demo.CIRCUIT_ID)
     except Refusal as refusal:
         if refusal.code != "CIRCUIT_NOT_FOUND":
             raise
-        document = await asyncio.to_thread(_read, demo.CIRCUIT)
-        await owners.circuits.add(document, "rename", demo.CIRCUIT_ID)
+        body = await asyncio.to_thread(demo.CIRCUIT.read_bytes)
+        await owners.circuits.add_body(body, "rename", demo.CIRCUIT_ID)
         await owners.circuit_sensing.enable(demo.CIRCUIT_ID)
 
 

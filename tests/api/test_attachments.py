@@ -472,3 +472,17 @@ def test_a_model_whose_engine_was_killed_is_served_steered_again_or_not_at_all(
         live.data("POST", f"/api/models/{model_id}/load?wait=true")
         assert greedy(live) == plain
         assert live.data("GET", f"/api/models/{model_id}")["locked"] is False
+
+
+def test_a_model_says_that_an_sae_holds_its_lock_and_so_does_unlocking(steered: Running) -> None:
+    state = steered.data("GET", "/api/models")
+    model_id = state["loaded_model_id"]
+    (model,) = [row for row in state["models"] if row["id"] == model_id]
+    sae_id = steered.data("GET", "/api/saes/attachment")["sae_id"]
+    why = f"because the SAE {sae_id!r} is attached to it"
+    lock = {"by": "attached_sae", "sae_ids": [sae_id], "message": f"locked {why}"}
+    assert (model["locked"], model["lock"]) == (True, lock)
+    unlocked = steered.data("POST", f"/api/models/{model_id}/unlock")
+    assert (unlocked["locked"], unlocked["lock"]) == (False, None)
+    assert unlocked["message"] == f"the model was locked {why}; the SAE stays attached"
+    assert steered.data("GET", "/api/saes/attachment")["sae_id"] == sae_id

@@ -583,6 +583,19 @@ def test_the_clusters_of_the_slices_are_deleted_with_their_circuit(half: Running
     assert steered(half) == {LOW.layer: {}}
 
 
+def test_an_imported_cluster_stays_whatever_its_name_and_its_note_say(half: Running) -> None:
+    circuit_id = imported(half)
+    activated(half, circuit_id)
+    half.data("POST", f"/api/circuits/{circuit_id}/deactivate")
+    (made,) = half.data("GET", "/api/clusters")["clusters"]
+    copy = half.data("GET", f"/api/clusters/{made['id']}/export")
+    (kept,) = half.data("POST", "/api/clusters/import", copy)["results"]
+    activated(half, circuit_id)
+    half.data("DELETE", f"/api/circuits/{circuit_id}")
+    (left,) = half.data("GET", "/api/clusters")["clusters"]
+    assert left["id"] == kept["profile_id"]
+
+
 @pytest.mark.parametrize("keeps", ["renamed", "activated"])
 def test_the_cluster_of_a_slice_stays_where_an_operator_uses_it(half: Running, keeps: str) -> None:
     circuit_id = imported(half)

@@ -8,11 +8,12 @@ from typing import Any
 import pytest
 
 from steerserve import demo
-from tests.service import Running
+from tests.service import Running, add_sae
 
 PROMPT = "The children went down to the"
 PROOF = demo.proof()
 INDEX, STRENGTH = str(PROOF["feature_idx"]), PROOF["strength"]
+OWN = {"features": [{"index": 1, "value": 1.0}]}
 
 
 def compare(live: Running, **body: Any) -> Any:
@@ -60,6 +61,28 @@ def test_each_side_tells_which_steering_it_had(steered: Running) -> None:
     assert [side["steering_state"] for side in found["sides"]] == states
     assert states[1] is None
     assert len(set(states)) == 3
+
+
+def test_features_of_several_saes_are_compared_at_once(steered: Running) -> None:
+    saes = [{"sae_id": add_sae(steered, sae), "layer": sae.layer} for sae in demo.saes()[:2]]
+    steered.data("POST", "/api/saes/attach-set", {"saes": saes})
+    features = [
+        {"index": int(INDEX), "value": STRENGTH, **saes[0]},
+        {"index": int(INDEX), "value": -4.0, "sae_id": saes[1]["sae_id"]},
+    ]
+    body = {"sae_steering": {"features": features}, "max_tokens": 1}
+    plain, half, whole = compare(steered, **body, intensities=[0, 0.5, 1])["sides"]
+    asked = {"model": demo.MODEL_NAME, "prompt": PROMPT, **body}
+    alone = steered.post("/v1/completions", asked).headers["x-service-steering-state"]
+    unnamed = {"features": [{"index": int(INDEX), "value": 1.0}]}
+    ambiguous = refused(steered, sae_steering=unnamed)
+    steered.data("POST", f"/api/saes/{saes[1]['sae_id']}/detach")
+    keys = [f"{sae['sae_id']}@{sae['layer']}" for sae in saes]
+    assert plain["steering"] == {}
+    assert half["steering"] == {keys[0]: {INDEX: STRENGTH / 2}, keys[1]: {INDEX: -2.0}}
+    assert whole["steering"] == {keys[0]: {INDEX: STRENGTH}, keys[1]: {INDEX: -4.0}}
+    assert whole["steering_state"] == alone
+    assert ambiguous == (400, "INVALID_PARAMETER")
 
 
 def test_without_values_the_live_ones_are_compared_and_stay(steered: Running) -> None:
@@ -144,6 +167,13 @@ def test_the_features_of_readings_have_their_labels(steered: Running) -> None:
         ({"steering": {"1": 1.0}, "activations": {"top_k": 1000}}, 400, "SAE_ACTIVATIONS_REFUSED"),
         ({"sae_id": "sae_none"}, 422, "VALIDATION_ERROR"),
         ({"steering": {str(i): 1.0 for i in range(1001)}}, 422, "VALIDATION_ERROR"),
+        ({"sae_steering": {"features": [{"index": 1, "value": 201}]}}, 422, "VALIDATION_ERROR"),
+        ({"sae_steering": OWN, "steering": {"1": 1.0}}, 422, "VALIDATION_ERROR"),
+        ({"sae_steering": OWN, "profile": "calm"}, 422, "VALIDATION_ERROR"),
+        ({"sae_steering": OWN, "layer": 2}, 422, "VALIDATION_ERROR"),
+        ({"sae_steering": OWN | {"mode": "add"}}, 422, "VALIDATION_ERROR"),
+        ({"sae_steering": {"features": OWN["features"] * 2}}, 400, "INVALID_PARAMETER"),
+        ({"sae_steering": {"features": OWN["features"] * 1001}}, 422, "VALIDATION_ERROR"),
     ],
 )
 def test_a_comparison_that_cannot_be(

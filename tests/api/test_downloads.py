@@ -8,6 +8,7 @@ import math
 import os
 import struct
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -183,7 +184,7 @@ def test_a_cancelled_download_leaves_nothing_and_goes_on_when_asked_again(
     left = [p for p in live.service.settings.model_cache_dir.rglob("*") if p.is_file()]
     assert [p for p in left if ".hub" not in p.parts] == []
     status, code, _ = live.error("POST", f"/api/models/{row['id']}/load")
-    assert (status, code) == (502, "DOWNLOAD_FAILED")
+    assert (status, code) == (499, "DOWNLOAD_CANCELLED")
     # a model in any other status is left as it is
     assert live.data("POST", f"/api/models/{row['id']}/cancel")["status"] == "error"
     fault.release.set()
@@ -192,6 +193,31 @@ def test_a_cancelled_download_leaves_nothing_and_goes_on_when_asked_again(
     assert (again["id"], again["status"]) == (row["id"], "downloading")
     events.until("model:download:complete")
     assert live.data("POST", f"/api/models/{row['id']}/cancel")["status"] == "ready"
+
+
+@pytest.mark.shows("download-errors.2")
+def test_a_load_that_waits_for_a_download_ends_as_the_download_does(
+    live: Running, hub: LoopbackHub
+) -> None:
+    with ThreadPoolExecutor(1) as pool:
+        for is_cancelled in (True, False):
+            fault = hub.fault("/model.safetensors", hold=100)
+            row = add(live)
+            assert fault.held.wait(30)
+            loading = pool.submit(live.http.post, f"/api/models/{row['id']}/load?wait=true")
+            while live.data("GET", "/api/health/metrics")["active_requests"] == 0:
+                pass
+            if is_cancelled:
+                live.data("POST", f"/api/models/{row['id']}/cancel")
+            fault.release.set()
+            hub.heal()
+            answer = loading.result()
+            if is_cancelled:
+                assert answer.status_code == 499
+                assert answer.json()["error"]["code"] == "DOWNLOAD_CANCELLED"
+            else:
+                assert answer.status_code == 200, answer.text
+                assert answer.json()["data"]["status"] == "loaded"
 
 
 @pytest.mark.shows("models.2")

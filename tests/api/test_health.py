@@ -19,7 +19,7 @@ from steerserve import __version__, demo
 from tests.conftest import Start
 from tests.engine import models
 from tests.resident import engine_of, processes
-from tests.service import Running, add_demo, load_demo
+from tests.service import Running, add_demo, add_sae, load_demo
 
 
 @pytest.mark.shows("versioning.1", "health.1", "health.10")
@@ -170,8 +170,8 @@ def test_the_detailed_body_has_every_block(shared: Running) -> None:
     body = shared.data("GET", "/api/health/detailed")
     expected = (
         "status version timestamp uptime_seconds components circuit_breakers model_loaded model_name "
-        "model_placement sae_attached sae_id sae_count sae_ids inference engine active_profile circuits lease errors "
-        "replicas"
+        "model_placement sae_attached sae_id sae_count sae_ids inference engine active_profile circuits lease "
+        "ended_by_restart errors replicas"
     )
     assert set(body) == set(expected.split())
     is_one_process = not engine_of(shared).replicas()
@@ -301,3 +301,27 @@ def fields(body: Any) -> Any:
         name: fields(part) if isinstance(part, dict) and name not in hidden else None
         for name, part in body.items()
     }
+
+
+@pytest.mark.timeout(120)
+def test_a_restart_says_what_it_ended(start: Start, capfd: pytest.CaptureFixture[str]) -> None:
+    sae = demo.saes()[0]
+    with start() as first:
+        assert first.data("GET", "/api/health/detailed")["ended_by_restart"] is None
+        model_id, sae_id = load_demo(first), add_sae(first, sae)
+        first.data("POST", f"/api/saes/{sae_id}/attach", {"layer": sae.layer})
+    capfd.readouterr()
+    with start() as second:
+        ended = {"models": [demo.MODEL_NAME], "sae_ids": [sae_id], "circuit_ids": []}
+        assert second.data("GET", "/api/health/detailed")["ended_by_restart"] == ended
+        model = second.data("GET", f"/api/models/{model_id}")
+        assert (model["status"], "restarted" in model["error_message"]) == ("ready", True)
+        record = second.data("GET", f"/api/saes/{sae_id}")
+        assert (record["status"], "restarted" in record["error_message"]) == ("cached", True)
+        (line,) = [x for x in capfd.readouterr().err.splitlines() if "ended_by_restart" in x]
+        assert all(word in line for word in (demo.MODEL_NAME, sae_id, "steering values", "lease"))
+        # what is there again has no such note
+        second.data("POST", f"/api/models/{model_id}/load?wait=true")
+        second.data("POST", f"/api/saes/{sae_id}/attach", {"layer": sae.layer})
+        assert second.data("GET", f"/api/models/{model_id}")["error_message"] is None
+        assert second.data("GET", f"/api/saes/{sae_id}")["error_message"] is None

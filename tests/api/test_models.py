@@ -171,8 +171,13 @@ def test_a_load_of_another_model_unloads_the_locked_one_first_whatever_the_polic
         ]
         models = {model["id"]: model for model in live.data("GET", "/api/models")["models"]}
         assert (models[first]["status"], models[first]["locked"]) == ("ready", False)
-        assert live.data("POST", f"/api/models/{second}/lock")["locked"] is True
-        assert live.data("POST", f"/api/models/{second}/unlock")["locked"] is False
+        locked = live.data("POST", f"/api/models/{second}/lock")
+        assert (locked["locked"], locked["lock"]["by"]) == (True, "operator")
+        unlocked = live.data("POST", f"/api/models/{second}/unlock")
+        assert (unlocked["locked"], unlocked["lock"]) == (False, None)
+        assert unlocked["message"] == "the model was locked because an operator locked it"
+        again = live.data("POST", f"/api/models/{second}/unlock")
+        assert again["message"] == "the model was not locked"
         assert live.complete("One day", max_tokens=1)["model"] == demo.MODEL_NAME
         answer = live.http.post(f"/api/models/{first}/unload", headers=refuse)
         assert (answer.status_code, answer.json()["data"]["status"]) == (200, "ready")

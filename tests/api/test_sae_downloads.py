@@ -21,6 +21,9 @@ from tests.service import Running, load_demo, running
 SENTINEL = "hf_SentinelTokenThatNobodyElseMaySee"
 DEMO = demo.saes()[0]
 WEIGHTS = "sae_weights.safetensors"
+PATIENT = 60.0
+LOOKED_AT = 65_536
+"""Bytes of a file that a look reads."""
 
 
 def files_of(folder: Path, below: str = "") -> dict[str, bytes]:
@@ -44,7 +47,23 @@ def hub() -> Iterator[LoopbackHub]:
 @pytest.fixture(scope="module")
 def live(hub: LoopbackHub, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
     home = tmp_path_factory.mktemp("home")
-    with running(home, hf_endpoint=hub.url, disk_reserve_mb=0, hub_breaker_failures=100) as made:
+    settings: dict[str, Any] = {
+        "hf_endpoint": hub.url,
+        "disk_reserve_mb": 0,
+        "hub_breaker_failures": 100,
+        # however busy this machine is, the hub answers in time
+        "hub_answer_wait_s": PATIENT,
+    }
+    with running(home, **settings) as made:
+        yield made
+
+
+@pytest.fixture(scope="module")
+def hasty(hub: LoopbackHub, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
+    """A service that waits for no answer of the hub."""
+    home = tmp_path_factory.mktemp("hasty")
+    settings: dict[str, Any] = {"hf_endpoint": hub.url, "disk_reserve_mb": 0}
+    with running(home, hub_answer_wait_s=0, hub_breaker_failures=100, **settings) as made:
         yield made
 
 
@@ -183,6 +202,7 @@ def test_a_cancelled_download_leaves_nothing_and_begins_again_under_its_id(
     assert cached_files(live, "acme/slow") == []
     row = live.data("GET", f"/api/saes/{made['sae_id']}")
     assert (row["status"], row["error_message"]) == ("error", "cancelled by user")
+    assert (row["error_code"], row["same_request"]) == ("DOWNLOAD_CANCELLED", "retry")
     fault.release.set()
     hub.heal()
     assert fetch(live, events, "acme/slow")["id"] == made["sae_id"]
@@ -239,7 +259,11 @@ def test_a_download_is_deleted_while_it_runs_and_its_lost_files_are_fetched_agai
 
 def test_a_download_that_a_restart_ended_goes_on(hub: LoopbackHub, tmp_path: Path) -> None:
     hub.add("acme/slow", ONE)
-    settings: dict[str, Any] = {"hf_endpoint": hub.url, "disk_reserve_mb": 0}
+    settings: dict[str, Any] = {
+        "hf_endpoint": hub.url,
+        "disk_reserve_mb": 0,
+        "hub_answer_wait_s": PATIENT,
+    }
     with running(tmp_path / "home", **settings) as first:
         fault = hub.fault(f"/{PATH}/cfg.json", hold=10)
         made = ask_held(first, fault)
@@ -249,9 +273,149 @@ def test_a_download_that_a_restart_ended_goes_on(hub: LoopbackHub, tmp_path: Pat
         row = second.data("GET", f"/api/saes/{made['sae_id']}")
         assert row["status"] == "error"
         assert "restart" in row["error_message"]
+        assert row["same_request"] == "resume"
         told = Told(second)
         assert fetch(second, told, "acme/slow")["id"] == made["sae_id"]
         told.close()
+
+
+def test_what_a_look_has_read_is_not_fetched_again(
+    live: Running, hub: LoopbackHub, events: Told
+) -> None:
+    hub.add("acme/looked-at", ONE)
+    asked = {"repository_id": "acme/looked-at", "file_path": PATH}
+    live.data("POST", "/api/saes/preview", asked)
+    row = fetch(live, events, "acme/looked-at", file_path=PATH)
+    assert row["is_loadable"]
+    gets = hub.asked(f"GET /acme/looked-at/resolve/{row['revision']}/{PATH}/{WEIGHTS}")
+    assert [seen.range for seen in gets] == [f"bytes=0-{LOOKED_AT - 1}", f"bytes={LOOKED_AT}-"]
+
+
+# ------------------------------------------------------------------ a hub that answers late
+
+
+def test_a_download_is_answered_before_the_hub_answers_and_ends_under_its_own_id(
+    hasty: Running, live: Running, hub: LoopbackHub, events: Told
+) -> None:
+    hub.add("acme/late", ONE)
+    alone = fetch(live, events, "acme/late")["id"]
+    fault = hub.fault("/api/models/acme/late", hold=0, times=1)
+    told = Told(hasty)
+    made = ask(hasty, "acme/late")
+    assert (made["status"], "hub" in made["message"]) == ("downloading", True)
+    assert fault.held.wait(30)
+    row = hasty.data("GET", f"/api/saes/{made['sae_id']}")
+    assert (row["id"], row["status"], row["repository_id"]) == (
+        made["sae_id"],
+        "downloading",
+        "acme/late",
+    )
+    assert (row["download_progress"], row["download"]["phase"]) == (0, "looking")
+    again = ask(hasty, "acme/late")
+    assert (again["sae_id"], again["status"]) == (made["sae_id"], "already_downloading")
+    fault.release.set()
+    assert told.end(made["sae_id"])[0] == "sae:download:complete"
+    told.close()
+    row = hasty.data("GET", f"/api/saes/{made['sae_id']}")
+    assert (row["status"], row["id"]) == ("cached", alone)
+    load_demo(hasty)
+    attached = hasty.data("POST", f"/api/saes/{made['sae_id']}/attach", {"layer": DEMO.layer})
+    assert attached["sae_id"] == alone
+    hasty.data("POST", f"/api/saes/{made['sae_id']}/detach")
+    assert [sae["id"] for sae in hasty.data("GET", "/api/saes")["saes"]] == [alone]
+    assert ask(hasty, "acme/late", revision=row["revision"], file_path=PATH)["status"] == "cached"
+    hasty.data("DELETE", f"/api/saes/{made['sae_id']}")
+    assert cached_files(hasty, "acme/late") == []
+
+
+def test_the_id_of_an_early_answer_outlasts_a_restart(hub: LoopbackHub, tmp_path: Path) -> None:
+    hub.add("acme/later", ONE)
+    settings: dict[str, Any] = {"hf_endpoint": hub.url, "disk_reserve_mb": 0}
+    with running(tmp_path / "home", hub_answer_wait_s=0, **settings) as first:
+        told = Told(first)
+        made = ask(first, "acme/later")
+        told.end(made["sae_id"])
+        told.close()
+        row = first.data("GET", f"/api/saes/{made['sae_id']}")
+        fault = hub.fault("/api/models/acme/later", hold=0)
+        looked = ask(first, "acme/later", revision="main")
+        assert fault.held.wait(30)
+    fault.release.set()
+    hub.heal()
+    with running(tmp_path / "home", hub_answer_wait_s=PATIENT, **settings) as second:
+        assert second.data("GET", f"/api/saes/{made['sae_id']}")["id"] == row["id"]
+        broken = second.data("GET", f"/api/saes/{looked['sae_id']}")
+        assert (broken["status"], broken["same_request"]) == ("error", "retry")
+        # the look begins again, and its record makes room for that of the SAE
+        assert ask(second, "acme/later", revision="main")["sae_id"] == row["id"]
+        assert [sae["id"] for sae in second.data("GET", "/api/saes")["saes"]] == [row["id"]]
+
+
+def test_a_look_is_cancelled(hasty: Running, hub: LoopbackHub) -> None:
+    hub.add("acme/cancelled", ONE)
+    fault = hub.fault("/api/models/acme/cancelled", hold=0)
+    made = ask(hasty, "acme/cancelled")
+    assert fault.held.wait(30)
+    cancelled = hasty.data("POST", f"/api/saes/{made['sae_id']}/cancel")
+    assert (cancelled["sae_id"], cancelled["status"]) == (made["sae_id"], "cancelled")
+    row = hasty.data("GET", f"/api/saes/{made['sae_id']}")
+    assert (row["status"], row["error_code"]) == ("error", "DOWNLOAD_CANCELLED")
+    assert not hub.asked("/acme/cancelled/resolve/")
+    hasty.data("DELETE", f"/api/saes/{made['sae_id']}")
+    assert hasty.error("GET", f"/api/saes/{made['sae_id']}")[:2] == (404, "SAE_NOT_FOUND")
+
+
+def test_an_sae_is_deleted_while_its_repository_is_looked_at(
+    hasty: Running, hub: LoopbackHub
+) -> None:
+    hub.add("acme/deleted", ONE)
+    fault = hub.fault("/api/models/acme/deleted", hold=0)
+    made = ask(hasty, "acme/deleted", revision="main")
+    assert fault.held.wait(30)
+    hasty.data("DELETE", f"/api/saes/{made['sae_id']}")
+    assert hasty.error("GET", f"/api/saes/{made['sae_id']}")[:2] == (404, "SAE_NOT_FOUND")
+
+
+@pytest.mark.parametrize(
+    ("facts", "files", "code", "same_request"),
+    [
+        (None, ONE, "REPO_NOT_FOUND", "retry"),
+        ({"gated": "manual", "tokens": (SENTINEL,)}, ONE, "GATED_MODEL_NO_TOKEN", "retry"),
+        ({}, {"model.safetensors": b"x"}, "SAE_INCOMPATIBLE", None),
+    ],
+)
+def test_a_late_refusal_is_in_the_record(
+    hasty: Running,
+    hub: LoopbackHub,
+    facts: dict[str, Any] | None,
+    files: dict[str, bytes],
+    code: str,
+    same_request: str | None,
+) -> None:
+    hub.repos.pop("acme/refused", None)
+    if facts is not None:
+        hub.add("acme/refused", files, **facts)
+    told = Told(hasty)
+    made = ask(hasty, "acme/refused")
+    failed = told.error(made["sae_id"])
+    told.close()
+    row = hasty.data("GET", f"/api/saes/{made['sae_id']}")
+    assert (row["status"], row["error_code"], row["error_message"]) == ("error", code, failed)
+    assert row["same_request"] == same_request
+    hasty.data("DELETE", f"/api/saes/{made['sae_id']}")
+
+
+def test_what_needs_no_answer_of_the_hub_is_refused_at_once(
+    hasty: Running, hub: LoopbackHub
+) -> None:
+    before = len(hub.seen)
+    for fields, code in [
+        ({"repository_id": "../etc"}, "VALIDATION_ERROR"),
+        ({"repository_id": "a/b", "revision": "../x"}, "VALIDATION_ERROR"),
+        ({"repository_id": "a/b", "hub_token": "not a token"}, "INVALID_HUB_TOKEN"),
+    ]:
+        assert hasty.error("POST", "/api/saes/download", fields)[1] == code
+    assert len(hub.seen) == before
 
 
 # ------------------------------------------------------------------ a whole repository
@@ -366,6 +530,7 @@ def test_a_hostile_pickle_is_not_run_and_not_kept(
     failed = events.error(made["sae_id"])
     row = live.data("GET", f"/api/saes/{made['sae_id']}")
     assert (row["status"], row["error_message"]) == ("error", failed)
+    assert row["same_request"] is None
     assert str(live.home) not in failed
     assert not marker.exists()
     assert cached_files(live, "acme/SAE-Res-tiny-W64K-L0_50") == []
@@ -563,12 +728,14 @@ def test_a_download_that_fails_is_told_and_begins_again_under_its_id(
     live: Running, hub: LoopbackHub, events: Told
 ) -> None:
     hub.add("acme/broken", ONE)
-    hub.fault(f"/{PATH}/cfg.json", status=404)
+    # the weights are fetched first, and kept
+    hub.fault(f"/{PATH}/cfg.json", status=404, headers={"X-Error-Code": "EntryNotFound"})
     made = ask(live, "acme/broken")
     failed = events.error(made["sae_id"])
     row = live.data("GET", f"/api/saes/{made['sae_id']}")
     assert (row["status"], row["error_message"]) == ("error", failed)
     assert (row["is_loadable"], row["reason"]) == (False, failed)
+    assert (row["error_code"], row["same_request"]) == ("DOWNLOAD_FAILED", "resume")
     hub.heal()
     assert fetch(live, events, "acme/broken")["id"] == made["sae_id"]
 

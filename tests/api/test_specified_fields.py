@@ -95,6 +95,7 @@ def test_a_loaded_model_has_each_field_with_its_type(shared: Running) -> None:
     check_fields(loaded, MODEL)
     assert (loaded["id"], loaded["name"]) == (listed["loaded_model_id"], demo.MODEL_NAME)
     assert (loaded["architecture"], loaded["device"]) == ("LlamaForCausalLM", "cpu")
+    assert loaded["embedding_only"] is False
     assert listed["total"] == len(listed["models"])
 
 

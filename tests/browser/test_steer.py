@@ -32,6 +32,29 @@ def test_the_first_visit_shows_steer_and_one_press_parts_two_texts(tab: Tab, ser
     assert len(SEA.findall(steered)) > len(SEA.findall(plain))
 
 
+def test_without_an_sae_the_model_writes_in_one_column_and_texts_are_scored(
+    tab: Tab, served: Demo
+) -> None:
+    attached = served.data("GET", "/api/saes/attachments")["entries"]
+    for entry in attached:
+        served.data("POST", f"/api/saes/{entry['sae_id']}/detach")
+    try:
+        visit = tab().open(f"/steer?{steer_link('One day', max=12)}")
+        visit.button("Generate").click()
+        expect(visit.page.get_by_text("The text is complete.", exact=True)).to_be_visible()
+        text = served.write("One day", max_tokens=12, temperature=0)["choices"][0]["text"]
+        expect(side(visit, "Plain")).to_contain_text(text.strip())
+        expect(side(visit, "Plain")).to_contain_text("12 tokens, cut at 12")
+        expect(side(visit, "Steered")).to_have_count(0)
+        visit.open("/tokens")
+        visit.button("Read the text").click()
+        expect(visit.page.get_by_text("mean surprise, nats", exact=True)).to_be_visible()
+        assert not visit.violations()
+    finally:
+        saes = [{name: entry[name] for name in ("sae_id", "layer")} for entry in attached]
+        served.data("POST", "/api/saes/attach-set", {"saes": saes})
+
+
 def test_a_strength_changes_the_steered_text_only(tab: Tab, served: Demo) -> None:
     visit = tab().open(f"/steer?{steer_link('One day', max=48)}")
     generate(visit)
@@ -121,6 +144,29 @@ def test_a_person_without_a_mouse_adds_a_feature_generates_and_stops(
         page.keyboard.press("Escape")
         expect(page.get_by_text(re.compile(r"^Stopped\."))).to_be_visible()
     wait_for(lambda: not served.is_busy())
+
+
+def test_a_click_does_what_its_button_said_when_the_pointer_went_down(
+    tab: Tab, served: Demo
+) -> None:
+    visit = tab().open(f"/steer?{steer_link('One day', max=24, t=0.8)}")
+    generate(visit)
+    seed = visit.page.get_by_role("spinbutton", name="Seed")
+    button = visit.button(re.compile("^(Generate|Stop)"))
+    with served.engine_held():
+        # the field is left when the pointer goes down, and that begins a comparison
+        seed.fill("7")
+        button.click()
+        expect(button).to_have_text(re.compile("Stop"))
+        seed.fill("8")
+        seed.press("Enter")
+        button.click()
+        expect(visit.page.get_by_text(re.compile(r"^Stopped\."))).to_be_visible()
+        seed.fill("9")
+        with visit.page.expect_request(lambda one: bool(compared(one))) as sent:
+            button.click()
+    complete(visit)
+    assert sent.value.post_data_json["seed"] == 9
 
 
 def test_a_live_value_of_one_tab_is_shown_in_the_other(tab: Tab, served: Demo) -> None:

@@ -23,17 +23,32 @@ def fragile(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Demo]:
     served.close()
 
 
-def test_a_page_outlives_a_restart_of_the_service(tab: Tab, fragile: Demo) -> None:
+def test_a_page_outlives_a_restart_of_the_service_and_says_what_is_gone(
+    tab: Tab, fragile: Demo
+) -> None:
+    model = fragile.data("GET", "/api/models")["loaded_model_id"]
+    fragile.data("POST", "/api/saes/steering", {"feature_idx": 90, "value": 5})
+    fragile.data("POST", f"/api/models/{model}/lease", {"holder": "lab", "reason": "a sweep"})
     visit = tab(fragile)
     visit.allow(PROVOKED)
     visit.open("/health")
+    page = visit.page
+    expect(visit.strip.get_by_text("1 feature", exact=True)).to_be_visible()
+    expect(page.get_by_role("complementary", name="Lease")).to_be_visible()
     fragile.stop()
     expect(visit.connection("not live")).to_be_visible()
+    lost = page.get_by_text("Connection lost.", exact=True)
+    expect(lost.first).to_be_visible()
     fragile.start()
     wait_for(fragile.answers)
     expect(visit.connection("live")).to_be_visible()
     expect(visit.strip.get_by_text("steerserve-demo", exact=True)).to_be_visible()
-    expect(visit.page.get_by_role("alert")).to_have_count(0)
+    # the demo loads its model and its SAE again, and the SAE locks the model
+    gone = "Gone: 1 live value, the lease of lab."
+    expect(page.get_by_role("complementary", name="Restart")).to_contain_text(gone)
+    expect(lost).to_have_count(0)
+    expect(page.get_by_role("alert")).to_have_count(0)
+    assert not visit.violations()
 
 
 def test_a_comparison_whose_engine_is_killed_says_so_and_the_next_one_is_whole(

@@ -6,8 +6,9 @@ from collections.abc import Callable
 from dataclasses import asdict
 
 import pytest
+from structlog.testing import CapturingLogger
 
-from steerserve.control import bus
+from steerserve.control import bus, full_queue
 from steerserve.control.metrics import Metrics, percentiles
 from steerserve.engine.wire.messages import Piece, Started
 from tests.control.conftest import Make
@@ -28,8 +29,14 @@ def clock() -> Clock:
 
 
 @pytest.fixture
-def metrics(clock: Clock) -> Metrics:
-    return Metrics(clock)
+def minutes() -> list[Callable[[], None]]:
+    """The ends of minutes that are waited for."""
+    return []
+
+
+@pytest.fixture
+def metrics(clock: Clock, minutes: list[Callable[[], None]]) -> Metrics:
+    return Metrics(clock, lambda _, call: minutes.append(call))
 
 
 def seen(metrics: Metrics, histogram: str) -> tuple[float, float]:
@@ -91,6 +98,31 @@ def test_refusals_are_counted_by_code_and_a_full_queue_by_itself(metrics: Metric
     assert metrics.total("request_errors_total", code="QUEUE_FULL") == 2
     assert metrics.total("request_errors_total") == 3
     assert metrics.total("queue_full_total") == 2
+
+
+def test_refusals_of_a_full_queue_are_one_line_a_minute(
+    metrics: Metrics, minutes: list[Callable[[], None]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log = CapturingLogger()
+    monkeypatch.setattr(full_queue, "log", log)
+    for _ in range(300):
+        metrics.failed("QUEUE_FULL")
+    assert metrics.full_queue.refused == 300
+    minutes.pop()()
+    assert metrics.full_queue.is_refusing
+    metrics.failed("QUEUE_FULL")
+    minutes.pop()()
+    assert metrics.full_queue.is_refusing
+    minutes.pop()()
+    assert not metrics.full_queue.is_refusing
+    assert not minutes
+    told = [(line.args[0], line.kwargs.get("refused")) for line in log.calls]
+    assert told == [
+        ("queue_full", 1),
+        ("queue_full", 299),
+        ("queue_full", 1),
+        ("queue_has_room", None),
+    ]
 
 
 def test_loads_are_counted_by_outcome_and_timed_from_their_first_report(

@@ -47,6 +47,18 @@ def test_a_503_tells_when_to_come_back(code: str, details: dict[str, Any], expec
     assert retry.seconds(SETTINGS, Refusal(code, "later", **details), 503) == expected
 
 
+@pytest.mark.parametrize(
+    ("code", "setting"),
+    [
+        ("DATABASE_UNAVAILABLE", "retry_after_database_s"),
+        ("TOO_MANY_CONNECTIONS", "retry_after_connections_s"),
+    ],
+)
+def test_a_code_of_our_own_that_may_come_in_floods_has_its_setting(code: str, setting: str) -> None:
+    settings = Settings(_env_file=None, **{setting: 123})  # type: ignore[call-arg]
+    assert retry.seconds(settings, Refusal(code, "later"), 503) == 123
+
+
 @pytest.mark.shows("retry-after.1")
 @pytest.mark.parametrize("code", sorted(TABLE))
 def test_every_503_and_only_a_503_has_a_time_of_at_least_one_second(code: str) -> None:

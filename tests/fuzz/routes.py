@@ -41,6 +41,15 @@ PROFILE = {
     "intensity": 1.0,
 }
 
+# documents at or beyond a limit (docs/limits.md): their refusal costs no more than that of small ones
+MANY_LAYERS = {
+    "kind": "mistudio.circuit-definition",
+    "name": "w{unique}",
+    "members": [{"layer": layer, "feature": {"feature_idx": 1}} for layer in range(999)],
+}
+MANY_MEMBERS = CLUSTER | {"members": CLUSTER["members"] * 200}  # type: ignore[operator]
+MANY_VALUES = PROFILE | {"steering": {str(index): 1 for index in range(1001)}}
+
 # (weight, method, path, body): placeholders in braces are filled from what exists (`world.py`)
 ROUTES: tuple[tuple[float, str, str, Any], ...] = (
     (6, "POST", "/v1/chat/completions", CHAT),
@@ -85,6 +94,10 @@ ROUTES: tuple[tuple[float, str, str, Any], ...] = (
     (1, "POST", "/v1/completions", SCORE | {"allowed_token_ids": [1, 2, 3]}),
     (1, "POST", "/v1/completions", SCORE | {"echo": True, "prompt": ["One day", "The sea"]}),
     (1, "POST", "/v1/completions", TEXT | {"sae_steering": OWN}),
+    (1, "POST", "/v1/completions", TEXT | {"prompt": [[1, 2, 3], [4]]}),
+    (1, "POST", "/api/tokenize", {"text": "One day"}),
+    (1, "POST", "/api/tokenize", {"messages": CHAT["messages"]}),
+    (1, "POST", "/api/detokenize", {"ids": [1, 2, 3]}),
     (2, "POST", "/v1/embeddings", {"model": "{name}", "input": ["One day", "The sea"]}),
     (1, "POST", "/v1/embeddings", {"model": "{name}", "input": "Sea", "encoding_format": "base64"}),
     (1, "GET", "/v1/models", None),
@@ -185,6 +198,9 @@ ROUTES: tuple[tuple[float, str, str, Any], ...] = (
     (1, "POST", "/api/profiles/import", {"kind": "cluster", "members": []}),
     (1, "GET", "/api/clusters", None),
     (2, "POST", "/api/clusters/import?activate=true", CLUSTER),
+    (0.2, "POST", "/api/clusters/import", MANY_MEMBERS),
+    (0.2, "POST", "/api/circuits/import", MANY_LAYERS),
+    (0.2, "POST", "/api/profiles/import", MANY_VALUES),
     (1, "PUT", "/api/clusters/active/intensity", {"intensity": 0.5, "reapply": True}),
     (1, "PUT", "/api/clusters/{profile}/intensity", {"intensity": 1.0}),
     (1, "POST", "/api/clusters/{profile}/activate", None),
@@ -203,7 +219,7 @@ ROUTES: tuple[tuple[float, str, str, Any], ...] = (
         "/api/compare",
         {
             "prompt": "One day",
-            "steering": {"1": 2.0},
+            "sae_steering": {"features": [{"index": 1, "value": 2.0}]},
             "max_tokens": 2,
             "stream": True,
             "activations": {"top_k": 2, "positions": "all"},

@@ -28,6 +28,7 @@ async def test_a_hub_that_is_away_is_unavailable(
     loopback.fault("/api/models/", status=status)
     refusal = await refused(make_hub().describe("acme/tiny"))
     assert (refusal.code, refusal.details["recovery_seconds"]) == ("HUB_UNAVAILABLE", 1.0)
+    assert refusal.message == f"the hub answered {status}"
     assert len(loopback.asked("/api/models/acme/tiny")) == 2
 
 
@@ -36,7 +37,16 @@ async def test_a_port_where_nobody_listens(make_hub: MakeHub) -> None:
         free.bind(("127.0.0.1", 0))
         address = f"http://127.0.0.1:{free.getsockname()[1]}"
     refusal = await refused(make_hub(hf_endpoint=address).describe("acme/tiny"))
-    assert refusal.code == "HUB_UNAVAILABLE"
+    assert (refusal.code, refusal.message) == ("HUB_UNAVAILABLE", "the hub cannot be reached")
+
+
+async def test_a_connection_that_breaks_is_named_by_what_happened(
+    make_hub: MakeHub, loopback: LoopbackHub
+) -> None:
+    loopback.add("acme/tiny", FILES)
+    loopback.fault("/api/models/", cut=3)
+    refusal = await refused(make_hub().describe("acme/tiny"))
+    assert (refusal.code, refusal.message) == ("HUB_UNAVAILABLE", "the connection to the hub broke")
 
 
 async def test_failures_in_a_row_open_the_breaker_and_a_probe_closes_it(
@@ -50,6 +60,7 @@ async def test_failures_in_a_row_open_the_breaker_and_a_probe_closes_it(
     before = len(loopback.seen)
     clock.now += 20
     refusal = await refused(hub.describe("acme/tiny"))
+    assert "failed 2 times" in refusal.message
     assert (refusal.code, refusal.details["recovery_seconds"]) == ("HUB_UNAVAILABLE", 40.0)
     assert len(loopback.seen) == before
     told = hub.breakers()[0]

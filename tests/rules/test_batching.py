@@ -57,7 +57,6 @@ def test_a_request_of_the_fixed_sampling_parameters_runs_without_a_slot(
     intent: GenerateIntent,
 ) -> None:
     assert batching.backend(intent, FIXED) == BATCHED
-    assert batching.backend(intent, FIXED, is_observed=True) == SERIAL
 
 
 @pytest.mark.shows("request-activations.11", "continuous-batching.1")

@@ -8,7 +8,9 @@ import pytest
 
 from steerserve.errors import Refusal
 from steerserve.rules import compare
+from steerserve.rules.attachment import SaeChoice
 from steerserve.rules.compare import Sweep
+from steerserve.rules.sae_steering import RequestSteering, SteeredFeature
 
 
 @dataclass(frozen=True)
@@ -26,6 +28,12 @@ FIRST, SECOND = At("sae_a", 1), At("sae_b", 2, 4)
 LIVE = {"sae_a@1": {3: 10.0}}
 
 
+def own(*features: tuple[int, float, str | None]) -> RequestSteering:
+    return RequestSteering(
+        tuple(SteeredFeature(index, value, SaeChoice(sae)) for index, value, sae in features)
+    )
+
+
 @pytest.mark.parametrize(
     ("sweep", "expected"),
     [
@@ -34,6 +42,11 @@ LIVE = {"sae_a@1": {3: 10.0}}
         (Sweep((0, 1), {3: 2.0}, sae_id="sae_b"), {"sae_b@2": {3: 2.0}}),
         (Sweep((0, 1), {3: 2.0}, layer=2), {"sae_b@2": {3: 2.0}}),
         (Sweep((0,), {}), {"sae_a@1": {}}),
+        (
+            Sweep((0, 1), own=own((3, 2.0, "sae_b"), (5, 1.0, "sae_a"), (3, 4.0, "sae_a"))),
+            {"sae_a@1": {5: 1.0, 3: 4.0}, "sae_b@2": {3: 2.0}},
+        ),
+        (Sweep((0,), own=own()), {}),
     ],
 )
 def test_the_base(sweep: Sweep, expected: compare.Overlay) -> None:
@@ -52,6 +65,11 @@ def test_the_base(sweep: Sweep, expected: compare.Overlay) -> None:
         (Sweep((0, 1), {1: 0.0}), "VALIDATION_ERROR"),
         (Sweep((0, 1), {1: 1.0}, sae_id="sae_c"), "SAE_NOT_ATTACHED"),
         (Sweep((0, 1), {1: 1.0}, sae_id="sae_a", layer=2), "SAE_NOT_ATTACHED"),
+        (Sweep((0, 1), own=own((1, 1.0, "sae_a"), (1, 1.0, "sae_c"))), "SAE_NOT_ATTACHED"),
+        (Sweep((0, 1), own=own((4, 1.0, "sae_b"))), "INVALID_FEATURE_INDEX"),
+        (Sweep((0, 1), own=own((1, 1.0, None))), "INVALID_PARAMETER"),
+        (Sweep((0, 1), own=own((1, 0.0, "sae_a"))), "VALIDATION_ERROR"),
+        (Sweep((0, 1), own=own()), "VALIDATION_ERROR"),
     ],
 )
 def test_a_base_that_cannot_be(sweep: Sweep, code: str) -> None:

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from steerserve.errors import Refusal
 from steerserve.rules import dial, steering
 from steerserve.rules.dial import Intensity, Plan, Profile, Range
-from steerserve.rules.serving import activate, adopt
+from steerserve.rules.serving import activate, adopt, deactivate
 from steerserve.rules.steering import MANUAL, Live, Values
 
 
@@ -340,10 +340,21 @@ def test_an_active_profile_that_the_operator_turned_off_is_not_dialed_on(
     assert (applied(plan, steering.disable(CALMED), A), plan.echo) == ({}, None)
 
 
-def test_what_the_operator_changed_since_the_activation_is_the_base() -> None:
+@pytest.mark.shows("steering-dial.1")
+def test_values_set_by_hand_since_the_activation_are_no_part_of_the_base() -> None:
+    halved = Profile("mixed", {3: 10.0, 7: -20.0}, 0.5)
+    live = activate(FRESH, "prof_1", halved, (FIRST,))
+    live = steering.set_values(live, A, 10, {9: 30.0})
+    assert live.of(A) == {3: 5.0, 7: -10.0, 9: 30.0}
+    assert planned(1.0, live=live) == Plan({A: {3: 10.0, 7: -20.0}}, 1.0)
+    assert planned(0.5, live=steering.remove(live, A, 10, 7)) == Plan({A: {3: 5.0, 7: -10.0}}, 0.5)
+
+
+@pytest.mark.shows("steering-dial.1")
+def test_without_the_profile_the_values_set_by_hand_are_the_base_again() -> None:
     live = steering.set_values(CALMED, A, 10, {5: 3.0})
-    assert planned(0.5, live=live) == Plan({A: {4: 100.0, 9: -0.75, 5: 1.5}}, 0.5)
-    assert planned(0.5, live=steering.remove(live, A, 10, 5)) == planned(0.5, live=CALMED)
+    ended = deactivate(live, "prof_1", clears=False)
+    assert planned(0.5, live=ended) == Plan({A: {4: 100.0, 9: -0.75, 5: 1.5}}, 0.5)
 
 
 def test_a_named_profile_comes_before_the_active_one() -> None:
@@ -365,10 +376,11 @@ def test_a_profile_that_is_active_without_being_applied_is_the_base(live: Live) 
     assert planned(0.0, live=off) == Plan({}, None)
 
 
-def test_values_set_after_an_empty_profile_was_activated_are_the_base() -> None:
+@pytest.mark.shows("steering-dial.10")
+def test_the_dial_of_an_active_profile_without_values_changes_nothing() -> None:
     live = steering.set_values(activate(LIVE, "prof_1", EMPTY, (FIRST,)), A, 10, dict(LIVE.of(A)))
     assert live.active is not None
-    assert planned(0.5, live=live) == Plan({A: {1: 2.5, 2: -1.5}}, 0.5)
+    assert planned(0.5, live=live) == Plan(None, None)
 
 
 def test_a_value_beyond_the_bounds_is_clamped_after_it_was_scaled() -> None:

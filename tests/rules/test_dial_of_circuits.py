@@ -112,23 +112,49 @@ def test_a_circuit_of_strengths_of_0_steers_nothing_and_reports_no_rung() -> Non
     assert planned(1.0, serve(still)).rung is None
 
 
-def test_a_circuit_without_all_its_members_is_not_dialed_and_reports_no_rung() -> None:
+def test_of_a_circuit_without_all_its_members_the_live_values_are_dialed_and_no_rung_is_reported() -> (
+    None
+):
     pair = replace(SNOW, authored={C: {6: 1.0, 7: 2.0}})
     live = steering.remove(serve(pair), C, 10, 7)
-    assert planned(None, live) == planned(0.5, live) == Plan()
+    assert planned(None, live) == Plan()
+    assert planned(0.5, live) == Plan({C: {6: 0.5}}, 0.5)
 
 
 # ------------------------------------------------------------------ several circuits
 
 
-@pytest.mark.parametrize("intensity", [None, 0.5, "min", "max"])
+SHARED = ServedCircuit("circ_2", "snow", 3, (3,), {B: {6: 1.0}})
+
+
+@pytest.mark.shows("steering-dial.1")
+@pytest.mark.parametrize("intensity", [0.5, 1.0, 2.0, "min", "max"])
 @pytest.mark.parametrize(
-    "second", [SNOW, ServedCircuit("circ_2", "snow", 3, (3,), {B: {6: 1.0}})], ids=["two", "shared"]
+    ("second", "live"),
+    [
+        (SNOW, {A: {1: 8.0}, B: {5: -150.0}, C: {6: 1.0}}),
+        (SHARED, {A: {1: 8.0}, B: {5: -150.0, 6: 1.0}}),
+    ],
+    ids=["two", "shared"],
 )
-def test_several_circuits_are_not_dialed_and_report_no_rung(
-    second: ServedCircuit, intensity: Intensity | None
+def test_the_live_values_are_the_base_while_several_circuits_serve(
+    second: ServedCircuit, live: dict[str, dict[int, float]], intensity: Intensity
 ) -> None:
-    assert planned(intensity, serve(RAIN, second)) == Plan()
+    strength = {"min": 0.5, "max": 1.5}.get(str(intensity), intensity)
+    scaled = {
+        key: {index: max(-200.0, value * float(strength)) for index, value in values.items()}
+        for key, values in live.items()
+    }
+    assert planned(intensity, serve(RAIN, second)) == Plan(scaled, strength, None)
+
+
+@pytest.mark.parametrize("second", [SNOW, SHARED], ids=["two", "shared"])
+def test_several_circuits_report_no_rung(second: ServedCircuit) -> None:
+    assert planned(None, serve(RAIN, second)) == Plan()
+
+
+def test_several_circuits_that_an_operator_switched_off_are_not_dialed_on() -> None:
+    assert planned(0.5, steering.disable(serve(RAIN, SNOW))) == Plan()
 
 
 def test_off_switches_several_circuits_off() -> None:
@@ -150,10 +176,10 @@ def test_the_dial_of_the_active_profile_leaves_circuits_as_they_are(intensity: f
     assert plan == Plan({**RAIN.authored, C: {7: 3.0 * intensity}}, intensity, 2)
 
 
-def test_a_profile_with_values_set_by_hand_is_scaled_without_the_circuit() -> None:
+def test_a_profile_is_scaled_without_values_set_by_hand_and_without_the_circuit() -> None:
     live = serve(RAIN, live=serving.activate(FRESH, "prof_1", CALM, ALL))
     live = steering.set_values(live, C, 10, {8: 4.0})
-    assert planned(0.5, live).overlay == {**RAIN.authored, C: {7: 1.5, 8: 2.0}}
+    assert planned(0.5, live).overlay == {**RAIN.authored, C: {7: 1.5}}
 
 
 @pytest.mark.shows("steering-dial.7")

@@ -28,11 +28,15 @@ def nesting(value: Any) -> int:
 
 @given(JSON)
 def test_the_depth_is_told_without_parsing(value: Any) -> None:
-    assert documents.depth(json.dumps(value).encode()) == nesting(value)
+    body, deepest = json.dumps(value).encode(), nesting(value)
+    assert not documents.is_deeper(body, deepest)
+    assert deepest == 0 or documents.is_deeper(body, deepest - 1)
 
 
 def test_brackets_inside_texts_do_not_nest() -> None:
-    assert documents.depth(b'{"a": "[[[{\\"[", "b": "\\\\", "c": ["["]}') == 2
+    body = b'{"a": "[[[{\\"[", "b": "\\\\", "c": ["["]}'
+    assert documents.is_deeper(body, 1)
+    assert not documents.is_deeper(body, 2)
 
 
 def test_the_largest_and_the_deepest_documents_pass_and_the_next_are_refused() -> None:

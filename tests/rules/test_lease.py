@@ -95,6 +95,29 @@ def test_a_bad_field_is_refused_with_its_name_and_limit(
     assert maximum is None or str(maximum) in refused.message
 
 
+@pytest.mark.parametrize(
+    ("field", "text", "words"),
+    [
+        ("holder", " \u3000", "only blanks"),
+        ("reason", "\t\n ", "only blanks"),
+        ("holder", "a\tb", "U+0009"),
+        ("holder", "a\nb", "U+000A"),
+        ("reason", "a\x1bb", "U+001B"),
+    ],
+)
+def test_a_text_of_blanks_or_with_a_control_character_is_refused_by_name(
+    field: str, text: str, words: str
+) -> None:
+    refused = refusal(leases.terms, FINE | {field: text}, LIMITS)
+    assert (refused.code, refused.param) == ("INVALID_LEASE_REQUEST", field)
+    assert words in refused.message
+
+
+def test_a_reason_may_have_tabs_and_line_ends_and_no_text_is_trimmed() -> None:
+    asked = leases.terms({"holder": " h ", "reason": " a\tb\nc "}, LIMITS)
+    assert (asked.holder, asked.reason) == (" h ", " a\tb\nc ")
+
+
 @pytest.mark.shows("models.30", "model-errors.12")
 @pytest.mark.parametrize("ttl", BAD_TTL)
 def test_a_bad_time_is_refused_and_never_clamped(ttl: Any) -> None:

@@ -27,6 +27,7 @@ TABLE = """
 | loading     | loaded          | loaded      |
 | loading     | load_failed     | error       |
 | loading     | lacked_memory   | ready       |
+| loading     | lacked_engine   | ready       |
 | loading     | load_abandoned  | ready       |
 | loading     | restarted       | ready       |
 | loaded      | unloaded        | ready       |
@@ -50,24 +51,26 @@ def test_an_event_leads_to_one_status_from_wherever_it_happens() -> None:
 
 
 @pytest.mark.parametrize(
-    ("status", "is_on_disk", "code", "words"),
+    ("status", "is_on_disk", "ended_by", "code", "words"),
     [
-        ("downloading", False, "MODEL_BUSY", "downloaded"),
-        ("downloading", True, "MODEL_BUSY", "downloaded"),
-        ("error", False, "DOWNLOAD_FAILED", "cancelled by user"),
+        ("downloading", False, None, "MODEL_BUSY", "downloaded"),
+        ("downloading", True, None, "MODEL_BUSY", "downloaded"),
+        ("error", False, None, "DOWNLOAD_FAILED", "the reason"),
+        ("error", False, "HUB_UNAVAILABLE", "DOWNLOAD_FAILED", "the reason"),
+        ("error", False, "DOWNLOAD_CANCELLED", "DOWNLOAD_CANCELLED", "cancelled"),
     ],
 )
 def test_a_model_is_not_loaded_before_its_files_are_whole(
-    status: str, is_on_disk: bool, code: str, words: str
+    status: str, is_on_disk: bool, ended_by: str | None, code: str, words: str
 ) -> None:
     with pytest.raises(Refusal, match=words) as refused:
-        model_status.check_load(status, is_on_disk, "cancelled by user")
+        model_status.check_load(status, is_on_disk, "the reason", ended_by)
     assert refused.value.code == code
 
 
 @pytest.mark.parametrize("status", ["error", "ready", "loaded"])
 def test_a_model_on_the_disk_may_be_loaded(status: str) -> None:
-    model_status.check_load(status, True, "the last load failed")
+    model_status.check_load(status, True, "the last load failed", "DOWNLOAD_CANCELLED")
 
 
 @pytest.mark.parametrize(

@@ -41,6 +41,15 @@ def test_the_ring_keeps_the_newest_and_gives_them_newest_first(
     assert len(ring) == min(size, count)
 
 
+def test_the_ring_keeps_as_many_activations_as_it_may(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(monitoring, "KEPT_MAXIMUM", 10)
+    ring, made = filled(10, 5)  # each has two activations and counts as three
+    assert ring.newest(10) == [made[4], made[3], made[2]]
+    ring.clear()
+    ring.add(made[0])
+    assert ring.newest(10) == [made[0]]
+
+
 def test_the_limit_counts_the_records_of_the_request_asked_about() -> None:
     ring, made = filled(10, 6)
     assert ring.newest(2, "cmpl-1") == [made[5], made[3]]

@@ -251,3 +251,22 @@ def test_replicas_that_do_not_serve_go_first_and_then_the_least_busy(
     fleet: list[tuple[ReplicaState, int]], count: int, places: list[int]
 ) -> None:
     assert replicas.to_take_away(fleet, count) == places
+
+
+@pytest.mark.parametrize(
+    ("states", "waits"),
+    [
+        ([(ReplicaState.SERVING, True), (ReplicaState.LOST, False)], True),
+        ([(ReplicaState.STARTING, True)], True),
+        ([(ReplicaState.RESTORING, True)], True),
+        ([(ReplicaState.STALLED, True)], True),
+        ([(ReplicaState.STARTING, False), (ReplicaState.LOST, False)], False),
+        ([(ReplicaState.STALLED, False)], False),
+        ([(ReplicaState.DRAINING, True)], False),
+        ([], False),
+    ],
+)
+def test_work_waits_for_replicas_that_serve_or_have_a_place(
+    states: list[tuple[ReplicaState, bool]], waits: bool
+) -> None:
+    assert replicas.may_serve_soon(states) is waits

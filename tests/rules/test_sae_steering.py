@@ -55,7 +55,7 @@ def planned(
 
 
 @pytest.mark.parametrize("value", [-200.0, 0.0, 200.0])
-@pytest.mark.parametrize("count", [1, FEATURES_MAXIMUM])
+@pytest.mark.parametrize("count", [0, 1, FEATURES_MAXIMUM])
 def test_values_within_the_bounds_pass(value: float, count: int) -> None:
     request = own(dict.fromkeys(range(count), value))
     assert sae_steering.check(request) is request
@@ -64,7 +64,6 @@ def test_values_within_the_bounds_pass(value: float, count: int) -> None:
 @pytest.mark.parametrize(
     ("features", "param"),
     [
-        ((), "features"),
         (tuple(SteeredFeature(i, 1.0) for i in range(FEATURES_MAXIMUM + 1)), "features"),
         ((SteeredFeature(1, 200.0001),), "features[0].value"),
         ((SteeredFeature(1, -200.0001),), "features[0].value"),
@@ -170,6 +169,29 @@ def test_added_values_are_added_to_what_the_request_would_have_had(
     live: Live, values: Values, sums: Values
 ) -> None:
     assert planned(own(values, "add"), live=live) == Plan({A: sums}, None)
+
+
+@pytest.mark.parametrize("intensity", [None, 0.5])
+@pytest.mark.parametrize("attached", [(), (FIRST,)])
+def test_no_values_are_no_steering_and_are_not_echoed(
+    intensity: Intensity | None, attached: tuple[Sae, ...]
+) -> None:
+    plan = planned(own({}), intensity, attached=attached)
+    assert steering.effective(LIVE, plan.overlay, LIVE.epoch, A) == {}
+    assert plan.echo is None
+
+
+@pytest.mark.parametrize("live", [FRESH, OFF, LIVE, SHARED, activate(LIVE, "p", CALM, (FIRST,))])
+@pytest.mark.parametrize("intensity", [None, 0.5])
+def test_no_added_values_are_the_steering_without_them(
+    live: Live, intensity: Intensity | None
+) -> None:
+    alone = dial.plan(intensity, False, None, live, (FIRST,), Range())
+    added = planned(own({}, "add"), intensity, live)
+    assert steering.effective(live, added.overlay, live.epoch, A) == steering.effective(
+        live, alone.overlay, live.epoch, A
+    )
+    assert added.echo == alone.echo
 
 
 @pytest.mark.parametrize(

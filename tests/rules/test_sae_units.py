@@ -304,6 +304,16 @@ def test_what_is_no_sae_is_no_unit() -> None:
     assert len(found.others) == 8 + len(USELESS)
 
 
+def test_numbers_and_widths_are_ordered_by_their_amounts() -> None:
+    widths = ["1m", "16k", "131k", "2k", "512"]
+    paths = [f"layer_{n}/width_{w}/average_l0_9/params.npz" for n in (10, 2) for w in widths]
+    units = listing("google/gemma-scope-2b-pt-res", *paths).units
+    ordered = ["512", "2k", "16k", "131k", "1m"]
+    assert [unit.path for unit in units] == [
+        f"layer_{n}/width_{w}/average_l0_9" for n in (2, 10) for w in ordered
+    ]
+
+
 def test_hundreds_of_units_are_listed_quickly_in_the_order_of_layers() -> None:
     paths = [
         f"layer_{layer}/width_{width}/average_l0_{l0}/params.npz"

@@ -20,6 +20,16 @@ def member(index: int, peak: float | None = None, label: str | None = None) -> A
 
 
 @pytest.mark.parametrize(
+    ("asked", "ceiling", "kept"),
+    [(None, 16, 16), (3, 16, 3), (64, 16, 16), (64, 0, 0), (0, 16, 0), (None, 0, 0)],
+)
+def test_a_document_asks_for_fewer_tokens_of_context_and_never_for_more(
+    asked: int | None, ceiling: int, kept: int
+) -> None:
+    assert sensing.context_tokens(asked, ceiling) == kept
+
+
+@pytest.mark.parametrize(
     ("epsilon", "floor", "peak", "theta"),
     [
         (0.1, 0.0, 5.0, 0.5),

@@ -8,19 +8,19 @@ from dataclasses import replace
 
 import pytest
 
-from steerserve.rules.provenance import ModelOrigin, SaeOrigin
+from steerserve.rules.provenance import SaeOrigin
 from steerserve.rules.steering import MANUAL, Live, Values
-from steerserve.rules.steering_state import SteeredSite, applied, digest
+from steerserve.rules.steering_state import SteeredModel, SteeredSite, applied, digest
 
 A, B = "sae_a@1", "sae_b@2"
 LOCAL = SteeredSite("sae_a", SaeOrigin(content_digest="ab" * 32), 1, "resid_post")
 HUB = SteeredSite("sae_b", SaeOrigin("acme/saes", "c0ffee", "layer_2"), 2, "resid_post")
 SITES = {A: LOCAL, B: HUB}
-MODEL = ModelOrigin("tiny", "acme/tiny")
+MODEL = SteeredModel("tiny", "acme/tiny", "beef")
 
 
 def state(added: dict[str, Values], sites: dict[str, SteeredSite] = SITES) -> str | None:
-    return digest(MODEL, "beef", sites, added)
+    return digest(MODEL, sites, added)
 
 
 def test_the_digest_is_that_of_the_documented_document() -> None:
@@ -87,14 +87,18 @@ def test_another_place_or_another_sae_is_another_intervention(other: SteeredSite
 def test_another_feature_value_or_model_is_another_intervention() -> None:
     one = state({A: {4: 2.5}})
     assert one not in (state({A: {5: 2.5}}), state({A: {4: 2.0}}), state({A: {4: 2.5, 5: 1.0}}))
-    assert one != digest(MODEL, "f00d", SITES, {A: {4: 2.5}})
-    assert one != digest(ModelOrigin("tiny"), "beef", SITES, {A: {4: 2.5}})
+    assert one != digest(replace(MODEL, revision="f00d"), SITES, {A: {4: 2.5}})
+    assert one != digest(SteeredModel("tiny"), SITES, {A: {4: 2.5}})
 
 
 def test_an_sae_and_a_model_are_the_same_under_another_name() -> None:
     one = state({A: {4: 2.5}})
     renamed = {"sae_z@1": replace(LOCAL, sae_id="sae_z")}
-    assert digest(ModelOrigin("other", "acme/tiny"), "beef", renamed, {"sae_z@1": {4: 2.5}}) == one
+    assert digest(replace(MODEL, name="other"), renamed, {"sae_z@1": {4: 2.5}}) == one
+    local = {name: SteeredModel(name, content_digest="ef" * 32) for name in ("here", "there")}
+    assert len({digest(model, SITES, {A: {4: 2.5}}) for model in local.values()}) == 1
+    other = replace(local["here"], content_digest="01" * 32)
+    assert digest(other, SITES, {A: {4: 2.5}}) != digest(local["here"], SITES, {A: {4: 2.5}})
 
 
 def test_an_sae_of_unknown_origin_is_named_by_its_id() -> None:

@@ -87,7 +87,7 @@ def order_of(*tasks: asyncio.Task[Any]) -> list[asyncio.Task[Any]]:
 
 
 async def read(database: Database) -> None:
-    await Documents(database).profiles()
+    (await Documents(database).page(200))[0]
 
 
 async def write(database: Database) -> None:
@@ -159,13 +159,13 @@ async def test_the_closing_waits_for_a_read_that_is_connecting(
     opened: Database, connections: list[aiosqlite.Connection]
 ) -> None:
     with held(opened._engine) as (waits, goes_on):
-        reading = asyncio.create_task(Documents(opened).profiles())
+        reading = asyncio.create_task(Documents(opened).page(200))
         await waits.wait()
         closing = await closing_of(opened)
         ends = order_of(reading, closing)
         goes_on.set()
         await soon(closing)
-        assert await reading == []
+        assert await reading == ([], 0)
         assert ends == [reading, closing]
         assert left(connections) == []
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import re
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -10,9 +11,10 @@ from typing import Any
 import pytest
 
 from steerserve.errors import Refusal
+from steerserve.rules import binding
 from steerserve.rules import circuit as rules
 from steerserve.rules.claims import LayerClaim
-from steerserve.store.circuits import CircuitRow, CircuitStore, LayerTaken, NameTaken
+from steerserve.store.circuits import CircuitRow, CircuitStore, LayerTaken, NameTaken, WholeCircuit
 from steerserve.store.db import Database
 
 NOW = datetime(2026, 1, 5, 10, tzinfo=UTC)
@@ -35,7 +37,8 @@ DOCUMENT: dict[str, Any] = {
     "budget": {"intensity_range": [0.2, 1.4]},
     "later": {"big": 12345678901234567890123, "small": 1e-300, "half": "\ud800", "nested": [{}]},
 }
-CIRCUIT = rules.read(DOCUMENT)
+IMPORTED = rules.imported(DOCUMENT)
+CIRCUIT = IMPORTED.circuit
 
 
 @pytest.fixture
@@ -48,7 +51,7 @@ def claim(row: CircuitRow, layer: int, *features: int, is_composed: bool = False
 
 
 async def add(store: CircuitStore, name: str = "rain") -> CircuitRow:
-    return await store.add(name, CIRCUIT, 1.0, DOCUMENT)
+    return await store.add(name, IMPORTED, 1.0)
 
 
 async def code_of(call: Any) -> str:
@@ -62,11 +65,13 @@ async def code_of(call: Any) -> str:
 
 async def test_a_circuit_comes_back_whole(database: Database) -> None:
     store = CircuitStore(database, lambda: NOW, lambda: "circ_0123456789ab")
-    made = await store.add("rain", CIRCUIT, 0.7, DOCUMENT)
-    assert made == CircuitRow("circ_0123456789ab", "rain", 2, CIRCUIT, 0.7, False, NOW, NOW)
+    made = await store.add("rain", IMPORTED, 0.7)
+    facts = ("circ_0123456789ab", "rain", 2, 0.7, False, NOW, NOW, CIRCUIT.narrative)
+    listed = CircuitRow(*facts, binding.outline(CIRCUIT))
+    assert made == WholeCircuit(*facts, binding.outline(CIRCUIT), CIRCUIT)
     assert await store.circuit(made.id) == made
-    assert await store.circuits() == [made]
-    assert await store.document(made.id) == DOCUMENT
+    assert await store.page(200) == ([listed], 1)
+    assert json.loads(await store.document(made.id)) == DOCUMENT
 
 
 async def test_an_id_is_a_word_and_twelve_hex_digits(store: CircuitStore) -> None:
@@ -76,10 +81,12 @@ async def test_an_id_is_a_word_and_twelve_hex_digits(store: CircuitStore) -> Non
 async def test_circuits_are_listed_newest_first_from_a_rung_on(database: Database) -> None:
     moments = iter(NOW + timedelta(seconds=second) for second in range(9))
     store = CircuitStore(database, lambda: next(moments))
-    low = rules.read({**DOCUMENT, "edges": []})
-    first, second = await add(store, "first"), await store.add("second", low, 1.0, DOCUMENT)
-    assert await store.circuits() == [second, first]
-    assert await store.circuits(1) == [first]
+    low = rules.imported({**DOCUMENT, "edges": []})
+    first, second = await add(store, "first"), await store.add("second", low, 1.0)
+    names = [row.name for row in (await store.page(200))[0]]
+    assert names == [second.name, first.name]
+    for page in (store.page(200, min_rung=1), store.page(1, 1)):
+        assert [row.name for row in (await page)[0]] == [first.name]
 
 
 async def test_a_name_is_taken_once_and_letter_by_letter(store: CircuitStore) -> None:
@@ -172,5 +179,5 @@ async def test_a_restart_releases_every_claim_and_keeps_the_circuits(url: str) -
     again = Database(url)
     await again.open()
     assert await CircuitStore(again).claims() == []
-    assert await CircuitStore(again).circuits() == [row]
+    assert await CircuitStore(again).circuit(row.id) == row
     await again.close()

@@ -7,6 +7,7 @@ import itertools
 import os
 import socket
 import sqlite3
+import sys
 from collections.abc import AsyncIterator, Callable
 from contextlib import closing
 from pathlib import Path
@@ -76,7 +77,7 @@ async def test_opening_again_keeps_what_is_there(url: str) -> None:
     [
         ("ready", "ready", False),
         ("loading", "ready", False),
-        ("loaded", "ready", False),
+        ("loaded", "ready", True),
         ("downloading", "error", True),
         ("error", "error", False),
     ],
@@ -117,6 +118,7 @@ async def test_a_restart_takes_back_what_it_ended_of_an_sae(
     row = await Catalog(again).sae("sae_1")
     await again.close()
     assert row.status == after
+    assert (row.error_message is not None) is (before in ("attached", "downloading"))
 
 
 async def test_a_full_disk_is_refused_as_such_and_nothing_is_written(database: Database) -> None:
@@ -192,6 +194,90 @@ async def test_a_second_service_on_one_file_does_not_start(url: str, database: D
     await second.close()
 
 
+def other_names(file: Path) -> list[Path]:
+    """A symbolic link to the file, a path through a linked folder, and a hard link."""
+    link, folder, hard = (file.parent.with_name(name) for name in ("link.db", "folder", "hard.db"))
+    link.symlink_to(file)
+    folder.symlink_to(file.parent)
+    hard.hardlink_to(file)
+    return [link, folder / file.name, hard]
+
+
+async def test_a_second_service_does_not_start_on_another_name_of_the_file(
+    url: str, database: Database
+) -> None:
+    # in a process of its own, because closing a file drops the locks that its process has on the file
+    code = (
+        "import asyncio, sys; from steerserve.store.db import Database\n"
+        "for file in sys.argv[1:]:\n"
+        "    try: asyncio.run(Database(f'sqlite+aiosqlite:///{file}').open())\n"
+        "    except Exception as error: print(error)\n"
+    )
+    names = [str(name) for name in other_names(file_of(url))]
+    second = await asyncio.create_subprocess_exec(
+        sys.executable, "-c", code, *names, stdout=asyncio.subprocess.PIPE
+    )
+    output, _ = await second.communicate()
+    sentences = output.decode().splitlines()
+    assert [name for name, sentence in zip(names, sentences, strict=True) if name in sentence] == (
+        names
+    )
+    assert all("another steerserve uses it" in sentence for sentence in sentences)
+    await Catalog(database).add_model(**MODEL, status="ready")
+
+
+async def test_a_link_to_a_database_opens_it_and_changes_it(url: str, tmp_path: Path) -> None:
+    real = tmp_path / "elsewhere" / "real.db"
+    file_of(url).parent.mkdir()
+    file_of(url).symlink_to(real)
+    for count in range(2):
+        database = Database(url)
+        await database.open()
+        assert len(await Catalog(database).models()) == count
+        await Catalog(database).add_model(**MODEL | {"name": f"m{count}"}, status="ready")
+        assert await database.fault() is None
+        await database.close()
+    with closing(sqlite3.connect(real)) as connection:
+        assert connection.execute("SELECT count(*) FROM models").fetchone() == (2,)
+
+
+@pytest.mark.parametrize("is_settled", [True, False])
+async def test_a_file_that_is_moved_and_linked_back_is_a_replaced_one_and_stays_whole(
+    database: Database, url: str, is_settled: bool
+) -> None:
+    made = await Catalog(database).add_model(**MODEL, status="ready")
+    if is_settled:
+        assert database._file is not None
+        assert database._file.settle() is None
+    real = file_of(url).with_name("real.db")
+    file_of(url).rename(real)
+    file_of(url).symlink_to(real)
+    with pytest.raises(Refusal) as refused:
+        await Documents(database).add_profile(name="calm", steering={})
+    assert refused.value.code == "DATABASE_UNAVAILABLE"
+    assert await database.fault() == sqlite_file.REPLACED
+    await database.close()
+    again = Database(url)
+    await again.open()
+    assert await Catalog(again).models() == (made,)
+    await again.close()
+
+
+async def test_a_connection_that_a_link_leads_elsewhere_reads_nothing(
+    database: Database, url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert database._file is not None
+    real = file_of(url).with_name("real.db")
+    file_of(url).rename(real)
+    file_of(url).symlink_to(real)
+    # the link comes after the check of the path
+    monkeypatch.setattr(database._file, "fault", lambda: None)
+    with pytest.raises(Refusal) as refused:
+        await Documents(database).page(1)
+    assert refused.value.details["reason"] == faults.CLOSED_FILE.reason
+    assert not real.with_name("real.db-wal").exists()
+
+
 async def test_opening_an_open_database_does_nothing(database: Database) -> None:
     made = await Catalog(database).add_model(**MODEL, status="loaded")
     await database.open()
@@ -247,7 +333,7 @@ async def test_a_file_that_is_not_the_one_that_was_opened_is_neither_read_nor_wr
     await catalog.add_model(**MODEL, status="ready")
     damage(file_of(url))
     content = file_of(url).read_bytes()
-    for access in (documents.profiles(), documents.add_profile(name="calm", steering={})):
+    for access in (documents.page(200), documents.add_profile(name="calm", steering={})):
         with pytest.raises(Refusal) as refused:
             await access
         assert refused.value.code == "DATABASE_UNAVAILABLE"
@@ -347,7 +433,7 @@ async def test_a_check_that_does_not_end_is_a_fault_and_is_not_begun_twice(
     for _ in range(3):
         assert await database.fault() == faults.SILENT
         with pytest.raises(Refusal):
-            await Documents(database).profiles()
+            (await Documents(database).page(200))[0]
     assert begun == [1]
     held.set()
     monkeypatch.setattr(watch, "CHECK_PATIENCE", 5)

@@ -10,12 +10,20 @@ from pathlib import Path
 import pytest
 
 from steerserve.errors import CannotStart, Refusal
+from steerserve.rules import circuit as rules
 from steerserve.store import faults, watch
 from steerserve.store.catalog import Catalog
+from steerserve.store.circuits import CircuitStore
 from steerserve.store.db import Database
 from steerserve.store.documents import Documents
 from tests.store.test_migrations import MODEL, migrate
 
+CIRCUIT = {
+    "name": "rain",
+    "saes": [{"layer": 1}],
+    "members": [{"layer": 1, "feature": {"feature_idx": 1, "strength": 1}}],
+    "unknown": "x" * 50_000,
+}
 LARGE = dict.fromkeys(range(1000), 1.0)
 
 
@@ -46,6 +54,12 @@ def fill(disk: Path) -> Path:
     return filler
 
 
+def remove_copies(disk: Path) -> None:
+    """Remove the copies of the database that attempts to upgrade it have left."""
+    for copy in disk.glob("*.0001-*"):
+        copy.unlink()
+
+
 async def test_a_full_disk_refuses_writes_until_there_is_room_again(
     url: str, disk: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -60,15 +74,31 @@ async def test_a_full_disk_refuses_writes_until_there_is_room_again(
             await documents.add_profile(name=name, steering=LARGE)
         assert refused.value.code == "DATABASE_UNAVAILABLE"
         assert await database.fault() == faults.FULL
-    assert [row.name for row in await documents.profiles()] == ["before"]
+    assert [row.name for row in (await documents.page(200))[0]] == ["before"]
     filler.unlink()
     assert await database.fault() is None
     await documents.add_profile(name="large", steering=LARGE)
     await database.close()
     again = Database(url)
     await again.open()
-    assert [row.name for row in await Documents(again).profiles()] == ["before", "large"]
+    assert [row.name for row in (await Documents(again).page(200))[0]] == ["before", "large"]
     await again.close()
+
+
+async def test_documents_are_deleted_on_a_full_disk(url: str, disk: Path) -> None:
+    database = Database(url)
+    await database.open()
+    documents, circuits = Documents(database), CircuitStore(database)
+    rows = [await documents.add_profile(name=f"{i}", steering=LARGE) for i in range(3)]
+    circuit = await circuits.add("rain", rules.imported(CIRCUIT), 1.0)
+    fill(disk)
+    with pytest.raises(Refusal):
+        await documents.add_profile(name="one too many", steering=LARGE)
+    for row in rows:
+        await documents.remove_profile(row.id)
+    await circuits.remove(circuit.id)
+    assert (await documents.page(200))[1] == (await circuits.page(200))[1] == 0
+    await database.close()
 
 
 async def test_a_disk_that_fills_during_an_upgrade_changes_nothing(url: str, disk: Path) -> None:
@@ -76,6 +106,7 @@ async def test_a_disk_that_fills_during_an_upgrade_changes_nothing(url: str, dis
     filler = fill(disk)
     is_open, sentences = False, []
     while not is_open:
+        remove_copies(disk)
         with filler.open("r+b") as file:
             file.truncate(filler.stat().st_size - 16384)
         database = Database(url)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import sqlite3
 from pathlib import Path
 from typing import Any
 
@@ -10,13 +11,18 @@ import pytest
 from alembic import command
 from alembic.config import Config
 from sqlalchemy import create_engine, event, inspect, text
+from sqlalchemy.dialects import sqlite
 from sqlalchemy.engine import Engine
 
 import steerserve.store.db
 from steerserve.errors import CannotStart, Refusal
+from steerserve.rules import circuit
+from steerserve.rules.circuit import Circuit
 from steerserve.store.catalog import Catalog
+from steerserve.store.circuits import CircuitStore
 from steerserve.store.db import Database
 from steerserve.store.documents import Documents
+from steerserve.store.tables import Encoded
 
 SCRIPTS = Path(steerserve.store.db.__file__).parent / "migrations"
 MODEL = (
@@ -58,12 +64,12 @@ async def test_a_database_without_profiles_gets_them_and_keeps_its_rows(url: str
         (1, "old", "ready")
     ]
     assert [(row.id, row.d_sae) for row in await catalog.saes()] == [("sae_1", 16)]
-    assert await documents.profiles() == []
+    assert (await documents.page(200))[0] == []
     made = await documents.add_profile(name="calm", steering={14: 2.5})
     await database.close()
     again = Database(url)
     await again.open()
-    assert await Documents(again).profiles() == [made]
+    assert (await Documents(again).page(200))[0] == [made]
     await again.close()
 
 
@@ -91,7 +97,7 @@ async def test_profiles_of_before_clusters_stay_profiles_and_their_names_stay_ta
     database = Database(url)
     await database.open()
     documents = Documents(database)
-    (row,) = await documents.profiles()
+    (row,) = (await documents.page(200))[0]
     assert (row.name, row.steering, row.intensity) == ("calm", {14: 2.5}, 0.5)
     assert (row.cluster, row.warnings, row.hub_ref) == (None, (), None)
     assert (row.sensing_enabled, row.sensing_min_k) == (False, None)
@@ -132,6 +138,23 @@ async def test_a_database_of_a_newer_version_does_not_open_and_stays_as_it_is(ur
     assert [path.name for path in file.parent.iterdir() if ".lock" not in path.name] == [file.name]
 
 
+async def test_the_refusal_of_a_newer_database_names_the_copy_of_before_its_upgrade(
+    url: str,
+) -> None:
+    migrate(url, "0001", MODEL)
+    database = Database(url)
+    await database.open()
+    await database.close()
+    file = Path(url.removeprefix("sqlite+aiosqlite:///"))
+    (copy,) = file.parent.glob("steerserve.db.0001-*")
+    copy.with_name("steerserve.db.9998-20990101T000000Z").touch()
+    migrate(url, "head", "UPDATE alembic_version SET version_num = '9999'")
+    with pytest.raises(CannotStart) as refused:
+        await database.open()
+    assert str(copy) in str(refused.value)
+    assert "9998-" not in str(refused.value)
+
+
 async def test_a_kill_at_any_statement_of_an_upgrade_leaves_a_database_that_opens(
     url: str, tmp_path: Path
 ) -> None:
@@ -163,3 +186,36 @@ async def test_a_kill_at_any_statement_of_an_upgrade_leaves_a_database_that_open
         assert [row.name for row in await Catalog(again).models()] == ["old"]
         assert [row.id for row in await Catalog(again).saes()] == ["sae_1"]
         await again.close()
+
+
+async def test_a_circuit_of_before_is_listed_as_a_circuit_of_now(url: str, tmp_path: Path) -> None:
+    document = {
+        "name": "old",
+        "narrative": "from before",
+        "saes": [{"layer": 2, "sae_id": "sae_a", "n_features": 64}],
+        "members": [
+            {"layer": 2, "feature": {"feature_idx": 7, "strength": 1}},
+            {"layer": 3, "member_kind": "cluster_ref"},
+        ],
+        "edges": [{"up": {"layer": 2}, "down": {"layer": 3}}],
+        "budget": {"intensity": 1},
+        "intensity_range": [0.2, 1.4],
+    }
+    imported = circuit.imported(document)
+    new = Database(f"sqlite+aiosqlite:///{tmp_path / 'new.db'}")
+    await new.open()
+    made = await CircuitStore(new).add("old", imported, 1.0)
+    await new.close()
+    migrate(url, "0009")
+    path = url.removeprefix("sqlite+aiosqlite:///")
+    with sqlite3.connect(path) as connection:
+        facts = Encoded(Circuit).process_bind_param(imported.circuit, sqlite.dialect())
+        row = (made.id, "old", 0, facts, 1.0, 0, imported.document, *["2026-01-05 10:00:00"] * 2)
+        connection.execute(f"INSERT INTO circuits VALUES ({','.join('?' * 9)})", row)
+    connection.close()
+    database = Database(url)
+    await database.open()
+    ((listed,), _) = await CircuitStore(database).page(200)
+    assert (listed.outline, listed.description) == (made.outline, "from before")
+    assert await CircuitStore(database).document(made.id) == imported.document
+    await database.close()

@@ -19,12 +19,14 @@ NOW = datetime(2026, 5, 1, 12, tzinfo=UTC)
 class Time:
     def __init__(self) -> None:
         self.now = NOW
+        self.seconds = 0.0
 
     def __call__(self) -> datetime:
         return self.now
 
     def passes(self, **amount: float) -> None:
         self.now += timedelta(**amount)
+        self.seconds += timedelta(**amount).total_seconds()
 
 
 def firing(start: int = 3, **changes: Any) -> ClusterFiring:
@@ -52,7 +54,14 @@ def time() -> Time:
 
 @pytest.fixture
 def store(database: Database, time: Time) -> FiringStore:
-    return FiringStore(database, sensing_events, most=3, days=7, now=time)
+    return reopened(database, time)
+
+
+def reopened(database: Database, time: Time) -> FiringStore:
+    """The store of a service that starts now."""
+    return FiringStore(
+        database, sensing_events, most=3, days=7, now=time, seconds=lambda: time.seconds
+    )
 
 
 async def cluster(database: Database, name: str = "weather") -> str:
@@ -112,6 +121,42 @@ async def test_an_old_event_is_gone_for_every_reader(
     (later,) = await store.add(subject, [firing(2)])
     assert later.id == row.id + 1, "ids are never given twice"
     assert await store.newest(10) == ([later], 1)
+
+
+async def test_a_clock_that_is_set_ahead_deletes_nothing_while_the_service_runs(
+    database: Database, store: FiringStore, time: Time
+) -> None:
+    subject = await cluster(database)
+    (row,) = await store.add(subject, [firing(1)])
+    time.now += timedelta(days=31)
+    time.passes(hours=1)
+    (later,) = await store.add(subject, [firing(2)])
+    assert later.created_at == time.now
+    assert await store.get(row.id) == row
+    time.now = NOW + timedelta(hours=1)
+    assert await reopened(database, time).newest(10) == ([later, row], 2)
+
+
+async def test_what_a_start_deletes_is_logged_where_it_is_more_than_a_day(
+    database: Database,
+    store: FiringStore,
+    time: Time,
+    caplog: pytest.LogCaptureFixture,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    def logged() -> str:
+        return caplog.text + capsys.readouterr().out
+
+    subject = await cluster(database)
+    await store.add(subject, [firing(1)])
+    time.passes(days=7.5)
+    (row,) = await store.add(subject, [firing(2)])
+    assert "old_events_deleted" not in logged()
+    time.passes(days=31)
+    assert await reopened(database, time).newest(10) == ([], 0)
+    line = logged()
+    assert "old_events_deleted" in line
+    assert row.created_at.isoformat() in line
 
 
 async def test_events_are_cleared_for_one_cluster_or_for_all(

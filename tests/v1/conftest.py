@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 import torch
 from tokenizers import normalizers
@@ -182,6 +183,13 @@ def pending(live: Running) -> int:
 def until_idle(live: Running) -> None:
     while pending(live):
         pass
+
+
+def asked(live: Running, path: str, body: dict[str, Any], address: str) -> httpx.Response:
+    """The answer to a request from an address of this machine."""
+    transport = httpx.HTTPTransport(local_address=address)
+    with httpx.Client(base_url=live.url, transport=transport, timeout=60) as client:
+        return client.post(path, json=body)
 
 
 def payload(line: str) -> Any:

@@ -344,12 +344,6 @@ def test_stream_positions_sends_each_position_with_the_chunk_of_its_token(
     assert chunks[-1]["usage"]["completion_tokens"] == COUNT
 
 
-def test_stream_positions_with_usage_has_its_times_in_the_last_chunk(steered: Running) -> None:
-    asked = {"positions": "completion", "stream_positions": True}
-    events = steered.stream(CHAT, chat(asked, stream_options={"include_usage": True}))
-    assert set(events[-2]["service"]) == {"timing"}
-
-
 def test_a_streamed_score_with_stream_positions_has_them_before_the_score(
     steered: Running,
 ) -> None:

@@ -144,18 +144,21 @@ def test_a_definition_that_cannot_be_read_has_no_header(attached: Running) -> No
     assert RUNG not in asked(attached, steering_intensity=1.0).headers
 
 
-def test_two_circuits_are_not_dialed_and_have_no_header(attached: Running) -> None:
+@pytest.mark.shows("steering-dial.1", "steering-dial.11")
+def test_two_circuits_are_dialed_as_live_values_and_have_no_rung(attached: Running) -> None:
     one = {"edges": []}
     low = [{"layer": LOW.layer, "feature": feature(1)}]
     high = [{"layer": HIGH.layer, "feature": feature(2)}]
     for name, members in (("low", low), ("high", high)):
         circuit_id = imported(attached, name=name, members=members, **one)
         activated(attached, circuit_id, acknowledge_unvalidated=True)
-    followed, dialed = asked(attached), asked(attached, steering_intensity=0.5)
-    assert followed.headers[STATE] == dialed.headers[STATE]
-    for answer in (followed, dialed):
+    followed, whole = asked(attached), asked(attached, steering_intensity=1)
+    assert followed.headers[STATE] == whole.headers[STATE]
+    dialed = asked(attached, steering_intensity=0.5)
+    assert dialed.headers[STATE] != followed.headers[STATE]
+    assert (whole.headers[INTENSITY], dialed.headers[INTENSITY]) == ("1", "0.5")
+    for answer in (followed, whole, dialed):
         assert RUNG not in answer.headers
-        assert INTENSITY not in answer.headers
     assert asked(attached, steering_intensity=0).headers[INTENSITY] == "0"
 
 

@@ -103,6 +103,32 @@ def test_each_prompt_of_a_list_yields_its_choice(shared: Running) -> None:
     assert answer["usage"]["completion_tokens"] == 24
 
 
+def test_prompts_as_token_ids_are_written_on_as_their_texts_are(
+    shared: Running, tokenizer: Tokenizer
+) -> None:
+    """The ids are taken as they are: the service adds no special tokens."""
+    texts = ["One day", "The sea"]
+    ids = [tokenizer.encode(text).ids for text in texts]
+    written = shared.complete(texts, max_tokens=12, temperature=0)
+    answer = shared.complete(ids, max_tokens=12, temperature=0)
+    assert answer["usage"] == written["usage"]
+    assert [c["text"] for c in answer["choices"]] == [c["text"] for c in written["choices"]]
+    single = {"model": MODEL, "prompt": ids[0], "max_tokens": 12, "seed": 3}
+    whole = shared.post("/v1/completions", single)
+    assert whole.json()["choices"] == shared.complete("One day", max_tokens=12, seed=3)["choices"]
+    assert whole.headers["x-service-seed"] == "3;scope=request"
+    streamed = shared.stream("/v1/completions", single)[:-1]
+    assert "".join(c["text"] for e in streamed for c in e["choices"]) == text_of(whole.json())
+
+
+def test_special_tokens_that_ids_do_not_get_are_reported(shared: Running) -> None:
+    body = {"model": MODEL, "prompt": [5, 6], "max_tokens": 1, "add_special_tokens": True}
+    answer = shared.post("/v1/completions", body)
+    assert answer.headers["x-service-ignored-fields"] == "add_special_tokens"
+    answer = shared.post("/v1/completions", body | {"add_special_tokens": False})
+    assert "x-service-ignored-fields" not in answer.headers
+
+
 def test_texts_that_differ_where_rounding_does_not_decide_are_told_apart(shared: Running) -> None:
     text = text_of(shared.complete("One day", max_tokens=8, temperature=0))
     for other in (text[: len(text) // 2] + " zebra zebra", "Q" + text):

@@ -139,6 +139,55 @@ def test_each_of_several_prompts_is_scored(tiny: Running, truth: Truth) -> None:
         check(choice, truth, prompt, top=3, off=1e-3)
 
 
+def test_prompts_as_token_ids_have_the_log_likelihoods_of_the_model(
+    tiny: Running, truth: Truth
+) -> None:
+    """As lm-eval asks by default, and as it reads the answers."""
+    contexts = [truth.ids(prompt, special=False)[:3] for prompt in PROMPTS]
+    whole = [truth.ids(prompt, special=False) for prompt in PROMPTS]
+    asked = {"model": "tiny", "prompt": whole, "temperature": 0, "max_tokens": 1, "logprobs": 1}
+    answer = tiny.post(TEXT, asked | {"seed": 1234, "echo": True})
+    assert answer.json()["usage"]["prompt_tokens"] == sum(map(len, whole))
+    for choice, ids, context in zip(answer.json()["choices"], whole, contexts, strict=True):
+        told, expected = choice["logprobs"], truth.logprobs(ids)
+        first = len(context)
+        likelihood = sum(float(expected[at - 1, ids[at]]) for at in range(first, len(ids)))
+        assert sum(told["token_logprobs"][first:-1]) == pytest.approx(likelihood, abs=1e-3)
+        greedy = [int(expected[at - 1].argmax()) == ids[at] for at in range(first, len(ids))]
+        pairs = zip(told["token_logprobs"][first:-1], told["top_logprobs"][first:-1], strict=True)
+        assert [own == max(top.values()) for own, top in pairs] == greedy
+
+
+@pytest.mark.parametrize("is_nested", [True, False])
+@pytest.mark.parametrize("max_tokens", [0, 1])
+def test_the_answer_to_token_ids_has_the_text_that_they_stand_for(
+    tiny: Running, truth: Truth, max_tokens: int, *, is_nested: bool
+) -> None:
+    ids = truth.ids(PROMPTS[1])
+    asked = body(prompt=[ids] if is_nested else ids, max_tokens=max_tokens)
+    (choice,) = tiny.post(TEXT, asked).json()["choices"]
+    (same,) = tiny.post(TEXT, body(prompt=PROMPTS[1], max_tokens=max_tokens)).json()["choices"]
+    written = truth.tokenizer.decode(ids)
+    new = "".join(choice["logprobs"]["tokens"][len(ids) :])
+    assert choice["text"] == written + new
+    assert choice["logprobs"]["text_offset"][len(ids) :] == [len(written)] * max_tokens
+    assert choice["logprobs"] | {"text_offset": 0} == same["logprobs"] | {"text_offset": 0}
+    chunk, _ = tiny.stream(TEXT, asked)
+    assert chunk["choices"] == [choice]
+    (plain,) = tiny.post(TEXT, body(prompt=ids, echo=False)).json()["choices"]
+    assert plain["logprobs"]["text_offset"] == [len(written)]
+
+
+def test_a_token_id_outside_the_vocabulary_is_refused_by_its_place(
+    tiny: Running, truth: Truth
+) -> None:
+    size = truth.model.get_input_embeddings().weight.shape[0]
+    status, error = tiny.v1_error(TEXT, body(prompt=[[5, 6], [5, size - 1, size]]))
+    assert (status, error["code"]) == (400, "invalid_scoring_request")
+    assert error["param"] == "prompt[1][2]"
+    assert error["details"] == {"token_id": size, "vocabulary": size}
+
+
 def test_a_stream_has_the_same_choice(tiny: Running) -> None:
     choice = echoed(tiny)
     chunk, done = tiny.stream(TEXT, body())

@@ -238,6 +238,7 @@ def test_a_resident_encoder_refuses_all_else_and_keeps_embedding(zoo: Zoo) -> No
     record = zoo.live.data("GET", f"/api/models/{zoo.ids['bert']}")
     assert record["supports_embeddings"] is True
     assert record["architecture"] == "BertModel"
+    assert record["embedding_only"] is True
 
 
 def test_no_sae_can_be_attached_to_an_encoder(zoo: Zoo) -> None:

@@ -266,7 +266,6 @@ def test_the_table_of_codes_is_the_one_in_the_specification_and_each_has_a_case(
 
 @pytest.mark.shows(
     "chat-scoring.4",
-    "scoring-mode.17",
     "chat-parameters.23",
     "formats.2",
     "general-errors.1",

@@ -98,6 +98,35 @@ def test_several_prompts_and_stops_are_honoured(live: Running) -> None:
     assert [choice["finish_reason"] for choice in answer["choices"]] == ["stop", "stop"]
 
 
+def test_texts_conversations_and_ids_are_told_apart_token_by_token(live: Running) -> None:
+    chat(live, Q8)
+    found = live.data("POST", "/api/tokenize", {"text": " four five", "add_special_tokens": False})
+    assert found["model"] == Q8
+    assert "".join(found["pieces"]).split() == ["four", "five"]
+    assert [found["text"][at:].split()[0] for at in found["offsets"]][-1] == "five"
+    back = live.data("POST", "/api/detokenize", {"ids": found["ids"]})
+    assert back["text"].split() == ["four", "five"]
+    assert back["pieces"] == found["pieces"]
+    rendered = live.data("POST", "/api/tokenize", {"messages": COUNT})
+    assert rendered["count"] == chat(live, Q8)["usage"]["prompt_tokens"]
+    size = len(gguf.vocabulary())
+    answer = live.error("POST", "/api/detokenize", {"ids": [1, size]})
+    assert answer[:2] == (400, "INVALID_PARAMETER")
+
+
+def test_prompts_may_be_token_ids(live: Running) -> None:
+    pieces = [piece for piece, _, _ in gguf.vocabulary()]
+    four, five = (pieces.index(f"\u2581{word}") for word in ("four", "five"))
+    body = {"model": Q8, "prompt": [[four, five], [four]], "max_tokens": 3, "temperature": 0}
+    answer = live.post("/v1/completions", body).json()
+    texts = [choice["text"].split() for choice in answer["choices"]]
+    assert texts == [["six", "seven", "eight"], ["five", "six", "seven"]]
+    assert answer["usage"]["prompt_tokens"] == 3
+    body["prompt"] = [[four], [four, len(pieces)]]
+    status, error = live.v1_error("/v1/completions", body)
+    assert (status, error["code"], error["param"]) == (400, "invalid_parameter", "prompt[1][1]")
+
+
 @pytest.mark.shows(
     "scoring-mode.15",
     "chat-scoring.5",

@@ -11,7 +11,6 @@ import httpx
 import pytest
 
 from steerserve import demo
-from steerserve.files.sae_files import content_digest
 from tests.near import check_same_chat
 from tests.service import Running, add_sae
 from tests.v1.conftest import Zoo, payload, until_idle
@@ -142,6 +141,21 @@ def test_a_value_of_0_runs_a_text_completion_without_the_live_steering(steered: 
     assert STATE not in unsteered.headers
 
 
+@pytest.mark.parametrize("ask", [chat, completion])
+def test_without_features_the_request_is_unsteered_or_with_add_steered_live(
+    steered: Running, ask: Any
+) -> None:
+    plain = ask(steered)
+    steer(steered, FEATURE, 60)
+    live = ask(steered)
+    replaced, added = (ask(steered, sae_steering=own(mode=mode)) for mode in ("replace", "add"))
+    clear(steered)
+    assert words(live) != words(plain)
+    assert (words(replaced), words(added)) == (words(plain), words(live))
+    assert STATE not in replaced.headers
+    assert added.headers[STATE] == live.headers[STATE]
+
+
 def test_null_is_no_steering(steered: Running) -> None:
     assert words(chat(steered, sae_steering=None)) == words(chat(steered))
 
@@ -206,18 +220,31 @@ def test_the_digest_is_the_same_whatever_the_values_came_from(steered: Running) 
     assert STATE not in off
 
 
-def test_the_digest_is_that_of_the_documented_document(steered: Running) -> None:
+def test_the_digest_can_be_computed_from_what_the_routes_answer(steered: Running) -> None:
+    (attached,) = steered.data("GET", "/api/saes/attachments")["entries"]
+    sae_id, layer = attached["sae_id"], attached["layer"]
+    steered.data("POST", f"/api/saes/{sae_id}/detach")
+    scale = {"normalisation": "expected_average_only_in", "norm_factor": 2.0}
+    told = {"layer": layer, "overrides": scale}
+    steered.data("POST", f"/api/saes/{sae_id}/attach", told)
     answer = chat(steered, sae_steering=own((FEATURE, 40)))
-    sae = demo.saes()[0]
+    (attached,) = steered.data("GET", "/api/saes/attachments")["entries"]
+    steered.data("POST", f"/api/saes/{sae_id}/detach")
+    steered.data("POST", f"/api/saes/{sae_id}/attach", {"layer": layer})
+
+    models = steered.data("GET", "/api/models")
+    model = steered.data("GET", f"/api/models/{models['loaded_model_id']}")
+    content = steered.data("GET", f"/api/saes/{sae_id}")["content_digest"]
     entry = {
-        "sae": {"content_digest": content_digest(sae.path)},
-        "layer": sae.layer,
-        "site": "resid_post",
+        "sae": {"content_digest": content, **attached["overrides"]},
+        "layer": attached["layer"],
+        "site": attached["site"],
         "index": FEATURE,
         "value": 40.0,
     }
-    document = {"model": {"name": demo.MODEL_NAME}, "steering": [entry]}
+    document = {"model": {"content_digest": model["content_digest"]}, "steering": [entry]}
     text = json.dumps(document, sort_keys=True, separators=(",", ":"))
+    assert attached["overrides"] == scale
     assert answer.headers[STATE] == f"sha256={hashlib.sha256(text.encode()).hexdigest()}"
 
 
@@ -240,7 +267,6 @@ def test_scoring_and_embeddings_have_no_digest(steered: Running) -> None:
 @pytest.mark.parametrize(
     ("steering", "code", "param"),
     [
-        (own(), "invalid_parameter", "sae_steering.features"),
         (own(*((i, 1.0) for i in range(1001))), "invalid_parameter", "sae_steering.features"),
         (own((1, 200.1)), "invalid_parameter", "sae_steering.features[0].value"),
         (own((1, 1), (2, -201)), "invalid_parameter", "sae_steering.features[1].value"),
@@ -277,7 +303,6 @@ def test_scoring_and_embeddings_have_no_digest(steered: Running) -> None:
         ),
     ],
     ids=[
-        "no feature",
         "too many",
         "above the bound",
         "below the bound",
@@ -405,6 +430,35 @@ def test_an_operators_change_during_the_stream_ends_it(steered: Running, mode: s
     until_idle(steered)
     index, value = OTHER_LOOP
     assert steered.data("GET", STEERING) == {"enabled": True, "values": {str(index): value}}
+
+
+def test_changes_that_add_nothing_leave_the_request_its_steering(steered: Running) -> None:
+    first, second = demo.saes()[:2]
+    other = add_sae(steered, second)
+    body = {"model": demo.MODEL_NAME, "messages": STORY, "temperature": 0, "max_tokens": 900}
+    asked = body | {"sae_steering": own(LOOPING)}
+    alone = words(steered.post(CHAT, asked))
+    before = after = ""
+    with steered.http.stream("POST", CHAT, json=asked | {"stream": True}) as answer:
+        deltas = (
+            payload(line)["choices"][0]["delta"].get("content", "")
+            for line in answer.iter_lines()
+            if line and not line.endswith("[DONE]")
+        )
+        while len(before) < 10:
+            before += next(deltas)
+        steered.data("POST", f"{STEERING}/enable")
+        steer(steered, FEATURE, 0)
+        steered.data("POST", f"{STEERING}/disable")
+        members = [
+            {"sae_id": add_sae(steered, first), "layer": first.layer},
+            {"sae_id": other, "layer": second.layer},
+        ]
+        steered.data("POST", "/api/saes/attach-set", {"saes": members})
+        after = "".join(deltas)
+    steered.data("POST", f"/api/saes/{other}/detach")
+    assert len(after) > 100
+    assert before + after == alone
 
 
 def test_a_refused_request_leaves_nothing_steered(steered: Running) -> None:

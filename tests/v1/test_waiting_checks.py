@@ -16,13 +16,12 @@ from contextlib import ExitStack, contextmanager
 from typing import Any
 from urllib.parse import urlsplit
 
-import httpx
 import pytest
 
 from steerserve import demo
 from steerserve.engine.sandbox.lane import Lane
 from tests.service import Running
-from tests.v1.conftest import PATIENCE, Zoo, pending, until_idle
+from tests.v1.conftest import PATIENCE, Zoo, asked, pending, until_idle
 
 CHAT = "/v1/chat/completions"
 COSTLY, NEIGHBOUR = "127.0.0.1", "127.0.0.2"
@@ -73,12 +72,6 @@ def waiting(live: Running, bodies: list[dict[str, Any]]) -> Iterator[None]:
         yield
 
 
-def asked(live: Running, sent: dict[str, Any], address: str) -> httpx.Response:
-    transport = httpx.HTTPTransport(local_address=address)
-    with httpx.Client(base_url=live.url, transport=transport, timeout=60) as client:
-        return client.post(CHAT, json=sent)
-
-
 def until_pending(live: Running, count: int) -> None:
     deadline = time.monotonic() + PATIENCE
     while pending(live) != count:
@@ -88,7 +81,8 @@ def until_pending(live: Running, count: int) -> None:
 def test_costly_checks_are_counted_and_do_not_delay_a_neighbour(shared: Running) -> None:
     with waiting(shared, [costly(i) for i in range(20)]):
         until_pending(shared, 20)
-        answer = asked(shared, body({"type": "string", "title": "harmless"}), NEIGHBOUR)
+        harmless = body({"type": "string", "title": "harmless"})
+        answer = asked(shared, CHAT, harmless, NEIGHBOUR)
         assert answer.status_code == 200, answer.text
         assert answer.headers["x-service-constrained"] == "json_schema;name=x"
         assert shared.chat("One day", max_tokens=1)["choices"]
@@ -99,7 +93,7 @@ def test_costly_checks_are_counted_and_do_not_delay_a_neighbour(shared: Running)
 def test_checks_that_wait_fill_the_room_like_every_request(zoo: Zoo) -> None:
     with waiting(zoo.live, [costly(i, "tiny") for i in range(3)]):
         until_pending(zoo.live, 3)
-        refused = asked(zoo.live, body({"type": "null"}, "tiny"), NEIGHBOUR)
+        refused = asked(zoo.live, CHAT, body({"type": "null"}, "tiny"), COSTLY)
         assert refused.status_code == 503
         assert refused.json()["error"]["code"] == "queue_full"
         assert int(refused.headers["retry-after"]) >= 1

@@ -23,6 +23,7 @@ from steerserve.api.envelope import RequestBody, success
 from steerserve.control.interventions.attachments import Attachments, Member
 from steerserve.control.interventions.steering import Steering
 from steerserve.control.library.saes import Saes
+from steerserve.control.metrics import note_object
 from steerserve.control.observing.monitoring import Monitoring
 from steerserve.control.residency.conductor import Conductor
 from steerserve.control.residency.resident import Attachment
@@ -134,6 +135,7 @@ def _where(attachment: Attachment) -> dict[str, Any]:
         "site": attachment.site,
         "dtype": attachment.dtype,
         "is_calibrated": attachment.is_calibrated,
+        "overrides": attachment.order.scale,
     }
 
 
@@ -189,7 +191,9 @@ def router(saes: Saes, attachments: Attachments, status: Status, settings: Setti
     @routes.post("/attach-set", response_model=Answer[AttachedSet])
     async def attach_set(body: AttachSetBody) -> Response:
         members = [(member.sae_id, member.layer) for member in body.saes]
+        note_object(members=len(members))
         attached = await attachments.attach_set(members, body.dtype)
+        note_object(sae_ids=[member.attachment.sae_id for member in attached])
         return success(
             {
                 "status": "attached",
@@ -220,6 +224,7 @@ def router(saes: Saes, attachments: Attachments, status: Status, settings: Setti
 
     @routes.post("/{sae_id}/attach", response_model=Answer[NewAttachment])
     async def attach_sae(sae_id: str, body: AttachBody) -> Response:
+        note_object(layer=body.layer)
         attached = await attachments.attach(
             await saes.get(sae_id),
             body.layer,
@@ -241,7 +246,7 @@ def router(saes: Saes, attachments: Attachments, status: Status, settings: Setti
 
     @routes.post("/{sae_id}/detach", response_model=Answer[DetachedSae])
     async def detach_sae(sae_id: str) -> Response:
-        await saes.get(sae_id)
+        sae_id = (await saes.get(sae_id)).id
         freed = await attachments.detach(sae_id)
         return success({"status": "detached", "sae_id": sae_id, "memory_freed_mb": freed})
 

@@ -25,7 +25,7 @@ from steerserve.api.answers.circuits import (
     RedialledCircuit,
     ReleasedClaims,
 )
-from steerserve.api.envelope import RequestBody, lossless, read_document, success
+from steerserve.api.envelope import PageLimit, PageOffset, RequestBody, import_body, stored, success
 from steerserve.control.interventions.circuit_serving import CircuitServing
 from steerserve.control.interventions.circuit_views import (
     CircuitActivation,
@@ -34,12 +34,11 @@ from steerserve.control.interventions.circuit_views import (
 )
 from steerserve.control.interventions.circuits import Circuits, OnNameConflict
 from steerserve.control.interventions.claims import LayerClaims
+from steerserve.control.metrics import note_object
 from steerserve.rules import claims as claim_rules
 from steerserve.rules import evidence
 from steerserve.rules.hazards import Hazard
 from steerserve.rules.instant import iso
-
-LARGEST_OFFSET = 2**31 - 1
 
 _DOCUMENT = {
     "requestBody": {
@@ -70,13 +69,13 @@ def record(view: CircuitView) -> dict[str, Any]:
     return {
         "id": row.id,
         "name": row.name,
-        "description": row.circuit.narrative,
+        "description": row.description,
         "rung": row.rung,
         "rung_language": evidence.language(row.rung),
         "rung_next_step": evidence.next_step(row.rung),
         "validated": evidence.is_validated(row.rung),
-        "edge_count": len(row.circuit.edges),
-        "layers": row.circuit.layers,
+        "edge_count": row.outline.edge_count,
+        "layers": row.outline.layers,
         "serveable": view.is_serveable,
         "is_active": view.served is not None,
         "serving_mode": view.mode,
@@ -110,7 +109,7 @@ def detailed(detail: CircuitDetail) -> dict[str, Any]:
                 "label": member.label,
                 "value": member.value,
             }
-            for layer, of_layer in row.circuit.members.items()
+            for layer, of_layer in detail.circuit.members.items()
             for member in of_layer
         ],
         "edges": [
@@ -124,7 +123,7 @@ def detailed(detail: CircuitDetail) -> dict[str, Any]:
                 "effect_size": edge.effect_size,
                 "weight_prior": edge.weight_prior,
             }
-            for edge in row.circuit.edges
+            for edge in detail.circuit.edges
         ],
         "hazards": [_hazard(one) for one in detail.hazards],
     }
@@ -168,30 +167,33 @@ def router(
 ) -> APIRouter:
     """The routes. An activation and a deactivation are answered once they are `settled`: sensing has followed them."""
     routes = APIRouter(prefix="/api/circuits", tags=["circuits"])
+    # one page at a time, so that many requests for large pages take the memory of one
+    listing = asyncio.Lock()
 
     @routes.get("", response_model=Answer[CircuitList])
     async def list_circuits(
         min_rung: Annotated[int, Query(ge=0, le=evidence.HIGHEST)] = 0,
         serveable: bool | None = None,
-        limit: Annotated[int, Query(ge=1, le=200)] = 50,
-        offset: Annotated[int, Query(ge=0, le=LARGEST_OFFSET)] = 0,
+        limit: PageLimit = 50,
+        offset: PageOffset = 0,
     ) -> Response:
         """Imported circuits, newest first. `serveable` asks for those that the attached SAEs can, or cannot, serve
         whole."""
-        page = await circuits.list(
-            min_rung=min_rung, is_serveable=serveable, limit=limit, offset=offset
-        )
-
-        def answer() -> Response:
-            return success(
-                {
-                    "circuits": [record(view) for view in page.circuits],
-                    "active_circuit_id": page.active_id,
-                    "total": page.total,
-                }
+        async with listing:
+            page = await circuits.list(
+                min_rung=min_rung, is_serveable=serveable, limit=limit, offset=offset
             )
 
-        return await asyncio.to_thread(answer)
+            def answer() -> Response:
+                return success(
+                    {
+                        "circuits": [record(view) for view in page.circuits],
+                        "active_circuit_id": page.active_id,
+                        "total": page.total,
+                    }
+                )
+
+            return await asyncio.to_thread(answer)
 
     @routes.get("/active", response_model=Answer[list[CircuitRecord] | CircuitRecord | None])
     async def get_active(single: bool = False) -> Response:
@@ -223,6 +225,7 @@ def router(
     async def release_claims(circuit_id: Annotated[str, Query()]) -> Response:
         """Release the layers that one circuit holds."""
         released = await serving.release(circuit_id)
+        note_object(circuit_id=released.circuit_id)
         return success(
             {
                 "circuit_id": released.circuit_id,
@@ -239,13 +242,14 @@ def router(
     async def import_circuit(request: Request, on_conflict: OnNameConflict = "rename") -> Response:
         """Save a circuit document. A document of another kind, or one that does not match its form, is refused with
         status 200 and `success: false`."""
-        document = await read_document(request)
-        view, warnings = await circuits.add(document, on_conflict)
+        view, warnings = await circuits.add_body(await import_body(request), on_conflict)
+        note_object(circuit_id=view.row.id)
         return success(record(view) | {"warnings": warnings})
 
     @routes.put("/active/intensity", response_model=Answer[RedialledCircuit] | RefusedAnswer)
     async def set_intensity(body: CircuitIntensityBody) -> Response:
         """Set the intensity of the one circuit that serves."""
+        note_object(intensity=body.intensity)
         done = await serving.set_intensity(
             body.intensity, reapply=body.reapply, acknowledged=body.acknowledge_unvalidated
         )
@@ -295,6 +299,6 @@ def router(
     @routes.get("/{circuit_id}/export", response_model=Answer[dict[str, Any]])
     async def export_circuit(circuit_id: str) -> Response:
         """The document of a circuit, as it was imported."""
-        return lossless(await circuits.document(circuit_id))
+        return stored(await circuits.document(circuit_id))
 
     return routes

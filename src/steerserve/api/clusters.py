@@ -22,9 +22,12 @@ from steerserve.api.answers.profiles import (
     OfferedPack,
 )
 from steerserve.api.envelope import (
+    PAGE_MAXIMUM,
+    PageLimit,
+    PageOffset,
     RequestBody,
-    lossless,
-    read_document,
+    import_body,
+    stored,
     success,
 )
 from steerserve.control.interventions.cluster_packs import ClusterPacks, PackedDefinition
@@ -36,6 +39,7 @@ from steerserve.control.interventions.clusters import (
     OnConflict,
 )
 from steerserve.control.interventions.serving import Serving
+from steerserve.control.metrics import note_object
 from steerserve.rules import cluster as rules
 from steerserve.rules.instant import iso
 from steerserve.rules.members import INTENSITY_MAXIMUM, Range
@@ -132,6 +136,10 @@ def summary(row: Any, active_id: str | None, configured: Range) -> dict[str, Any
     }
 
 
+NOTED = 8
+"""Most ids that the line of an import names. The line always has their number."""
+
+
 def _result(items: Sequence[ImportedItem]) -> dict[str, Any]:
     errors = sum(item.status == "error" for item in items)
     return {
@@ -144,17 +152,23 @@ def _result(items: Sequence[ImportedItem]) -> dict[str, Any]:
 
 def router(clusters: Clusters, packs: ClusterPacks, serving: Serving) -> APIRouter:
     routes = APIRouter(prefix="/api/clusters", tags=["clusters"])
+    # one page at a time, so that many requests for large pages take the memory of one
+    listing = asyncio.Lock()
 
     @routes.get("", response_model=Answer[ClusterList])
-    async def list_clusters() -> Response:
-        rows, active_id = await clusters.list(), serving.profile_id
+    async def list_clusters(limit: PageLimit = PAGE_MAXIMUM, offset: PageOffset = 0) -> Response:
+        """Imported clusters, oldest first. `total` counts all of them."""
+        async with listing:
+            rows, total = await clusters.page(limit, offset)
+            active = await serving.active()
+            active_id = active.id if active is not None and active.cluster is not None else None
 
-        def answer() -> Response:
-            listed = [summary(row, active_id, serving.configured) for row in rows]
-            active = next((one["id"] for one in listed if one["is_active"]), None)
-            return success({"clusters": listed, "active_cluster_id": active})
+            def answer() -> Response:
+                listed = [summary(row, active_id, serving.configured) for row in rows]
+                page = {"clusters": listed, "total": total, "active_cluster_id": active_id}
+                return success(page)
 
-        return await asyncio.to_thread(answer)
+            return await asyncio.to_thread(answer)
 
     @routes.post(
         "/import", response_model=Answer[ClusterImport] | RefusedAnswer, openapi_extra=_DOCUMENT
@@ -166,8 +180,10 @@ def router(clusters: Clusters, packs: ClusterPacks, serving: Serving) -> APIRout
     ) -> Response:
         """Import a cluster definition or a bundle. A document that does not fit its contract is refused with status 200
         and `success: false`."""
-        document = await read_document(request)
-        items = await clusters.add_document(document, ImportOptions(on_conflict, activate))
+        body = await import_body(request)
+        items = await clusters.add_body(body, ImportOptions(on_conflict, activate))
+        ids = [item.profile_id for item in items if item.profile_id]
+        note_object(clusters=len(ids), cluster_ids=ids[:NOTED])
         return success(_result(items))
 
     @routes.get("/hub/search", response_model=Answer[list[OfferedPack]])
@@ -192,15 +208,19 @@ def router(clusters: Clusters, packs: ClusterPacks, serving: Serving) -> APIRout
         """Import one definition of a repository. A file that does not fit the contract of cluster definitions is
         refused with status 200 and `success: false`."""
         options = ImportOptions(body.on_conflict, body.activate)
-        return success(await packs.add(body.repo_id, body.filename, body.revision, options))
+        item = await packs.add(body.repo_id, body.filename, body.revision, options)
+        note_object(cluster_id=item.profile_id)
+        return success(item)
 
     @routes.put("/active/intensity", response_model=Answer[IntensityReport] | RefusedAnswer)
     async def set_active_intensity(body: ClusterIntensity) -> Response:
         """Set the intensity of the cluster that serves. Without one, the answer has status 200 and `success: false`."""
+        note_object(intensity=body.intensity)
         return _intensity(await clusters.set_active_intensity(body.intensity, reapply=body.reapply))
 
     @routes.put("/{cluster_id}/intensity", response_model=Answer[IntensityReport] | RefusedAnswer)
     async def set_intensity(cluster_id: str, body: ClusterIntensity) -> Response:
+        note_object(intensity=body.intensity)
         return _intensity(
             await clusters.set_intensity(cluster_id, body.intensity, reapply=body.reapply)
         )
@@ -232,7 +252,7 @@ def router(clusters: Clusters, packs: ClusterPacks, serving: Serving) -> APIRout
     @routes.get("/{cluster_id}/export", response_model=Answer[ClusterDocument])
     async def export_cluster(cluster_id: str) -> Response:
         """The document as it was imported, with all of its keys."""
-        return await asyncio.to_thread(lossless, await clusters.document(cluster_id))
+        return stored(await clusters.document(cluster_id))
 
     return routes
 

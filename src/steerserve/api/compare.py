@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Iterator
 from contextlib import AsyncExitStack
 from dataclasses import replace
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import msgspec
 import structlog
@@ -28,7 +28,9 @@ from steerserve.errors import Refusal
 from steerserve.event_stream import EventStream, event
 from steerserve.rules import activations, clients
 from steerserve.rules import compare as rules
+from steerserve.rules.attachment import SaeChoice
 from steerserve.rules.intent import GenerateIntent, Prompt, SamplingParameters
+from steerserve.rules.sae_steering import FEATURES_MAXIMUM, RequestSteering, SteeredFeature
 from steerserve.rules.steering import BATCH_MAXIMUM, plain_indices
 from steerserve.settings import Settings
 
@@ -38,6 +40,7 @@ _json = msgspec.json.Encoder().encode
 SEED_MAXIMUM = 2**32 - 1
 MESSAGES_MAXIMUM = 2000
 TOKENS_MAXIMUM = 2**31 - 1
+INDEX_MAXIMUM = 2**31 - 1
 
 
 class CompareMessage(RequestBody):
@@ -47,10 +50,27 @@ class CompareMessage(RequestBody):
     content: str
 
 
+class CompareFeature(RequestBody):
+    """A feature of an attached SAE, and its value. `sae_id` and `layer` name the SAE where several are attached."""
+
+    index: Annotated[int, Field(ge=0, le=INDEX_MAXIMUM)]
+    value: Value
+    sae_id: Annotated[str, Field(min_length=1, max_length=50)] | None = None
+    layer: Annotated[int, Field(ge=0, le=INDEX_MAXIMUM)] | None = None
+
+
+class CompareSteering(RequestBody):
+    """The values of features of one or several SAEs, in the form that the requests of `/v1` have. They replace the live
+    values; a comparison knows no other mode."""
+
+    features: Annotated[list[CompareFeature], Field(max_length=FEATURES_MAXIMUM)]
+    mode: Literal["replace"] | None = None
+
+
 class CompareBody(RequestBody):
-    """A comparison of completions of `prompt` or of `messages`. The intensities multiply the values of `steering`, else
-    those of `profile`, else the live values. Without `temperature` the completions are greedy, so that they differ by
-    the steering alone. With `stream` the answer is server-sent events."""
+    """A comparison of completions of `prompt` or of `messages`. The intensities multiply the values of `sae_steering`
+    or of `steering`, else those of `profile`, else the live values. Without `temperature` the completions are greedy,
+    so that they differ by the steering alone. With `stream` the answer is server-sent events."""
 
     prompt: Annotated[str, Field(min_length=1)] | None = None
     messages: (
@@ -60,6 +80,7 @@ class CompareBody(RequestBody):
     steering: Annotated[dict[str, Value], Field(max_length=BATCH_MAXIMUM)] | None = None
     sae_id: Annotated[str, Field(max_length=50)] | None = None
     layer: Annotated[int, Field(ge=0)] | None = None
+    sae_steering: CompareSteering | None = None
     profile: Annotated[str, Field(min_length=1, max_length=100)] | None = None
     max_tokens: Annotated[int, Field(ge=1, le=TOKENS_MAXIMUM)] = 64
     temperature: Annotated[float, Field(ge=0, le=2, allow_inf_nan=False)] = 0.0
@@ -241,8 +262,14 @@ def _intent(body: CompareBody, settings: Settings, request: Request) -> Generate
     """
     if (body.prompt is None) == (body.messages is None):
         raise _invalid("prompt", "give either prompt or messages")
-    if body.steering is not None and body.profile is not None:
-        raise _invalid("profile", "give either steering or profile")
+    given = {
+        "steering": body.steering,
+        "sae_steering": body.sae_steering,
+        "profile": body.profile,
+    }
+    named = [field for field, value in given.items() if value is not None]
+    if len(named) > 1:
+        raise _invalid(named[1], f"give either {named[0]} or {named[1]}")
     if body.steering is None and (body.sae_id is not None or body.layer is not None):
         raise _invalid(
             "steering", "sae_id and layer name the SAE that steering is for; send steering too"
@@ -272,6 +299,7 @@ def _intent(body: CompareBody, settings: Settings, request: Request) -> Generate
             None if body.steering is None else plain_indices(body.steering),
             body.sae_id,
             body.layer,
+            _own(body.sae_steering),
         ),
         may_load=False,
         client=clients.client(
@@ -279,6 +307,17 @@ def _intent(body: CompareBody, settings: Settings, request: Request) -> Generate
             request.headers.get("authorization"),
             has_keys=bool(settings.api_keys),
         ),
+    )
+
+
+def _own(steering: CompareSteering | None) -> RequestSteering | None:
+    if steering is None:
+        return None
+    return RequestSteering(
+        tuple(
+            SteeredFeature(one.index, one.value, SaeChoice(one.sae_id, one.layer))
+            for one in steering.features
+        )
     )
 
 

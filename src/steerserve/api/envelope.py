@@ -12,7 +12,7 @@ from itertools import islice
 from typing import Annotated, Any, ClassVar
 
 import msgspec
-from fastapi import Path
+from fastapi import Path, Query
 from pydantic import (
     AliasChoices,
     BaseModel,
@@ -35,7 +35,13 @@ AT_ONCE = 1 << 16
 UNKNOWN_NAMED = 20
 """The number of unknown fields of one body that a refusal names."""
 
-_encode = msgspec.json.Encoder().encode
+PAGE_MAXIMUM = 200
+"""The most profiles, clusters or circuits in one answer."""
+
+PageLimit = Annotated[int, Query(ge=1, le=PAGE_MAXIMUM)]
+PageOffset = Annotated[int, Query(ge=0, le=2**31 - 1)]
+
+encoded = msgspec.json.Encoder().encode
 
 _DIGITS = re.compile(r"-?[0-9]{1,64}", re.ASCII)
 
@@ -98,7 +104,7 @@ def _unknown_field(name: str, known: Sequence[str]) -> InitErrorDetails:
 
 
 def success(data: Any, status: int = 200) -> Response:
-    body = _encode({"success": True, "data": data, "error": None})
+    body = encoded({"success": True, "data": data, "error": None})
     return Response(body, status, media_type="application/json")
 
 
@@ -108,26 +114,24 @@ def failure(refusal: Refusal, status: int | None = None) -> Response:
     if refusal.param is not None:
         details.setdefault("param", refusal.param)
     error = {"code": refusal.code, "message": refusal.message, "details": details}
-    body = _encode({"success": False, "data": None, "error": error})
+    body = encoded({"success": False, "data": None, "error": error})
     by_code = 200 if isinstance(refusal, DocumentRefusal) else refusal.row.api
     return Response(body, status or by_code, media_type="application/json")
 
 
-async def read_document(request: Request) -> Any:
-    """The document that an import sends, alone or inside the `data` of an answer of this service.
+async def import_body(request: Request) -> bytes:
+    """The body of an import, which is read beside the event loop.
 
     Raises:
-        DocumentRefusal: PAYLOAD_TOO_LARGE; VALIDATION_ERROR for a document that is nested too deep, is no object, or
-            has a number that JSON does not have.
-        Refusal: VALIDATION_ERROR for a body that is not JSON.
+        Refusal: VALIDATION_ERROR for a content type other than JSON.
     """
     require_json(request)
-    return await asyncio.to_thread(documents.parse, await request.body())
+    return await request.body()
 
 
-def lossless(data: Any) -> Response:
-    """The envelope of a stored document, whose texts and numbers may be any that JSON can write."""
-    body = json.dumps({"success": True, "data": data, "error": None}, allow_nan=False)
+def stored(document: str) -> Response:
+    """The envelope of a stored document, from the JSON text of the document."""
+    body = f'{{"success": true, "data": {document}, "error": null}}'
     return Response(body, 200, media_type="application/json")
 
 
@@ -159,4 +163,4 @@ async def unambiguous(request: Request) -> None:
 
 def _check_once(body: bytes) -> None:
     with suppress(ValueError, RecursionError):  # the route itself refuses a body that is not JSON
-        json.loads(body, object_pairs_hook=documents.once)
+        json.loads(body.decode("utf-8-sig"), object_pairs_hook=documents.once)

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
-from typing import Annotated, Any
+from typing import Annotated
 
 from fastapi import APIRouter, Query, Request
 from pydantic import Field, model_validator
@@ -14,18 +13,13 @@ from steerserve.api import monitoring as monitoring_routes
 from steerserve.api.answers import Answer
 from steerserve.api.answers.features import FeatureDetails, FeatureSearch, ImportedLabels, LabelPage
 from steerserve.api.answers.monitoring import Cleared
-from steerserve.api.envelope import RequestBody, require_json, success
+from steerserve.api.envelope import RequestBody, import_body, success
 from steerserve.control.observing.features import Features
-from steerserve.errors import Refusal
-from steerserve.rules import json_size
-from steerserve.rules.documents import not_json, read_json
 from steerserve.rules.monitoring import parse_features
 
 LARGEST_INTEGER = 2**31 - 1
 SEARCH_MAXIMUM = 100
 PAGE_MAXIMUM = 1000
-VALUES_MAXIMUM = 1_000_000
-"""Values in the document of an import of labels."""
 NDJSON = ("application/x-ndjson", "application/jsonl", "application/x-jsonlines")
 
 Text = Annotated[str, Field(min_length=1, max_length=200)]
@@ -94,7 +88,10 @@ def router(observed: Features) -> APIRouter:
     async def add_labels(sae_id: str, request: Request, replace: bool = False) -> Response:
         """`replace` forgets the labels that were there before. The body may also be JSON Lines, as
         application/x-ndjson."""
-        done = await observed.add_labels(sae_id, await _document(request), replace=replace)
+        media = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+        is_lines = media in NDJSON
+        body = await (request.body() if is_lines else import_body(request))
+        done = await observed.add_body(sae_id, body, is_lines=is_lines, replace=replace)
         return success(
             {
                 "sae_id": sae_id,
@@ -157,27 +154,3 @@ def router(observed: Features) -> APIRouter:
         )
 
     return routes
-
-
-async def _document(request: Request) -> Any:
-    """The labels of a body, which is the text of JSON Lines, or JSON. A JSON object may have them in its only field,
-    `labels`.
-
-    Raises:
-        Refusal: VALIDATION_ERROR.
-    """
-    media = request.headers.get("content-type", "").partition(";")[0].strip().lower()
-    if media not in NDJSON:
-        require_json(request)
-    body = await request.body()
-    if json_size.has_more_values(body, VALUES_MAXIMUM):
-        raise Refusal("PAYLOAD_TOO_LARGE", f"the body has more than {VALUES_MAXIMUM} values")
-    if media in NDJSON:
-        try:
-            return body.decode("utf-8-sig")
-        except UnicodeDecodeError as error:
-            raise not_json(error) from None
-    document = await asyncio.to_thread(read_json, body)
-    if isinstance(document, dict) and set(document) == {"labels"}:
-        return document["labels"]
-    return document

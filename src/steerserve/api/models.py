@@ -11,7 +11,13 @@ from pydantic import AliasChoices, Field, SecretStr
 from starlette.responses import Response
 
 from steerserve.api.answers import Answer
-from steerserve.api.answers.models import DeletedModel, ModelList, ModelRecord, OfferedModels
+from steerserve.api.answers.models import (
+    DeletedModel,
+    ModelList,
+    ModelRecord,
+    OfferedModels,
+    UnlockedModel,
+)
 from steerserve.api.envelope import RequestBody, RowId, success
 from steerserve.api.leases import LeaseHeader
 from steerserve.control.library.model_downloads import ModelDownloads
@@ -19,14 +25,16 @@ from steerserve.control.library.model_plan import ModelRequest
 from steerserve.control.library.model_previews import ModelPreview, ModelQuery, preview_model
 from steerserve.control.library.models import ModelRow, Models
 from steerserve.control.library.recorded_downloads import FetchProgress
+from steerserve.control.metrics import note_object
 from steerserve.control.residency.conductor import Conductor
 from steerserve.control.residency.replicas import Replicas, ReplicaSet
 from steerserve.control.residency.resident import Resident
 from steerserve.errors import Refusal
-from steerserve.rules import placement
+from steerserve.rules import architecture, placement
 from steerserve.rules.gguf import GgufFile, GgufVariant
 from steerserve.rules.instant import iso
 from steerserve.rules.lease_status import LeaseStatus
+from steerserve.rules.lock import Lock, LockedBy
 from steerserve.rules.naming import parameters_label
 
 
@@ -73,7 +81,7 @@ class SlotState:
 
     resident: Resident | None
     loaded_id: int | None
-    locked_id: int | None
+    lock: Lock | None
     lease: LeaseStatus | None
     replicas: ReplicaSet | None
 
@@ -81,7 +89,7 @@ class SlotState:
     def of(cls, conductor: Conductor, replicas: Replicas) -> SlotState:
         view = conductor.view()
         lease = conductor.leases.status()
-        return cls(conductor.resident, view.model_id, view.locked_id, lease, replicas.now())
+        return cls(conductor.resident, view.model_id, view.lock, lease, replicas.now())
 
 
 def record(
@@ -101,6 +109,7 @@ def record(
         "repo_id": row.repo_id,
         "revision": row.revision,
         "local_path": row.local_path,
+        "content_digest": row.content_digest,
         "quantization": row.quantization,
         "gguf_label": row.gguf_label,
         "engine": row.engine,
@@ -114,6 +123,7 @@ def record(
         "lease": lease,
         "loaded_at": iso(live.loaded_at) if live and live.loaded_at else None,
         "supports_embeddings": row.supports_embeddings,
+        "embedding_only": architecture.is_embedding_only(row.architecture, row.engine),
         "trust_remote_code": row.trust_remote_code,
         "error_message": row.error_message,
         "num_parameters": row.num_parameters,
@@ -141,8 +151,10 @@ def router(
         state = state or SlotState.of(conductor, replicas)
         lease = state.lease if state.lease and state.lease.model_id == row.id else None
         serving = state.replicas
+        lock = state.lock if state.lock and state.lock.model_id == row.id else None
         live = {
-            "locked": state.locked_id == row.id,
+            "locked": lock is not None,
+            "lock": lock and lock_body(lock),
             "replicas": serving if serving and serving.model_id == row.id else None,
         }
         return record(row, state.resident, lease, downloads.progress(row.id)) | live
@@ -182,6 +194,7 @@ def router(
                 trust_remote_code=body.trust_remote_code,
                 gguf_label=body.gguf_label,
             )
+        note_object(model_id=row.id)
         return success(body_of(row), 202)
 
     @routes.post("/preview", response_model=Answer[OfferedModels])
@@ -223,7 +236,12 @@ def router(
         lease: LeaseHeader = None,
     ) -> Response:
         gpu = placement.parse(body.gpu if body else None)
-        resident = await conductor.load(await models.get(model_id), lease, gpu)
+        row = await models.get(model_id)
+        if wait and row.status == "downloading":
+            conductor.check_load(model_id, lease)
+            await downloads.until_ended(model_id)
+            row = await models.get(model_id)
+        resident = await conductor.load(row, lease, gpu)
         if wait:
             await asyncio.shield(resident.ready)
             return success(body_of(await models.get(model_id)))
@@ -242,13 +260,28 @@ def router(
         conductor.lock(model_id)
         return success(body_of(row))
 
-    @routes.post("/{model_id}/unlock", response_model=Answer[ModelRecord])
+    @routes.post("/{model_id}/unlock", response_model=Answer[UnlockedModel])
     async def unlock_model(model_id: RowId) -> Response:
         row = await models.get(model_id)
+        lock = conductor.view().lock
         conductor.unlock(model_id)
-        return success(body_of(row))
+        was_locked = lock is not None and lock.model_id == model_id
+        message = unlocked(lock) if lock and was_locked else "the model was not locked"
+        return success(body_of(row) | {"message": message})
 
     return routes
+
+
+def lock_body(lock: Lock) -> dict[str, Any]:
+    return {"by": lock.by, "sae_ids": list(lock.sae_ids), "message": f"locked {lock.reason}"}
+
+
+def unlocked(lock: Lock) -> str:
+    """What an unlocking says about the lock that there was."""
+    stays = {0: "", 1: "; the SAE stays attached"}.get(
+        len(lock.sae_ids), "; the SAEs stay attached"
+    )
+    return f"the model was locked {lock.reason}{stays if lock.by is LockedBy.ATTACHED_SAE else ''}"
 
 
 def preview(shown: ModelPreview) -> dict[str, Any]:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
+from dataclasses import replace
 from typing import Annotated, Any, Literal
 
+import msgspec
 from fastapi import APIRouter, Query
 from pydantic import Field
 from starlette.responses import Response
@@ -19,7 +21,8 @@ from steerserve.api.answers.monitoring import (
     MonitoringStatistics,
     TopFeatures,
 )
-from steerserve.api.envelope import RequestBody, success
+from steerserve.api.envelope import RequestBody, encoded, success
+from steerserve.control.metrics import note_object
 from steerserve.control.observing.monitoring import Monitoring
 from steerserve.control.observing.monitoring_views import (
     Counted,
@@ -31,6 +34,9 @@ from steerserve.rules import monitoring as rules
 from steerserve.rules.instant import iso
 from steerserve.rules.monitoring import Record
 from steerserve.rules.sensing import as_mapping
+
+ANSWER_BYTES = 2**24
+"""The most bytes of the records in one answer."""
 
 LabelsOf = Callable[[str], Awaitable[Mapping[int, str]]]
 """An SAE's id -> the labels of its features."""
@@ -60,6 +66,8 @@ class Top(RequestBody):
 
 def router(monitoring: Monitoring, labels_of: LabelsOf) -> APIRouter:
     routes = APIRouter(tags=["monitoring"])
+    # one large answer at a time, so that many requests take the memory of one
+    answering = asyncio.Lock()
 
     @routes.get("/api/monitoring", response_model=Answer[MonitoringReport])
     async def get_state() -> Response:
@@ -68,6 +76,8 @@ def router(monitoring: Monitoring, labels_of: LabelsOf) -> APIRouter:
     @routes.post("/api/saes/monitoring", response_model=Answer[MonitoringReport])
     @routes.post("/api/monitoring/configure", response_model=Answer[MonitoringReport])
     async def configure(body: Configure) -> Response:
+        features = len(body.features) if body.features else "all"
+        note_object(enabled=body.enabled, features=features)
         made = await monitoring.configure(
             enabled=body.enabled,
             features=body.features or None,
@@ -78,6 +88,7 @@ def router(monitoring: Monitoring, labels_of: LabelsOf) -> APIRouter:
 
     @routes.post("/api/monitoring/enable", response_model=Answer[MonitoringReport])
     async def enable(body: Enable) -> Response:
+        note_object(enabled=body.enabled)
         return success(state(await monitoring.enable(body.enabled)))
 
     @routes.get("/api/monitoring/history", response_model=Answer[MonitoringHistory])
@@ -87,15 +98,24 @@ def router(monitoring: Monitoring, labels_of: LabelsOf) -> APIRouter:
         features: Annotated[str | None, Query()] = None,
     ) -> Response:
         """With `features`, such as `1,2,3`, the records have the activations of these features only, also those that
-        are 0."""
-        records = monitoring.history(limit, request_id, rules.parse_features(features))
+        are 0. `left_out`, where it is there, counts the older records for which an answer of 16 MiB has no room."""
+        wanted = monitoring.chosen(rules.parse_features(features))
+        records = monitoring.history(limit, request_id)
         labels = {sae_id: await labels_of(sae_id) for sae_id in {one.sae_id for one in records}}
 
-        def answer() -> Response:
-            bodies = [record(one, labels[one.sae_id]) for one in records]
-            return success({"records": bodies, "total": len(bodies)})
+        def written() -> Iterator[bytes]:
+            for one in records:
+                values = one.activations if wanted is None else one.values_of(wanted)
+                yield encoded(record(replace(one, activations=values), labels[one.sae_id]))
 
-        return await asyncio.to_thread(answer)
+        def answer() -> Response:
+            parts = within(written(), ANSWER_BYTES)
+            found = {"records": [msgspec.Raw(part) for part in parts], "total": len(parts)}
+            left_out = len(records) - len(parts)
+            return success(found | ({"left_out": left_out} if left_out else {}))
+
+        async with answering:
+            return await asyncio.to_thread(answer)
 
     @routes.get("/api/monitoring/contexts", response_model=Answer[FeatureContexts])
     async def contexts(
@@ -127,7 +147,8 @@ def router(monitoring: Monitoring, labels_of: LabelsOf) -> APIRouter:
         def answer() -> Response:
             return success(statistics_of(counted, labels))
 
-        return await asyncio.to_thread(answer)
+        async with answering:
+            return await asyncio.to_thread(answer)
 
     @routes.delete("/api/monitoring/statistics", response_model=Answer[Cleared])
     async def reset_statistics() -> Response:
@@ -147,6 +168,18 @@ def router(monitoring: Monitoring, labels_of: LabelsOf) -> APIRouter:
         )
 
     return routes
+
+
+def within(parts: Iterable[bytes], most: int) -> list[bytes]:
+    """The first parts that have at most `most` bytes in all. The first part is taken in any case."""
+    taken: list[bytes] = []
+    size = 0
+    for part in parts:
+        size += len(part)
+        if taken and size > most:
+            break
+        taken.append(part)
+    return taken
 
 
 def state(current: State) -> dict[str, Any]:

@@ -31,25 +31,28 @@ from steerserve.api.answers.profiles import (
     ProfileRecord,
 )
 from steerserve.api.envelope import (
+    PAGE_MAXIMUM,
+    PageLimit,
+    PageOffset,
     RequestBody,
     failure,
-    require_json,
+    import_body,
     success,
     unambiguous,
 )
 from steerserve.control.interventions.profiles import Profiles
 from steerserve.control.interventions.serving import Serving
+from steerserve.control.metrics import note_object
+from steerserve.control.reading import DocumentReader
 from steerserve.errors import Refusal
+from steerserve.rules import field_faults
 from steerserve.rules import profile as rules
-from steerserve.rules.documents import read_json
 from steerserve.rules.instant import iso
 from steerserve.rules.profile import ImportedProfile
 from steerserve.rules.provenance import Origin
 from steerserve.rules.text import line_fault, lines_fault, name_fault
 
 LARGEST_INTEGER = 2**31 - 1
-DOCUMENT_BYTES = 2**20
-"""The size of the largest document that can be imported."""
 
 
 def without(fault_of: Callable[[str], str | None]) -> AfterValidator:
@@ -201,36 +204,43 @@ def document(row: Any, origin: Origin) -> dict[str, Any]:
     )
 
 
-def router(profiles: Profiles, serving: Serving) -> APIRouter:
+def router(profiles: Profiles, serving: Serving, reader: DocumentReader) -> APIRouter:
     routes = APIRouter(prefix="/api/profiles", tags=["profiles"])
     maps = [Depends(unambiguous)]
+    # one page at a time, so that many requests for large pages take the memory of one
+    listing = asyncio.Lock()
 
     def described(row: Any) -> dict[str, Any]:
         return record(row, serving.profile_id)
 
     @routes.get("", response_model=Answer[ProfileList])
-    async def list_profiles() -> Response:
-        rows, active_id = await profiles.list(), serving.profile_id
+    async def list_profiles(limit: PageLimit = PAGE_MAXIMUM, offset: PageOffset = 0) -> Response:
+        """Saved profiles, oldest first. `total` counts all of them."""
+        async with listing:
+            rows, total = await profiles.page(limit, offset)
+            active_id = serving.profile_id
 
-        def answer() -> Response:
-            records = [record(row, active_id) for row in rows]
-            active = next((one["id"] for one in records if one["is_active"]), None)
-            return success(
-                {"profiles": records, "total": len(records), "active_profile_id": active}
-            )
+            def answer() -> Response:
+                records = [record(row, active_id) for row in rows]
+                listed = {"profiles": records, "total": total, "active_profile_id": active_id}
+                return success(listed)
 
-        return await asyncio.to_thread(answer)
+            return await asyncio.to_thread(answer)
 
     @routes.post("", response_model=Answer[ProfileRecord], status_code=201, dependencies=maps)
     async def create_profile(body: NewProfile) -> Response:
-        return success(described(await profiles.create(**body.model_dump())), 201)
+        row = await profiles.create(**body.model_dump())
+        note_object(profile_id=row.id)
+        return success(described(row), 201)
 
     @routes.post(
         "/save-current", response_model=Answer[ProfileRecord], status_code=201, dependencies=maps
     )
     async def save_current(body: Snapshot) -> Response:
         """Save the live values, which must all belong to one SAE."""
-        return success(described(await profiles.save_current(body.name, body.description)), 201)
+        row = await profiles.save_current(body.name, body.description)
+        note_object(profile_id=row.id)
+        return success(described(row), 201)
 
     @routes.post(
         "/import",
@@ -242,22 +252,15 @@ def router(profiles: Profiles, serving: Serving) -> APIRouter:
     async def import_profile(request: Request) -> Response:
         """Save an exported document as a profile. A document of another kind is refused with status 200 and `success:
         false`."""
-        require_json(request)
-        body = await request.body()
-        if len(body) > DOCUMENT_BYTES:
-            raise Refusal(
-                "PAYLOAD_TOO_LARGE",
-                f"a profile document has at most {DOCUMENT_BYTES} bytes",
-                limit_bytes=DOCUMENT_BYTES,
-            )
-        content = await asyncio.to_thread(read_json, body)
+        content = await reader.read(rules.parse, await import_body(request))
         try:
-            imported = rules.read(content)
+            imported = await reader.read(rules.read, content)
             row = await profiles.add_document(imported, _checked(imported))
         except Refusal as refusal:
             if refusal.code != "VALIDATION_ERROR":
                 raise
             return failure(refusal, 200)
+        note_object(profile_id=row.id)
         return success(described(row) | {"warnings": imported.warnings}, 201)
 
     @routes.get("/active", response_model=Answer[ProfileRecord | None])
@@ -322,10 +325,4 @@ def _checked(imported: ImportedProfile) -> dict[str, Any]:
     try:
         return ProfileFields.model_validate(imported.fields).model_dump()
     except ValidationError as error:
-        problems = [
-            {"loc": ["body", *problem["loc"]], "msg": problem["msg"], "type": problem["type"]}
-            for problem in error.errors()
-        ]
-        first = problems[0]
-        where = ".".join(str(part) for part in first["loc"])
-        raise Refusal("VALIDATION_ERROR", f"{where}: {first['msg']}", errors=problems) from error
+        raise field_faults.refusal(error.errors(), ["body"]) from error

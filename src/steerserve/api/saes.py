@@ -21,7 +21,6 @@ from steerserve.api.answers.saes import (
 )
 from steerserve.api.attachments import Status
 from steerserve.api.envelope import RequestBody, success
-from steerserve.control.library.recorded_downloads import FetchProgress
 from steerserve.control.library.sae_downloads import SaeDownloads
 from steerserve.control.library.sae_plan import SaeRequest
 from steerserve.control.library.sae_previews import (
@@ -32,6 +31,7 @@ from steerserve.control.library.sae_previews import (
 )
 from steerserve.control.library.sae_records import REPOSITORY, claims_of
 from steerserve.control.library.saes import SaeRow, Saes
+from steerserve.control.metrics import note_object
 from steerserve.errors import Refusal
 from steerserve.rules.instant import iso
 from steerserve.rules.sae_names import width_label
@@ -50,6 +50,7 @@ _MESSAGES = {
     "cached": "the SAE is on this machine already",
     "attached": "the SAE is attached already",
 }
+_LOOKING = "the hub is being asked; the record says how the download goes on"
 
 
 class SaeHubBody(RequestBody):
@@ -86,8 +87,9 @@ class NewSae(SaeHubBody):
     local_path: Annotated[str, Field(min_length=1, max_length=500)] | None = None
 
 
-def record(row: SaeRow, progress: FetchProgress | None = None) -> dict[str, Any]:
+def record(row: SaeRow, downloads: SaeDownloads) -> dict[str, Any]:
     """The record of an SAE; `reason` says why the SAE cannot be attached as it is."""
+    progress = downloads.progress(row.id)
     claims = claims_of(row)
     is_loadable = row.d_in is not None and row.status in ("cached", "attached")
     reason = None if is_loadable else row.error_message or f"it is {row.status}"
@@ -100,6 +102,7 @@ def record(row: SaeRow, progress: FetchProgress | None = None) -> dict[str, Any]
         "revision": row.revision,
         "file_path": row.file_path,
         "local_path": row.local_path,
+        "content_digest": row.content_digest,
         "name": row.name,
         "format": row.format,
         "architecture": row.architecture,
@@ -118,6 +121,8 @@ def record(row: SaeRow, progress: FetchProgress | None = None) -> dict[str, Any]
         "download_progress": int(progress.percent) if progress else None,
         "download": progress,
         "error_message": row.error_message,
+        "error_code": row.error_code if row.status == "error" else None,
+        "same_request": downloads.same_request(row),
         "is_loadable": is_loadable,
         "reason": reason,
         "needs": list(claims.needs) if claims else [],
@@ -135,7 +140,7 @@ def router(saes: Saes, downloads: SaeDownloads, attached: Status) -> APIRouter:
         rows, attachment = await saes.list(), attached.first()
 
         def answer() -> Response:
-            records = [record(row, downloads.progress(row.id)) for row in rows]
+            records = [record(row, downloads) for row in rows]
             return success({"saes": records, "total": len(records), "attachment": attachment})
 
         return await asyncio.to_thread(answer)
@@ -152,7 +157,7 @@ def router(saes: Saes, downloads: SaeDownloads, attached: Status) -> APIRouter:
         if body.repository_id is not None and body.local_path is None:
             wanted = SaeRequest(body.repository_id, body.revision, body.file_path, body.token)
             row, status = await downloads.begin(wanted)
-            message = _MESSAGES[status]
+            message = _LOOKING if downloads.is_looking(row.id) else _MESSAGES[status]
         elif body.local_path is not None and body.repository_id is None:
             _check_local(body)
             row, was_there = await saes.add(body.local_path)
@@ -161,6 +166,7 @@ def router(saes: Saes, downloads: SaeDownloads, attached: Status) -> APIRouter:
             why = "one of repository_id and local_path is required"
             errors = [{"loc": ["body", "repository_id"], "msg": why}]
             raise Refusal("VALIDATION_ERROR", why, param="repository_id", errors=errors)
+        note_object(sae_id=row.id)
         return success({"sae_id": row.id, "status": status, "message": message}, 202)
 
     @routes.api_route("/preview", methods=["GET", "DELETE"], include_in_schema=False)
@@ -172,7 +178,7 @@ def router(saes: Saes, downloads: SaeDownloads, attached: Status) -> APIRouter:
     @routes.get("/{sae_id}", response_model=Answer[SaeDetails])
     async def get_sae(sae_id: str) -> Response:
         row, *units = await downloads.with_units(sae_id)
-        body = record(row, downloads.progress(row.id))
+        body = await asyncio.to_thread(record, row, downloads)
         return success(body | _units(units) if row.format == REPOSITORY else body)
 
     @routes.post("/{sae_id}/cancel", response_model=Answer[CancelledSae])

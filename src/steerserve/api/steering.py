@@ -16,9 +16,12 @@ from steerserve.api.answers import Answer
 from steerserve.api.answers.steering import SteeringState
 from steerserve.api.envelope import RequestBody, RowId, success, unambiguous
 from steerserve.control.interventions.steering import Steering
+from steerserve.control.metrics import note_object
 from steerserve.rules.attachment import FIRST_SAE, SaeChoice
 from steerserve.rules.steering import BATCH_MAXIMUM, MAXIMUM, MINIMUM, plain_indices
 
+NOTED = 8
+"""Most values that the line of a change names. The line always has their number."""
 LARGEST_LAYER = 2**31 - 1
 Value = Annotated[float, Field(ge=MINIMUM, le=MAXIMUM, allow_inf_nan=False)]
 SaeId = Annotated[str, Field(min_length=1, max_length=100)]
@@ -76,12 +79,15 @@ def router(steering: Steering) -> APIRouter:
 
     @routes.post("", response_model=Answer[SteeringState])
     async def set_feature(body: OneFeature) -> Response:
-        await steering.set_values({body.feature_idx: body.value}, body.choice)
+        values = {body.feature_idx: body.value}
+        _note(values)
+        await steering.set_values(values, body.choice)
         return state(body.choice)
 
     @routes.post("/batch", response_model=Answer[SteeringState])
     async def set_features(body: ManyFeatures) -> Response:
         values = plain_indices(body.steering, steering.attachment(body.choice).d_sae)
+        _note(values)
         await steering.set_values(values, body.choice)
         return state(body.choice)
 
@@ -89,6 +95,7 @@ def router(steering: Steering) -> APIRouter:
     async def enable(enabled: bool = True) -> Response:
         """Switch steering on for all SAEs. `enabled=false` switches it off, because older clients use this route for
         both."""
+        note_object(enabled=enabled)
         await (steering.enable() if enabled else steering.disable())
         return state()
 
@@ -113,6 +120,12 @@ def router(steering: Steering) -> APIRouter:
         return success({"enabled": False, "values": {}})
 
     return routes
+
+
+def _note(values: dict[int, float]) -> None:
+    """Name the values of a request, at most NOTED of them, for the line of the log."""
+    first = [f"{index}: {value:g}" for index, value in list(values.items())[:NOTED]]
+    note_object(features=len(values), values=first)
 
 
 def _texts(values: dict[int, float]) -> dict[str, float]:

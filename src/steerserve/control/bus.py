@@ -79,6 +79,13 @@ class ReplicaChanged:
 
 
 @dataclass(frozen=True, slots=True)
+class LeaseChanged:
+    """A lease of the model was granted or renewed, or it ended."""
+
+    model_id: int
+
+
+@dataclass(frozen=True, slots=True)
 class SaeAttached:
     sae_id: str
     layer: int
@@ -175,6 +182,7 @@ Sent = (
     | LoadError
     | UnloadComplete
     | ReplicaChanged
+    | LeaseChanged
     | SaeAttached
     | SaeDetached
     | SaeDownloadProgress

@@ -11,11 +11,13 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable
 from contextvars import ContextVar
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Any
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 from steerserve.control.bus import Event, LoadComplete, LoadError, LoadProgress, UnloadComplete
+from steerserve.control.full_queue import FullQueue, Later, on_loop
 from steerserve.engine.wire.messages import Embedded, Outcome, Piece, Scored, Started
 
 NAMESPACE = "steerserve"
@@ -32,10 +34,13 @@ _LOAD = (0.5, 1.0, 2.0, 5.0, 10.0, 20.0, 30.0, 60.0, 120.0, 300.0, 600.0, 1800.0
 @dataclass(slots=True)
 class RequestRecord:
     """The facts of one request for the access log, filled in while the request is served. `code` is the error code of
-    its refusal."""
+    its refusal. A page sends a request `in_background` when nobody clicked; its refusals are not counted.
+    `object` names what the request changes, where its path does not."""
 
     model: str | None = None
     code: str | None = None
+    in_background: bool = False
+    object: dict[str, Any] = field(default_factory=dict)
     timing: Timing | None = None
 
 
@@ -52,6 +57,14 @@ CURRENT: ContextVar[RequestRecord | None] = ContextVar("CURRENT", default=None)
 """The record of the request that this task serves."""
 
 
+def note_object(**facts: Any) -> None:
+    """Name the object that the current request changes, for the line of the log. The facts are ids and numbers, never a
+    text that a client chose freely."""
+    record = CURRENT.get()
+    if record is not None:
+        record.object |= facts
+
+
 @dataclass(frozen=True, slots=True)
 class Percentiles:
     """Percentiles of a time in milliseconds, each None before anything was measured."""
@@ -66,9 +79,11 @@ class Metrics:
 
     Args:
         clock: seconds that only grow.
+        later: calls a function after some seconds.
     """
 
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, clock: Callable[[], float] = time.monotonic, later: Later = on_loop) -> None:
+        self.full_queue = FullQueue(later)
         self.registry = CollectorRegistry()
         self.clock = clock
         self.latencies: deque[float] = deque(maxlen=RECENT)
@@ -129,12 +144,14 @@ class Metrics:
 
     def failed(self, code: str) -> None:
         """A refusal was answered, with its own status or inside a stream."""
-        self._errors.labels(code).inc()
         record = CURRENT.get()
         if record is not None:
             record.code = code
+        if record is None or not record.in_background:
+            self._errors.labels(code).inc()
         if code == "QUEUE_FULL":
             self._queue_full.inc()
+            self.full_queue.note()
 
     def resolved(self, model: str) -> None:
         """The request of the current task names this model."""

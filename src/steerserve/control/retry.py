@@ -35,8 +35,9 @@ def seconds(settings: Settings, refusal: Refusal, status: int) -> int | None:
         case Retry.READINESS:
             return settings.retry_after_readiness_s
         case Retry.DATABASE:
-            # the database logs its fault once, so the requests that meet the fault leave no line of their own
-            return settings.retry_after_fallback_s
+            return settings.retry_after_database_s
+        case Retry.CONNECTIONS:
+            return settings.retry_after_connections_s
         case _:
             log.warning("retry_after_defaulted", code=refusal.code)
             return settings.retry_after_fallback_s

@@ -17,6 +17,7 @@ from steerserve.errors import Refusal
 from steerserve.rules.repository import check_repo_id, is_commit
 
 PART = ".part"
+BEGUN = ".begun"
 XET_PART = ".xet-part"
 
 
@@ -60,6 +61,21 @@ class CommitFolder:
     def part(self, file: SizedFile) -> Path:
         return self.whole(file).with_suffix(PART)
 
+    def begun(self, file: SizedFile) -> Path:
+        """The path of the beginning of the file, as a look at the file has read it. A download that has no part of the
+        file begins with it."""
+        return self.whole(file).with_suffix(BEGUN)
+
+    def begin(self, file: SizedFile, content: bytes) -> None:
+        """Keep the beginning of a file of which nothing is here.
+
+        Raises:
+            OSError
+        """
+        if content and not self.is_fetched(file) and not self.part(file).exists():
+            self.staging.mkdir(parents=True, exist_ok=True)
+            self.begun(file).write_bytes(content)
+
     def is_fetched(self, file: SizedFile) -> bool:
         """Whether this download or an earlier one has fetched the whole file."""
         return any(_fits(path, file.size) for path in (self.final(file), self.whole(file)))
@@ -71,6 +87,15 @@ class CommitFolder:
                 return path.stat().st_size
         have = _size(self.part(file)) or 0
         return have if file.size is None else min(have, file.size)
+
+    def staged_bytes(self, file: SizedFile) -> int:
+        """How many bytes of the file an unfinished download has kept."""
+        return (_size(self.whole(file)) or 0) + (_size(self.part(file)) or 0)
+
+    def all_staged_bytes(self) -> int:
+        """How many bytes unfinished downloads of this commit have kept."""
+        there = self.staging.glob("*") if self.staging.is_dir() else ()
+        return sum(_size(path) or 0 for path in there if path.suffix in ("", PART))
 
     def commit(self, files: Sequence[SizedFile]) -> None:
         """Move complete files to the folder of finished downloads. Both folders are on one file system, so each move is
@@ -137,7 +162,7 @@ class CommitFolder:
                 raise OSError(errno.ENOTEMPTY, os.strerror(errno.ENOTEMPTY), str(folder))
 
     def _staged(self, file: SizedFile) -> list[Path]:
-        return [self.whole(file).with_suffix(suffix) for suffix in ("", PART, XET_PART)]
+        return [self.whole(file).with_suffix(suffix) for suffix in ("", PART, BEGUN, XET_PART)]
 
     def _remove_empty(self, files: Iterable[SizedFile]) -> None:
         """Remove the folders of these files that are empty."""

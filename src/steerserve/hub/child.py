@@ -187,7 +187,7 @@ class _Events:
         is_short = len(line) <= SHORT_BYTES
         event = _decoded(line) if is_short else await asyncio.to_thread(_decoded, line)
         if isinstance(event, Failed):
-            raise Trouble(event.kind, event.reason, event.wait_seconds)
+            raise Trouble(event.kind, event.reason, event.wait_seconds, event.cause)
         return event
 
 

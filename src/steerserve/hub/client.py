@@ -5,8 +5,10 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections import OrderedDict
 from collections.abc import AsyncGenerator, Callable, Generator, Sequence
 from contextlib import asynccontextmanager, contextmanager
+from dataclasses import dataclass, field
 
 import tenacity
 
@@ -45,8 +47,21 @@ RETRY_SECONDS = 0.2
 AT_ONCE = 4
 """Most questions that are asked at the same time; further questions wait."""
 
+KEPT_HEADERS = 8
+KEPT_HEADER_BYTES = 128 << 10
+"""The headers that were read last are kept, each of at most this length, so that a download after a look at a file does
+not read its beginning again."""
+
 WAITING = 64
 """Most questions that wait. Each waits as long as one may take."""
+
+
+@dataclass(frozen=True, slots=True)
+class FileHeader:
+    """The header of a safetensors file: its tensors, and `begun`, the bytes of the file that were read."""
+
+    tensors: tuple[StoredTensor, ...]
+    begun: bytes = field(repr=False)
 
 
 class Hub:
@@ -72,6 +87,7 @@ class Hub:
         self._describe_seconds = describe_seconds
         self._room = asyncio.Semaphore(AT_ONCE)
         self._waiting = 0
+        self._headers: OrderedDict[tuple[str, str, str], FileHeader] = OrderedDict()
         self._breaker = Breaker()
         self._limits = limits or Limits(
             settings.hub_breaker_failures, settings.hub_breaker_recovery_s
@@ -94,22 +110,45 @@ class Hub:
         # long listings are checked beside the event loop
         return await asyncio.to_thread(repository, described, revision)
 
+    def check_question(self, revision: str | None = None, token: str | None = None) -> None:
+        """Refuse what needs no answer of the hub.
+
+        Raises:
+            Refusal: VALIDATION_ERROR, INVALID_HUB_TOKEN for a token that cannot be sent, HUB_UNAVAILABLE while the
+                breaker is open.
+        """
+        if revision is not None:
+            check_revision(revision)
+        usable(token, self.settings.hub_token)
+        self.check()
+
     async def header(
         self, repo_id: str, sha: str, file: RepoFile, token: str | None = None
-    ) -> list[StoredTensor]:
-        """The tensors of a safetensors file of a repository; only its header is fetched.
+    ) -> FileHeader:
+        """The header of a safetensors file of a repository, which the caller has described with this token: only the
+        header is fetched, unless it was fetched before. A commit cannot change.
 
         Raises:
             Refusal: what `describe` raises; DOWNLOAD_FAILED also if the file is not a safetensors file.
         """
         check_repo_id(repo_id)
         check_paths([file])
+        key = (repo_id, sha, file.path)
+        if key in self._headers:
+            self._headers.move_to_end(key)
+            return self._headers[key]
         wanted = WantedFile(file.path, file.size, file.digest)
-        header = await self._answer(Headers(repo_id, sha, wanted), repo_id, token)
-        assert isinstance(header, HeaderRead)
-        return [
-            StoredTensor(name, dtype, tuple(shape), n) for name, dtype, shape, n in header.tensors
-        ]
+        read = await self._answer(Headers(repo_id, sha, wanted), repo_id, token)
+        assert isinstance(read, HeaderRead)
+        tensors = (
+            StoredTensor(name, dtype, tuple(shape), n) for name, dtype, shape, n in read.tensors
+        )
+        header = FileHeader(tuple(tensors), read.begun)
+        if len(header.begun) <= KEPT_HEADER_BYTES:
+            self._headers[key] = header
+            if len(self._headers) > KEPT_HEADERS:
+                self._headers.popitem(last=False)
+        return header
 
     async def search(self, query: str, tags: Sequence[str], limit: int) -> list[FoundRepository]:
         """At most `limit` public repositories that match a text and have all tags.
@@ -149,7 +188,7 @@ class Hub:
                     async with asyncio.timeout(self._describe_seconds):
                         answer = await self._asked(ask)
                 except TimeoutError:
-                    raise self._failed(call, "the hub does not answer in time") from None
+                    raise self._failed(call, "the hub did not answer in time") from None
                 except Trouble as trouble:
                     if trouble.kind is Kind.UNREACHABLE:
                         raise self._failed(call, trouble.reason) from None
@@ -167,13 +206,13 @@ class Hub:
             Refusal: HUB_UNAVAILABLE.
         """
         if self._waiting >= WAITING:
-            raise self.unavailable("too many questions wait for it")
+            raise self.unavailable("too many questions wait for the hub")
         self._waiting += 1
         try:
             async with asyncio.timeout(self._describe_seconds):
                 await self._room.acquire()
         except TimeoutError:
-            raise self.unavailable("other questions wait for it") from None
+            raise self.unavailable("the hub was busy with other questions for too long") from None
         finally:
             self._waiting -= 1
         try:
@@ -207,16 +246,16 @@ class Hub:
         Refusal: HUB_UNAVAILABLE while the breaker would refuse a call.
         """
         if breaker.enter(self._breaker, self._limits, self._clock()) is None:
-            raise self.unavailable("it failed too often")
+            count = self._breaker.failures
+            raise self.unavailable(
+                f"the hub is not asked for a while, because it failed {count} times in a row"
+            )
 
     def unavailable(self, why: str) -> Refusal:
-        """The refusal, with the seconds until the hub is tried again (1 while the breaker is closed)."""
+        """The refusal with this sentence, and the seconds until the hub is tried again (1 while the breaker is
+        closed)."""
         seconds = breaker.retry_in(self._breaker, self._limits, self._clock())
-        return Refusal(
-            "HUB_UNAVAILABLE",
-            f"the model hub cannot be reached: {why}",
-            recovery_seconds=seconds or 1.0,
-        )
+        return Refusal("HUB_UNAVAILABLE", why, recovery_seconds=seconds or 1.0)
 
     def breakers(self) -> list[BreakerStatus]:
         """The one breaker, as shown to operators."""

@@ -195,6 +195,7 @@ class Downloads:
         lock = self._locks.setdefault(job.folder, asyncio.Lock())
         async with lock, self._room:
             await self.check_disk(job)
+            await asyncio.to_thread(_keep_begun, job)
             retrying = tenacity.AsyncRetrying(
                 stop=tenacity.stop_after_attempt(self._settings.download_attempts),
                 wait=_wait,
@@ -243,7 +244,11 @@ class Downloads:
                 else:
                     call.answered()
                 log.warning(
-                    "download_attempt_failed", download=key, attempt=number, reason=trouble.reason
+                    "download_attempt_failed",
+                    download=key,
+                    attempt=number,
+                    reason=trouble.reason,
+                    cause=trouble.cause,
                 )
                 raise
             call.answered()
@@ -316,6 +321,17 @@ class Downloads:
         is_alone = all(job.folder.parent != run.job.folder.parent for job in others)
         files = [file for file in run.job.files if file.path not in shared]
         CommitFolder(run.job.folder).discard(files, tidy=is_alone)
+
+
+def _keep_begun(job: Job) -> None:
+    """Put the beginnings of files that were read before where the downloader finds them."""
+    place = CommitFolder(job.folder)
+    for file in job.files:
+        try:
+            place.begin(file, job.begun.get(file.path, b""))
+        except OSError as error:
+            # the downloader fetches the beginning again, or says itself why nothing can be written
+            log.warning("beginning_not_kept", reason=error.strerror)
 
 
 async def _interruptible(run: _Run, work: Awaitable[None]) -> None:

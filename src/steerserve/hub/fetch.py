@@ -35,7 +35,6 @@ from steerserve.hub.wire import (
     DownloaderTask,
     Event,
     Failed,
-    HeaderRead,
     Headers,
     Kind,
     ReadContent,
@@ -243,10 +242,10 @@ def _run(ask: DownloaderTask, out: BinaryIO) -> Event:
             fetch_all(ask.job, session, lambda event: _send(out, event))
             return DownloadDone()
     except Trouble as trouble:
-        return Failed(trouble.kind, trouble.reason, trouble.wait_seconds)
+        return Failed(trouble.kind, trouble.reason, trouble.wait_seconds, trouble.cause)
     except Exception as error:
         # border of the process: only the type is reported, because the text of an error may hold secrets
-        return Failed(Kind.FAILED, type(error).__name__)
+        return Failed(Kind.FAILED, "an error inside the service", cause=type(error).__name__)
 
 
 def _answer(job: Describe | Headers | SearchRepositories | ReadContent, session: Session) -> Answer:
@@ -259,7 +258,7 @@ def _answer(job: Describe | Headers | SearchRepositories | ReadContent, session:
         case Describe():
             return describe(job, session)
         case Headers():
-            return HeaderRead(fetch_header(job, session))
+            return fetch_header(job, session)
         case SearchRepositories():
             return search(job, session)
         case ReadContent():

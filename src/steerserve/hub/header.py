@@ -13,7 +13,7 @@ from huggingface_hub import hf_hub_url
 
 from steerserve.files.local import header_tensors
 from steerserve.hub.session import Session
-from steerserve.hub.wire import Headers, Kind, Trouble
+from steerserve.hub.wire import HeaderRead, Headers, Kind, Trouble
 
 FIRST_BYTES = 64 << 10
 """The number of bytes in the first request. The headers of nearly all SAEs are shorter."""
@@ -29,8 +29,8 @@ PATH_SHOWN = 500
 _RANGE = re.compile(r"bytes (\d+)-\d+/(\d+)")
 
 
-def fetch_header(job: Headers, session: Session) -> list[tuple[str, str, list[int], int]]:
-    """The name, dtype, shape and size in bytes of each tensor.
+def fetch_header(job: Headers, session: Session) -> HeaderRead:
+    """The tensors of the file, and the bytes that were read.
 
     Raises:
         Trouble: FAILED, with the name of the file, when its header is damaged or longer than `HEADER_BYTES`, or lists
@@ -40,13 +40,14 @@ def fetch_header(job: Headers, session: Session) -> list[tuple[str, str, list[in
     if job.file.size == 0:
         raise _damaged(job, "is empty")
     url = hf_hub_url(job.repo_id, job.file.path, revision=job.sha, endpoint=session.endpoint)
-    begun, total = _bytes(url, FIRST_BYTES, session)
+    begun, total = _bytes(url, 0, FIRST_BYTES, session)
     total = job.file.size if total is None else total
     size = struct.unpack("<Q", begun[:8])[0] if len(begun) >= 8 else 0
     if not 0 < size <= HEADER_BYTES or (total is not None and size + 8 > total):
         raise _damaged(job, "is not a safetensors file, or its header is too large")
     if len(begun) < size + 8:
-        begun, _ = _bytes(url, size + 8, session)
+        further, _ = _bytes(url, len(begun), size + 8, session)
+        begun += further
     available = UNKNOWN_SIZE if total is None else total - 8 - size
     try:
         if len(begun) < size + 8:
@@ -56,27 +57,30 @@ def fetch_header(job: Headers, session: Session) -> list[tuple[str, str, list[in
         raise _damaged(job, "has a damaged safetensors header") from None
     if len(tensors) > TENSORS:
         raise _damaged(job, f"lists more than {TENSORS} tensors in its header")
-    return [(t.name[:200], t.dtype, list(t.shape), t.size_bytes) for t in tensors]
+    entries = [(t.name[:200], t.dtype, list(t.shape), t.size_bytes) for t in tensors]
+    return HeaderRead(entries, begun)
 
 
 def _damaged(job: Headers, fault: str) -> Trouble:
     return Trouble(Kind.FAILED, f"{job.file.path[:PATH_SHOWN]!a} {fault}")
 
 
-def _bytes(url: str, count: int, session: Session) -> tuple[bytes, int | None]:
-    """The first `count` bytes of a file, and the size of the file if the answer tells it. If the answer has the whole
-    file, only its beginning is read.
+def _bytes(url: str, begin: int, end: int, session: Session) -> tuple[bytes, int | None]:
+    """The bytes of a file from `begin` to before `end`, and the size of the file if the answer tells it. If the answer
+    has the whole file, it is read no further than needed.
 
     Raises:
         Trouble
     """
     body = bytearray()
-    with session.stream(url, {"Range": f"bytes=0-{count - 1}"}) as response:
+    with session.stream(url, {"Range": f"bytes={begin}-{end - 1}"}) as response:
         ranged = _RANGE.fullmatch(response.headers.get("Content-Range", ""))
-        if ranged and int(ranged[1]) != 0:
+        if ranged and int(ranged[1]) != begin:
             raise Trouble(Kind.FAILED, "the hub sends another part of a file than it was asked for")
+        skipped = 0 if ranged else begin
+        count = skipped + end - begin
         for chunk in response.iter_bytes():
             body += chunk
             if len(body) >= count:
                 break
-    return bytes(body[:count]), int(ranged[2]) if ranged else None
+    return bytes(body[skipped:count]), int(ranged[2]) if ranged else None

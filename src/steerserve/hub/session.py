@@ -22,6 +22,17 @@ from huggingface_hub.utils import build_hf_headers, get_session, set_client_fact
 from steerserve.hub.wire import Kind, Trouble
 
 CONNECT_SECONDS = 10.0
+BROKEN = "the connection to the hub broke"
+_BROKEN: tuple[tuple[type[Exception], str], ...] = (
+    (
+        httpx2.ConnectTimeout,
+        f"the hub cannot be reached: no connection in {CONNECT_SECONDS:.0f} seconds",
+    ),
+    (httpx2.ConnectError, "the hub cannot be reached"),
+    (httpx2.ProxyError, "the proxy made no connection to the hub"),
+    (httpx2.TimeoutException, "the hub sent nothing for too long"),
+)
+"""Failures of the network, and what a person is told about them."""
 REDIRECTS = 5
 CERTIFICATES = httpx2.create_ssl_context()
 """The certificates to trust. The fork server reads them once, because reading them takes longer than an answer."""
@@ -188,18 +199,20 @@ def troubles(has_token: bool) -> Iterator[None]:
         yield
     except HfHubHTTPError as error:  # an OSError too, so it comes first
         check_status(error.response, has_token)
-        raise Trouble(Kind.FAILED, type(error).__name__) from None
+        why = "the hub's answer is not of the form that hubs give"
+        raise Trouble(Kind.FAILED, why, cause=type(error).__name__) from None
     except (httpx2.UnsupportedProtocol, httpx2.InvalidURL):
         raise Trouble(Kind.FAILED, "the hub names a malformed address") from None
     except httpx2.DecodingError:
         raise Trouble(Kind.DAMAGED, "the hub's answer cannot be unpacked") from None
     except httpx2.TransportError as error:
-        raise Trouble(Kind.UNREACHABLE, type(error).__name__) from None
+        told = (sentence for kind, sentence in _BROKEN if isinstance(error, kind))
+        why = next(told, BROKEN)
+        raise Trouble(Kind.UNREACHABLE, why, cause=type(error).__name__) from None
     except MemoryError:
         raise Trouble(Kind.FAILED, "the hub's answer is too large") from None
     except OSError as error:
         if error.errno in _FULL:
             raise Trouble(Kind.DISK_FULL, "no space left") from None
-        raise Trouble(
-            Kind.FAILED, f"cannot write files: {error.strerror or type(error).__name__}"
-        ) from None
+        why = f"the service cannot write files: {error.strerror or 'the disk reports an error'}"
+        raise Trouble(Kind.FAILED, why, cause=type(error).__name__) from None

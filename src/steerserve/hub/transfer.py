@@ -97,6 +97,7 @@ class _Transfer:
     ) -> None:
         self.job, self.file, self.session, self.counter = job, file, session, counter
         self.part, self.whole = folder.part(file), folder.whole(file)
+        self.begun = folder.begun(file)
         self.url = hf_hub_url(job.repo_id, file.path, revision=job.sha, endpoint=session.endpoint)
         self.size = 0
 
@@ -107,6 +108,7 @@ class _Transfer:
         self.size = self._checked_size(facts)
         self._check_disk()
         if self._may_use_xet(facts) and self._by_xet(facts):
+            self.begun.unlink(missing_ok=True)
             return
         try:
             self._by_http()
@@ -139,6 +141,8 @@ class _Transfer:
     # ------------------------------------------------------------- plain HTTP
 
     def _by_http(self) -> None:
+        if self.begun.exists():
+            self._take_begun()
         have = self.part.stat().st_size if self.part.exists() else -1
         if have > self.size:
             self._drop_part()
@@ -162,6 +166,14 @@ class _Transfer:
                 self.counter.add(len(chunk))
         if have < self.size:
             raise Trouble(Kind.UNREACHABLE, "a file ended early")
+
+    def _take_begun(self) -> None:
+        """Begin the part of the file with what a look at the file has read."""
+        if self.part.exists():
+            self.begun.unlink()
+        else:
+            os.replace(self.begun, self.part)
+            self.counter.add(self.part.stat().st_size)
 
     def _drop_part(self) -> None:
         if self.part.exists():

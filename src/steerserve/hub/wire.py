@@ -115,9 +115,11 @@ class Described(msgspec.Struct, frozen=True, tag="described"):
 
 
 class HeaderRead(msgspec.Struct, frozen=True, tag="header_read"):
-    """The name, dtype (as safetensors writes it), shape and size in bytes of each tensor of the file."""
+    """The name, dtype (as safetensors writes it), shape and size in bytes of each tensor of the file. `begun` are the
+    bytes that were read: the beginning of the file."""
 
     tensors: list[tuple[str, str, list[int], int]]
+    begun: bytes
 
 
 class FoundRepository(msgspec.Struct, frozen=True):
@@ -153,11 +155,13 @@ class DownloadDone(msgspec.Struct, frozen=True, tag="done"):
 
 
 class Failed(msgspec.Struct, frozen=True, tag="failed"):
-    """The job failed. `reason` is one short line without addresses. `wait_seconds` is how long the hub asks to wait."""
+    """The job failed. `reason` is one short sentence for people, without addresses. `wait_seconds` is how long the hub
+    asks to wait. `cause` is the class of the library's error, for the log."""
 
     kind: Kind
     reason: str
     wait_seconds: float | None = None
+    cause: str | None = None
 
 
 Answer = Described | HeaderRead | Found | ContentRead
@@ -167,11 +171,18 @@ Event = Begun | Answer | Progressed | DownloadDone | Failed
 class Trouble(Exception):
     """A failure of the downloader, raised before it is turned into a refusal. The fields are those of `Failed`."""
 
-    def __init__(self, kind: Kind, reason: str, wait_seconds: float | None = None) -> None:
+    def __init__(
+        self,
+        kind: Kind,
+        reason: str,
+        wait_seconds: float | None = None,
+        cause: str | None = None,
+    ) -> None:
         super().__init__(reason)
         self.kind = kind
         self.reason = reason
         self.wait_seconds = wait_seconds
+        self.cause = cause
 
     @property
     def is_transport(self) -> bool:

@@ -18,11 +18,10 @@ class Fixed:
     top_p: float
 
 
-def backend(intent: Intent, fixed: Fixed | None, *, is_observed: bool = False) -> str:
+def backend(intent: Intent, fixed: Fixed | None) -> str:
     """Where a request runs: `cbm`, without a slot, if it has the fixed sampling parameters and uses no other feature;
-    otherwise `serial`. `fixed` is None where continuous batching is off. With `is_observed` every request is
-    `serial`."""
-    if fixed is None or is_observed or not isinstance(intent, GenerateIntent):
+    otherwise `serial`. `fixed` is None where every request takes a slot."""
+    if fixed is None or not isinstance(intent, GenerateIntent):
         return SERIAL
     sampling = intent.sampling
     is_plain = (

@@ -56,6 +56,23 @@ class Declared:
     is_expanded: bool = True
 
 
+@dataclass(frozen=True, slots=True)
+class CircuitOutline:
+    """What lists show of a circuit, beside its columns. `needs` are in the order of the layers."""
+
+    needs: tuple[Declared, ...]
+    edge_count: int = 0
+    intensity_range: tuple[float, float] | None = None
+
+    @property
+    def layers(self) -> tuple[int, ...]:
+        return tuple(need.layer for need in self.needs)
+
+
+def outline(circuit: Circuit) -> CircuitOutline:
+    return CircuitOutline(declared(circuit), len(circuit.edges), circuit.intensity_range)
+
+
 def declared(circuit: Circuit) -> tuple[Declared, ...]:
     """What a circuit needs at each of its layers."""
     return tuple(

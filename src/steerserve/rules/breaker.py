@@ -10,6 +10,9 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Literal
 
+TROUBLED = 3
+"""Failures in a row after which the remote service counts as not healthy, whether or not the breaker is open."""
+
 State = Literal["closed", "open", "half_open"]
 
 
@@ -50,6 +53,11 @@ class BreakerStatus:
     recovery_seconds: float
     retry_in_seconds: float
     trips: int
+
+
+def is_troubled(shown: BreakerStatus) -> bool:
+    """Whether the remote service is not healthy: the breaker keeps calls back, or the last calls failed."""
+    return shown.state != "closed" or shown.failure_count >= TROUBLED
 
 
 def status(name: str, breaker: Breaker, limits: Limits, now: float) -> BreakerStatus:

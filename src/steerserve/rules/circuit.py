@@ -6,6 +6,7 @@ in `expanded_members`. Its own `feature` counts too. If a document has a feature
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -108,7 +109,43 @@ class Circuit:
         return next(declared, SaeReference(layer=layer))
 
 
+@dataclass(frozen=True, slots=True)
+class ImportedCircuit:
+    """A checked circuit, and the JSON text of its document, which is stored as it came."""
+
+    circuit: Circuit
+    document: str
+
+
 # ------------------------------------------------------------- reading
+
+
+def parse(body: bytes) -> ImportedCircuit:
+    """The circuit in the body of an import.
+
+    Raises:
+        DocumentRefusal: PAYLOAD_TOO_LARGE, UNKNOWN_KIND, VALIDATION_ERROR.
+        Refusal: VALIDATION_ERROR for a body that is not JSON.
+    """
+    return imported(documents.parse(body))
+
+
+def imported(document: Mapping[str, Any]) -> ImportedCircuit:
+    """The circuit in a document, to be stored.
+
+    Raises:
+        DocumentRefusal: UNKNOWN_KIND, VALIDATION_ERROR.
+    """
+    return ImportedCircuit(read(document), documents.written(document))
+
+
+def read_text(text: str) -> Circuit:
+    """The circuit in the stored text of a document.
+
+    Raises:
+        DocumentRefusal: UNKNOWN_KIND, VALIDATION_ERROR.
+    """
+    return read(json.loads(text))
 
 
 def read(document: Mapping[str, Any]) -> Circuit:
@@ -153,18 +190,18 @@ def warnings(circuit: Circuit, intensity: float) -> tuple[str, ...]:
 
 
 def _circuit(document: Mapping[str, Any]) -> Circuit:
-    entries = document["members"]
     budget = part_of(document, "budget")
-    layers = tuple(sorted({int(entry["layer"]) for entry in entries}))
+    by_layer, unexpanded = _members(document["members"])
+    layers = tuple(sorted(by_layer))
     return Circuit(
         name=document["name"],
         narrative=members.narrative(document),
         model=members.model_name(document),
         layers=layers,
-        members={layer: members_ for layer in layers if (members_ := _members(entries, layer))},
+        members={layer: by_layer[layer] for layer in layers if by_layer[layer]},
         saes=tuple(members.sae_reference(raw) for raw in document["saes"]),
         edges=tuple(_edge(raw) for raw in document.get("edges") or ()),
-        unexpanded=frozenset(int(e["layer"]) for e in entries if not any(_of_entry(e))),
+        unexpanded=unexpanded,
         intensity=members.declared_intensity(budget),
         intensity_range=members.declared_range(budget),
         sensing=members.sensing_overrides(document),
@@ -178,17 +215,24 @@ def _of_entry(entry: Mapping[str, Any]) -> Iterator[AuthoredMember]:
             yield members.member(raw)
 
 
-def _members(entries: Sequence[Mapping[str, Any]], layer: int) -> tuple[AuthoredMember, ...]:
-    """The features of a layer, each once, as its first entry has it."""
-    distinct: dict[int, AuthoredMember] = {}
+def _members(
+    entries: Sequence[Mapping[str, Any]],
+) -> tuple[dict[int, tuple[AuthoredMember, ...]], frozenset[int]]:
+    """The features of each layer, each once, as its first entry has it, and the layers with an entry without
+    features."""
+    by_layer: dict[int, dict[int, AuthoredMember]] = {}
+    unexpanded = set()
     for entry in entries:
-        if int(entry["layer"]) != layer:
-            continue
-        for member in _of_entry(entry):
+        layer, features = int(entry["layer"]), list(_of_entry(entry))
+        distinct = by_layer.setdefault(layer, {})
+        if not features:
+            unexpanded.add(layer)
+        for member in features:
             first = distinct.setdefault(member.feature_idx, member)
             peaks = [one.max_activation for one in (first, member) if one.max_activation]
             distinct[member.feature_idx] = replace(first, max_activation=max(peaks, default=None))
-    return tuple(distinct.values())
+    members_ = {layer: tuple(distinct.values()) for layer, distinct in by_layer.items()}
+    return members_, frozenset(unexpanded)
 
 
 def _edge(raw: Mapping[str, Any]) -> AuthoredEdge:

@@ -21,6 +21,10 @@ KIND = "mistudio.circuit-definition"
 NAME_MAXIMUM = 200
 LAYERS_MAXIMUM = 16
 EDGES_MAXIMUM = 200
+ENTRIES_MAXIMUM = 1000
+"""Entries in `members`. An entry may repeat features of other entries, so that a circuit may have more entries than
+features."""
+
 _TEXT_MAXIMUM = 2000
 
 _LAYER = whole()
@@ -114,7 +118,7 @@ SHAPE: Check = fields(
     {
         "name": members.name_shape(NAME_MAXIMUM),
         "saes": items(members.SAE, 1, LAYERS_MAXIMUM),
-        "members": items(_MEMBER, 1),
+        "members": items(_MEMBER, 1, ENTRIES_MAXIMUM),
     },
     {
         "kind": one_of(KIND),

@@ -90,14 +90,22 @@ class Cluster:
 
 @dataclass(frozen=True, slots=True)
 class ImportedCluster:
-    """A checked definition, with the fields of its record. `document` is the definition as it came."""
+    """A checked definition, with the fields of its record. `document` is the JSON text of the definition as it came."""
 
     name: str
     description: str | None
     model_id: str | None
     intensity: float
-    document: Mapping[str, Any]
+    document: str
     cluster: Cluster
+
+
+@dataclass(frozen=True, slots=True)
+class ReadClusters:
+    """The definitions of one document, which is a definition or a bundle."""
+
+    clusters: tuple[ImportedCluster, ...]
+    is_bundle: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,6 +117,26 @@ class Binding:
 
 
 # ------------------------------------------------------------- importing
+
+
+def parse(body: bytes) -> ReadClusters:
+    """The clusters in the body of an import.
+
+    Raises:
+        DocumentRefusal: PAYLOAD_TOO_LARGE, UNKNOWN_KIND, VALIDATION_ERROR.
+        Refusal: VALIDATION_ERROR for a body that is not JSON.
+    """
+    return imported(documents.parse(body))
+
+
+def imported(document: Mapping[str, Any]) -> ReadClusters:
+    """The clusters in a document, which is checked as a whole.
+
+    Raises:
+        DocumentRefusal: UNKNOWN_KIND, VALIDATION_ERROR.
+    """
+    found = definitions(document)
+    return ReadClusters(tuple(map(read, found)), is_bundle=found[0] is not document)
 
 
 def definitions(document: Mapping[str, Any]) -> list[Mapping[str, Any]]:
@@ -168,7 +196,7 @@ def read(document: Mapping[str, Any]) -> ImportedCluster:
         members.narrative(document),
         members.model_name(document),
         1.0 if intensity is None else intensity,
-        document,
+        documents.written(document),
         cluster,
     )
 

@@ -12,9 +12,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from steerserve.errors import Refusal
+from steerserve.rules import sae_steering
 from steerserve.rules.attachment import AttachedSae
 from steerserve.rules.binding import scaled
 from steerserve.rules.dial import HIGHEST
+from steerserve.rules.sae_steering import RequestSteering
 from steerserve.rules.steering import Values, check_index, check_value, total
 
 INTENSITIES_MAXIMUM = 16
@@ -25,13 +27,18 @@ Overlay = Mapping[str, Values]
 @dataclass(frozen=True, slots=True)
 class Sweep:
     """The intensities to compare, and the base values that they multiply. `steering` has the base values for the first
-    attached SAE with this `sae_id` and `layer`; None means any. Without `steering` the base values are those of the
-    named profile, else those of what steers now."""
+    attached SAE with this `sae_id` and `layer`; None means any. `own` has base values that name their SAEs themselves.
+    Without both the base values are those of the named profile, else those of what steers now."""
 
     intensities: tuple[float, ...]
     steering: Values | None = None
     sae_id: str | None = None
     layer: int | None = None
+    own: RequestSteering | None = None
+
+    @property
+    def has_values(self) -> bool:
+        return self.steering is not None or self.own is not None
 
 
 def check(intensities: Sequence[float]) -> tuple[float, ...]:
@@ -53,11 +60,13 @@ def base(sweep: Sweep, otherwise: Overlay, attached: Sequence[AttachedSae]) -> O
     """The steering at intensity 1, by attachment. It is `otherwise` where the sweep has no values of its own.
 
     Raises:
-        Refusal: SAE_NOT_ATTACHED; INVALID_FEATURE_INDEX; VALIDATION_ERROR for a value out of range, or when every value
-            is 0 and an intensity is not.
+        Refusal: SAE_NOT_ATTACHED; INVALID_FEATURE_INDEX; the refusals of `rules/sae_steering.values`; VALIDATION_ERROR
+            for a value out of range, or when every value is 0 and an intensity is not.
     """
     steering = otherwise
-    if sweep.steering is not None:
+    if sweep.own is not None:
+        steering = sae_steering.values(sweep.own, attached)
+    elif sweep.steering is not None:
         fits = [
             one
             for one in attached

@@ -9,8 +9,8 @@ have had without them, and each sum is clamped; (7) a cluster has a range: `min`
 its end is lowered to the end, and a number below its floor counts as it is; (8) where no profile is active and one
 circuit serves whole, its authored values are the base: a number other than 0 is held within its range at both ends, and
 the values that are not its own stay as they are; (9) where a profile is active beside circuits, their values stay as
-they are; (10) where several circuits serve, or a layer is shared, or members of the circuit are missing, an intensity
-other than 0 changes nothing, and no rung is reported.
+they are; (10) where several circuits serve, or a layer is shared, or members of the circuit are missing, the live
+values are the base, as without circuits, and no rung is reported.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from steerserve.rules.profile import site
 from steerserve.rules.sae_steering import RequestSteering
 from steerserve.rules.served import ServedCircuit, composed
 from steerserve.rules.serving import dialed
-from steerserve.rules.steering import MANUAL, Live, Values, at_intensity, total
+from steerserve.rules.steering import Live, Values, at_intensity, total
 
 FIELD = "steering_intensity"
 HIGHEST = 2.0
@@ -134,8 +134,9 @@ def _planned(
     if intensity == 0.0:
         is_off = _has_base(is_profile_named, profile, live, attached)
         return Plan({}, 0.0 if is_off else None)  # (2)
-    if profile is None and live.active is None and _whole_circuits(live):
-        return _circuit(intensity, live)  # (8), (10)
+    circuit = _only_circuit(live)
+    if profile is None and live.active is None and live.enabled and circuit is not None:
+        return _circuit(circuit, intensity, live)  # (8)
     scaled = _dial_base(profile, live, attached, configured)
     strength = resolved(intensity, scaled)
     if profile is None and not any(scaled.values.values()):
@@ -145,17 +146,14 @@ def _planned(
         for key, values in scaled.values.items()
     }
     is_dialed = intensity is not None and any(overlay.values())
-    if profile is None and live.enabled and _whole_circuits(live):
+    if profile is None and live.active is not None and live.enabled and _whole_circuits(live):
         beside = [live.by(circuit.owner) for circuit in _whole_circuits(live)]
         return Plan(total([*beside, overlay]), strength if is_dialed else None, rung(live))  # (9)
     return Plan(overlay, strength if is_dialed else None)
 
 
-def _circuit(intensity: Intensity | None, live: Live) -> Plan:
-    """The steering of a request whose base is the circuit that serves."""
-    circuit = _only_circuit(live)
-    if circuit is None or not live.enabled:
-        return Plan()  # (10)
+def _circuit(circuit: ServedCircuit, intensity: Intensity | None, live: Live) -> Plan:
+    """The steering of a request whose base is the one circuit that serves."""
     limits = Range(*circuit.intensity_range)
     wanted = resolved(intensity, DialBase(circuit.authored, limits))
     strength = circuit_serving.held(wanted, circuit.intensity_range)
@@ -245,8 +243,7 @@ def swept(
             return values, {}  # (10)
         others = [held for owner, held in live.owned.items() if owner != circuit.owner]
         return circuit.authored, total(others)  # (8)
-    own = live.by(MANUAL) if values is live.values else values
-    return own, total(live.by(one.owner) for one in circuits)  # (9)
+    return values, total(live.by(one.owner) for one in circuits)  # (9)
 
 
 def _dial_base(
@@ -254,8 +251,6 @@ def _dial_base(
 ) -> DialBase:
     """The named profile, else the active one, else the live values, with the range of a cluster."""
     values = base(profile, live, attached)
-    if profile is None and values is live.values and _whole_circuits(live):
-        values = live.by(MANUAL)  # (9)
     if profile is not None:
         declared = profile.cluster.declared_range if profile.cluster is not None else None
         limits = members.within(declared, configured)

@@ -57,22 +57,25 @@ def check_body(body: bytes) -> None:
             f"a document has at most {DOCUMENT_BYTES} bytes",
             limit_bytes=DOCUMENT_BYTES,
         )
-    if depth(body) > DEPTH_MAXIMUM:
+    if is_deeper(body, DEPTH_MAXIMUM):
         raise invalid([DocumentFault((), f"nested deeper than {DEPTH_MAXIMUM} objects and lists")])
 
 
-def depth(body: bytes) -> int:
-    """How many brackets of a JSON text are open at once, without those inside its strings."""
+def is_deeper(body: bytes, most: int) -> bool:
+    """Whether more than `most` brackets of a JSON text are open at once, without those inside its strings."""
     # without escaped characters, every quotation mark begins or ends a string
     plain = body.replace(b"\\\\", b"").replace(b'\\"', b"")
-    brackets = b"".join(plain.split(b'"')[::2]).translate(None, _OTHER_BYTES)
-    deepest = level = 0
-    for byte in brackets:
-        level += 1 if byte in b"[{" else -1
-        deepest = max(deepest, level)
-    return deepest
+    brackets = b"".join(plain.split(b'"')[::2]).translate(_BRACKETS, _OTHER_BYTES)
+    # each round removes the innermost brackets; this is far faster than counting
+    for _ in range(most):
+        if not brackets:
+            return False
+        brackets = brackets.replace(b"[]", b"")
+    # what is left is deeper, or is not closed
+    return b"[]" in brackets or brackets.startswith(b"[" * (most + 1))
 
 
+_BRACKETS = bytes.maketrans(b"{}", b"[]")
 _OTHER_BYTES = bytes(byte for byte in range(256) if byte not in b"[]{}")
 
 
@@ -84,7 +87,7 @@ def read_json(body: bytes) -> Any:
             either of its values may be meant.
     """
     try:
-        return json.loads(body, object_pairs_hook=once)
+        return json.loads(body.decode("utf-8-sig"), object_pairs_hook=once)
     except (ValueError, RecursionError) as error:
         raise not_json(error) from error
 
@@ -145,15 +148,33 @@ def check_numbers(document: Any) -> None:
     Raises:
         DocumentRefusal: VALIDATION_ERROR.
     """
+    try:
+        written(document)
+    except ValueError:
+        raise invalid([DocumentFault(_not_finite(document), "not a finite number")]) from None
+
+
+def written(document: Any) -> str:
+    """The JSON text of a parsed document, in which it is stored and exported.
+
+    Raises:
+        ValueError: a number is NaN or infinite.
+    """
+    return json.dumps(document, allow_nan=False)
+
+
+def _not_finite(document: Any) -> Place:
+    """The place of a number that is NaN or infinite."""
     waiting: list[tuple[Any, Place]] = [(document, ())]
     while waiting:
         value, place = waiting.pop()
         if isinstance(value, float) and not math.isfinite(value):
-            raise invalid([DocumentFault(place, "not a finite number")])
+            return place
         if isinstance(value, dict):
             waiting += [(part, (*place, key)) for key, part in value.items()]
         elif isinstance(value, list):
             waiting += [(part, (*place, index)) for index, part in enumerate(value)]
+    return ()
 
 
 def unknown_kind(document: Mapping[str, Any], known: Sequence[str]) -> DocumentRefusal:

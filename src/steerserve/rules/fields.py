@@ -46,6 +46,7 @@ CHANGING: dict[str, frozenset[tuple[str, str]]] = {
 _SAMPLING = frozenset(
     "model stream stream_options temperature top_p max_tokens stop frequency_penalty presence_penalty".split()
 )
+_SPECIAL = "add_special_tokens"
 _ECHO = "echo"
 """This field asks for the log-probabilities of the prompt, so it is unused in a request without log-probabilities."""
 
@@ -193,7 +194,14 @@ def unused(route: str, body: Mapping[str, Any]) -> list[str]:
         locations += [f"{activations.FIELD}.{_AS_STREAM}"] if asked.get(_AS_STREAM) else []
     if not has_logprobs and _AS_IDS in used and body.get(_AS_IDS):
         locations.append(_AS_IDS)
+    if route == COMPLETIONS and body.get(_SPECIAL) and _is_in_ids(body.get("prompt")):
+        locations.append(_SPECIAL)
     return locations
+
+
+def _is_in_ids(prompt: Any) -> bool:
+    """Whether a prompt comes as token ids, which get no special tokens."""
+    return isinstance(prompt, list) and bool(prompt) and isinstance(prompt[0], int | list)
 
 
 def _unknown(where: str, value: Any, known: Known) -> Iterator[str]:

@@ -11,8 +11,24 @@ from steerserve.rules.compare import Sweep
 from steerserve.rules.sae_steering import RequestSteering
 
 Conversation = tuple[Mapping[str, Any], ...]
-Prompt = str | Conversation
-"""A text that goes to the model verbatim, or the messages of a conversation."""
+
+
+def message(role: str, content: str, name: str | None) -> Mapping[str, Any]:
+    """A message in the form of chat templates. Newer clients name the role `developer` that templates name `system`."""
+    named = {} if name is None else {"name": name}
+    return {"role": "system" if role == "developer" else role, "content": content, **named}
+
+
+@dataclass(frozen=True, slots=True)
+class TokenIds:
+    """A prompt as the ids of its tokens. `place` is where the body of the request has them: `prompt[1]`."""
+
+    ids: tuple[int, ...]
+    place: str
+
+
+Prompt = str | TokenIds | Conversation
+"""A text that goes to the model verbatim, its tokens, or the messages of a conversation."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,14 +83,12 @@ class GenerateIntent(BaseIntent):
     Attributes:
         has_special: whether a text gets the tokenizer's special tokens.
         template: variables for the chat template of conversations.
-        is_timed: whether a stream tells its times in its last chunk.
     """
 
     prompts: tuple[Prompt, ...]
     sampling: SamplingParameters
     n: int = 1
     is_stream: bool = False
-    is_timed: bool = False
     has_special: bool = True
     template: Mapping[str, Any] | None = None
     profile: str | None = None
@@ -111,7 +125,6 @@ class ScoreIntent(BaseIntent):
     template: Mapping[str, Any] | None = None
     seed: int | None = None
     is_stream: bool = False
-    is_timed: bool = False
     activations: Activations | None = None
     is_echoed: bool = False
     max_tokens: int = 1

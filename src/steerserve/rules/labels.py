@@ -10,10 +10,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from steerserve.errors import Refusal
+from steerserve.rules import documents, json_size
 from steerserve.rules.steering import check_index
 from steerserve.rules.text import line_fault
 
 LENGTH_MAXIMUM = 500
+VALUES_MAXIMUM = 1_000_000
+"""Values in the document of an import."""
 INDEX_FIELDS = ("index", "feature", "feature_index", "feature_idx")
 LABEL_FIELDS = ("label", "description", "explanation")
 
@@ -37,6 +40,29 @@ class ParsedLabels:
     by_feature: Mapping[int, str]
     repeated: int = 0
     layers: frozenset[int] = frozenset()
+
+
+def read(body: bytes, d_sae: int, *, is_lines: bool) -> ParsedLabels:
+    """The labels in the body of an import, which is the text of JSON Lines, or JSON. A JSON object may have them in its
+    only field, `labels`.
+
+    Raises:
+        Refusal: PAYLOAD_TOO_LARGE, and what `parse` raises.
+    """
+    if json_size.has_more_values(body, VALUES_MAXIMUM):
+        raise Refusal("PAYLOAD_TOO_LARGE", f"the body has more than {VALUES_MAXIMUM} values")
+    if documents.is_deeper(body, documents.DEPTH_MAXIMUM):
+        why = f"nested deeper than {documents.DEPTH_MAXIMUM} objects and lists"
+        raise _refused(["the document"], why)
+    if is_lines:
+        try:
+            return parse(body.decode("utf-8-sig"), d_sae)
+        except UnicodeDecodeError as error:
+            raise documents.not_json(error) from None
+    document = documents.read_json(body)
+    if isinstance(document, dict) and set(document) == {"labels"}:
+        document = document["labels"]
+    return parse(document, d_sae)
 
 
 def parse(document: Any, d_sae: int) -> ParsedLabels:

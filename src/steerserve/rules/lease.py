@@ -290,9 +290,9 @@ def _text(
     asked: dict[str, Any], name: str, maximum: int, fault_of: Callable[[str], str | None]
 ) -> str:
     value = asked.get(name)
-    if not isinstance(value, str) or not value.strip() or len(value) > maximum:
+    if not isinstance(value, str) or not 1 <= len(value) <= maximum:
         raise _invalid(name, f"required, a text of 1 to {maximum} characters", maximum)
-    fault = fault_of(value)
+    fault = fault_of(value) if value.strip() else "only blanks are no text"
     if fault is not None:
         raise _invalid(name, f"a text of 1 to {maximum} characters; {fault}", maximum)
     return value

@@ -24,6 +24,8 @@ class Event(StrEnum):
     LOAD_FAILED = "load_failed"
     LACKED_MEMORY = "lacked_memory"
     """A load failed only because memory was lacking; the next request may try again."""
+    LACKED_ENGINE = "lacked_engine"
+    """A load failed because no engine could be started for it; the next request may try again."""
     LOAD_ABANDONED = "load_abandoned"
     UNLOADED = "unloaded"
     ENGINE_ENDED = "engine_ended"
@@ -45,6 +47,7 @@ MOVES: dict[tuple[str | None, Event], str] = {
     ("loading", Event.LOADED): "loaded",
     ("loading", Event.LOAD_FAILED): "error",
     ("loading", Event.LACKED_MEMORY): "ready",
+    ("loading", Event.LACKED_ENGINE): "ready",
     ("loading", Event.LOAD_ABANDONED): "ready",
     ("loading", Event.RESTARTED): "ready",
     ("loaded", Event.UNLOADED): "ready",
@@ -68,21 +71,34 @@ AFTER: dict[Event, str] = {
 """The status after each event, from whichever status it comes."""
 
 
-def check_load(status: str, is_on_disk: bool, reason: str | None) -> None:
-    """Whether a model of this status can be loaded. `reason` says why the status is `error`.
+def after_failed_load(code: str) -> Event:
+    """What a load that failed with this code means for the model."""
+    transient = {
+        "INSUFFICIENT_MEMORY": Event.LACKED_MEMORY,
+        "ENGINE_UNAVAILABLE": Event.LACKED_ENGINE,
+    }
+    return transient.get(code, Event.LOAD_FAILED)
+
+
+def check_load(status: str, is_on_disk: bool, reason: str | None, ended_by: str | None) -> None:
+    """Whether a model of this status can be loaded. `reason` says why the status is `error`. `ended_by` is the code
+    with which the download of the model ended; None where it succeeded, or was not recorded.
 
     Raises:
-        Refusal: MODEL_BUSY while it is downloaded, DOWNLOAD_FAILED when its files are not complete.
+        Refusal: MODEL_BUSY while it is downloaded. DOWNLOAD_CANCELLED or DOWNLOAD_FAILED when its files are not
+            complete.
     """
     if status == "downloading":
         raise Refusal("MODEL_BUSY", "the model is still being downloaded", status=status)
-    if not is_on_disk:
-        raise Refusal(
-            "DOWNLOAD_FAILED",
-            f"the model is not on this machine ({reason or 'its download did not end'}); "
-            "POST /api/models with the same body goes on with the download",
-            status=status,
-        )
+    if is_on_disk:
+        return
+    again = "POST /api/models with the same body goes on with the download"
+    if ended_by == "DOWNLOAD_CANCELLED":
+        raise Refusal(ended_by, f"the download of the model was cancelled; {again}", status=status)
+    why = reason or "its download did not end"
+    raise Refusal(
+        "DOWNLOAD_FAILED", f"the model is not on this machine ({why}); {again}", status=status
+    )
 
 
 def check_delete(status: str, lock: Lock | None) -> None:

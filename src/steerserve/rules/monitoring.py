@@ -16,6 +16,9 @@ HISTORY_DEFAULT = 100
 TOP_K_MAXIMUM = 1000
 TOP_K_DEFAULT = 10
 LIMIT_DEFAULT = 50
+KEPT_MAXIMUM = 200_000
+"""Activations in all records that are kept. A record counts its features and its strongest features, and itself as
+one."""
 BEST_MAXIMUM = 100
 BEST_DEFAULT = 10
 READ_POINT = "pre_steering"
@@ -65,22 +68,36 @@ class Record:
             (index, values.get(index, 0.0)) for index in wanted if is_whole or index in values
         )
 
+    @property
+    def weight(self) -> int:
+        """How many activations the record has, and one for itself."""
+        return 1 + len(self.activations) + len(self.top_k)
+
 
 class Ring:
-    """The newest records, at most `size` of them."""
+    """The newest records, at most `size` of them, and of those at most as many as have KEPT_MAXIMUM activations."""
 
     def __init__(self, size: int = HISTORY_DEFAULT) -> None:
-        self._records: deque[Record] = deque(maxlen=size)
+        self._records: deque[Record] = deque()
+        self._size = size
+        self._weight = 0
 
     def __len__(self) -> int:
         return len(self._records)
 
     def add(self, record: Record) -> None:
         self._records.append(record)
+        self._weight += record.weight
+        self._forget_oldest()
 
     def resize(self, size: int) -> None:
         """Change the size. The newest records are kept, at most `size` of them."""
-        self._records = deque(self._records, maxlen=size)
+        self._size = size
+        self._forget_oldest()
+
+    def _forget_oldest(self) -> None:
+        while len(self._records) > self._size or self._weight > KEPT_MAXIMUM:
+            self._weight -= self._records.popleft().weight
 
     def newest(self, limit: int, request_id: str | None = None) -> list[Record]:
         """The newest records first; with `request_id`, only the records of that request."""
@@ -95,6 +112,7 @@ class Ring:
         """Delete all records, and return how many there were."""
         count = len(self._records)
         self._records.clear()
+        self._weight = 0
         return count
 
 

@@ -10,9 +10,10 @@ from itertools import islice
 from typing import Any
 
 from steerserve.errors import Refusal
-from steerserve.rules import cluster, provenance
+from steerserve.rules import cluster, documents, provenance
 from steerserve.rules.attachment import ClusterChoice, Sae, SaeChoice
 from steerserve.rules.cluster import Cluster
+from steerserve.rules.documents import DOCUMENT_BYTES
 from steerserve.rules.members import Range
 from steerserve.rules.provenance import Origin
 from steerserve.rules.steering import BATCH_MAXIMUM, Values
@@ -145,6 +146,24 @@ def site(profile: Profile, attached: Sequence[Sae], param: str | None = None) ->
 # ------------------------------------------------------------- importing
 
 
+def parse(body: bytes) -> Any:
+    """The JSON of the body of an import, which `read` reads.
+
+    Raises:
+        Refusal: PAYLOAD_TOO_LARGE; VALIDATION_ERROR for a body that is not JSON or is nested too deep.
+    """
+    if len(body) > DOCUMENT_BYTES:
+        raise Refusal(
+            "PAYLOAD_TOO_LARGE",
+            f"a profile document has at most {DOCUMENT_BYTES} bytes",
+            limit_bytes=DOCUMENT_BYTES,
+        )
+    if documents.is_deeper(body, documents.DEPTH_MAXIMUM):
+        why = f"the document is nested deeper than {documents.DEPTH_MAXIMUM} objects and lists"
+        raise documents.malformed(why)
+    return documents.read_json(body)
+
+
 @dataclass(frozen=True, slots=True)
 class ImportedProfile:
     """An imported profile: its checked values, its other fields as the document has them, and the origin of the SAE and
@@ -234,6 +253,8 @@ def _of_list(features: Any) -> dict[str, Any]:
     its key, so that the refusal can name the entry."""
     if not isinstance(features, list):
         raise invalid("features", "not a list of {index, strength}")
+    if len(features) > FEATURES_MAXIMUM:
+        raise invalid("features", f"more than {FEATURES_MAXIMUM} features")
     values: dict[str, Any] = {}
     for place, entry in enumerate(features):
         index = entry.get("index") if isinstance(entry, dict) else None

@@ -47,7 +47,7 @@ class ReplicaView:
         memory_mb: the memory of the loaded model on each of these devices.
         kind: replicas with the same kind compute the same bits; None before the model is loaded.
         restarts: how often it was started again.
-        reason: why it was lost, stalls, or was started again last; None where nothing of this happened.
+        reason: why it was lost, stalls, or is started again; None while it serves.
         since: when it came into its state.
         replaces: the name of the replica in whose place it is started, until it serves; None for all others.
     """
@@ -235,6 +235,17 @@ def is_hopeless(replicas: Sequence[tuple[ReplicaState, int]]) -> bool:
     a row: none may still serve, and each was started STARTS times for nothing."""
     alive = (ReplicaState.SERVING, ReplicaState.DRAINING, ReplicaState.STALLED)
     return all(state not in alive and failed >= STARTS for state, failed in replicas)
+
+
+def may_serve_soon(replicas: Sequence[tuple[ReplicaState, bool]]) -> bool:
+    """Whether requests should wait for a replica: one serves, or has a place where it loads, is told the setup, or may
+    wake. `replicas` has the state of each replica and whether its engine runs. A replica that starts and has no engine
+    is still looked for a place for."""
+    placed = (ReplicaState.STARTING, ReplicaState.RESTORING, ReplicaState.STALLED)
+    return any(
+        state is ReplicaState.SERVING or (state in placed and is_running)
+        for state, is_running in replicas
+    )
 
 
 # ------------------------------------------------------------- edits

@@ -28,7 +28,8 @@ class SteeredFeature:
 @dataclass(frozen=True, slots=True)
 class RequestSteering:
     """The features of a request. They replace the values that the request would have had without them, or with
-    `is_added` are added to those."""
+    `is_added` are added to those. Without any feature the request is not steered, or with `is_added` steered as if it
+    had brought none."""
 
     features: tuple[SteeredFeature, ...]
     is_added: bool = False
@@ -38,11 +39,11 @@ def check(steering: RequestSteering) -> RequestSteering:
     """The checks that need no attached SAE. Values are never clamped here.
 
     Raises:
-        Refusal: INVALID_PARAMETER for no feature, too many features, a value outside [-200, 200], a negative index, or
-            a feature that is named twice.
+        Refusal: INVALID_PARAMETER for too many features, a value outside [-200, 200], a negative index, or a feature
+            that is named twice.
     """
-    if not 1 <= len(steering.features) <= FEATURES_MAXIMUM:
-        raise _invalid("features", f"1 to {FEATURES_MAXIMUM} features")
+    if len(steering.features) > FEATURES_MAXIMUM:
+        raise _invalid("features", f"at most {FEATURES_MAXIMUM} features")
     seen: set[tuple[SaeChoice, int]] = set()
     for place, feature in enumerate(steering.features):
         where = f"features[{place}]"

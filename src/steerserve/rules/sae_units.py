@@ -168,6 +168,10 @@ _LAYER_FILE = re.compile(r"layer_\d+\.safetensors", re.IGNORECASE)
 _TRAINING_CONFIGS = ("wandb-config.yaml", "wanb-config.yaml", "config.yaml")
 """Configurations beside transcoders; some repositories misspell the first."""
 
+_NUMBER = re.compile(r"(\d{1,15}(?:[kKmM](?![A-Za-z0-9]))?)")
+"""A number in a path, with the unit of a width where it has one."""
+_SCALES = {"k": 1_000, "m": 1_000_000}
+
 _REASONS = tuple(
     (re.compile(pattern, re.IGNORECASE), reason)
     for pattern, reason in (
@@ -322,9 +326,14 @@ def _join(folder: str, name: str) -> str:
 
 
 def _natural(path: str) -> list[tuple[int, int, str]]:
-    """A sort key in which layer 2 comes before layer 10."""
-    parts = re.split(r"(\d{1,15})", path)
-    return [(0, int(part), "") if part.isdecimal() else (1, 0, part) for part in parts]
+    """A sort key in which layer 2 comes before layer 10, and width 16k before width 1m."""
+    parts = _NUMBER.split(path)
+    return [(1, 0, part) if n % 2 == 0 else (0, _amount(part), "") for n, part in enumerate(parts)]
+
+
+def _amount(number: str) -> int:
+    scale = _SCALES.get(number[-1].lower(), 1)
+    return int(number.rstrip("kKmM")) * scale
 
 
 def _nearest(candidates: Sequence[Unit], path: str) -> list[Unit]:

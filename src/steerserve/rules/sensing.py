@@ -118,6 +118,12 @@ def plan(
     )  # (4)
 
 
+def context_tokens(asked: int | None, ceiling: int) -> int:
+    """How many tokens of context an event keeps on each side: as many as the document asks for, and never more than the
+    operator allows."""
+    return ceiling if asked is None else min(asked, ceiling)
+
+
 def check_quorum(min_k: int, members: int, sensable: int) -> None:
     """Check a quorum that an operator sets.
 

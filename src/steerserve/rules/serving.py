@@ -158,13 +158,13 @@ def dialed(live: Live, attached: Sequence[AttachedSae]) -> Mapping[str, Values]:
     """The values that an intensity scales in a request that names no profile. (1) There are none after an operator
     switched steering off. (2) With an active profile they are the values of the profile as saved, so that the same
     intensity always means the same values; there are none where no attached SAE fits them. (3) They are the live values
-    where no profile is active, or where the values of a profile that is no cluster have been edited since."""
+    where no profile is active."""
     active = live.active
     if active is not None and not active.is_applied:
         return {} if active.is_muted else _authored(active, attached)  # (1), (2)
     if not live.enabled:
         return {}  # (1)
-    if active is None or (active.left != live.by(MANUAL) and not active.is_cluster):
+    if active is None:
         return live.values  # (3)
     return _authored(active, attached)  # (2)
 

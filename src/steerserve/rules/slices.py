@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
-import re
+import json
 from collections.abc import Mapping
 from typing import Any
 
 from steerserve.rules import cluster, evidence
 from steerserve.rules.circuit import Circuit
+from steerserve.rules.cluster import ImportedCluster
 from steerserve.rules.documents import part_of
 from steerserve.rules.members import SCHEMA_VERSION
 
-_PROJECTION = "projection_of"
-_NAME = re.compile(r" \[L[0-9]+ s[lice]*\]?( \([0-9]+\))?$")
+
+def imported(
+    text: str, circuit: Circuit, circuit_id: str, layer: int, intensity: float
+) -> ImportedCluster:
+    """The cluster of one layer of a circuit, from the stored text of the circuit's document."""
+    return cluster.read(project(json.loads(text), circuit, circuit_id, layer, intensity))
 
 
 def project(
@@ -44,28 +49,10 @@ def project(
         ],
         "budget": budget,
         "provenance": {
-            "source_note": f"{_PROJECTION}={circuit_id}; parent_rung={circuit.rung}; "
+            "source_note": f"projection_of={circuit_id}; parent_rung={circuit.rung}; "
             f"parent_evidence={evidence.language(circuit.rung)}; partial_rendering=true"
         },
     }
-
-
-def circuit_of(document: Mapping[str, Any]) -> str | None:
-    """The id of the circuit that a cluster document is a layer of; None for any other document."""
-    note = str(part_of(document, "provenance").get("source_note"))
-    key, _, circuit_id = note.partition(";")[0].partition("=")
-    return circuit_id if key == _PROJECTION else None
-
-
-def layer_of(document: Mapping[str, Any]) -> Any:
-    """The layer that a cluster document declares."""
-    return part_of(document, "sae").get("layer")
-
-
-def is_name(cluster_name: str) -> bool:
-    """Whether a cluster may be a layer of a circuit by its name. A number after the name may have cut off the end of
-    the word `slice`."""
-    return _NAME.search(cluster_name) is not None
 
 
 def name(circuit_name: str, layer: int) -> str:

@@ -1,8 +1,9 @@
 """The live steering values: their owners, their bounds, the switch, the epoch, and the values of a row of the batch.
 
 A key names one attached SAE (`sae_id@layer`). Each value belongs to an owner, and the values of all owners are added.
-Every edit returns a new `Live`. The epoch grows by one when an edit changes the values, the switch, or which profile is
-active.
+Every edit returns a new `Live`. The epoch grows by one when an edit changes what is added to a request that follows the
+live values. It stays where an edit changes only the rest: a value of 0, a value that is switched off, the switch while
+nothing is set, the active profile.
 """
 
 from __future__ import annotations
@@ -212,11 +213,21 @@ def leave(live: Live, key: str) -> Live:
 
 
 def mark(before: Live, after: Live, active: Active | None) -> Live:
-    """Combine the edit that led from `before` to `after` with a change of the active profile into one step of the
-    epoch."""
+    """Combine the edit that led from `before` to `after` with a change of the active profile into one step."""
     circuits = served.still(after.circuits, after.owned, active.profile_id if active else None)
-    marked = replace(after, active=active, circuits=circuits, epoch=before.epoch + 1)
+    marked = counted(before, replace(after, active=active, circuits=circuits))
     return before if replace(marked, epoch=before.epoch) == before else marked
+
+
+def counted(before: Live, after: Live) -> Live:
+    """`after` with the epoch that follows the one of `before`: one more if they add different values."""
+    return replace(after, epoch=before.epoch + (_added(before) != _added(after)))
+
+
+def _added(live: Live) -> Mapping[str, Values]:
+    """What is added to a request that follows the live values."""
+    by_key = {key: effective(live, None, live.epoch, key) for key in live.values}
+    return {key: values for key, values in by_key.items() if values}
 
 
 def effective(
@@ -290,7 +301,7 @@ def _step(
     enabled = enabled and (is_kept or bool(full))
     active = _still_active(live.active, full, enabled=enabled, mutes=mutes)
     circuits = served.still(circuits, full, active.profile_id if active else None)
-    after = Live(live.epoch + 1, enabled, owned=full, active=active, circuits=circuits)
+    after = counted(live, Live(0, enabled, owned=full, active=active, circuits=circuits))
     is_same = (enabled, full, active, circuits) == (
         live.enabled,
         live.owned,

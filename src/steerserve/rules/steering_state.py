@@ -14,8 +14,18 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from steerserve.rules.provenance import ModelOrigin, SaeOrigin
+from steerserve.rules.provenance import SaeOrigin
 from steerserve.rules.steering import Live, Values, effective
+
+
+@dataclass(frozen=True, slots=True)
+class SteeredModel:
+    """The model that is steered, with the facts that identify it on every machine, as far as they are known."""
+
+    name: str
+    repo_id: str | None = None
+    revision: str | None = None
+    content_digest: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,8 +50,7 @@ def applied(
 
 
 def digest(
-    model: ModelOrigin,
-    revision: str | None,
+    model: SteeredModel,
     sites: Mapping[str, SteeredSite],
     added: Mapping[str, Values],
 ) -> str | None:
@@ -62,7 +71,7 @@ def digest(
     if not entries:
         return None
     entries.sort(key=_canonical)
-    document = {"model": _model(model, revision), "steering": entries}
+    document = {"model": _model(model), "steering": entries}
     return f"sha256={hashlib.sha256(_canonical(document).encode()).hexdigest()}"
 
 
@@ -76,10 +85,14 @@ def _single(value: float) -> float:
     return float(number)
 
 
-def _model(model: ModelOrigin, revision: str | None) -> dict[str, str | None]:
-    if model.repo_id is None:
-        return {"name": model.name}
-    return {"repository_id": model.repo_id, "revision": revision}
+def _model(model: SteeredModel) -> dict[str, str | None]:
+    """The repository and the commit of a model of the hub, or the content of a model of this machine, or else its name
+    here."""
+    if model.repo_id is not None:
+        return {"repository_id": model.repo_id, "revision": model.revision}
+    if model.content_digest is not None:
+        return {"content_digest": model.content_digest}
+    return {"name": model.name}
 
 
 def _sae(site: SteeredSite) -> dict[str, Any]:

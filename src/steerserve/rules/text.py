@@ -21,22 +21,38 @@ _CONTROLS = frozenset({"Cc", "Cs", "Zl", "Zp"})
 _BREAKS = frozenset("\t\n\r")
 _DIRECTIONS = frozenset(map(chr, (*range(0x202A, 0x202F), *range(0x2066, 0x206A))))
 """Characters that change the direction of all text after them, also of the message around a name."""
+_INVISIBLE = frozenset("\u034f\u115f\u1160\u17b4\u17b5\u2800\u3164\uffa0")
+"""Characters that show nothing, and have another category than `Cf` (format)."""
+_JOINED_EMOJI = re.compile(
+    r"(?<=[\u2600-\u27bf\U0001f300-\U0001faff\ufe0f])\u200d(?=[\u2600-\u27bf\U0001f300-\U0001faff])"
+)
+"""A joiner between two emoji, which makes one visible sign of them."""
 
 
 def line_fault(text: str) -> str | None:
     """Why a text is not one line; None if it is."""
-    return _fault(text, frozenset(), frozenset())
+    return _fault(text, frozenset())
 
 
 def lines_fault(text: str) -> str | None:
     """Why a text is not a free text, which may have tabs and line ends; None if it is."""
-    return _fault(text, _BREAKS, frozenset())
+    return _fault(text, _BREAKS)
 
 
 def name_fault(text: str) -> str | None:
     """Why a text cannot be a name; None if it can. A name stands in messages and lists beside other text, so it is one
-    line and does not change the direction of the text around it."""
-    return _fault(text, frozenset(), _DIRECTIONS)
+    line and does not change the direction of the text around it. It has no invisible characters but the joiners of
+    emoji, so that two names that differ look different."""
+    if text.isascii() and text.isprintable():
+        return None
+    for character in _JOINED_EMOJI.sub("", text):
+        if character in _DIRECTIONS:
+            return (
+                f"U+{ord(character):04X} is not allowed, because it changes the direction of text"
+            )
+        if character in _INVISIBLE or unicodedata.category(character) == "Cf":
+            return f"U+{ord(character):04X} is not allowed in a name, because it is invisible"
+    return _fault(text, frozenset())
 
 
 def storable(text: str) -> str:
@@ -55,14 +71,10 @@ def shown(text: str, longest: int = SHOWN) -> str:
     return text[:longest].encode(errors="backslashreplace").decode()[:longest]
 
 
-def _fault(text: str, allowed: frozenset[str], refused: frozenset[str]) -> str | None:
+def _fault(text: str, allowed: frozenset[str]) -> str | None:
     if text.isascii() and text.isprintable():
         return None
     for character in text:
-        if character in refused:
-            return (
-                f"U+{ord(character):04X} is not allowed, because it changes the direction of text"
-            )
         if unicodedata.category(character) in _CONTROLS and character not in allowed:
             return f"control characters are not allowed (U+{ord(character):04X})"
     return None

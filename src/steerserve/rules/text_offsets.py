@@ -12,6 +12,21 @@ NEAR = 8
 text of a single token."""
 
 
+def span_offsets(text: str, spans: Sequence[tuple[int, int]]) -> list[int]:
+    """The place in `text` at which each token begins, from the part of the text that a tokenizer says each token has. A
+    special token has the empty part (0, 0), and begins where the text before it ends."""
+    offsets = []
+    end = 0
+    for start, stop in spans:
+        if start == stop:
+            offsets.append(end)
+            continue
+        # a blank before the part belongs to the token
+        offsets.append(end if text[end:start].isspace() else start)
+        end = stop
+    return offsets
+
+
 def text_offsets(text: str, tokens: Sequence[str]) -> list[int]:
     """The place in `text` at which each token begins. A token that is no part of the text (a special token), and a
     token that has only a part of a character, begin where the text before them ends."""

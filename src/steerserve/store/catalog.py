@@ -28,7 +28,9 @@ of it."""
 @dataclass(frozen=True, slots=True)
 class ModelRow:
     """One registered model. `engine` is `checkpoint` or `gguf`. `local_path` is the folder of a checkpoint or the first
-    file of a GGUF model, and None until the model is downloaded."""
+    file of a GGUF model, and None until the model is downloaded. `download_error` is the code with which its download
+    ended, None for a success. `content_digest` is the SHA-256 of the files of a model of this machine, once it has been
+    computed, and `content_stamp` tells whether the files are still those that it was computed of."""
 
     id: int
     name: str
@@ -48,6 +50,9 @@ class ModelRow:
     supports_embeddings: bool
     status: str
     error_message: str | None
+    download_error: str | None
+    content_digest: str | None
+    content_stamp: str | None
     created_at: datetime
     updated_at: datetime
 
@@ -57,7 +62,8 @@ class SaeRow:
     """One registered SAE. `local_path` is its folder or file on this machine, None until it is downloaded. `file_path`
     is the path in its repository, None for the record of a whole repository. `content_digest` is the SHA-256 of an SAE
     that was registered from this machine. `claims` are the claims of the checkpoint (`Claims` in `engine/wire`). Facts
-    that are only known once the checkpoint is read are None or empty before."""
+    that are only known once the checkpoint is read are None or empty before. `look_id` is the id under which the last
+    request was answered that did not wait for the hub; it names this SAE too."""
 
     id: str
     repository_id: str | None
@@ -80,6 +86,8 @@ class SaeRow:
     claims: dict[str, Any] | None
     status: str
     error_message: str | None
+    error_code: str | None
+    look_id: str | None
     created_at: datetime
     updated_at: datetime
 
@@ -163,10 +171,21 @@ class Catalog:
         return await self._saes.listed(self._database)
 
     async def sae(self, sae_id: str) -> SaeRow:
-        """Raises:
-        Refusal: SAE_NOT_FOUND.
+        """The SAE with this id, or else the SAE with this `look_id`.
+
+        Raises:
+            Refusal: SAE_NOT_FOUND.
         """
-        return _known_sae((await self._saes.records(self._database)).get(sae_id), sae_id)
+        records = await self._saes.records(self._database)
+        record = records.get(sae_id)
+        if record is None:
+            record = next((row for row in records.values() if row.look_id == sae_id), None)
+        return _known_sae(record, sae_id)
+
+    def names_of_sae(self, sae_id: str) -> list[str]:
+        """The ids that name this SAE: its own, and that of a look."""
+        record = self._saes.kept(sae_id)
+        return [sae_id, *([record.look_id] if record and record.look_id else [])]
 
     async def add_sae(self, **values: Any) -> SaeRow:
         now, sae_id = self._now(), values["id"]
@@ -213,6 +232,22 @@ class Catalog:
             whole = texts | {"id": sae_id, "created_at": now, "updated_at": now}
             await connection.execute(insert(saes).values(**whole))
         return await self._saes.reread(connection, sae_id)
+
+    async def follow_sae(self, look_id: str, sae_id: str) -> SaeRow:
+        """Remove the record of a look, and let its id name the SAE that was found.
+
+        Raises:
+            Refusal: SAE_NOT_FOUND.
+        """
+        async with self._saes.writing(self._database) as connection:
+            await connection.execute(delete(saes).where(saes.c.id == look_id))
+            self._saes.drop(look_id)
+            former = update(saes).where(saes.c.look_id == look_id).returning(saes.c.id)
+            for row_id in (await connection.execute(former.values(look_id=None))).scalars().all():
+                await self._saes.reread(connection, row_id)
+            follow = update(saes).where(saes.c.id == sae_id)
+            await connection.execute(follow.values(look_id=look_id))
+            return _known_sae(await self._saes.reread(connection, sae_id), sae_id)
 
     async def rename_sae(self, sae_id: str, new_id: str, **values: Any) -> SaeRow:
         """Give an SAE a new id, which no other SAE may have. The labels of the SAE and the profiles that name it get

@@ -2,25 +2,28 @@
 
 from __future__ import annotations
 
+import asyncio
 import secrets
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, fields
 from datetime import datetime
 from typing import Any
 
-from sqlalchemy import ColumnElement, delete, insert, select, update
-from sqlalchemy.engine import RowMapping
+from sqlalchemy import ColumnElement, Select, delete, func, insert, select, update
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from steerserve.errors import Refusal
+from steerserve.rules import binding
 from steerserve.rules import claims as claim_rules
-from steerserve.rules.circuit import Circuit
+from steerserve.rules.binding import CircuitOutline
+from steerserve.rules.circuit import Circuit, ImportedCircuit
 from steerserve.rules.claims import LayerClaim
 from steerserve.rules.text import UNSTORABLE, shown
 from steerserve.store.catalog import Clock, utc_now
 from steerserve.store.db import Database
-from steerserve.store.tables import circuit_claims, circuits
+from steerserve.store.room import UNBOUNDED, DocumentRoom
+from steerserve.store.tables import circuit_claims, circuits, profiles
 
 _AT_ONCE = 20
 """Circuits that are read at once."""
@@ -28,18 +31,25 @@ _AT_ONCE = 20
 
 @dataclass(frozen=True, slots=True)
 class CircuitRow:
-    """One imported circuit. `circuit` has the facts of its document, which may be large and is read for itself.
-    `intensity` is the intensity at which the circuit serves. `sensing_enabled` says whether an operator wants its edges
-    to be sensed."""
+    """One imported circuit, as lists show it. `intensity` is the intensity at which the circuit serves.
+    `sensing_enabled` says whether an operator wants its edges to be sensed."""
 
     id: str
     name: str
     rung: int
-    circuit: Circuit
     intensity: float
     sensing_enabled: bool
     created_at: datetime
     updated_at: datetime
+    description: str | None
+    outline: CircuitOutline
+
+
+@dataclass(frozen=True, slots=True)
+class WholeCircuit(CircuitRow):
+    """One imported circuit with the facts of its document. The document itself may be large and is read alone."""
+
+    circuit: Circuit
 
 
 class NameTaken(Exception):
@@ -50,7 +60,8 @@ class LayerTaken(Exception):
     """Another claim leads one of the layers since the claims were read."""
 
 
-_READ = [circuits.c[field.name] for field in fields(CircuitRow)]
+_LISTED = [circuits.c[field.name] for field in fields(CircuitRow)]
+_READ = [circuits.c[field.name] for field in fields(WholeCircuit)]
 
 
 def new_circuit_id() -> str:
@@ -65,36 +76,59 @@ class CircuitStore:
         database: Database,
         now: Clock = utc_now,
         new_id: Callable[[], str] = new_circuit_id,
+        room: DocumentRoom = UNBOUNDED,
     ) -> None:
         self._database = database
+        self._room = room
         self._now = now
         self._new_id = new_id
 
     # ------------------------------------------------------------- circuits
 
-    async def circuits(self, min_rung: int = 0) -> list[CircuitRow]:
-        """All circuits from a rung on, newest first."""
-        wanted = (
-            select(*_READ)
-            .where(circuits.c.rung >= min_rung)
-            .order_by(circuits.c.created_at.desc(), circuits.c.id)
-        )
-        records: list[CircuitRow] = []
+    async def page(
+        self, limit: int, offset: int = 0, min_rung: int = 0
+    ) -> tuple[list[CircuitRow], int]:
+        """Some of the circuits from a rung on, newest first, and how many there are."""
+        is_wanted = circuits.c.rung >= min_rung
+        page = _newest(select(*_LISTED).where(is_wanted)).limit(limit).offset(offset)
+        counted = select(func.count()).select_from(circuits).where(is_wanted)
         async with self._database.read() as connection:
-            rows = (await connection.execute(wanted)).mappings()
-            while chunk := rows.fetchmany(_AT_ONCE):
-                records += [_record(row) for row in chunk]
-        return records
+            return await _listed(connection, page), int(await connection.scalar(counted) or 0)
 
-    async def circuit(self, circuit_id: str) -> CircuitRow:
+    async def some(self, circuit_ids: Sequence[str]) -> list[CircuitRow]:
+        """The circuits with these ids, newest first."""
+        async with self._database.read() as connection:
+            return await _listed(
+                connection, _newest(select(*_LISTED).where(circuits.c.id.in_(circuit_ids)))
+            )
+
+    async def outlines(self, min_rung: int = 0) -> list[tuple[str, CircuitOutline]]:
+        """The id and the outline of every circuit from a rung on, newest first."""
+        wanted = _newest(select(circuits.c.id, circuits.c.outline))
+        outlines: list[tuple[str, CircuitOutline]] = []
+        async with self._database.read() as connection:
+            rows = await connection.execute(wanted.where(circuits.c.rung >= min_rung))
+            while chunk := rows.fetchmany(_AT_ONCE):
+                outlines += [(circuit_id, outline) for circuit_id, outline in chunk]
+                await asyncio.sleep(0)
+        return outlines
+
+    async def sensed(self) -> list[CircuitRow]:
+        """The circuits whose sensing is enabled, newest first."""
+        async with self._database.read() as connection:
+            return await _listed(
+                connection, _newest(select(*_LISTED).where(circuits.c.sensing_enabled))
+            )
+
+    async def circuit(self, circuit_id: str) -> WholeCircuit:
         """Raises:
         Refusal: CIRCUIT_NOT_FOUND.
         """
         async with self._database.read() as connection:
             return await _known(connection, circuit_id)
 
-    async def document(self, circuit_id: str) -> dict[str, Any]:
-        """The document of a circuit, as it came.
+    async def document(self, circuit_id: str) -> str:
+        """The JSON text of the document of a circuit, as it came.
 
         Raises:
             Refusal: CIRCUIT_NOT_FOUND.
@@ -102,7 +136,7 @@ class CircuitStore:
         async with self._database.read() as connection:
             row = await _known(connection, circuit_id)
             wanted = select(circuits.c.document).where(circuits.c.id == row.id)
-            document: dict[str, Any] = (await connection.execute(wanted)).scalar_one()
+            document: str = (await connection.execute(wanted)).scalar_one()
         return document
 
     async def taken_names(self, names: Sequence[str]) -> set[str]:
@@ -114,35 +148,42 @@ class CircuitStore:
     async def add(
         self,
         name: str,
-        circuit: Circuit,
+        imported: ImportedCircuit,
         intensity: float,
-        document: Mapping[str, Any],
         own_id: str | None = None,
-    ) -> CircuitRow:
+    ) -> WholeCircuit:
         """Save a circuit under a new id, or under its own.
 
         Raises:
-        NameTaken: another circuit has exactly this name.
+            NameTaken: another circuit has exactly this name.
+            Refusal: DOCUMENT_STORE_FULL, INSUFFICIENT_DISK.
         """
+        await self._room.check_disk(len(imported.document))
         circuit_id, now = own_id or self._new_id(), self._now()
         new = {
             "id": circuit_id,
             "name": name,
-            "rung": circuit.rung,
-            "circuit": circuit,
+            "rung": imported.circuit.rung,
+            "circuit": imported.circuit,
             "intensity": intensity,
-            "document": dict(document),
+            "document": imported.document,
+            "description": imported.circuit.narrative,
+            "outline": binding.outline(imported.circuit),
             "created_at": now,
             "updated_at": now,
         }
         try:
             async with self._database.write() as connection:
                 await connection.execute(insert(circuits).values(**new))
+                size = func.length(circuits.c.circuit) + func.length(circuits.c.document)
+                counted = update(circuits).where(_is(circuit_id)).values(stored_bytes=size)
+                await connection.execute(counted)
+                await self._room.check(connection)
                 return await _known(connection, circuit_id)
         except IntegrityError as error:
             raise NameTaken(name) from error
 
-    async def change(self, circuit_id: str, **changes: Any) -> CircuitRow:
+    async def change(self, circuit_id: str, **changes: Any) -> WholeCircuit:
         """Replace columns of one circuit.
 
         Raises:
@@ -155,13 +196,15 @@ class CircuitStore:
             return await _known(connection, circuit_id)
 
     async def remove(self, circuit_id: str) -> None:
-        """Delete a circuit, and with it its claims.
+        """Delete a circuit, and with it its claims. Clusters that were made of its layers are slices no more.
 
         Raises:
             Refusal: CIRCUIT_NOT_FOUND.
         """
-        async with self._database.write() as connection:
+        async with self._database.write(frees=True) as connection:
             await _known(connection, circuit_id)
+            of_it = update(profiles).where(profiles.c.slice_of == circuit_id)
+            await connection.execute(of_it.values(slice_of=None, slice_layer=None))
             await connection.execute(delete(circuits).where(_is(circuit_id)))
             await _appoint(connection)
 
@@ -231,7 +274,20 @@ async def _claims(connection: AsyncConnection) -> list[LayerClaim]:
     return [LayerClaim(**row) for row in rows]
 
 
-async def _known(connection: AsyncConnection, circuit_id: str) -> CircuitRow:
+def _newest(wanted: Select[Any]) -> Select[Any]:
+    return wanted.order_by(circuits.c.created_at.desc(), circuits.c.id)
+
+
+async def _listed(connection: AsyncConnection, wanted: Select[Any]) -> list[CircuitRow]:
+    records: list[CircuitRow] = []
+    rows = (await connection.execute(wanted)).mappings()
+    while chunk := rows.fetchmany(_AT_ONCE):
+        records += [CircuitRow(**row) for row in chunk]
+        await asyncio.sleep(0)
+    return records
+
+
+async def _known(connection: AsyncConnection, circuit_id: str) -> WholeCircuit:
     """Raises:
     Refusal: CIRCUIT_NOT_FOUND.
     """
@@ -242,12 +298,8 @@ async def _known(connection: AsyncConnection, circuit_id: str) -> CircuitRow:
     if row is None:
         unknown = shown(circuit_id)
         raise Refusal("CIRCUIT_NOT_FOUND", f"no circuit has the id {unknown!r}", circuit_id=unknown)
-    return _record(row)
+    return WholeCircuit(**row)
 
 
 def _is(circuit_id: str) -> ColumnElement[bool]:
     return circuits.c.id == circuit_id
-
-
-def _record(row: RowMapping) -> CircuitRow:
-    return CircuitRow(**{field.name: row[field.name] for field in fields(CircuitRow)})

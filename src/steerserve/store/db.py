@@ -13,11 +13,12 @@ import sqlite3
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
 import structlog
-from sqlalchemy import Connection, delete, make_url, text, update
+from sqlalchemy import Connection, delete, make_url, select, text, update
 from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.ext.asyncio import AsyncConnection
 
@@ -26,13 +27,23 @@ from steerserve.rules.model_status import AFTER_RESTART, SAE_AFTER_RESTART
 from steerserve.store import engines, faults, schema, sqlite_file
 from steerserve.store.accesses import Accesses
 from steerserve.store.faults import DatabaseFault, text_of
-from steerserve.store.holding import AdvisoryHold, FileHold, Hold
+from steerserve.store.holding import IN_USE, AdvisoryHold, FileHold, Hold
 from steerserve.store.sqlite_file import SqliteFile
 from steerserve.store.tables import circuit_claims, models, saes
 from steerserve.store.watch import Watch
 
 log = structlog.get_logger(__name__)
 _INTERRUPTED = "interrupted by a restart of the service"
+_UNLOADED = (
+    "the service was restarted while this model was loaded; the model is not loaded any more, and its lock and its "
+    "lease have ended"
+)
+_DETACHED = (
+    "the service was restarted while this SAE was attached; the SAE is not attached any more, and its steering values "
+    "are gone"
+)
+_REASONS = {"loaded": _UNLOADED, "attached": _DETACHED, "downloading": _INTERRUPTED}
+"""Status before a restart -> what the record says after it."""
 BUSY_SECONDS = 2.0
 """Seconds that a transaction waits until another program has unlocked a SQLite file."""
 ANSWER_SECONDS = 5.0
@@ -51,6 +62,16 @@ _NO_VERSION = DatabaseFault("its schema has no version")
 _OTHER_VERSION = DatabaseFault(
     "its schema has another version than at the start", needs_restart=True
 )
+
+
+@dataclass(frozen=True, slots=True)
+class EndedByRestart:
+    """What the end of the last run ended: the names of its loaded models, and the ids of its attached SAEs and of the
+    circuits that served. The live steering values, the lock and the lease of the models ended with them."""
+
+    models: tuple[str, ...]
+    sae_ids: tuple[str, ...]
+    circuit_ids: tuple[str, ...]
 
 
 class Database:
@@ -79,6 +100,8 @@ class Database:
         self._watch = self._new_watch()
         self._accesses = Accesses()
         self._version: str | None = None
+        self.ended: EndedByRestart | None = None
+        """What the restart ended; None where nothing was served before, or before the database is open."""
         self._writing = asyncio.Lock()
         self._settling: asyncio.Task[None] | None = None
 
@@ -126,6 +149,11 @@ class Database:
         await self._hold.release()
 
     @property
+    def folder(self) -> Path | None:
+        """The folder of a SQLite file; None for a database on a server."""
+        return self._file.path.parent if self._file is not None else None
+
+    @property
     def is_usable(self) -> bool:
         """Whether the last access or check found no fault. The database is not asked."""
         return not self._watch.has_fault
@@ -152,18 +180,21 @@ class Database:
                     yield connection
 
     @asynccontextmanager
-    async def write(self) -> AsyncIterator[AsyncConnection]:
+    async def write(self, *, frees: bool = False) -> AsyncIterator[AsyncConnection]:
         """A connection for one transaction, of which either all statements or none take effect. Writes take turns. When
-        the block has ended without a refusal, its changes are in the database that people find.
+        the block has ended without a refusal, its changes are in the database that people find. A transaction that only
+        deletes `frees` space: on a full disk it takes the space of the reserve.
 
         Raises:
             Refusal: DATABASE_UNAVAILABLE. Whether the changes took effect is then not known.
         """
-        await self._watch.admit(writes=True)
+        await self._watch.admit(writes=True, frees=frees)
         with self._accesses.admitted():
             async with self._turn():
-                self._watch.refuse(writes=True)
+                self._watch.refuse(writes=True, frees=frees)
                 await self._check_place()
+                if frees and self._file is not None:
+                    await asyncio.to_thread(self._file.spend_reserve)
                 with self._watch.watching():
                     await self._check_hold()
                     async with self._accesses.transaction(self._writes) as connection:
@@ -179,11 +210,11 @@ class Database:
     async def _begin(self) -> None:
         file, self._watch, self._accesses = self._file, self._new_watch(), Accesses()
         if file is not None:
+            file.find()
             file.path.parent.mkdir(parents=True, exist_ok=True)
+            self._hold = FileHold(file.path)
         if not await self._hold.take():
-            raise CannotStart(
-                "another steerserve uses it; stop that one, or name another database in DATABASE_URL"
-            )
+            raise CannotStart(IN_USE)
         if file is not None:
             await asyncio.to_thread(file.open, may_make=True)
         # an upgrade may take longer than the statements of a running service
@@ -193,9 +224,10 @@ class Database:
         opening = opening.execution_options(**engines.WRITES)
         async with self._accesses.transaction(opening) as connection:
             self._version = await connection.run_sync(self._upgrade)
+            self.ended = await _ended(connection)
             for table, moves in ((models, AFTER_RESTART), (saes, SAE_AFTER_RESTART)):
                 for before, after in moves.items():
-                    reason = {"error_message": _INTERRUPTED} if after == "error" else {}
+                    reason = {"error_message": _REASONS[before]} if before in _REASONS else {}
                     await connection.execute(
                         update(table).where(table.c.status == before).values(status=after, **reason)
                     )
@@ -203,6 +235,10 @@ class Database:
             await connection.execute(delete(circuit_claims))
         if file is not None:
             await asyncio.to_thread(file.settle)
+            await asyncio.to_thread(file.keep_reserve)
+        if self.ended is not None:
+            gone = "the live steering values, the lock and the lease of the models"
+            log.warning("ended_by_restart", **asdict(self.ended), also=gone)
 
     def _upgrade(self, connection: Connection) -> str:
         return schema.upgrade(
@@ -212,7 +248,7 @@ class Database:
     def _name(self) -> str:
         """The name of the database for messages; it never contains the password."""
         if self._file is not None:
-            return str(self._file.path)
+            return str(self._file.name)
         port = f":{self._url.port}" if self._url.port else ""
         return f"{self._url.database!r} of {self._url.host}{port}"
 
@@ -279,6 +315,7 @@ class Database:
         async with self._writing:
             try:
                 fault = await asyncio.to_thread(file.settle)
+                await asyncio.to_thread(file.keep_reserve)
             except sqlite3.Error as error:
                 # the changes are safe in the log of SQLite, and the next write tries again
                 fault = faults.fault_of(error)
@@ -326,3 +363,14 @@ class Database:
                     text("UPDATE alembic_version SET version_num = :version"), {"version": version}
                 )
         return version
+
+
+async def _ended(connection: AsyncConnection) -> EndedByRestart | None:
+    """What the last run served when it ended."""
+    asked = (
+        select(models.c.name).where(models.c.status == "loaded"),
+        select(saes.c.id).where(saes.c.status == "attached").order_by(saes.c.id),
+        select(circuit_claims.c.circuit_id).distinct().order_by(circuit_claims.c.circuit_id),
+    )
+    found = [tuple((await connection.execute(one)).scalars().all()) for one in asked]
+    return EndedByRestart(*found) if any(found) else None

@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass, fields
 from datetime import datetime
 from typing import Any
 
-from sqlalchemy import ColumnElement, delete, insert, select, update
+from sqlalchemy import ColumnElement, delete, func, insert, select, update
 from sqlalchemy.engine import RowMapping
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.ext.asyncio import AsyncConnection
@@ -22,11 +22,20 @@ from steerserve.rules.provenance import Origin
 from steerserve.rules.text import UNSTORABLE, shown
 from steerserve.store.catalog import Clock, utc_now
 from steerserve.store.db import Database
+from steerserve.store.room import UNBOUNDED, DocumentRoom
 from steerserve.store.tables import profiles
 
 _AT_ONCE = 10
 """Profiles that are read at once, each with up to a thousand values. Between two such chunks the event loop can do
 other work."""
+
+
+@dataclass(frozen=True, slots=True)
+class SliceOf:
+    """The layer of a circuit that a cluster was made of."""
+
+    circuit_id: str
+    layer: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,23 +94,49 @@ class Documents:
         database: Database,
         now: Clock = utc_now,
         new_id: Callable[[], str] = new_profile_id,
+        room: DocumentRoom = UNBOUNDED,
     ) -> None:
         self._database = database
+        self._room = room
         self._now = now
         self._new_id = new_id
         self._recent: dict[str, ProfileRow] = {}
         self._writes = 0
 
-    async def profiles(self) -> list[ProfileRow]:
-        """All profiles, oldest first."""
-        every = select(*_READ).order_by(profiles.c.created_at, profiles.c.id)
+    async def page(
+        self, limit: int, offset: int = 0, *, only_clusters: bool = False
+    ) -> tuple[list[ProfileRow], int]:
+        """Some of the profiles, or of those that are clusters, oldest first, and how many there are."""
+        at = profiles.c
+        scope = [at.source_kind == "cluster"] if only_clusters else []
+        page = select(*_READ).where(*scope).order_by(at.created_at, at.id)
+        counted = select(func.count()).select_from(profiles).where(*scope)
         records: list[ProfileRow] = []
         async with self._database.read() as connection:
-            rows = (await connection.execute(every)).mappings()
+            rows = (await connection.execute(page.limit(limit).offset(offset))).mappings()
             while chunk := rows.fetchmany(_AT_ONCE):
                 records += [_record(row) for row in chunk]
                 await asyncio.sleep(0)
-        return records
+            total = int(await connection.scalar(counted) or 0)
+        return records, total
+
+    async def sensed(self) -> list[tuple[str, str]]:
+        """The id and the name of each cluster whose sensing is enabled, oldest first."""
+        at = profiles.c
+        wanted = select(at.id, at.name).where(at.source_kind == "cluster", at.sensing_enabled)
+        async with self._database.read() as connection:
+            rows = await connection.execute(wanted.order_by(at.created_at, at.id))
+            return [(profile_id, name) for profile_id, name in rows]
+
+    async def check_room(self, more: int, size: int) -> None:
+        """Check that there is room for `more` documents of `size` bytes in all.
+
+        Raises:
+            Refusal: DOCUMENT_STORE_FULL, INSUFFICIENT_DISK.
+        """
+        await self._room.check_disk(size)
+        async with self._database.read() as connection:
+            await self._room.check(connection, more, size)
 
     async def profile(self, profile_id: str) -> ProfileRow:
         """Raises:
@@ -112,12 +147,8 @@ class Documents:
             raise _unknown(profile_id)
         return row
 
-    async def clusters(self) -> list[ProfileRow]:
-        """All clusters, oldest first."""
-        return [row for row in await self.profiles() if row.cluster is not None]
-
-    async def document(self, profile_id: str) -> dict[str, Any] | None:
-        """The document that a cluster was imported from, as it came; None for other profiles.
+    async def document(self, profile_id: str) -> str | None:
+        """The JSON text of the document that a cluster was imported from, as it came; None for other profiles.
 
         Raises:
             Refusal: PROFILE_NOT_FOUND.
@@ -125,7 +156,7 @@ class Documents:
         await self.profile(profile_id)
         wanted = select(profiles.c.document).where(profiles.c.id == profile_id)
         async with self._database.read() as connection:
-            document: dict[str, Any] | None = (await connection.execute(wanted)).scalar()
+            document: str | None = (await connection.execute(wanted)).scalar()
         return document
 
     async def profile_named(self, name: str) -> ProfileRow:
@@ -150,8 +181,9 @@ class Documents:
         """Save a profile under a new id, or under its own.
 
         Raises:
-            Refusal: PROFILE_ALREADY_EXISTS.
+            Refusal: PROFILE_ALREADY_EXISTS, DOCUMENT_STORE_FULL, INSUFFICIENT_DISK.
         """
+        await self._room.check_disk(len(values.get("document") or ""))
         profile_id, now = own_id or self._new_id(), self._now()
         try:
             async with self._writing() as connection:
@@ -160,7 +192,7 @@ class Documents:
                         **_columns(values), id=profile_id, created_at=now, updated_at=now
                     )
                 )
-                row = await _first(connection, profiles.c.id == profile_id)
+                row = await self._counted(connection, profiles.c.id == profile_id)
         except IntegrityError as error:
             raise _taken(values["name"]) from error
         assert row is not None
@@ -181,6 +213,7 @@ class Documents:
         warnings: tuple[str, ...],
         hub_ref: Mapping[str, Any] | None,
         own_id: str | None = None,
+        slice_of: SliceOf | None = None,
     ) -> ProfileRow:
         """Save an imported cluster under a name and under a new id, or its own. It is bound to an SAE or, with None, to
         none.
@@ -202,13 +235,24 @@ class Documents:
             cluster=imported.cluster,
             warnings=warnings,
             hub_ref=hub_ref,
+            slice_of=slice_of.circuit_id if slice_of else None,
+            slice_layer=slice_of.layer if slice_of else None,
         )
+
+    async def slices(self, circuit_id: str, layer: int | None = None) -> list[ProfileRow]:
+        """The clusters that were made of the layers of a circuit, or of one of its layers."""
+        at = profiles.c
+        wanted = select(*_READ).where(at.slice_of == circuit_id)
+        if layer is not None:
+            wanted = wanted.where(at.slice_layer == layer)
+        async with self._database.read() as connection:
+            return [_record(row) for row in (await connection.execute(wanted)).mappings()]
 
     async def change_profile(self, profile_id: str, changes: Mapping[str, Any]) -> ProfileRow:
         """Replace the columns of one profile that `changes` names. Without changes, nothing is written.
 
         Raises:
-            Refusal: PROFILE_NOT_FOUND, PROFILE_ALREADY_EXISTS.
+            Refusal: PROFILE_NOT_FOUND, PROFILE_ALREADY_EXISTS; DOCUMENT_STORE_FULL for larger values.
         """
         if not changes:
             return await self.profile(profile_id)
@@ -219,7 +263,9 @@ class Documents:
             try:
                 async with self._writing() as connection:
                     await connection.execute(update(profiles).where(is_it).values(**new))
-                    row = await _first(connection, is_it)
+                    is_larger = "steering" in changes
+                    found = self._counted if is_larger else _first
+                    row = await found(connection, is_it)
             except IntegrityError as error:
                 raise _taken(changes.get("name")) from error
         if row is None:
@@ -233,12 +279,26 @@ class Documents:
         """
         removed = 0
         if not UNSTORABLE.search(profile_id):
-            async with self._writing() as connection:
+            async with self._writing(frees=True) as connection:
                 done = await connection.execute(delete(profiles).where(profiles.c.id == profile_id))
                 removed = done.rowcount
             self._recent.pop(profile_id, None)
         if not removed:
             raise _unknown(profile_id)
+
+    async def _counted(
+        self, connection: AsyncConnection, is_it: ColumnElement[bool]
+    ) -> ProfileRow | None:
+        """The profile that was just written, once its size is counted and there is room for it.
+
+        Raises:
+            Refusal: DOCUMENT_STORE_FULL.
+        """
+        at = profiles.c
+        size = func.length(at.steering) + func.length(func.coalesce(at.document, ""))
+        await connection.execute(update(profiles).where(is_it).values(stored_bytes=size))
+        await self._room.check(connection)
+        return await _first(connection, is_it)
 
     async def _find(self, matches: ColumnElement[bool], wanted: str) -> ProfileRow | None:
         if UNSTORABLE.search(wanted):
@@ -251,10 +311,10 @@ class Documents:
         return row
 
     @asynccontextmanager
-    async def _writing(self) -> AsyncIterator[AsyncConnection]:
+    async def _writing(self, *, frees: bool = False) -> AsyncIterator[AsyncConnection]:
         """A transaction that writes profiles. A read that began before its end is not kept in memory."""
         try:
-            async with self._database.write() as connection:
+            async with self._database.write(frees=frees) as connection:
                 yield connection
         finally:
             self._writes += 1

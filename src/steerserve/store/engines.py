@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sqlite3
 from collections.abc import Callable
 from typing import Any
 
@@ -45,19 +46,38 @@ def make(
 
 
 def _sqlite(url: URL, file: SqliteFile, *, is_pooled: bool, busy_ms: int) -> AsyncEngine:
-    # with `rw` SQLite never makes the file, so a file that was deleted is not replaced by an empty one
-    existing = url.set(database=file.uri, query={**url.query, "mode": "rw", "uri": "true"})
+    options = url.set(database=file.uri, query={**url.query, "uri": "true"})
     pool: dict[str, Any] = {} if is_pooled else {"poolclass": NullPool}
-    engine = create_async_engine(existing, **pool)
-    event.listen(engine.sync_engine, "connect", _preparing(busy_ms))
+    engine = create_async_engine(options, **pool)
+    event.listen(engine.sync_engine, "do_connect", _naming(file))
+    event.listen(engine.sync_engine, "connect", _preparing(file, busy_ms))
     event.listen(engine.sync_engine, "begin", _begin)
     return engine
 
 
-def _preparing(busy_ms: int) -> Callable[[Any, Any], None]:
+def _naming(file: SqliteFile) -> Callable[..., None]:
+    """A function that names the file as it was found at the opening of the database to each new connection."""
+
+    def name(_dialect: Any, _record: Any, arguments: list[Any], _options: Any) -> None:
+        # with `rw` SQLite never makes the file, so a file that was deleted is not replaced by an empty one
+        arguments[0] = f"{file.uri}?mode=rw"
+
+    return name
+
+
+def _preparing(file: SqliteFile, busy_ms: int) -> Callable[[Any, Any], None]:
     """A function that sets up each new connection to a SQLite file."""
 
     def prepare(connection: Any, _record: Any) -> None:
+        cursor = connection.cursor()
+        cursor.execute("PRAGMA database_list")
+        (_, _, opened), *_ = cursor.fetchall()
+        cursor.close()
+        try:
+            file.check_connection(opened)
+        except sqlite3.Error:
+            connection.close()
+            raise
         # Python begins no transaction before statements that change the schema, so `_begin` begins every transaction
         connection.isolation_level = None
         cursor = connection.cursor()

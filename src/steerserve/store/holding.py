@@ -1,6 +1,7 @@
 """Keeps a database for one service, because a second service on it would reset the statuses of the first.
 
-SQLite: a lock on a file beside the database. PostgreSQL: an advisory lock, which lasts as long as one connection.
+SQLite: a lock on a file beside the database, and one on the database itself, which has the same file under all its
+names (`sqlite_file.py`). PostgreSQL: an advisory lock, which lasts as long as one connection.
 """
 
 from __future__ import annotations
@@ -16,6 +17,21 @@ from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
 ADVISORY_KEY = 0x57EE25E2
 """The number of the advisory lock. Every steerserve uses the same number."""
+
+
+IN_USE = "another steerserve uses it; stop that one, or name another database in DATABASE_URL"
+
+
+def lock(descriptor: int) -> bool:
+    """Lock an open file until it is closed. Returns False where another service has locked it. A file system without
+    such locks locks nothing. SQLite's own locks are of another kind, and are not touched."""
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError:
+        return True
+    return True
 
 
 class Hold(Protocol):

@@ -65,6 +65,10 @@ class KeptRecords(Generic[Record]):
         assert self._records is not None
         return self._records
 
+    def kept(self, row_id: int | str) -> Record | None:
+        """The record with this id, as it was read or written last."""
+        return (self._records or {}).get(row_id)
+
     async def listed(self, database: Database) -> tuple[Record, ...]:
         """All records in their order. While none is written, each call returns the same tuple.
 

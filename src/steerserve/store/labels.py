@@ -11,6 +11,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from steerserve.store.catalog import unknown_sae
 from steerserve.store.db import Database
+from steerserve.store.room import UNBOUNDED, DocumentRoom
 from steerserve.store.tables import feature_labels, saes
 
 _AT_ONCE = 2000
@@ -25,8 +26,9 @@ class Labels:
     """Reads and writes labels. The labels of the SAEs that were read last are kept in memory, because every answer with
     features needs them."""
 
-    def __init__(self, database: Database) -> None:
+    def __init__(self, database: Database, room: DocumentRoom = UNBOUNDED) -> None:
         self._database = database
+        self._room = room
         self._known: dict[str, Mapping[int, str]] = {}
         self._writes = 0
         # held while labels are read, so that requests that come together read them once
@@ -53,8 +55,9 @@ class Labels:
         labels of the SAE.
 
         Raises:
-            Refusal: SAE_NOT_FOUND, also if the SAE is removed while the labels are written.
+            Refusal: INSUFFICIENT_DISK; SAE_NOT_FOUND, also if the SAE is removed while the labels are written.
         """
+        await self._room.check_disk(sum(map(len, filter(None, labels.values()))))
         at = feature_labels.c
         indices = sorted(labels)
         async with self._writing(sae_id) as connection:

@@ -38,7 +38,7 @@ def upgrade(connection: Connection, file: Path | None, now: datetime) -> str:
     if version is not None and version not in known:
         raise CannotStart(
             f"a newer steerserve wrote it (its schema is {version[:20]!r}, this version knows up to {newest!r}): "
-            "install that version again, or name another database in DATABASE_URL"
+            f"install that version again, or name another database in DATABASE_URL{_copy_hint(file, known)}"
         )
     if version == newest:
         return newest
@@ -46,6 +46,20 @@ def upgrade(connection: Connection, file: Path | None, now: datetime) -> str:
         _copy(file, version, newest, now)
     command.upgrade(config, "head")
     return newest
+
+
+def _copy_hint(file: Path | None, known: list[str]) -> str:
+    """The end of the refusal of a newer database: the newest copy that an upgrade left of a schema that this version
+    knows, if there is one."""
+    copies = (
+        []
+        if file is None
+        else [copy for version in known for copy in file.parent.glob(f"{file.name}.{version}-*")]
+    )
+    if not copies:
+        return ""
+    newest = max(copies, key=lambda copy: (copy.stat().st_mtime_ns, copy.name))
+    return f"; {newest} is the copy that was made before the upgrade, without later changes"
 
 
 def _copy(file: Path, version: str, newest: str, now: datetime) -> None:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from datetime import datetime, timedelta
 
+import structlog
 from sqlalchemy import ColumnElement, Table, and_, delete, func, insert, select
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.ext.asyncio import AsyncConnection
@@ -13,6 +15,9 @@ from steerserve.rules.firings import PRUNE_SECONDS, EdgeFiring, Firing, FiringRo
 from steerserve.store.catalog import Clock, utc_now
 from steerserve.store.db import Database
 
+log = structlog.get_logger(__name__)
+LOGGED_AGE = timedelta(days=1)
+"""How much older than the limit the oldest of the deleted events may be without a line in the log."""
 _IDS = (1 << 63) - 1
 """The largest id that a database holds."""
 
@@ -23,17 +28,27 @@ class FiringStore:
     Args:
         most: the most events that one cluster or circuit has.
         days: the most days that an event is kept.
+        now: the time of day, which each event is marked with.
+        seconds: a clock that nobody sets. While the service runs, events grow old by this clock.
     """
 
     def __init__(
-        self, database: Database, table: Table, most: int, days: float, now: Clock = utc_now
+        self,
+        database: Database,
+        table: Table,
+        most: int,
+        days: float,
+        now: Clock = utc_now,
+        seconds: Callable[[], float] = time.monotonic,
     ) -> None:
         self._database = database
         self._table = table
         self._most = most
         self._age = timedelta(days=days)
         self._now = now
-        self._pruned: datetime | None = None
+        self._seconds = seconds
+        self._zero = now() - timedelta(seconds=seconds())
+        self._pruned: float | None = None
 
     async def add(self, subject: str, firings: Sequence[Firing]) -> list[FiringRow]:
         """Write the events of one choice, and delete the events that are too old or too many. Without the cluster or
@@ -50,7 +65,7 @@ class FiringStore:
                     number = made.inserted_primary_key
                     assert number is not None
                     rows.append(FiringRow(int(number[0]), subject, now, firing))
-                await self._prune(connection, now)
+                await self._prune(connection)
                 newest = (
                     select(at.id)
                     .where(at.subject == subject)
@@ -107,7 +122,7 @@ class FiringStore:
         self, subject: str | None = None, edge_key: str | None = None
     ) -> list[ColumnElement[bool]]:
         at = self._table.c
-        scope: list[ColumnElement[bool]] = [at.created_at >= self._now() - self._age]
+        scope: list[ColumnElement[bool]] = [at.created_at >= self._oldest()]
         if subject is not None:
             scope.append(at.subject == subject)
         if edge_key is not None:
@@ -115,12 +130,28 @@ class FiringStore:
         return scope
 
     async def _prune_sometimes(self) -> None:
-        now = self._now()
-        if self._pruned is None or now - self._pruned >= timedelta(seconds=PRUNE_SECONDS):
+        if self._pruned is None or self._seconds() - self._pruned >= PRUNE_SECONDS:
             async with self._database.write() as connection:
-                await self._prune(connection, now)
+                await self._prune(connection)
 
-    async def _prune(self, connection: AsyncConnection, now: datetime) -> None:
-        self._pruned = now
-        too_old = self._table.c.created_at < now - self._age
-        await connection.execute(delete(self._table).where(too_old))
+    def _oldest(self) -> datetime:
+        """The time of the oldest events that are kept."""
+        return self._zero + timedelta(seconds=self._seconds()) - self._age
+
+    async def _prune(self, connection: AsyncConnection) -> None:
+        self._pruned = self._seconds()
+        kept_since, created_at = self._oldest(), self._table.c.created_at
+        oldest = await connection.scalar(
+            select(func.min(created_at)).where(created_at < kept_since)
+        )
+        if oldest is None:
+            return
+        deleted = await connection.execute(delete(self._table).where(created_at < kept_since))
+        if kept_since - oldest > LOGGED_AGE:
+            log.warning(
+                "old_events_deleted",
+                table=self._table.name,
+                events=deleted.rowcount,
+                oldest=oldest.isoformat(),
+                kept_since=kept_since.isoformat(),
+            )

@@ -2,14 +2,18 @@
 brings the changes from SQLite's log into the file.
 
 SQLite itself does not notice that its file was deleted, replaced or overwritten: it goes on with the open file, and
-opens whatever is at the path for the next connection. This module does not open the file past SQLite, because closing
-it would drop SQLite's locks (https://www.sqlite.org/howtocorrupt.html, section 2.2).
+opens whatever is at the path for the next connection. Connections that reach one file over two names have two logs,
+which damages the file. So symbolic links are followed once, at the opening.
+
+Closing a file past SQLite drops SQLite's locks on it (https://www.sqlite.org/howtocorrupt.html, section 2.2). So the
+descriptor of this module is open as long as any connection.
 """
 
 from __future__ import annotations
 
 import gc
 import os
+import shutil
 import sqlite3
 import threading
 from contextlib import suppress
@@ -19,9 +23,12 @@ from urllib.parse import quote
 
 from steerserve.errors import CannotStart
 from steerserve.store.faults import CLOSED_FILE, DatabaseFault
+from steerserve.store.holding import IN_USE, lock
 
 GONE = DatabaseFault("its file is gone; put the same file back, or start the service again")
-REPLACED = DatabaseFault("another file has taken the place of its file", needs_restart=True)
+REPLACED = DatabaseFault(
+    "another file has taken the place of its file, or a link leads to it", needs_restart=True
+)
 OVERWRITTEN = DatabaseFault("another program has overwritten its file", needs_restart=True)
 LOG_GONE = DatabaseFault("the log of SQLite beside its file is gone")
 LOG_REPLACED = DatabaseFault(
@@ -31,8 +38,9 @@ NOT_OPEN = DatabaseFault("its file is not open", needs_restart=True)
 LOG_ENDINGS = ("-wal", "-shm")
 """SQLite's log of changes and the index of the log are files beside the database, with these endings."""
 
-_OPEN_FILES = Path("/dev/fd")
-"""The folder whose entries are the numbers of the files that the reading process has open."""
+RESERVE_ENDING = "-reserve"
+RESERVE_BYTES = 512 * 1024
+"""The size of the reserve: a file beside the database whose space is used for deletes on a full disk."""
 
 Place = tuple[int, int]
 """The device and the inode of a file."""
@@ -51,18 +59,27 @@ class _Opened:
 class SqliteFile:
     """The database file of the running service. Every method blocks, so the event loop calls them in threads.
 
+    `name` is the configured path, and `path` the same path without symbolic links. The descriptor has a lock that keeps
+    other services out, whatever name of the file they are given.
+
     One connection, the keeper, is open as long as the service runs. SQLite keeps its log as long as any connection is
     open, and an inode is not given to another file as long as a process has the file open. So the places stay true.
     Only the keeper brings changes from the log into the file: the file changes at no other time, and a change of the
     file at another time is foreign.
     """
 
-    def __init__(self, path: Path, busy_ms: int) -> None:
-        self.path = path
+    def __init__(self, name: Path, busy_ms: int) -> None:
+        self.name = name
         self._busy_ms = busy_ms
+        self._descriptor: int | None = None
         self._keeper: sqlite3.Connection | None = None
         self._opened: _Opened | None = None
         self._lock = threading.Lock()
+        self.find()
+
+    def find(self) -> None:
+        """Follow the symbolic links of the configured path, before the file is opened."""
+        self.path = _resolved(self.name)
 
     @property
     def uri(self) -> str:
@@ -74,10 +91,21 @@ class SqliteFile:
 
         Raises:
             sqlite3.Error: the file cannot be used.
-            CannotStart: the file is damaged.
+            CannotStart: the file is damaged, or another service uses it.
         """
         with self._lock:
             self._open(may_make=may_make)
+
+    def check_connection(self, opened: str) -> None:
+        """Check a new connection, before its first statement, by the path of the file that SQLite has opened.
+
+        Raises:
+            sqlite3.Error: a link has led the connection elsewhere.
+        """
+        if opened != str(self.path):
+            error = sqlite3.OperationalError("a link has taken the place of the file")
+            error.sqlite_errorcode = sqlite3.SQLITE_CANTOPEN
+            raise error
 
     def close(self) -> None:
         """Close the file, which brings the last changes from SQLite's log into the file. If another program has
@@ -90,6 +118,9 @@ class SqliteFile:
             keeper, self._keeper, self._opened = self._keeper, None, None
             if keeper is not None:
                 keeper.close()
+            descriptor, self._descriptor = self._descriptor, None
+            if descriptor is not None:
+                os.close(descriptor)
 
     def fault(self) -> DatabaseFault | None:
         """Whether the file at the path is another file than the opened one, or has foreign changes."""
@@ -111,6 +142,27 @@ class SqliteFile:
                 finally:
                     self._take_note()
             return fault
+
+    def keep_reserve(self) -> None:
+        """Make the file of the reserve, unless it is there or there is no room for it."""
+        reserve = self._reserve()
+        if reserve.exists():
+            return
+        try:
+            # written and not only named, so that the disk really sets the space aside
+            reserve.write_bytes(os.urandom(RESERVE_BYTES))
+        except OSError:
+            with suppress(OSError):
+                reserve.unlink(missing_ok=True)
+
+    def spend_reserve(self) -> None:
+        """Give the space of the reserve to the next write, if the disk has less than that left."""
+        with suppress(OSError):
+            if shutil.disk_usage(self.path.parent).free < RESERVE_BYTES:
+                self._reserve().unlink(missing_ok=True)
+
+    def _reserve(self) -> Path:
+        return self.path.with_name(self.path.name + RESERVE_ENDING)
 
     def rescue(self) -> bool:
         """Bring the changes from a log that was deleted into the file, and begin a new log. Returns whether this was
@@ -142,6 +194,8 @@ class SqliteFile:
             check_same_thread=False,
         )
         try:
+            if self._descriptor is None:
+                self._descriptor = _locked(self.path)
             keeper.execute(f"PRAGMA busy_timeout={self._busy_ms}")
             keeper.execute("PRAGMA journal_mode=WAL")
             keeper.execute("PRAGMA synchronous=FULL")
@@ -164,9 +218,8 @@ class SqliteFile:
         """Take note of the content that the keeper has just written. The file may have been moved away meanwhile, so
         its content is read from the open file and not at the path."""
         assert self._opened is not None
-        content = _open_content(self._opened.place)
-        if content is not None:
-            self._opened = replace(self._opened, content=content)
+        assert self._descriptor is not None
+        self._opened = replace(self._opened, content=_content(os.fstat(self._descriptor)))
 
     def _log_paths(self) -> list[Path]:
         return [self.path.with_name(self.path.name + ending) for ending in LOG_ENDINGS]
@@ -175,12 +228,12 @@ class SqliteFile:
         if self._opened is None:
             return NOT_OPEN
         try:
-            main = self.path.stat()
+            main = self.name.stat()
         except FileNotFoundError:
             return GONE
         except OSError:
             return CLOSED_FILE
-        if _place(main) != self._opened.place:
+        if _place(main) != self._opened.place or _resolved(self.name) != self.path:
             return REPLACED
         if _content(main) != self._opened.content:
             return OVERWRITTEN
@@ -205,22 +258,32 @@ def _check_whole(connection: sqlite3.Connection) -> None:
         )
 
 
+def _resolved(path: Path) -> Path:
+    return Path(os.path.realpath(path))
+
+
+def _locked(path: Path) -> int:
+    """A descriptor of the file with the lock of this service.
+
+    Raises:
+        CannotStart: another service has the lock, or the file cannot be read.
+    """
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    except OSError as error:
+        raise CannotStart(f"its file cannot be opened ({error.strerror})") from error
+    if not lock(descriptor):
+        os.close(descriptor)
+        raise CannotStart(IN_USE)
+    return descriptor
+
+
 def _place(status: os.stat_result) -> Place:
     return status.st_dev, status.st_ino
 
 
 def _content(status: os.stat_result) -> tuple[int, int]:
     return status.st_mtime_ns, status.st_size
-
-
-def _open_content(place: Place) -> tuple[int, int] | None:
-    """The time of the last change and the size of the file at `place`, which this process has open."""
-    for name in os.listdir(_OPEN_FILES):
-        with suppress(OSError):
-            status = os.fstat(int(name))
-            if _place(status) == place:
-                return _content(status)
-    return None
 
 
 def _place_at(path: Path) -> Place | None:

@@ -27,6 +27,7 @@ from sqlalchemy import (
 from sqlalchemy.engine import Dialect
 from sqlalchemy.types import TypeDecorator
 
+from steerserve.rules.binding import CircuitOutline
 from steerserve.rules.circuit import Circuit
 from steerserve.rules.cluster import Cluster
 from steerserve.rules.firings import ClusterFiring, EdgeFiring
@@ -128,6 +129,9 @@ models = Table(
     Column("supports_embeddings", Boolean, nullable=False, default=True),
     Column("status", String(20), nullable=False),
     Column("error_message", Text),
+    Column("download_error", String(40)),
+    Column("content_digest", String(64)),
+    Column("content_stamp", String(64)),
     Column("created_at", UtcDateTime, nullable=False),
     Column("updated_at", UtcDateTime, nullable=False),
     UniqueConstraint("local_path", "quantization", name="uq_models_local_path"),
@@ -159,6 +163,8 @@ saes = Table(
     Column("claims", JsonObject),
     Column("status", String(20), nullable=False),
     Column("error_message", Text),
+    Column("error_code", String(50)),
+    Column("look_id", String(50)),
     Column("created_at", UtcDateTime, nullable=False),
     Column("updated_at", UtcDateTime, nullable=False),
 )
@@ -184,7 +190,7 @@ profiles = Table(
     Column("intensity", Float, nullable=False, default=1.0),
     Column("source_kind", String(20), nullable=False, default="manual"),
     Column("origin", JsonObject),
-    Column("document", JsonObject),
+    Column("document", Text),
     Column("cluster", Encoded(Cluster)),
     Column("warnings", TextList),
     Column("hub_ref", JsonObject),
@@ -192,8 +198,14 @@ profiles = Table(
     Column("sensing_min_k", Integer),
     Column("created_at", UtcDateTime, nullable=False),
     Column("updated_at", UtcDateTime, nullable=False),
+    Column("slice_of", String(17), index=True),
+    Column("slice_layer", Integer),
+    Column("stored_bytes", Integer, nullable=False, server_default="0"),
     UniqueConstraint("name", name="uq_profiles_name"),
+    Index("ix_profiles_listed", "created_at", "id", "source_kind"),
+    Index("ix_profiles_stored_bytes", "stored_bytes"),
 )
+"""`slice_of` and `slice_layer` name the layer of a circuit of which the service made this cluster."""
 
 circuits = Table(
     "circuits",
@@ -204,10 +216,15 @@ circuits = Table(
     Column("circuit", Encoded(Circuit), nullable=False),
     Column("intensity", Float, nullable=False),
     Column("sensing_enabled", Boolean, nullable=False, default=False),
-    Column("document", JsonObject, nullable=False),
+    Column("document", Text, nullable=False),
     Column("created_at", UtcDateTime, nullable=False),
     Column("updated_at", UtcDateTime, nullable=False),
+    Column("description", Text),
+    Column("outline", Encoded(CircuitOutline)),
+    Column("stored_bytes", Integer, nullable=False, server_default="0"),
     UniqueConstraint("name", name="uq_circuits_name"),
+    Index("ix_circuits_listed", "created_at", "id", "rung"),
+    Index("ix_circuits_stored_bytes", "stored_bytes"),
 )
 
 circuit_claims = Table(

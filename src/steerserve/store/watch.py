@@ -11,7 +11,7 @@ from dataclasses import replace
 
 import structlog
 
-from steerserve.store.faults import SILENT, DatabaseFault, fault_of, text_of
+from steerserve.store.faults import FULL, SILENT, DatabaseFault, fault_of, text_of
 
 log = structlog.get_logger(__name__)
 
@@ -68,20 +68,23 @@ class Watch:
                 self._checked = self._clock()
             return self._fault
 
-    async def admit(self, *, writes: bool) -> None:
-        """Let an access pass, or refuse it because of the present fault. The fault is checked again first.
+    async def admit(self, *, writes: bool, frees: bool = False) -> None:
+        """Let an access pass, or refuse it because of the present fault. The fault is checked again first. A full disk
+        does not stop a write that frees space.
 
         Raises:
             Refusal: DATABASE_UNAVAILABLE.
         """
-        if self._stops(writes):
+        if self._stops(writes) and not (frees and self._fault == FULL):
             await self.fault()
-            self.refuse(writes=writes)
+            self.refuse(writes=writes, frees=frees)
 
-    def refuse(self, *, writes: bool) -> None:
+    def refuse(self, *, writes: bool, frees: bool = False) -> None:
         """Raises:
         Refusal: DATABASE_UNAVAILABLE when the present fault stops the access.
         """
+        if frees and self._fault == FULL:
+            return
         if self._fault is not None and self._stops(writes):
             raise self._fault.refusal()
 

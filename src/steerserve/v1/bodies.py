@@ -5,10 +5,18 @@ from __future__ import annotations
 from functools import cache
 from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, WithJsonSchema
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Discriminator,
+    Field,
+    Tag,
+    ValidationError,
+    WithJsonSchema,
+)
 
 from steerserve.errors import Refusal
-from steerserve.rules import activations, sae_steering, steering
+from steerserve.rules import activations, field_faults, sae_steering, steering
 
 SEED_MAXIMUM = 2**32 - 1
 COUNT_MAXIMUM = 2**31 - 1
@@ -93,10 +101,7 @@ class SteeredFeatureBody(Body):
 class SaeSteeringBody(Body):
     """The steering of this request. It replaces the live steering, or with the mode `add` is added to it."""
 
-    features: Annotated[
-        list[SteeredFeatureBody],
-        Field(min_length=1, max_length=sae_steering.FEATURES_MAXIMUM),
-    ]
+    features: Annotated[list[SteeredFeatureBody], Field(max_length=sae_steering.FEATURES_MAXIMUM)]
     mode: Literal["replace", "add"] | None = None
 
 
@@ -143,10 +148,35 @@ class ChatBody(Sampled):
     return_sae_activations: ReturnActivations | None = None
 
 
+def kind_of_prompt(value: Any) -> str:
+    """Which of its forms a prompt has. A list has the form of its first item."""
+    first = value[0] if isinstance(value, list) and value else None
+    if isinstance(first, list):
+        return "id-prompts"
+    if isinstance(first, int | float):
+        return ID_PROMPT
+    return "text-prompts" if isinstance(value, list) else "text-prompt"
+
+
+ID_PROMPT = "id-prompt"
+"""One prompt as the ids of its tokens."""
+
+TokenId = Annotated[int, Field(ge=0, le=COUNT_MAXIMUM)]
+Ids = Annotated[list[TokenId], Field(min_length=1, fail_fast=True)]
+PromptField = Annotated[
+    Annotated[str, Tag("text-prompt")]
+    | Annotated[list[str], Field(min_length=1, fail_fast=True), Tag("text-prompts")]
+    | Annotated[Ids, Tag(ID_PROMPT)]
+    | Annotated[list[Ids], Field(min_length=1, fail_fast=True), Tag("id-prompts")],
+    Discriminator(kind_of_prompt),
+]
+"""One prompt or several, as texts or as the ids of their tokens."""
+
+
 class CompletionBody(Sampled):
     """The body of `POST /v1/completions`."""
 
-    prompt: str | Annotated[list[str], Field(min_length=1)]
+    prompt: PromptField
     n: Literal[1] | None = None
     max_tokens: Annotated[int, Field(ge=0, le=COUNT_MAXIMUM)] | None = None
     max_completion_tokens: Annotated[int, Field(ge=0, le=COUNT_MAXIMUM)] | None = None
@@ -180,15 +210,16 @@ def validated(kind: type[Kind], raw: dict[str, Any]) -> Kind:
     try:
         return kind.model_validate(raw)
     except ValidationError as error:
-        problems = error.errors(include_url=False, include_input=False, include_context=False)
+        problems = error.errors(include_url=False, include_input=False)
         # a value of a union has one error for each branch: report the branch that matched deepest, and prefer an error
         # other than a wrong type
         first = max(problems, key=lambda p: (len(p["loc"]), not p["type"].endswith("_type")))
         where = _location(first["loc"])
         field = where.partition(".")[0]
+        clause = field_faults.described(first)
         raise Refusal(
             _CODES.get(field, "INVALID_PARAMETER"),
-            f"{where}: {first['msg']}" if where else first["msg"],
+            f"{where}: {clause}" if where else f"the body {clause}",
             param=field if field == "response_format" else where or None,
         ) from None
 
@@ -197,7 +228,8 @@ _CODES = {
     "response_format": "RESPONSE_FORMAT_UNSUPPORTED",
     activations.FIELD: "SAE_ACTIVATIONS_REFUSED",
 }
-_BRANCHES = frozenset({"str", "constrained-str", "float", "bool", "Positions"})
+_PROMPTS = frozenset({"text-prompt", "text-prompts", "id-prompt", "id-prompts"})
+_BRANCHES = frozenset({"str", "constrained-str", "float", "bool", "Positions"}) | _PROMPTS
 """The names of union branches, which the validator puts into the locations of errors."""
 
 

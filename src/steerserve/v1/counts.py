@@ -9,6 +9,7 @@ from typing import Any
 from steerserve.errors import Refusal
 from steerserve.rules import activations, fields, sae_steering
 from steerserve.settings import Settings
+from steerserve.v1.bodies import ID_PROMPT, kind_of_prompt
 
 FIELDS_MAXIMUM = 1000
 """Fields of a body, of a message, and of `chat_template_kwargs`."""
@@ -31,7 +32,7 @@ def check(route: str, body: dict[str, Any], settings: Settings) -> None:
     if route == fields.EMBEDDINGS:
         _at_most("input", body.get("input"), settings.embeddings_max_inputs, "of them")
         return
-    if route == fields.COMPLETIONS:
+    if route == fields.COMPLETIONS and kind_of_prompt(body.get("prompt")) != ID_PROMPT:
         _at_most("prompt", body.get("prompt"), settings.max_prompts, "of them")
     if route == fields.CHAT:
         extra = body.get("extra_messages")

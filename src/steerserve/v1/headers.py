@@ -35,5 +35,5 @@ def _scope(intent: GenerateIntent | ScoreIntent, is_shared: bool) -> str:
     """Under which conditions the same seed gives the same text again."""
     if is_shared:
         return "best-effort"
-    is_batch = len(intent.prompts) > 1 and not isinstance(intent.prompts[0], str)
+    is_batch = len(intent.prompts) > 1 and isinstance(intent.prompts[0], tuple)
     return "batch-shape" if is_batch else "request"

@@ -97,7 +97,7 @@ class Intake:
         """A text completion request."""
         opened = await self._open(request, fields.COMPLETIONS)
         body, settings = bodies.validated(bodies.CompletionBody, opened.body), self._settings
-        prompts = values.texts(body.prompt)
+        prompts = values.prompts(body.prompt)
         special = body.add_special_tokens is not False
         if fields.is_scoring(opened.body):
             fields.check_scoring(fields.changing(opened.body))

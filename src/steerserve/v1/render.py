@@ -223,10 +223,9 @@ async def _stream(
                     case _:
                         yield chunks.chunk([], **read)
                         continue
-                yield chunks.chunk([end], **_ending(intent, opened, choices))
+                yield chunks.chunk([end], **_ending(opened, choices))
             if intent.activations is not None and not is_streamed:
-                times = _timed(opened) if intent.is_timed else {}
-                yield chunks.chunk([], service=service | times)
+                yield chunks.chunk([], service=service)
         except Refusal as refusal:
             yield _failure(refusal, door)
         except Exception:
@@ -235,17 +234,10 @@ async def _stream(
         yield DONE
 
 
-def _ending(
-    intent: GenerateIntent | ScoreIntent, opened: _Opened, choices: list[AnswerChoice]
-) -> dict[str, Any]:
-    """What the chunk with a finish reason has beside it: after the last choice, the usage and the times. Readings that
-    are not streamed follow in a chunk of their own, which has the times."""
-    if not all(choice.finish for choice in choices):
-        return {}
-    asked = intent.activations
-    has_times = intent.is_timed and (asked is None or asked.is_streamed)
-    times = {"service": _timed(opened)} if has_times else {}
-    return {"usage": _usage(opened.started, choices), **times}
+def _ending(opened: _Opened, choices: list[AnswerChoice]) -> dict[str, Any]:
+    """What the chunk with a finish reason has beside it: after the last choice, the usage."""
+    is_over = all(choice.finish for choice in choices)
+    return {"usage": _usage(opened.started, choices)} if is_over else {}
 
 
 def _failure(refusal: Refusal, door: Door) -> bytes:
@@ -298,12 +290,6 @@ def _read(
 ) -> dict[str, Any]:
     """What a chunk has beside its choices: the readings of its token, where there are any."""
     return {"service": _service(intent, opened, readings)} if readings else {}
-
-
-def _timed(opened: _Opened) -> dict[str, Any]:
-    """The times of a streamed request. They are known only after the headers were sent, so a chunk carries them."""
-    phases = opened.run.timing.phases()
-    return {"timing": {f"{name}_ms": milliseconds for name, milliseconds in phases.items()}}
 
 
 def _usage(started: Started, choices: list[AnswerChoice]) -> dict[str, int]:

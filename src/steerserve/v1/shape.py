@@ -43,8 +43,7 @@ class AnswerChoice:
     def score(self, scored: Scored, intent: ScoreIntent) -> None:
         """Take the scores of a prompt. The text of a scored choice is its one best token, behind the prompt where the
         prompt is echoed."""
-        prompt = intent.prompts[scored.choice]
-        echoed = [prompt] if intent.is_echoed and isinstance(prompt, str) else []
+        echoed = [_prompt_text(scored, intent)] if intent.is_echoed else []
         self.text = [*echoed, scored.best.text] if intent.max_tokens else echoed
         self.tokens = intent.max_tokens
         self.finish = "length"
@@ -71,7 +70,7 @@ class AnswerShape:
             body = {"text": text}
         entry = {"index": index, **body, "finish_reason": choice.finish}
         if choice.scored is not None and isinstance(intent, ScoreIntent):
-            entry["logprobs"] = self._logprobs(index, choice.scored, intent)
+            entry["logprobs"] = self._logprobs(choice.scored, intent)
         return entry
 
     def delta(self, index: int, text: str | msgspec.Raw, finish: str | None) -> dict[str, Any]:
@@ -86,13 +85,13 @@ class AnswerShape:
         delta = {"role": "assistant", "content": ""}
         return {"index": index, "delta": delta, "finish_reason": None}
 
-    def _logprobs(self, index: int, scored: Scored, intent: ScoreIntent) -> dict[str, Any] | None:
+    def _logprobs(self, scored: Scored, intent: ScoreIntent) -> dict[str, Any] | None:
         if intent.top is None:
             return None
         if self.is_chat:
             top = [_described(score, intent) for score in scored.top[: intent.top]]
             return {"content": [{**_described(scored.best, intent), "top_logprobs": top}]}
-        prompt = str(intent.prompts[index])
+        prompt = _prompt_text(scored, intent)
         told: list[TokenScore | PromptToken] = [*scored.prompt]
         tops: list[dict[str, float] | None] = [
             None if token.logprob is None else _listed(token.top, intent) for token in scored.prompt
@@ -141,6 +140,12 @@ def activations(
         ],
         **({} if is_streamed else {"note": NOTE_SCORED if read_point == UNSTEERED else NOTE}),
     }
+
+
+def _prompt_text(scored: Scored, intent: ScoreIntent) -> str:
+    """The text of a prompt that is no conversation."""
+    prompt = intent.prompts[scored.choice]
+    return prompt if isinstance(prompt, str) else scored.prompt_text
 
 
 def _listed(top: Sequence[TokenScore], intent: ScoreIntent) -> dict[str, float]:

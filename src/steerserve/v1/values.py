@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 
@@ -75,7 +75,6 @@ def generate(
         sampling=sampling,
         n=n,
         is_stream=bool(body.stream),
-        is_timed=_is_timed(body),
         has_special=special,
         steering=_steering(body),
         activations=_activations(body, raw, len(prompts), n, settings),
@@ -123,7 +122,6 @@ def score(
         has_special=special,
         seed=body.seed,
         is_stream=bool(body.stream),
-        is_timed=_is_timed(body),
         template=template,
         activations=_activations(body, raw, len(prompts), 1, settings),
         is_echoed=is_echoed,
@@ -149,11 +147,6 @@ def _check_allowed(allowed: Sequence[int], prompts: int, maximum: int) -> None:
             "allowed_token_ids",
             f"the answer would list {len(set(allowed))} tokens for each of {prompts} prompts; at most {maximum} in all",
         )
-
-
-def _is_timed(body: bodies.Sampled) -> bool:
-    """A stream that asks for its usage gets its times too. A stream that asks for nothing has no `service` key."""
-    return bool(body.stream and body.stream_options and body.stream_options.include_usage)
 
 
 def _activations(
@@ -269,19 +262,26 @@ def texts(value: str | list[str]) -> tuple[str, ...]:
     return (value,) if isinstance(value, str) else tuple(value)
 
 
-def _message(where: str, message: bodies.ChatMessage) -> dict[str, Any]:
+def prompts(value: str | list[str] | list[int] | list[list[int]]) -> tuple[intent.Prompt, ...]:
+    """The prompts of a text completion: texts, or the ids of their tokens."""
+    if isinstance(value, str):
+        return (value,)
+    if bodies.kind_of_prompt(value) == bodies.ID_PROMPT:
+        return (intent.TokenIds(tuple(cast("list[int]", value)), "prompt"),)
+    return tuple(
+        one if isinstance(one, str) else intent.TokenIds(tuple(one), f"prompt[{place}]")
+        for place, one in enumerate(cast("list[str | list[int]]", value))
+    )
+
+
+def _message(where: str, message: bodies.ChatMessage) -> Mapping[str, Any]:
     """A message in the form of chat templates: role, text content, and the name where the message has one."""
     content = message.content
     if content is None and message.role != "assistant":
         raise invalid(f"{where}.content", "a message needs content")
     if isinstance(content, list):
         content = "".join(part.text for part in content)
-    # newer clients name the role `developer`, and templates name it `system`
-    role = "system" if message.role == "developer" else message.role
-    plain: dict[str, Any] = {"role": role, "content": content or ""}
-    if message.name is not None:
-        plain["name"] = message.name
-    return plain
+    return intent.message(message.role, content or "", message.name)
 
 
 def invalid(param: str, why: str) -> Refusal:

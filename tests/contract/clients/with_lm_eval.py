@@ -1,7 +1,6 @@
 """The calls of lm-evaluation-harness: it scores texts by `echo` with `logprobs`, and its numbers are those of transformers.
 
-The harness counts the tokens of a context itself, so it must send the text as the tokenizer would write it, with the
-token that begins every text, and the service must add no second one.
+The harness sends prompts as token ids, with the token that begins every text, and the service adds no second one.
 """
 
 from __future__ import annotations
@@ -31,25 +30,15 @@ for name in ("stories.yaml", "stories.json"):
     shutil.copy(Path(__file__).parent / name, name)
 
 
-class Written(LocalCompletionsAPI):
-    """Sends a text to score as it is written."""
-
-    def _create_payload(
-        self, messages: Any, generate: bool = False, **fields: Any
-    ) -> dict[str, Any]:
-        payload: dict[str, Any] = super()._create_payload(messages, generate=generate, **fields)
-        return payload if generate else payload | {"add_special_tokens": False}
-
-
-def model(**fields: Any) -> Written:
-    return Written(
+def model(**fields: Any) -> LocalCompletionsAPI:
+    return LocalCompletionsAPI(
         base_url=f"{BASE_URL}/completions",
         model=MODEL,
         tokenizer_backend="huggingface",
         tokenizer=TOKENIZER,
         max_length=1000,
         max_retries=1,
-        **{"tokenized_requests": False, "add_bos_token": True, **fields},
+        **{"add_bos_token": True, **fields},
     )
 
 
@@ -65,7 +54,7 @@ def check(found: Sequence[float], expected: Sequence[float]) -> None:
 
 @calls.works(
     "a `multiple_choice` task of `local-completions`, with the log-likelihoods of transformers: `tokenizer_backend=huggingface`, "
-    "`tokenized_requests=False`, and for a tokenizer with a BOS token `add_bos_token=True` and `add_special_tokens: false` in the payload"
+    "and for a tokenizer with a BOS token `add_bos_token=True`"
 )
 def multiple_choice() -> None:
     told = simple_evaluate(
@@ -112,15 +101,6 @@ def generate() -> None:
     (text,) = model().generate_until(asked)
     assert text
     assert "." not in text
-
-
-@calls.refused(
-    "prompts as lists of token ids, the default `tokenized_requests=True`",
-    says="400",
-    instead="`tokenized_requests=False`",
-)
-def token_ids() -> None:
-    model(tokenized_requests=True).loglikelihood([instance("loglikelihood", "One", " day")])
 
 
 calls.tell()

@@ -11,6 +11,7 @@ import pytest
 from steerserve.control.bus import ServedCircuitsChanged
 from steerserve.control.interventions.circuit_views import CircuitActivation
 from steerserve.errors import Refusal
+from steerserve.rules import circuit as rules
 from steerserve.rules.claims import LayerClaim
 from steerserve.store.circuits import CircuitStore
 from tests.control.interventions.test_attachments import refused
@@ -45,7 +46,7 @@ async def attached(world: World) -> None:
 
 
 async def imported(world: World, **fields: Any) -> str:
-    view, _ = await world.circuits.add(document(**fields), "rename")
+    view, _ = await world.circuits.add(rules.imported(document(**fields)), "rename")
     return view.row.id
 
 
@@ -154,7 +155,7 @@ async def test_a_write_that_lands_after_the_new_intensity_supersedes_it(
 async def test_a_damaged_document_is_refused_before_anything_changes(world: World) -> None:
     await attached(world)
     circuit_id = await imported(world)
-    await CircuitStore(world.database).change(circuit_id, document={"name": "rain"})
+    await CircuitStore(world.database).change(circuit_id, document='{"name": "rain"}')
     refusal = await refused(activate(world, circuit_id))
     assert (refusal.code, type(refusal)) == ("VALIDATION_ERROR", Refusal)
     assert await claims(world) == []

@@ -77,6 +77,7 @@ def packs_of(world: World, hub: PackHub, now: list[float]) -> ClusterPacks:
         world.settings,
         hub,  # type: ignore[arg-type]
         world.clusters,
+        world.reader,
         lambda: now[0],
     )
 
@@ -158,12 +159,12 @@ async def test_a_file_is_checked_like_the_body_of_an_import(
         await packs.add("acme/pack", "a.cluster.json", None, ImportOptions())
     assert raised.value.code == code
     assert isinstance(raised.value, DocumentRefusal) is is_of_document
-    assert await world.clusters.list() == []
+    assert (await world.clusters.page(200))[0] == []
 
 
 async def test_an_import_names_the_commit_that_was_read(world: World) -> None:
     packs = packs_of(world, PackHub({"a.cluster.json": json.dumps(CLUSTER).encode()}), [0.0])
     item = await packs.add("acme/pack", "a.cluster.json", "main", ImportOptions())
-    (row,) = await world.clusters.list()
+    (row,) = (await world.clusters.page(200))[0]
     assert (item.profile_id, item.status) == (row.id, "imported_unbound")
     assert row.hub_ref == {"repo_id": "acme/pack", "revision": SHA, "path": "a.cluster.json"}

@@ -124,7 +124,8 @@ async def test_a_refused_intensity_keeps_the_old_one(world: World) -> None:
 async def test_a_refused_activation_leaves_what_serves(world: World) -> None:
     await attached(world)
     first = await imported(world)
-    second = await imported(world, activate=False, name="wind")
+    members = [{"feature_idx": 6, "strength": 3.0}]
+    second = await imported(world, activate=False, name="wind", members=members)
     epoch = world.steering.live.epoch
     world.launcher.fail("steer", Refusal("ENGINE_UNAVAILABLE", "the engine refuses"))
     with pytest.raises(Refusal, match="refuses"):
@@ -202,4 +203,4 @@ async def test_an_export_is_read_from_the_database_alone(world: World) -> None:
     item = await world.clusters.add(rules.definition(document), ImportOptions())
     assert item.profile_id is not None
     stored = await world.clusters.document(item.profile_id)
-    assert json.dumps(stored) == json.dumps(document)
+    assert stored == json.dumps(document)

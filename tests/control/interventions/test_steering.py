@@ -172,15 +172,17 @@ async def test_values_do_not_come_back_with_the_next_model(world: World) -> None
     assert in_engine(world)[1:] == (True, {KEY: {2: 1.0}})
 
 
-async def test_a_change_of_the_attachments_is_one_step_of_the_epoch(world: World) -> None:
+async def test_the_epoch_grows_with_an_sae_that_takes_values_away_and_not_with_an_attach(
+    world: World,
+) -> None:
     before = world.steering.live.epoch
     await attached(world)
-    assert world.steering.live.epoch == before + 1
+    assert world.steering.live.epoch == before
     await world.steering.set_values({1: 5.0})
     async with world.steering.part([KEY]) as switch:
         switch()
-    assert world.steering.live.epoch == before + 3
-    assert in_engine(world) == (before + 3, False, {})
+    assert world.steering.live.epoch == before + 2
+    assert in_engine(world) == (before + 2, False, {})
 
 
 # ------------------------------------------------------------------ several SAEs

@@ -107,7 +107,7 @@ ASKS: dict[str, tuple[Ask, int, int]] = {
     "find a model by its name": (_resolve, 1, 0),
     "list the SAEs": (lambda world: world.saes.list(), 1, 0),
     "read a repository with its SAEs": (lambda w: w.sae_downloads.with_units(WHOLE), 1, 0),
-    "list the profiles": (lambda world: world.profiles.list(), 1, 1),
+    "list the profiles": (lambda world: world.profiles.page(200, 0), 2, 2),
     "export a profile": (_export, 3, 1),
     "read the labels of an SAE": (lambda world: world.labels.of("sae_0"), 2, 0),
     "correct the ids at the start": (lambda world: world.saes.renew_ids(), 1, 0),

@@ -9,10 +9,9 @@ import pytest
 from steerserve.control.bus import CircuitFired
 from steerserve.engine.wire import messages as m
 from steerserve.errors import Refusal
-from steerserve.rules import batching, evidence
 from steerserve.rules import circuit as documents
+from steerserve.rules import evidence
 from steerserve.rules.firings import edge_body, without_context
-from steerserve.rules.intent import GenerateIntent, SamplingParameters
 from steerserve.store.circuits import CircuitRow
 from tests.control.conftest import Make
 from tests.doubles import World, soon, until
@@ -34,8 +33,8 @@ def document(name: str, low: int, high: int, **changes: Any) -> dict[str, Any]:
 
 
 async def circuit(world: World, made: dict[str, Any]) -> CircuitRow:
-    read = documents.read(made)
-    return await world.circuit_store.add(read.name, read, 1.0, made)
+    read = documents.imported(made)
+    return await world.circuit_store.add(read.circuit.name, read, 1.0)
 
 
 async def attached(world: World, *layers: int) -> None:
@@ -103,6 +102,15 @@ async def test_the_engine_gets_the_columns_of_sensable_edges_only(world: World) 
             context_tokens=16,
         )
     ]
+
+
+async def test_a_document_does_not_raise_the_context_that_the_operator_allows(make: Make) -> None:
+    async with make(circuit_sensing_context_tokens=0) as world:
+        await attached(world, 0, 1)
+        row = await circuit(world, document("rain", 0, 1) | {"sensing": {"context_tokens": 64}})
+        await world.circuit_serving.activate(row.id, acknowledged=True, allows_overlap=False)
+        assert (await world.circuit_sensing.enable(row.id)).armed
+        assert engine(world).sensed_circuits[0].context_tokens == 0
 
 
 async def test_circuits_on_disjoint_layers_are_sensed_together(world: World) -> None:
@@ -177,15 +185,11 @@ async def test_after_a_crash_the_next_engine_senses_the_same_circuits(world: Wor
 async def test_an_armed_circuit_takes_continuous_batching_away(make: Make, is_forced: bool) -> None:
     async with make(
         enable_continuous_batching=True,
-        cbm_default_temperature=1.0,
         circuit_sensing_force_serial=is_forced,
     ) as world:
         await attached(world, 0, 1)
         await serving(world)
-        model = (await world.served.resolve("a")).row
-        intent = GenerateIntent(("hello",), SamplingParameters(temperature=1.0))
-        armed = batching.SERIAL if is_forced else batching.BATCHED
-        assert world.generation._backend(intent, model) == armed
+        assert world.generation.is_batching is not is_forced
 
 
 async def test_what_fired_is_recorded_counted_and_told_without_its_text(world: World) -> None:

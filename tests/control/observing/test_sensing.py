@@ -14,10 +14,8 @@ from structlog.testing import capture_logs
 from steerserve.control.bus import ClusterFired
 from steerserve.engine.wire import messages as m
 from steerserve.errors import Refusal
-from steerserve.rules import batching
 from steerserve.rules.cluster import Cluster
 from steerserve.rules.firings import cluster_body, without_context
-from steerserve.rules.intent import GenerateIntent, SamplingParameters
 from steerserve.rules.members import AuthoredMember, SaeReference, SensingOverrides
 from steerserve.store.documents import ProfileRow
 from tests import doubles
@@ -35,7 +33,7 @@ WEATHER = Cluster(MEMBERS, display_token="rain")
 
 async def cluster(world: World, of: Cluster = WEATHER, name: str = "weather") -> ProfileRow:
     return await world.documents.add_profile(
-        name=name, steering=of.values, source_kind="cluster", cluster=of, document={}
+        name=name, steering=of.values, source_kind="cluster", cluster=of, document="{}"
     )
 
 
@@ -232,6 +230,14 @@ async def test_the_document_overrides_the_settings(make: Make) -> None:
         assert armed.history == 0
 
 
+async def test_a_document_does_not_raise_the_context_that_the_operator_allows(make: Make) -> None:
+    wanted = SensingOverrides(context_tokens=64)
+    async with make(sensing_context_tokens=0) as world:
+        await serving(world, replace(WEATHER, sensing=wanted))
+        assert engine(world).sensed_cluster.context_tokens == 0
+        assert (await world.sensing.status()).context_tokens == 0
+
+
 async def test_each_arming_has_a_larger_number_which_an_unchanged_cluster_keeps(
     world: World,
 ) -> None:
@@ -267,16 +273,12 @@ async def test_after_a_crash_the_next_engine_senses_before_it_serves(world: Worl
 async def test_an_armed_cluster_takes_continuous_batching_away(make: Make, is_forced: bool) -> None:
     async with make(
         enable_continuous_batching=True,
-        cbm_default_temperature=1.0,
         sensing_force_serial=is_forced,
     ) as world:
         row = await serving(world)
-        model = (await world.served.resolve("a")).row
-        intent = GenerateIntent(("hello",), SamplingParameters(temperature=1.0))
-        armed = batching.SERIAL if is_forced else batching.BATCHED
-        assert world.generation._backend(intent, model) == armed
+        assert world.generation.is_batching is not is_forced
         await world.sensing.enable(row.id, enabled=False)
-        assert world.generation._backend(intent, model) == batching.BATCHED
+        assert world.generation.is_batching
 
 
 # ------------------------------------------------------------- events

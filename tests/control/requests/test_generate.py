@@ -155,6 +155,29 @@ async def test_a_full_queue_refuses_before_anything_is_loaded(make: Make) -> Non
         await soon(holder)
 
 
+async def test_the_choices_of_a_request_count_when_clients_take_turns(make: Make) -> None:
+    async with make(max_concurrent_requests=3) as world:
+        await world.loaded()
+
+        async def ask(client: str, choices: int = 1) -> str:
+            asked = GenerateIntent(("hi",), SamplingParameters(), n=choices, client=client)
+            async with world.opened(asked) as run:
+                async for _ in run.events:
+                    pass
+            return client
+
+        streams = []
+        for client, choices in (("wide", 4), ("narrow", 1), ("last", 1)):
+            world.begin(ask(client, choices))
+            streams.append(await world.launcher.stream())
+        waiting = [world.begin(ask(client)) for client in ("wide", "narrow")]
+        await until(lambda: world.queue.counts().waiting == 2)
+        streams[2].complete()
+        (await world.launcher.stream()).complete()
+        assert await soon(waiting[1]) == "narrow"
+        assert not waiting[0].done()
+
+
 async def test_what_the_engine_refuses_is_raised_where_the_events_are_read(world: World) -> None:
     await world.loaded()
     async with world.opened(intent()) as run:

@@ -12,9 +12,9 @@ from steerserve.engine.wire import messages as m
 from steerserve.errors import Refusal
 from steerserve.rules.attachment import FIRST_SAE
 from steerserve.rules.intent import GenerateIntent, SamplingParameters
-from steerserve.rules.provenance import ModelOrigin, SaeOrigin
+from steerserve.rules.provenance import SaeOrigin
 from steerserve.rules.sae_steering import RequestSteering, SteeredFeature
-from steerserve.rules.steering_state import SteeredSite, digest
+from steerserve.rules.steering_state import SteeredModel, SteeredSite, digest
 from tests.control.conftest import Make
 from tests.doubles import World, soon, until
 
@@ -32,9 +32,10 @@ async def ready(world: World) -> None:
     await world.steering.set_values({1: 10.0})
 
 
-def state_of(values: Mapping[int, float]) -> str | None:
+def state_of(world: World, values: Mapping[int, float]) -> str | None:
     site = SteeredSite("sae_a", SaeOrigin(), 1, "resid_post")
-    return digest(ModelOrigin("a"), None, {KEY: site}, {KEY: values})
+    model = SteeredModel("a", content_digest=world.resident.row.content_digest)
+    return digest(model, {KEY: site}, {KEY: values})
 
 
 @pytest.mark.parametrize(
@@ -62,13 +63,14 @@ async def test_a_change_while_the_request_waits_for_its_slot_is_in_plan_echo_and
         first.complete()
         await soon(holder)
         run, plan = await soon(opened)
+        state = state_of(world, values)
     epoch = world.steering.live.epoch
     expected = (
         m.Follow() if intensity is None and own is None else m.Overlay(epoch, {KEY: {**values}})
     )
     assert plan == expected
     assert run.admitted.echo == echo
-    assert run.admitted.state == state_of(values)
+    assert run.admitted.state == state
 
 
 async def test_a_request_whose_engine_ended_while_it_waited_is_not_refused_for_its_steering(

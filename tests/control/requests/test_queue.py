@@ -26,13 +26,13 @@ class Clock:
 class Held:
     """A request that holds its slot until `leave`."""
 
-    def __init__(self, queue: Queue) -> None:
+    def __init__(self, queue: Queue, client: str = "", rows: int = 1) -> None:
         self.has_slot = False
         self._leave = asyncio.Event()
-        self.task = asyncio.create_task(self._run(queue))
+        self.task = asyncio.create_task(self._run(queue, client, rows))
 
-    async def _run(self, queue: Queue) -> None:
-        async with queue.room(), queue.slot():
+    async def _run(self, queue: Queue, client: str, rows: int) -> None:
+        async with queue.room(client, rows) as place, queue.slot(place):
             self.has_slot = True
             await self._leave.wait()
 
@@ -48,7 +48,7 @@ class Held:
 async def measured(queue: Queue, clock: Clock, durations: list[float]) -> None:
     """Let requests hold a slot for these durations."""
     for duration in durations:
-        async with queue.room(), queue.slot():
+        async with queue.room() as place, queue.slot(place):
             clock.now += duration
 
 
@@ -95,7 +95,7 @@ async def test_the_room_is_bounded_and_full_is_refused() -> None:
 
 async def test_without_a_waiting_room_only_the_slots_admit() -> None:
     queue = Queue(1, 0, 50)
-    async with queue.room(), queue.slot():
+    async with queue.room() as place, queue.slot(place):
         with pytest.raises(Refusal):
             await queue.room().__aenter__()
     async with queue.room():
@@ -193,10 +193,10 @@ async def test_a_waiter_cancelled_as_its_slot_comes_free_hands_the_slot_on() -> 
 async def test_a_request_that_fails_gives_its_slot_back() -> None:
     queue = Queue(1, 0, 50)
     with pytest.raises(ZeroDivisionError):
-        async with queue.room(), queue.slot():
+        async with queue.room() as place, queue.slot(place):
             raise ZeroDivisionError
     assert (queue.counts().pending, queue.counts().holding) == (0, 0)
-    async with queue.room(), queue.slot():
+    async with queue.room() as place, queue.slot(place):
         assert queue.counts().holding == 1
 
 
@@ -282,4 +282,81 @@ async def test_a_waiter_that_is_cancelled_takes_no_slot_of_a_new_replica() -> No
     await asyncio.gather(cancelled.task, return_exceptions=True)
     await first.leave()
     await follower.leave()
+    assert (queue.counts().pending, queue.counts().holding) == (0, 0)
+
+
+# ---------------------------------------------------------------------- clients beside each other
+
+
+async def test_the_next_slot_is_that_of_the_client_with_fewer_running_rows() -> None:
+    queue = Queue(2, 9, 50)
+    greedy = [Held(queue, "greedy", rows=16) for _ in range(4)]
+    await until(lambda: queue.counts().pending == 4)
+    polite = [Held(queue, "polite") for _ in range(2)]
+    await until(lambda: queue.counts().pending == 6)
+    await greedy[0].leave()
+    for request in polite:
+        await until(lambda request=request: request.has_slot)
+        assert holders(greedy[2:]) == [False, False]
+        await request.leave()
+    for request in greedy[1:]:
+        await request.leave()
+    assert (queue.counts().pending, queue.counts().holding) == (0, 0)
+
+
+async def test_a_full_queue_takes_a_polite_client_in_place_of_the_newest_greedy_request() -> None:
+    clock = Clock()
+    queue = Queue(1, 2, 50, clock)
+    await measured(queue, clock, [2.1, 2.1, 2.1])
+    greedy = [Held(queue, "greedy") for _ in range(3)]
+    await until(lambda: queue.counts().pending == 3)
+    polite = Held(queue, "polite")
+    with pytest.raises(Refusal) as refused:
+        await soon(greedy[2].task)
+    assert refused.value.code == "QUEUE_FULL"
+    assert refused.value.details == {"queue_pending": 3, "estimated_wait_seconds": 7}
+    assert queue.counts().pending == 3
+    with pytest.raises(Refusal):
+        await soon(Held(queue, "greedy").task)
+    await greedy[0].leave()
+    await until(lambda: polite.has_slot)
+    await polite.leave()
+    await until(lambda: greedy[1].has_slot)
+    await greedy[1].leave()
+    assert (queue.counts().pending, queue.counts().holding) == (0, 0)
+
+
+async def test_a_request_that_waits_for_its_model_gives_up_its_place_at_once() -> None:
+    queue = Queue(1, 1, 50)
+    loading = asyncio.Event()
+    left = []
+
+    async def wait_for_the_model() -> None:
+        async with queue.room("greedy"):
+            try:
+                await loading.wait()
+            finally:
+                left.append(queue.counts().pending)
+
+    waiting = [asyncio.create_task(wait_for_the_model()) for _ in range(2)]
+    await until(lambda: queue.counts().pending == 2)
+    async with queue.room("polite"):
+        assert queue.counts().pending == 2
+        with pytest.raises(Refusal):
+            await soon(waiting[1])
+        assert left == [2]
+        loading.set()
+        await soon(waiting[0])
+    assert queue.counts().pending == 0
+
+
+async def test_a_client_that_leaves_as_its_place_is_given_away_is_no_refusal() -> None:
+    queue = Queue(1, 1, 50)
+    greedy = [Held(queue, "greedy") for _ in range(2)]
+    await until(lambda: queue.counts().pending == 2)
+    async with queue.room("polite"):
+        greedy[1].task.cancel()
+        (gone,) = await asyncio.gather(greedy[1].task, return_exceptions=True)
+        assert isinstance(gone, asyncio.CancelledError)
+        await greedy[0].leave()
     assert (queue.counts().pending, queue.counts().holding) == (0, 0)

@@ -10,12 +10,12 @@ import msgspec
 import pytest
 
 from steerserve.control.bus import LoadComplete, LoadError, LoadProgress, UnloadComplete
+from steerserve.engine.wire.endings import NotStarted
 from steerserve.errors import Refusal
 from steerserve.files import local
 from steerserve.rules.residency import Phase
-from tests import doubles
 from tests.control.conftest import Make
-from tests.doubles import PATIENCE, World, soon, until
+from tests.doubles import FACTS, PATIENCE, World, soon, until
 
 BROKEN = Refusal("INSUFFICIENT_MEMORY", "the weights do not fit")
 
@@ -52,11 +52,8 @@ async def test_a_load_makes_the_model_resident_and_records_what_the_engine_found
 
 
 @pytest.mark.shows("model-record.15")
-async def test_the_record_says_that_a_model_was_loaded_without_embeddings(
-    world: World, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    facts = msgspec.structs.replace(doubles.FACTS, supports_embeddings=False)
-    monkeypatch.setattr(doubles, "FACTS", facts)
+async def test_the_record_says_that_a_model_was_loaded_without_embeddings(world: World) -> None:
+    world.launcher.facts = msgspec.structs.replace(FACTS, supports_embeddings=False)
     row = await world.loaded()
     assert (await world.catalog.model(row.id)).supports_embeddings is False
 
@@ -162,6 +159,19 @@ async def test_an_engine_that_cannot_be_started_is_a_failed_load(world: World) -
     assert (await refused((await world.conductor.load(row)).ready)).code == "MODEL_LOAD_FAILED"
     assert (await world.status(row))[0] == "error"
     assert world.phase is Phase.EMPTY
+
+
+async def test_a_load_for_which_no_replica_can_be_started_is_tried_again_by_the_next_request(
+    world: World,
+) -> None:
+    row = await world.model()
+    world.launcher.fail("load", NotStarted("no port from 20000 to 20000 is free"))
+    refusal = await refused(world.begin(world.ask()))
+    assert refusal.code == "ENGINE_UNAVAILABLE"
+    assert await world.status(row) == ("ready", "no port from 20000 to 20000 is free")
+    again, stream = await world.in_flight()
+    stream.complete()
+    assert await soon(again) == "done"
 
 
 async def test_an_engine_that_dies_while_it_loads_is_a_failed_load(world: World) -> None:
@@ -618,7 +628,8 @@ async def test_close_leaves_no_engine(world: World) -> None:
     row = await world.loaded()
     await soon(world.conductor.close())
     assert world.launcher.alive == []
-    assert await world.status(row) == ("ready", None)
+    # the next start says that the restart ended it, and corrects the status
+    assert await world.status(row) == ("loaded", None)
 
 
 async def test_close_while_a_model_loads_leaves_no_engine(world: World) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from steerserve.control.bus import LeaseChanged
 from steerserve.control.residency import leases as leases_module
 from steerserve.control.residency.leases import Granted
 from steerserve.engine.wire import messages as m
@@ -497,3 +498,24 @@ async def test_the_id_is_in_no_event(world: World) -> None:
     await served(world, "b", lease_id)
     assert world.events
     assert lease_id not in repr(world.events)
+
+
+async def test_every_change_of_a_lease_but_its_end_with_the_service_is_published(
+    world: World, clock: Clock
+) -> None:
+    row, lease_id = await leased(world)
+    seen = [len(world.published(LeaseChanged))]
+    world.conductor.leases.renew(row.id, lease_id, 120)
+    seen.append(len(world.published(LeaseChanged)))
+    world.conductor.leases.release(row.id, lease_id)
+    seen.append(len(world.published(LeaseChanged)))
+    world.conductor.lease(row, TERMS)
+    clock.pass_(61)
+    world.conductor.leases.live()
+    world.conductor.leases.live()
+    seen.append(len(world.published(LeaseChanged)))
+    world.conductor.lease(row, TERMS)
+    world.conductor.leases.restart()
+    seen.append(len(world.published(LeaseChanged)))
+    assert seen == [1, 2, 3, 5, 6]
+    assert {event.model_id for event in world.published(LeaseChanged)} == {row.id}

@@ -18,7 +18,13 @@ from steerserve.settings import Settings
 from tests.control.residency.test_fitting import cards, checkpoint
 from tests.doubles import World, soon
 
-ROW = {"status": "ready", "error_message": None, "engine": "checkpoint", "quantization": "FP16"}
+ROW = {
+    "status": "ready",
+    "error_message": None,
+    "download_error": None,
+    "engine": "checkpoint",
+    "quantization": "FP16",
+}
 
 
 @pytest.mark.parametrize("is_told", [True, False])

@@ -7,8 +7,10 @@ from dataclasses import replace
 from datetime import datetime, timedelta
 from typing import Any
 
+import msgspec
 import pytest
 
+from steerserve.control.residency.occupant import Occupant
 from steerserve.control.vitals import health as vitals
 from steerserve.engine.wire.messages import GraphsChanged
 from steerserve.errors import Refusal
@@ -85,6 +87,50 @@ async def test_a_queue_that_cannot_be_read_leaves_the_block_with_its_error_and_n
     assert set(block) == BLOCK
     assert block.pop("error") == "OSError: no such queue"
     assert set(block.values()) == {None}
+
+
+@pytest.mark.shows("queue-block.4", "queue-block.5", "queue-block.8", "queue-block.9", "health.5")
+@pytest.mark.parametrize(
+    ("case", "serves"),
+    [("none", "serial"), ("checkpoint", "cbm"), ("gguf", "serial"), ("embedding", "serial")],
+)
+async def test_both_routes_tell_the_backend_that_serves_the_resident_model(
+    make: Make, case: str, serves: str
+) -> None:
+    async with make(enable_continuous_batching=True) as world:
+        world.launcher.facts = msgspec.structs.replace(FACTS, is_embedding_only=case == "embedding")
+        if case != "none":
+            await world.loaded()
+        if case == "gguf":
+            assert isinstance(world.resident, Occupant)
+            world.resident.row = replace(world.resident.row, engine="gguf")
+        backend = world.vitals.backend()
+        block = plain(await world.vitals.detailed())["inference"]
+        is_batching = serves == "cbm"
+        assert backend.backend == serves
+        assert (backend.queue is None, backend.cbm_config is None) == (is_batching, not is_batching)
+        assert backend.capabilities.per_request_sampling_params is not is_batching
+        assert "response_format is refused" in backend.limitations
+        assert block["backend"] == ("cbm" if is_batching else "queue")
+        assert (block["cbm_enabled"], block["cbm_running"]) == (True, is_batching)
+        counted = (None, None) if is_batching else (0, 0)
+        assert (block["in_flight"], block["queue_waiting"]) == counted
+
+
+async def test_both_routes_are_serial_while_what_is_observed_takes_every_request_to_a_slot(
+    make: Make,
+) -> None:
+    async with make(enable_continuous_batching=True, cbm_force_serial_monitoring=True) as world:
+        await world.loaded()
+        await world.attachments.attach(await world.sae(), 1)
+
+        async def told() -> tuple[str, str]:
+            block = plain(await world.vitals.detailed())["inference"]
+            return world.vitals.backend().backend, block["backend"]
+
+        assert await told() == ("cbm", "cbm")
+        await world.monitoring.configure()
+        assert await told() == ("serial", "queue")
 
 
 async def test_without_a_model_the_service_is_degraded_and_ready(world: World) -> None:
@@ -169,13 +215,40 @@ async def test_an_open_breaker_is_shown_and_degrades_without_taking_the_service_
 ) -> None:
     await world.loaded()
     world.hub.states = [breaker()]
-    assert component(plain(await world.vitals.readiness()), "hub")["status"] == "healthy"
+    hub = component(plain(await world.vitals.readiness()), "hub")
+    assert hub["status"] == "healthy"
+    # health knows only of the questions that were asked, and says so
+    assert "steerserve doctor" in hub["message"]
     world.hub.states = [breaker(state="open", is_open=True, failure_count=5, trips=1)]
     state = plain(await world.vitals.readiness())
     assert (state["ready"], state["status"]) == (True, "degraded")
     assert "huggingface" in component(state, "hub")["message"]
     detailed = plain(await world.vitals.detailed())
     assert detailed["circuit_breakers"] == plain(world.hub.states) == plain(world.vitals.breakers())
+
+
+async def test_a_queue_that_refuses_degrades_health_until_it_has_room(world: World) -> None:
+    await world.loaded()
+    assert plain(await world.vitals.readiness())["status"] == "healthy"
+    world.metrics.full_queue.note()
+    state = plain(await world.vitals.readiness())
+    assert (state["ready"], state["status"]) == (True, "degraded")
+    assert component(state, "queue")["status"] == "degraded"
+
+
+@pytest.mark.parametrize(
+    ("changes", "status"),
+    [
+        ({"failure_count": 2}, "healthy"),
+        ({"failure_count": 3}, "degraded"),
+        ({"state": "half_open", "failure_count": 1, "trips": 1}, "degraded"),
+    ],
+)
+async def test_a_hub_that_failed_three_times_is_not_healthy(
+    world: World, changes: dict[str, Any], status: str
+) -> None:
+    world.hub.states = [breaker(**changes)]
+    assert component(plain(await world.vitals.readiness()), "hub")["status"] == status
 
 
 async def test_a_breaker_is_reset_by_its_name(world: World) -> None:

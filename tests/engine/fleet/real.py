@@ -36,7 +36,13 @@ ONE_TOKEN = m.Sampling(temperature=0.0, max_tokens=1)
 async def serving(count: int, **more: Any) -> AsyncIterator[Fleet]:
     """A fleet that has loaded the demo model and attached its SAE."""
     launcher = Launcher("CRITICAL", "json")
-    given = {"least": 1, "drain_seconds": 20.0, "pause": lambda _: 0.0, **more}
+    given = {
+        "least": 1,
+        "drain_seconds": 20.0,
+        "wait_seconds": 60.0,
+        "pause": lambda _: 0.0,
+        **more,
+    }
     fleet = Fleet(
         lambda _: launcher.launch(TokensGiven()),
         launcher.prompts(),

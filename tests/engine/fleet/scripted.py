@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -13,6 +13,7 @@ from steerserve.engine.fleet.fleet import Fleet
 from steerserve.engine.fleet.replica import Replica
 from steerserve.engine.wire import messages as m
 from steerserve.engine.wire.engine import Report
+from steerserve.engine.wire.tokenizing import Spelling
 from steerserve.errors import Refusal
 from steerserve.rules.replicas import ReplicaState, ReplicaView
 from steerserve.rules.signs import Bounds
@@ -43,6 +44,12 @@ class Letters:
     ) -> list[m.Tokens]:
         return [m.Tokens([ord(letter) for letter in prompt.text]) for prompt in prompts]
 
+    async def spell(self, prompt: m.Text | m.Chat, longest: int) -> Spelling:
+        raise AssertionError("no test asks for it")
+
+    async def read_back(self, ids: list[int]) -> Spelling:
+        raise AssertionError("no test asks for it")
+
     async def close(self) -> None:
         self.is_closed = True
 
@@ -63,8 +70,12 @@ class Crew:
         self.launchers: list[Launcher] = []
         self.holds_another = False
         self.prepare: Callable[[Launcher], None] = lambda _: None
+        self.placing: Callable[[], Awaitable[object]] | None = None
+        """What new engines wait for before they have a place."""
 
     async def launch(self, _report: Report = lambda _: None) -> ScriptedEngine:
+        if self.placing is not None:
+            await self.placing()
         launcher = Launcher()
         self.launchers.append(launcher)
         self.prepare(launcher)
@@ -84,7 +95,7 @@ class Scene:
         self.crew = Crew()
         self.prompts = Letters()
         self.changes: list[ReplicaView] = []
-        more = {"drain_seconds": 5.0, "pause": lambda _: 0.0, **more}
+        more = {"drain_seconds": 5.0, "wait_seconds": 60.0, "pause": lambda _: 0.0, **more}
         self.fleet = Fleet(
             self.crew.launch,
             self.prompts,

@@ -91,11 +91,15 @@ async def test_an_edit_that_every_replica_refuses_changes_nothing(scene: Made) -
 async def test_a_replica_that_refuses_what_others_made_starts_again_with_it(scene: Made) -> None:
     one = await scene(2)
     one.crew.launchers[1].fail("attach", Refusal("SAE_LOAD_FAILED", "not on this node"))
+    gates = []
+    one.crew.prepare = lambda launcher: gates.append(launcher.hold("load"))
     await soon(one.fleet.attach(KEY, SOURCE, 1))
     assert one.engine(1).ended.done()
+    assert "not on this node" in (one.fleet.replicas()[1].reason or "")
+    await until(lambda: gates)
+    gates[0].open.set()
     await one.serving("r1", "r2")
     assert one.engine(2).attached == one.engine(0).attached
-    assert "not on this node" in (one.fleet.replicas()[1].reason or "")
 
 
 async def test_a_replica_that_answers_with_another_sae_is_left_behind(scene: Made) -> None:

@@ -7,6 +7,7 @@ import asyncio
 import pytest
 
 from steerserve.engine.wire import messages as m
+from steerserve.engine.wire.endings import NotStarted
 from steerserve.errors import Refusal
 from steerserve.rules.replicas import STARTS, ReplicaState, Strength, strength, wanted
 from steerserve.rules.signs import Activity, Sign
@@ -55,6 +56,14 @@ async def test_a_load_with_too_few_replicas_is_refused_and_leaves_nothing() -> N
     await one.fleet.stop()
     assert all(launcher.engine.ended.done() for launcher in one.crew.launchers)
     assert one.prompts.is_closed
+
+
+async def test_a_load_without_replicas_that_can_be_started_says_so() -> None:
+    one = Scene(2, least=1)
+    one.crew.prepare = lambda launcher: launcher.fail("launch", NO_ROOM)
+    with pytest.raises(NotStarted, match="no room"):
+        await one.load()
+    await one.fleet.stop()
 
 
 async def test_the_progress_of_a_load_is_that_of_the_slowest_replica() -> None:
@@ -177,15 +186,20 @@ async def test_a_silent_replica_is_stalled_then_lost_and_started_again() -> None
     one.engine(0).silent = None
     lives._look(replica, one.engine(0))
     assert one.states()["r1"] is ReplicaState.SERVING
+    assert replica.reason is None
     one.engine(0).silent = Sign(Activity.IDLE, 1)
+    gates = []
+    one.crew.prepare = lambda launcher: gates.append(launcher.hold("load"))
     for _ in range(70):
         now[0] += 1.0
         if not one.engine(0).ended.done():
             lives._look(replica, one.engine(0))
     assert one.engine(0).ended.done()
     await until(lambda: len(one.crew.launchers) == 3)
-    await one.serving("r1", "r2")
     assert "no sign of life" in (replica.reason or "")
+    gates[0].open.set()
+    await one.serving("r1", "r2")
+    assert (replica.reason, replica.restarts) == (None, 1)
     await one.fleet.stop()
 
 

@@ -12,7 +12,9 @@ from itertools import pairwise
 
 import psutil
 import pytest
+from tokenizers import Tokenizer
 
+from steerserve import demo
 from steerserve.engine.checkpoint.client import Launcher
 from steerserve.engine.fleet.fleet import Fleet
 from steerserve.engine.wire import messages as m
@@ -199,3 +201,34 @@ async def test_no_answer_is_written_under_another_epoch_than_its_own(fleet: Flee
     swarm = Swarm(fleet, await words(fleet), random.Random(1))
     await swarm.run(edits=40, kills=2)
     assert swarm.answers > 80
+
+
+async def test_prompts_as_token_ids_are_those_of_their_text(fleet: Fleet) -> None:
+    tokenizer = Tokenizer.from_file(str(demo.MODEL_DIR / "tokenizer.json"))
+    ids = list(tokenizer.encode(PROMPT).ids)
+    prompts: list[list[m.Prompt]] = [[m.Text(PROMPT)], [m.Tokens(ids, place="prompt")]]
+    scored = [
+        [event async for event in fleet.score(prompt, 1.0, 1, None, echo=m.Echo(1, 100))]
+        for prompt in prompts
+    ]
+    (text, given) = [events[1] for events in scored]
+    assert isinstance(text, m.Scored)
+    assert isinstance(given, m.Scored)
+    assert [token.token for token in given.prompt] == ids
+    assert [(one.token, one.logprob) for one in given.prompt] == [
+        (one.token, one.logprob) for one in text.prompt
+    ]
+    assert given.prompt_text == tokenizer.decode(ids, skip_special_tokens=False)
+    written = [
+        [
+            e.text
+            async for e in fleet.generate(p, 1, EIGHT_TOKENS, m.Follow())
+            if isinstance(e, m.Piece)
+        ]
+        for p in prompts
+    ]
+    assert "".join(written[0]) == "".join(written[1])
+    outside: list[m.Prompt] = [m.Tokens([5, 10**6], place="prompt[0]")]
+    with pytest.raises(Refusal) as refused:
+        await anext(fleet.generate(outside, 1, EIGHT_TOKENS, m.Follow()))
+    assert refused.value.param == "prompt[0][1]"

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import pytest
 
 from steerserve.engine.fleet.affinity import BLOCK
 from steerserve.engine.wire import messages as m
 from steerserve.errors import Refusal
 from steerserve.rules.replicas import RUNS, ReplicaState
-from tests.doubles import until
+from tests.doubles import Gate, soon, until
 from tests.engine.fleet.conftest import Made
 from tests.engine.fleet.scripted import NO_ROOM
 
@@ -183,3 +185,47 @@ async def test_requests_with_a_seed_stay_with_the_kind_of_the_first_replica(scen
     late = one.ask("late", seed=1)
     (await one.stream(1)).complete()
     await late.text()
+
+
+@pytest.mark.parametrize("work", ["request", "edit", "question"])
+async def test_without_a_replica_that_can_be_placed_the_wait_is_bounded(
+    scene: Made, work: str
+) -> None:
+    one = await scene(2, wait_seconds=0.01)
+    gate = asyncio.Event()
+    one.crew.placing = gate.wait
+    await one.kill(0)
+    await one.kill(1)
+
+    async def refused() -> Refusal:
+        asked = {
+            "request": lambda: one.ask().text(),
+            "edit": lambda: one.fleet.steer(1, True, {}),
+            "question": lambda: one.fleet.explore([1]),
+        }[work]
+        with pytest.raises(Refusal, match=r"no replica serves.*signal 9") as caught:
+            await soon(asked())
+        return caught.value
+
+    assert (await refused()).code == "ENGINE_UNAVAILABLE"
+    assert (await refused()).row.v1 == 503, "the next one too"
+    gate.set()
+    await one.serving("r1", "r2")
+    request = one.ask()
+    (await one.stream(2)).complete()
+    await request.text()
+
+
+async def test_a_replica_that_is_placed_is_waited_for_while_it_loads(scene: Made) -> None:
+    one = await scene(1, wait_seconds=0.0)
+    gates: list[Gate] = []
+    one.crew.prepare = lambda launcher: gates.append(launcher.hold("load"))
+    await one.kill(0)
+    await until(lambda: gates)
+    await soon(gates[0].reached.wait())
+    request = one.ask()
+    for _ in range(20):
+        await asyncio.sleep(0)
+    gates[0].open.set()
+    (await one.stream(1)).complete("after the load")
+    assert await request.text() == "after the load"

@@ -19,7 +19,7 @@ from steerserve.rules.replicas import ReplicaView
 
 
 class ModelEvent(TypedDict):
-    """An event of one model, such as the end of its unload."""
+    """An event of one model: it was unloaded, or its lease was granted or renewed, or ended."""
 
     modelId: int
     model_id: int
@@ -153,6 +153,7 @@ LiveEvents = TypedDict(
         "model:load:error": LoadErrorEvent,
         "model:unload:complete": ModelEvent,
         "model:replica": ReplicaEvent,
+        "model:lease": ModelEvent,
         "sae:attached": SaeAttachedEvent,
         "sae:detached": SaeEvent,
         "sae:download:progress": SaeProgressEvent,

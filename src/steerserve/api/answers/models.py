@@ -12,6 +12,7 @@ from steerserve.control.library.recorded_downloads import FetchProgress
 from steerserve.control.residency.replicas import ReplicaSet
 from steerserve.rules.gguf import GgufFile
 from steerserve.rules.lease_status import EndedLeaseStatus, LeaseStatus
+from steerserve.rules.lock import LockedBy
 
 ModelStatus = Literal["downloading", "ready", "loading", "loaded", "unloading", "error"]
 
@@ -33,12 +34,22 @@ class ModelPlacement(TypedDict):
     budget_mb_by_device: NotRequired[dict[str, int]]
 
 
+class ModelLock(TypedDict):
+    """Who holds the lock of a model: an operator, or the attached SAEs `sae_ids`. `message` says it in words."""
+
+    by: LockedBy
+    sae_ids: list[str]
+    message: str
+
+
 class ModelRecord(TypedDict):
     """A registered model. `params` is the number of parameters as a short text, such as `7B`. Sizes named `_mb` are in
     MiB. `download_progress` is in percent; it and `download` are null while no download runs. `layers` is the number of
-    decoder layers of a loaded model. The facts from `loaded_at` to `kv_cache_mb` that only a loaded model has are
-    null, or empty, for other models; `memory_footprint` is in bytes, `context_length` and `kv_cache_tokens` are in
-    tokens. `error_message` says why the status is `error`. `replicas` is null where one engine process serves."""
+    decoder layers of a loaded model. The facts from `loaded_at` to `kv_cache_mb` that only a loaded model has are null,
+    or empty, for other models; `memory_footprint` is in bytes, `context_length` and `kv_cache_tokens` are in tokens. An
+    `embedding_only` model writes no text and is never steered. `content_digest` is the SHA-256 of the files of a model
+    of this machine, and null until it has been computed. `error_message` says why the status is `error`. `replicas` is
+    null where one engine process serves."""
 
     id: int
     name: str
@@ -46,6 +57,7 @@ class ModelRecord(TypedDict):
     repo_id: str | None
     revision: str | None
     local_path: str | None
+    content_digest: str | None
     quantization: str
     gguf_label: str | None
     engine: Literal["checkpoint", "gguf"]
@@ -59,6 +71,7 @@ class ModelRecord(TypedDict):
     lease: LeaseStatus | None
     loaded_at: Instant | None
     supports_embeddings: bool
+    embedding_only: bool
     trust_remote_code: bool
     error_message: str | None
     num_parameters: int | None
@@ -75,7 +88,14 @@ class ModelRecord(TypedDict):
     created_at: Instant
     updated_at: Instant
     locked: bool
+    lock: ModelLock | None
     replicas: ReplicaSet | None
+
+
+class UnlockedModel(ModelRecord):
+    """The model, with a sentence about the lock that there was."""
+
+    message: str
 
 
 class ModelList(TypedDict):

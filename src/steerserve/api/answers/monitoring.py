@@ -51,10 +51,12 @@ class MonitoredToken(TypedDict):
 
 
 class MonitoringHistory(TypedDict):
-    """Records, the newest first."""
+    """Records, the newest first. `left_out` counts the records that fit the request and not the answer, where there are
+    such records."""
 
     records: list[MonitoredToken]
     total: int
+    left_out: NotRequired[int]
 
 
 class MonitoredContext(TypedDict):

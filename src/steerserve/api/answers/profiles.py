@@ -36,7 +36,7 @@ class ProfileRecord(SavedProfile):
 
 
 class ProfileList(TypedDict):
-    """All saved profiles, and the id of the active one."""
+    """A page of the saved profiles, how many there are in all, and the id of the active one."""
 
     profiles: list[ProfileRecord]
     total: int
@@ -113,9 +113,10 @@ class ClusterSummary(TypedDict):
 
 
 class ClusterList(TypedDict):
-    """All clusters, and the id of the active one."""
+    """A page of the clusters, how many there are in all, and the id of the active one."""
 
     clusters: list[ClusterSummary]
+    total: int
     active_cluster_id: str | None
 
 

@@ -8,21 +8,26 @@ from typing_extensions import TypedDict
 
 from steerserve.api.answers import Instant
 from steerserve.control.library.recorded_downloads import FetchProgress
+from steerserve.rules.downloads import SameRequest
 
 SaeStatus = Literal["downloading", "cached", "attached", "error"]
 
 
 class SaeRecord(TypedDict):
-    """A registered SAE. `d_in` is the width of the activations that it reads, `d_sae` the number of its features, and
-    `width` the same as a short text, such as `16k`. Facts that are only known once the files are read are null before.
-    `download_progress` is in percent; it and `download` are null while no download runs. `reason` says why the SAE
-    cannot be attached as it is, where `is_loadable` is false."""
+    """A registered SAE. `content_digest` is the SHA-256 of an SAE of this machine. `d_in` is the width of the
+    activations that it reads, `d_sae` the number of its features, and `width` the same as a short text, such as `16k`.
+    Facts that are only known once the files are read are null before. `download_progress` is in percent; it and
+    `download` are null while no download runs. `error_code` is the code of the refusal that ended the download.
+    `same_request` says what the same request would do after that: go on with the bytes that are kept (`resume`), begin
+    anew (`retry`), or null where it would be refused again. `reason` says why the SAE cannot be attached as it is,
+    where `is_loadable` is false."""
 
     id: str
     repository_id: str | None
     revision: str | None
     file_path: str | None
     local_path: str | None
+    content_digest: str | None
     name: str
     format: str
     architecture: str
@@ -41,6 +46,8 @@ class SaeRecord(TypedDict):
     download_progress: int | None
     download: FetchProgress | None
     error_message: str | None
+    error_code: str | None
+    same_request: SameRequest | None
     is_loadable: bool
     reason: str | None
     needs: list[str]
@@ -79,13 +86,23 @@ class SaeCheck(TypedDict):
     decoder_norm_max: NotRequired[float]
 
 
+class ScaleOverrides(TypedDict):
+    """The facts stated at the attach that change the added vector."""
+
+    normalisation: NotRequired[str]
+    norm_factor: NotRequired[float]
+    is_centred: NotRequired[bool]
+
+
 class AttachedPlace(TypedDict):
-    """Where and how an SAE is attached. `is_calibrated` says whether its scale was measured here."""
+    """Where and how an SAE is attached. `is_calibrated` says whether its scale was measured here. `overrides` are the
+    facts stated at the attach that change the added vector."""
 
     layer_module_path: str
     site: str
     dtype: str
     is_calibrated: bool
+    overrides: ScaleOverrides
 
 
 class AttachmentEntry(AttachedPlace):

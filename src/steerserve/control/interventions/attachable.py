@@ -76,14 +76,14 @@ def claim(wanted: AttachRequest) -> rules.Claim:
     )
 
 
-async def bring(resident: Resident | None, asked: Sequence[AttachRequest]) -> None:
+async def bring(resident: Resident, asked: Sequence[AttachRequest]) -> None:
     """Have every node with a replica bring the files of SAEs that are about to be attached. A node may fetch for
     minutes, so no edit may wait for this call. SAEs that cannot be attached anyway are left out.
 
     Raises:
         Refusal: why a node cannot have the files; the refusal names the SAE.
     """
-    if resident is None or resident.engine is None or not resident.engine.replicas():
+    if resident.engine is None or not resident.engine.replicas():
         return
     for wanted in asked:
         is_one = wanted.sae.format != REPOSITORY

@@ -14,6 +14,7 @@ from typing import Any
 from steerserve.control.bus import Bus, SaeAttached, SaeDetached
 from steerserve.control.interventions import attachable
 from steerserve.control.interventions.attachable import AttachRequest
+from steerserve.control.library.contents import ModelContents
 from steerserve.control.library.sae_records import origin_of, source_of
 from steerserve.control.residency import free_memory
 from steerserve.control.residency.conductor import Conductor
@@ -46,6 +47,7 @@ class Attachments:
         bus: Bus,
         catalog: Catalog,
         settings: Settings,
+        contents: ModelContents,
         read_nodes: ReadNodes,
         read_free: Read = free_memory.read,
     ) -> None:
@@ -53,6 +55,7 @@ class Attachments:
         self._bus = bus
         self._catalog = catalog
         self._settings = settings
+        self._contents = contents
         self._read_nodes = read_nodes
         self._read_free = read_free
 
@@ -82,7 +85,7 @@ class Attachments:
         """
         changed = m.Overrides(**overrides or {})
         wanted = AttachRequest(sae, layer, dtype, changed, is_checked)
-        await attachable.bring(self._conductor.resident, [wanted])
+        await self._prepare([wanted])
         async with self._conductor.editing:
             # the SAE may have been deleted or attached while this edit waited for the one before it
             row = await self._catalog.sae(sae.id)
@@ -121,7 +124,7 @@ class Attachments:
         """
         rows = await attachable.complete(self._catalog, members)
         coming = [AttachRequest(rows[sae_id], layer, dtype) for sae_id, layer in members]
-        await attachable.bring(self._conductor.resident, coming)
+        await self._prepare(coming)
         async with self._conductor.editing:
             rows = await attachable.complete(self._catalog, members)
             resident = self._conductor.loaded()
@@ -170,6 +173,18 @@ class Attachments:
             if not detached and not was_lost:
                 raise Refusal("SAE_NOT_ATTACHED", f"SAE {sae_id!r} is not attached", sae_id=sae_id)
         return sum(attached.memory_mb for attached in detached)
+
+    async def _prepare(self, asked: Sequence[AttachRequest]) -> None:
+        """What may take minutes before an attach, so no other edit waits for it: nodes fetch the files of the SAEs, and
+        the content digest of the model is computed, which answers tell once the model is steered.
+
+        Raises:
+            Refusal: why a node cannot have the files.
+        """
+        resident = self._conductor.resident
+        if resident is not None:
+            await attachable.bring(resident, asked)
+            await self._contents.until_known(resident.row)
 
     # ------------------------------------------------------------- memory
 

@@ -19,6 +19,7 @@ from steerserve.control.interventions.circuits import Circuits
 from steerserve.control.interventions.claims import LayerClaims
 from steerserve.control.interventions.serving import Serving
 from steerserve.control.interventions.steering import Steering
+from steerserve.control.reading import DocumentReader
 from steerserve.control.residency.conductor import Conductor
 from steerserve.control.residency.resident import Attachment
 from steerserve.errors import DocumentRefusal, Refusal
@@ -39,6 +40,7 @@ class CircuitServing:
     def __init__(
         self,
         store: CircuitStore,
+        reader: DocumentReader,
         circuits: Circuits,
         claims: LayerClaims,
         slices: CircuitSlices,
@@ -47,6 +49,7 @@ class CircuitServing:
         conductor: Conductor,
     ) -> None:
         self._store = store
+        self._reader = reader
         self._circuits = circuits
         self._claims = claims
         self._slices = slices
@@ -246,7 +249,8 @@ class CircuitServing:
         Refusal: VALIDATION_ERROR for a stored document that cannot be read any more.
         """
         try:
-            return documents.read(await self._store.document(row.id))
+            text = await self._store.document(row.id)
+            return await self._reader.read(documents.read_text, text)
         except DocumentRefusal as refusal:
             raise Refusal(
                 "VALIDATION_ERROR",

@@ -2,25 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
 from steerserve.control.interventions.clusters import Clusters, ImportOptions
 from steerserve.control.interventions.serving import Serving
+from steerserve.control.reading import DocumentReader
 from steerserve.errors import Refusal
-from steerserve.rules import cluster, slices
+from steerserve.rules import slices
 from steerserve.rules.circuit import Circuit
 from steerserve.store.circuits import CircuitRow, CircuitStore
-from steerserve.store.documents import Documents, ProfileRow
+from steerserve.store.documents import Documents, ProfileRow, SliceOf
 
 
 class CircuitSlices:
     """Saves the layer of a circuit as a cluster and activates this cluster."""
 
     def __init__(
-        self, store: CircuitStore, clusters: Clusters, serving: Serving, documents: Documents
+        self,
+        store: CircuitStore,
+        reader: DocumentReader,
+        clusters: Clusters,
+        serving: Serving,
+        documents: Documents,
     ) -> None:
         self._store = store
+        self._reader = reader
         self._documents = documents
         self._clusters = clusters
         self._serving = serving
@@ -34,12 +38,12 @@ class CircuitSlices:
         Raises:
             Refusal: SAE_SET_INCOMPLETE where the cluster cannot be saved and bound, or not be activated.
         """
-        raw = await self._store.document(row.id)
-        document = slices.project(raw, circuit, row.id, layer, intensity)
-        saved = await self._earlier(row.id, document)
+        text = await self._store.document(row.id)
+        imported = await self._reader.read(slices.imported, text, circuit, row.id, layer, intensity)
+        saved = await self._earlier(row.id, layer, imported.document)
         if saved is None:
-            imported = cluster.read(document)
-            item = await self._clusters.add(imported, ImportOptions("rename"))
+            options = ImportOptions("rename", slice_of=SliceOf(row.id, layer))
+            item = await self._clusters.add(imported, options)
             if item.profile_id is None or item.status != "imported":
                 raise _incomplete(circuit, layer, f"slice_import_{item.status}", item.error)
             saved = await self._clusters.get(item.profile_id)
@@ -54,29 +58,17 @@ class CircuitSlices:
     async def remove(self, circuit_id: str) -> None:
         """Delete the clusters of a circuit's layers. A cluster that an operator renamed or activated by hand stays.
         The caller holds `editing`."""
-        for row, _ in await self._of_circuit(circuit_id):
+        for row in await self._documents.slices(circuit_id):
             if row.id != self._serving.profile_id:
                 await self._documents.remove_profile(row.id)
 
-    async def _earlier(self, circuit_id: str, document: Mapping[str, Any]) -> ProfileRow | None:
-        """The saved cluster with exactly this document. A cluster of the same layer of the circuit with another
-        document is deleted."""
-        for row, earlier in await self._of_circuit(circuit_id):
-            if earlier == document:
+    async def _earlier(self, circuit_id: str, layer: int, document: str) -> ProfileRow | None:
+        """The saved cluster of the layer with exactly this document. One with another document is deleted."""
+        for row in await self._documents.slices(circuit_id, layer):
+            if await self._clusters.document(row.id) == document:
                 return row
-            if slices.layer_of(earlier) == slices.layer_of(document):
-                await self._documents.remove_profile(row.id)
+            await self._documents.remove_profile(row.id)
         return None
-
-    async def _of_circuit(self, circuit_id: str) -> list[tuple[ProfileRow, Mapping[str, Any]]]:
-        """The clusters that were made of layers of a circuit, with their documents."""
-        found = []
-        for row in await self._clusters.list():
-            if slices.is_name(row.name):
-                document = await self._clusters.document(row.id)
-                if slices.circuit_of(document) == circuit_id:
-                    found.append((row, document))
-        return found
 
 
 def _incomplete(circuit: Circuit, layer: int, reason: str, why: str | None) -> Refusal:

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from steerserve.rules.binding import LayerBinding, is_serveable
+from steerserve.rules.circuit import Circuit
 from steerserve.rules.hazards import Hazard
 from steerserve.rules.served import ServedCircuit
 from steerserve.store.circuits import CircuitRow
@@ -48,6 +49,7 @@ class CircuitDetail:
     """A circuit as it is now, with the lowest and the highest intensity of its dial."""
 
     view: CircuitView
+    circuit: Circuit
     dial_range: tuple[float, float]
     hazards: tuple[Hazard, ...]
 

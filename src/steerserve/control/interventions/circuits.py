@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Literal
 
 from steerserve.control.interventions.circuit_views import CircuitDetail, CircuitView
 from steerserve.control.interventions.steering import Steering
+from steerserve.control.reading import DocumentReader
 from steerserve.control.residency.conductor import Conductor
 from steerserve.errors import Refusal
 from steerserve.rules import binding, circuit_serving, hazards, served
 from steerserve.rules import circuit as rules
+from steerserve.rules.circuit import ImportedCircuit
 from steerserve.settings import Settings
 from steerserve.store.circuits import CircuitRow, CircuitStore, NameTaken
 
@@ -32,9 +34,15 @@ class Circuits:
     """Reads, imports and describes circuits."""
 
     def __init__(
-        self, store: CircuitStore, steering: Steering, conductor: Conductor, settings: Settings
+        self,
+        store: CircuitStore,
+        reader: DocumentReader,
+        steering: Steering,
+        conductor: Conductor,
+        settings: Settings,
     ) -> None:
         self._store = store
+        self._reader = reader
         self._steering = steering
         self._conductor = conductor
         self._envelope = (settings.circuit_intensity_min, settings.circuit_intensity_max)
@@ -46,11 +54,18 @@ class Circuits:
     ) -> CircuitPage:
         """Circuits from a rung on, newest first. With `is_serveable`, only those that can, or cannot, be served whole
         by the SAEs that are attached now."""
-        views = [self._described(row) for row in await self._store.circuits(min_rung)]
-        if is_serveable is not None:
-            views = [view for view in views if view.is_serveable is is_serveable]
+        if is_serveable is None:
+            rows, total = await self._store.page(limit, offset, min_rung)
+        else:
+            attached = self._conductor.attachments()
+            ids = [
+                circuit_id
+                for circuit_id, outline in await self._store.outlines(min_rung)
+                if binding.is_serveable(binding.bind(outline.needs, attached)) is is_serveable
+            ]
+            rows, total = await self._store.some(ids[offset : offset + limit]), len(ids)
         active = next((circuit.circuit_id for circuit in self._steering.circuits), None)
-        return CircuitPage(tuple(views[offset : offset + limit]), len(views), active)
+        return CircuitPage(tuple(map(self._described, rows)), total, active)
 
     async def active(self) -> Sequence[CircuitView]:
         """The circuits that serve, in the order of their activation."""
@@ -71,10 +86,11 @@ class Circuits:
             Refusal: CIRCUIT_NOT_FOUND.
         """
         row = await self._store.circuit(circuit_id)
-        return CircuitDetail(self.described(row), self.limits(row), tuple(hazards.of(row.circuit)))
+        view = self.described(row)
+        return CircuitDetail(view, row.circuit, self.limits(row), tuple(hazards.of(row.circuit)))
 
-    async def document(self, circuit_id: str) -> Mapping[str, Any]:
-        """The document of a circuit, as it was imported.
+    async def document(self, circuit_id: str) -> str:
+        """The JSON text of the document of a circuit, as it was imported.
 
         Raises:
             Refusal: CIRCUIT_NOT_FOUND.
@@ -94,7 +110,7 @@ class Circuits:
 
     def limits(self, row: CircuitRow) -> tuple[float, float]:
         """The lowest and the highest intensity of a circuit."""
-        return circuit_serving.limits(row.circuit.intensity_range, self._envelope)
+        return circuit_serving.limits(row.outline.intensity_range, self._envelope)
 
     def intensity(self, row: CircuitRow) -> float:
         """The saved intensity of a circuit, held within its limits: the intensity at which the circuit serves."""
@@ -102,27 +118,37 @@ class Circuits:
 
     # ------------------------------------------------------------- importing
 
+    async def add_body(
+        self, body: bytes, on_conflict: OnNameConflict, own_id: str | None = None
+    ) -> tuple[CircuitView, tuple[str, ...]]:
+        """Save the circuit in the body of an import, and return warnings.
+
+        Raises:
+            DocumentRefusal: PAYLOAD_TOO_LARGE, UNKNOWN_KIND, VALIDATION_ERROR.
+            Refusal: VALIDATION_ERROR for a body that is not JSON, and for a name that is taken.
+        """
+        return await self.add(await self._reader.read(rules.parse, body), on_conflict, own_id)
+
     async def add(
         self,
-        document: Mapping[str, Any],
+        imported: ImportedCircuit,
         on_conflict: OnNameConflict,
         own_id: str | None = None,
     ) -> tuple[CircuitView, tuple[str, ...]]:
-        """Save a circuit document, and return warnings. A circuit whose name is taken is renamed, or refused. `own_id`
-        is the id of the record, by default a new one.
+        """Save a circuit, and return warnings. A circuit whose name is taken is renamed, or refused. `own_id` is the id
+        of the record, by default a new one.
 
         Raises:
-            DocumentRefusal: UNKNOWN_KIND, VALIDATION_ERROR.
             Refusal: VALIDATION_ERROR for a name that is taken.
         """
-        circuit = rules.read(document)
+        circuit = imported.circuit
         intensity = circuit_serving.INTENSITY if circuit.intensity is None else circuit.intensity
         tries = rules.NAME_TRIES if on_conflict == "rename" else 1
         names = [rules.numbered(circuit.name, number) for number in range(1, tries + 1)]
         taken = await self._store.taken_names(names)
         for name in [name for name in names if name not in taken]:
             try:
-                row = await self._store.add(name, circuit, intensity, document, own_id)
+                row = await self._store.add(name, imported, intensity, own_id)
             except NameTaken:
                 continue  # another import has just taken the name
             limits = self.limits(row)
@@ -136,6 +162,5 @@ class Circuits:
 
     def _described(self, row: CircuitRow) -> CircuitView:
         serving = (one for one in self._steering.circuits if one.circuit_id == row.id)
-        needs = binding.declared(row.circuit)
-        bindings = binding.bind(needs, self._conductor.attachments())
+        bindings = binding.bind(row.outline.needs, self._conductor.attachments())
         return CircuitView(row, self.intensity(row), bindings, next(serving, None))

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any, TypeVar
 
 from steerserve.control.interventions.clusters import (
@@ -14,6 +14,7 @@ from steerserve.control.interventions.clusters import (
     ImportedItem,
     ImportOptions,
 )
+from steerserve.control.reading import DocumentReader
 from steerserve.errors import Refusal
 from steerserve.hub.client import Hub
 from steerserve.hub.described import Repository
@@ -51,11 +52,17 @@ class ClusterPacks:
     """Asks the hub without a token. Answers about searches and packs are used again for some time."""
 
     def __init__(
-        self, settings: Settings, hub: Hub, clusters: Clusters, seconds: Callable[[], float]
+        self,
+        settings: Settings,
+        hub: Hub,
+        clusters: Clusters,
+        reader: DocumentReader,
+        seconds: Callable[[], float],
     ) -> None:
         self._settings = settings
         self._hub = hub
         self._clusters = clusters
+        self._reader = reader
         self._seconds = seconds
         self._cache: dict[tuple[Any, ...], tuple[float, Any]] = {}
 
@@ -106,7 +113,7 @@ class ClusterPacks:
         if (file.size or 0) > DOCUMENT_BYTES:
             raise _absent(repo_id, filename, f"the file has more than {DOCUMENT_BYTES} bytes")
         body = await self._content(pack, filename)
-        imported = await asyncio.to_thread(_definition, body)
+        imported = await self._reader.read(_definition, body)
         return await self._clusters.add(
             imported, options, HubReference(pack.repo_id, pack.sha, filename)
         )
@@ -133,7 +140,7 @@ class ClusterPacks:
 
     async def _listed(self, pack: Repository) -> list[PackedDefinition]:
         if any(file.path == MANIFEST for file in pack.files):
-            return await asyncio.to_thread(from_manifest, await self._content(pack, MANIFEST))
+            return await self._reader.read(from_manifest, await self._content(pack, MANIFEST))
         files = (file.path for file in pack.files if file.path.endswith(SUFFIX))
         return [PackedDefinition(path) for path in files][:LISTED_MAXIMUM]
 
@@ -162,8 +169,8 @@ def check_filename(repo_id: str, filename: str) -> None:
 
 def from_manifest(text: bytes) -> list[PackedDefinition]:
     """The definitions that a manifest names. Lines that are not of its form are left out."""
-    entries = map(_entry, text.split(b"\n"))
-    return [entry for entry in entries if entry is not None][:LISTED_MAXIMUM]
+    entries = (entry for entry in map(_entry, text.split(b"\n")) if entry is not None)
+    return list(islice(entries, LISTED_MAXIMUM))
 
 
 def _entry(line: bytes) -> PackedDefinition | None:

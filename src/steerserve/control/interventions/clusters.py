@@ -3,18 +3,18 @@ every profile."""
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
-from typing import Any, Literal
+from typing import Literal
 
 from steerserve.control.interventions.profiles import Profiles
 from steerserve.control.interventions.serving import ActivationReport, Serving
+from steerserve.control.reading import DocumentReader
 from steerserve.control.residency.conductor import Conductor
 from steerserve.errors import Refusal
 from steerserve.rules import cluster as rules
-from steerserve.rules.cluster import ImportedCluster
-from steerserve.store.documents import Documents, ProfileRow
+from steerserve.rules.cluster import ImportedCluster, ReadClusters
+from steerserve.store.documents import Documents, ProfileRow, SliceOf
 
 OnConflict = Literal["rename", "fail"]
 """What is done with a document whose name is taken: save it as `name (2)`, or refuse it."""
@@ -31,11 +31,13 @@ class HubReference:
 
 @dataclass(frozen=True, slots=True)
 class ImportOptions:
-    """How a document is imported. `own_id` is the id of its record, by default a new one."""
+    """How a document is imported. `own_id` is the id of its record, by default a new one. `slice_of` is the layer of a
+    circuit that the document was made of."""
 
     on_conflict: OnConflict = "rename"
     activate: bool = False
     own_id: str | None = None
+    slice_of: SliceOf | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,16 +64,22 @@ class Clusters:
     """Imports clusters, and changes them. Every cluster is a record of `Documents`."""
 
     def __init__(
-        self, documents: Documents, serving: Serving, conductor: Conductor, profiles: Profiles
+        self,
+        documents: Documents,
+        reader: DocumentReader,
+        serving: Serving,
+        conductor: Conductor,
+        profiles: Profiles,
     ) -> None:
         self._documents = documents
+        self._reader = reader
         self._serving = serving
         self._conductor = conductor
         self._profiles = profiles
 
-    async def list(self) -> list[ProfileRow]:
-        """All clusters, oldest first."""
-        return await self._documents.clusters()
+    async def page(self, limit: int, offset: int = 0) -> tuple[list[ProfileRow], int]:
+        """Some of the clusters, oldest first, and how many there are."""
+        return await self._documents.page(limit, offset, only_clusters=True)
 
     async def get(self, cluster_id: str) -> ProfileRow:
         """Raises:
@@ -82,8 +90,8 @@ class Clusters:
             raise rules.not_a_cluster(row.id, row.source_kind)
         return row
 
-    async def document(self, cluster_id: str) -> Mapping[str, Any]:
-        """The document of a cluster, as it was imported.
+    async def document(self, cluster_id: str) -> str:
+        """The JSON text of the document of a cluster, as it was imported.
 
         Raises:
             Refusal: PROFILE_NOT_FOUND, VALIDATION_ERROR.
@@ -95,20 +103,27 @@ class Clusters:
 
     # ------------------------------------------------------------- importing
 
-    async def add_document(
-        self, document: Mapping[str, Any], options: ImportOptions
-    ) -> Sequence[ImportedItem]:
-        """Import a definition or a bundle, which is checked as a whole. Each definition is then imported on its own:
-        one that cannot be saved does not keep the others out. Nothing of a bundle is activated.
+    async def add_body(self, body: bytes, options: ImportOptions) -> Sequence[ImportedItem]:
+        """Import the definition or the bundle in the body of an import, which is checked as a whole.
 
         Raises:
-            DocumentRefusal: UNKNOWN_KIND, VALIDATION_ERROR.
-            Refusal: DATABASE_UNAVAILABLE.
+            DocumentRefusal: PAYLOAD_TOO_LARGE, UNKNOWN_KIND, VALIDATION_ERROR.
+            Refusal: VALIDATION_ERROR for a body that is not JSON; DATABASE_UNAVAILABLE.
         """
-        definitions = await asyncio.to_thread(rules.definitions, document)
-        if definitions[0] is not document:
+        return await self.add_all(await self._reader.read(rules.parse, body), options)
+
+    async def add_all(self, read: ReadClusters, options: ImportOptions) -> Sequence[ImportedItem]:
+        """Import each definition of a document on its own: one that cannot be saved does not keep the others out.
+        Nothing of a bundle is activated.
+
+        Raises:
+            Refusal: DOCUMENT_STORE_FULL, INSUFFICIENT_DISK, DATABASE_UNAVAILABLE.
+        """
+        size = sum(len(one.document) for one in read.clusters)
+        await self._documents.check_room(len(read.clusters), size)
+        if read.is_bundle:
             options = replace(options, activate=False)
-        return [await self.add(rules.read(one), options) for one in definitions]
+        return [await self.add(one, options) for one in read.clusters]
 
     async def add(
         self,
@@ -164,6 +179,7 @@ class Clusters:
                     warnings,
                     None if hub_ref is None else asdict(hub_ref),
                     options.own_id,
+                    options.slice_of,
                 )
             except Refusal as refusal:
                 if refusal.code != "PROFILE_ALREADY_EXISTS":

@@ -27,9 +27,9 @@ class Profiles:
         self._serving = serving
         self._conductor = conductor
 
-    async def list(self) -> list[ProfileRow]:
-        """All profiles, oldest first."""
-        return await self._documents.profiles()
+    async def page(self, limit: int, offset: int) -> tuple[list[ProfileRow], int]:
+        """Some of the profiles, oldest first, and how many there are."""
+        return await self._documents.page(limit, offset)
 
     async def get(self, profile_id: str) -> ProfileRow:
         """Raises:
@@ -110,6 +110,9 @@ class Profiles:
                 new = {field: v for field, v in changed.items() if v != getattr(row, field)}
                 rules.check_cluster_changes(row.cluster, row.id, new, self._serving.configured)
             changed |= await self._changed_origin(profile_id, changed)
+            if changed.get("name", row.name) != row.name:
+                # a slice that an operator renames is the operator's own, and outlives its circuit
+                changed |= {"slice_of": None, "slice_layer": None}
             row = await self._documents.change_profile(profile_id, changed)
             await self._serving.amend(row)
         return row

@@ -175,7 +175,8 @@ class Steering(EngineState[Live]):
 
     @asynccontextmanager
     async def part(self, gone: Sequence[str]) -> AsyncIterator[Switch]:
-        """Remove the values of the SAEs with the keys `gone`, which are being detached. The epoch grows by one."""
+        """Remove the values of the SAEs with the keys `gone`, which are being detached, in one step. The engine is told
+        the steering in any case, because a new engine does not know the epoch yet."""
         async with self._editing:
             live = self._live
             for key in gone:
@@ -183,7 +184,7 @@ class Steering(EngineState[Live]):
             if gone and all(sae.key in gone for sae in self._conductor.attachments()):
                 # no SAE stays attached, although another may be attached in their place
                 live = rules.switch_off(live)
-            live = replace(live, epoch=self._live.epoch + 1)
+            live = rules.counted(self._live, live)
             resident = self._conductor.resident
             if resident is not None and resident.engine is not None:
                 try:

@@ -67,13 +67,13 @@ class ModelDownloads(RecordedDownloads[int, ModelPlan, dict[str, Any]]):
 
     async def header(
         self, listed: Repository, file: RepoFile, token: str | None
-    ) -> list[StoredTensor]:
+    ) -> Sequence[StoredTensor]:
         """The tensors of a safetensors file, read from the hub without the rest of the file.
 
         Raises:
             Refusal: what `describe` raises.
         """
-        return await self._hub.header(listed.repo_id, listed.sha, file, token)
+        return (await self._hub.header(listed.repo_id, listed.sha, file, token)).tensors
 
     async def begin(self, request: ModelRequest) -> ModelRow:
         """Register a model and begin its download, or go on with a download that had failed.
@@ -201,7 +201,8 @@ class ModelDownloads(RecordedDownloads[int, ModelPlan, dict[str, Any]]):
     async def _fail(self, record_id: int, refusal: Refusal, *, is_published: bool = True) -> None:
         is_cancelled = refusal.code == "DOWNLOAD_CANCELLED"
         event = Event.CANCELLED if is_cancelled else Event.DOWNLOAD_FAILED
-        await self._write(record_id, event, error_message=refusal.message)
+        ended = {"error_message": refusal.message, "download_error": refusal.code}
+        await self._write(record_id, event, **ended)
         if is_published:
             self._bus.publish(
                 DownloadError(record_id, refusal.code, refusal.message, refusal.details)

@@ -165,4 +165,5 @@ def values_of(plan: ModelPlan, request: ModelRequest) -> dict[str, Any]:
         "supports_embeddings": True,
         "status": AFTER[Event.REQUESTED],
         "error_message": None,
+        "download_error": None,
     }

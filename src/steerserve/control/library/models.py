@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Sequence
 from typing import Any
 
+from steerserve.control.library.contents import ModelContents
 from steerserve.control.library.model_downloads import ModelDownloads
 from steerserve.control.library.model_records import local_values
 from steerserve.control.residency.conductor import Conductor
@@ -19,10 +20,17 @@ __all__ = ["ModelRow", "Models"]
 class Models:
     """Brings models of this machine into the catalog, and takes models out."""
 
-    def __init__(self, catalog: Catalog, conductor: Conductor, downloads: ModelDownloads) -> None:
+    def __init__(
+        self,
+        catalog: Catalog,
+        conductor: Conductor,
+        downloads: ModelDownloads,
+        contents: ModelContents,
+    ) -> None:
         self._catalog = catalog
         self._conductor = conductor
         self._downloads = downloads
+        self._contents = contents
 
     async def list(self) -> Sequence[ModelRow]:
         return await self._catalog.models()
@@ -43,7 +51,7 @@ class Models:
         gguf_label: str | None = None,
     ) -> ModelRow:
         """Register a checkpoint folder, a GGUF file, or a folder of GGUF files. Nothing is copied. `gguf_label` chooses
-        among the GGUF models of a folder.
+        among the GGUF models of a folder. The content digest of the record follows in the background.
 
         Raises:
             Refusal: INVALID_LOCAL_PATH, MODEL_ALREADY_EXISTS, VALIDATION_ERROR for the name.
@@ -54,13 +62,15 @@ class Models:
         values: dict[str, Any] = {"quantization": quantization, **facts}
         if custom_name is not None:
             values["name"] = custom_name
-        return await self._catalog.add_model(
+        row = await self._catalog.add_model(
             source="local",
             trust_remote_code=trust_remote_code,
             supports_embeddings=True,
             status=AFTER[Event.REGISTERED],
             **values,
         )
+        self._contents.begin(row)
+        return row
 
     async def remove(self, model_id: int) -> ModelRow:
         """Remove a model's record and cancel its download. Files that came from the hub are removed; files of a local

@@ -67,10 +67,14 @@ class RecordedDownloads(ABC, Generic[Id, Plan, Contents]):
         The call returns only when the record says how the download ended.
         """
         is_cancelled = await self._downloads.cancel(record_id)
+        await self.until_ended(record_id)
+        return is_cancelled
+
+    async def until_ended(self, record_id: Id) -> None:
+        """Return when the record says how its download ended. Without a running download, return at once."""
         running = self._running.get(record_id)
         if running is not None:
             await asyncio.shield(running.recorded)
-        return is_cancelled
 
     # ------------------------------------------------------------- what a subclass defines
 

@@ -28,6 +28,15 @@ class SaeRequest:
 
 
 @dataclass(frozen=True, slots=True)
+class Looked:
+    """What a look at the hub found for a request: the plan, and the width of its only unit, where the header of a file
+    tells it."""
+
+    plan: SaePlan
+    width: Width | None
+
+
+@dataclass(frozen=True, slots=True)
 class SaePlan:
     """The units that belong to one record. `path` is the path of the only unit, and None for a record of several
     units."""
@@ -78,6 +87,28 @@ def id_of(repo_id: str, sha: str, path: str | None) -> str:
     return sae_id_of("/".join(part for part in (f"{repo_id}@{sha}", path) if part))
 
 
+def look_id_of(request: SaeRequest) -> str:
+    """The id of the record of a request whose commit is not known yet. Equal requests have the same id. Where the
+    request names the commit and the path of an SAE, it is the SAE's own id."""
+    return id_of(request.repo_id, request.revision or "", request.file_path)
+
+
+def look_values(request: SaeRequest) -> dict[str, Any]:
+    """The values of the record of a request while its repository is being looked at."""
+    return {
+        "repository_id": request.repo_id,
+        "revision": request.revision,
+        "file_path": request.file_path,
+        "name": hub_name(request.repo_id.rpartition("/")[2], request.file_path)[:255],
+        "format": "",
+        "architecture": "",
+        "dtype": "",
+        "status": "downloading",
+        "error_message": None,
+        "error_code": None,
+    }
+
+
 def place_of(plan: SaePlan, unit: Unit) -> Path:
     """The path of a unit on this machine. The unit's path in the repository was checked together with the listing."""
     return plan.job.folder if unit.path == TOP else plan.job.folder / unit.path
@@ -112,4 +143,5 @@ def values_of(plan: SaePlan, width: Width | None) -> dict[str, Any]:
         "claims": None,
         "status": "downloading",
         "error_message": None,
+        "error_code": None,
     }

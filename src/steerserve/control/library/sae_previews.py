@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 from steerserve.control.library.sae_downloads import SaeDownloads
 from steerserve.errors import Refusal
+from steerserve.hub.client import FileHeader
 from steerserve.hub.described import Repository
 from steerserve.rules import sae_shapes, sae_units
 from steerserve.rules.precision import StoredTensor
@@ -73,8 +74,8 @@ async def preview_saes(downloads: SaeDownloads, query: SaeQuery) -> SaePreview:
     total, others = len(listing.units), listing.others
     if query.file_path is not None:
         unit = await asyncio.to_thread(listing.find, query.file_path)
-        tensors = await downloads.header(listed.repo_id, listed.sha, unit, query.token)
-        return SaePreview(listed, (unit,), 1, total, others, _header(tensors))
+        header = await downloads.header(listed.repo_id, listed.sha, unit, query.token)
+        return SaePreview(listed, (unit,), 1, total, others, _header(header))
     matched = await asyncio.to_thread(_matching, listing.units, query)
     end = None if query.limit is None else query.offset + query.limit
     return SaePreview(listed, matched[query.offset : end], len(matched), total, others)
@@ -88,10 +89,10 @@ def _matching(units: Sequence[Unit], query: SaeQuery) -> tuple[Unit, ...]:
     )
 
 
-def _header(tensors: Sequence[StoredTensor] | None) -> UnitHeader:
-    if tensors is None:
+def _header(header: FileHeader | None) -> UnitHeader:
+    if header is None:
         return UnitHeader(None, None, WHOLE_ONLY)
     try:
-        return UnitHeader(tuple(tensors), sae_shapes.width_of(tensors), None)
+        return UnitHeader(header.tensors, sae_shapes.width_of(header.tensors), None)
     except Refusal as refusal:
-        return UnitHeader(tuple(tensors), None, refusal.message)
+        return UnitHeader(header.tensors, None, refusal.message)

@@ -24,7 +24,7 @@ from steerserve.control.bus import (
 )
 from steerserve.control.interventions.steering import Steering
 from steerserve.control.observing.arming import ArmedAt, SensingState
-from steerserve.control.observing.recorder import Recorder
+from steerserve.control.observing.recorder import READ_SECONDS, Recorder
 from steerserve.control.observing.sensing_views import (
     CircuitSensingReport,
     CircuitSensingStatus,
@@ -37,14 +37,14 @@ from steerserve.control.residency.resident import Attachment
 from steerserve.engine.wire import messages as m
 from steerserve.engine.wire.engine import Engine
 from steerserve.errors import Refusal
-from steerserve.rules import binding, evidence
+from steerserve.rules import binding, evidence, sensing
 from steerserve.rules import edge_sensing as rules
 from steerserve.rules.circuit import Circuit
 from steerserve.rules.edge_sensing import AttachedLayer, EdgePlan
 from steerserve.rules.firings import FiringRow
 from steerserve.rules.sensing import Thresholds
 from steerserve.settings import Settings
-from steerserve.store.circuits import CircuitRow, CircuitStore
+from steerserve.store.circuits import CircuitStore, WholeCircuit
 
 log = structlog.get_logger(__name__)
 
@@ -53,7 +53,7 @@ log = structlog.get_logger(__name__)
 class _Candidate:
     """A circuit that serves and is to be sensed, and the plan of its edges."""
 
-    row: CircuitRow
+    row: WholeCircuit
     plan: EdgePlan
     lag: int
 
@@ -105,11 +105,14 @@ class CircuitSensing:
             await asyncio.wait(self._tasks)
 
     async def status(self) -> CircuitSensingStatus:
-        await self.settled()
-        await self.recorder.settled()
+        if self._tasks:
+            await asyncio.wait(list(self._tasks), timeout=READ_SECONDS)
+        await self.recorder.caught_up()
         armed, now = self._arming.now, self._serving_ids()
-        enabled = [row for row in await self._store.circuits() if row.sensing_enabled]
-        serving = [self._candidate(row) for row in enabled if row.id in now]
+        enabled = await self._store.sensed()
+        serving = [
+            self._candidate(await self._store.circuit(row.id)) for row in enabled if row.id in now
+        ]
         circuits = armed.facts if armed is not None else ()
         lags = [circuit.max_token_lag for circuit in circuits]
         unsensable = (edge for one in serving for edge in one.plan.unsensable)
@@ -178,7 +181,7 @@ class CircuitSensing:
         message = self._message(row, plan, is_armed=is_armed)
         return CircuitSensingReport(enabled, is_armed, plan.unsensable, message)
 
-    def _message(self, row: CircuitRow, plan: EdgePlan, *, is_armed: bool) -> str:
+    def _message(self, row: WholeCircuit, plan: EdgePlan, *, is_armed: bool) -> str:
         if not row.sensing_enabled:
             return "sensing is disabled"
         if row.id not in self._serving_ids():
@@ -216,7 +219,7 @@ class CircuitSensing:
         facts = tuple(_facts(one) for one in candidates)
         return ArmedAt(engine, attachments, message, facts)
 
-    def _candidate(self, row: CircuitRow) -> _Candidate:
+    def _candidate(self, row: WholeCircuit) -> _Candidate:
         circuit = row.circuit
         overridden = circuit.sensing.max_token_lag
         lag = self._settings.circuit_sensing_max_token_lag if overridden is None else overridden
@@ -233,7 +236,7 @@ class CircuitSensing:
         row, plan = candidate.row, candidate.plan
         attached = attached_layers(row.circuit, self._conductor.attachments())
         places = {at: place for place, at in enumerate(plan.thetas)}
-        settings, around = self._settings, row.circuit.sensing.context_tokens
+        settings, asked = self._settings, row.circuit.sensing.context_tokens
         return m.ArmedCircuit(
             subject=row.id,
             title=row.name,
@@ -254,7 +257,7 @@ class CircuitSensing:
             ],
             max_lag=candidate.lag,
             max_events=settings.circuit_sensing_max_events_per_request,
-            context_tokens=settings.circuit_sensing_context_tokens if around is None else around,
+            context_tokens=sensing.context_tokens(asked, settings.circuit_sensing_context_tokens),
         )
 
     # ------------------------------------------------------------- events

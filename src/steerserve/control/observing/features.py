@@ -10,6 +10,7 @@ from itertools import islice
 from steerserve.control.library.sae_reading import READ_SECONDS
 from steerserve.control.library.sae_records import source_of
 from steerserve.control.library.saes import Saes
+from steerserve.control.reading import DocumentReader
 from steerserve.control.residency.conductor import Conductor
 from steerserve.control.residency.engines import Engines
 from steerserve.control.residency.resident import Attachment
@@ -88,12 +89,14 @@ class Features:
         self,
         labels: Labels,
         saes: Saes,
+        reader: DocumentReader,
         conductor: Conductor,
         launcher: Engines,
         statistics: Statistics,
     ) -> None:
         self._labels = labels
         self._saes = saes
+        self._reader = reader
         self._conductor = conductor
         self._launcher = launcher
         self._statistics = statistics
@@ -143,7 +146,24 @@ class Features:
                 INVALID_FEATURE_INDEX.
         """
         row, d_sae = await self._one(sae_id)
-        parsed = await asyncio.to_thread(rules.parse, document, d_sae)
+        parsed = await self._reader.read(rules.parse, document, d_sae)
+        return await self._put(row, parsed, replace=replace)
+
+    async def add_body(
+        self, sae_id: str, body: bytes, *, is_lines: bool, replace: bool
+    ) -> Imported:
+        """Store the labels in the body of an import (see `rules.labels.read`): all of them or none.
+
+        Raises:
+            Refusal: SAE_NOT_FOUND, SAE_INCOMPATIBLE (a record that is not one SAE), PAYLOAD_TOO_LARGE,
+                VALIDATION_ERROR, INVALID_FEATURE_INDEX.
+        """
+        row, d_sae = await self._one(sae_id)
+        parsed = await self._reader.read(rules.read, body, d_sae, is_lines=is_lines)
+        return await self._put(row, parsed, replace=replace)
+
+    async def _put(self, row: SaeRow, parsed: rules.ParsedLabels, *, replace: bool) -> Imported:
+        sae_id = row.id
         await self._labels.put(sae_id, parsed.by_feature, replace=replace)
         warnings = []
         if parsed.repeated:

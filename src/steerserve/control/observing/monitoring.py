@@ -98,23 +98,23 @@ class Monitoring(EngineState[_Watch]):
             top_k=self._wanted.top_k,
         )
 
-    def history(
-        self,
-        limit: int,
-        request_id: str | None = None,
-        features: Sequence[int] | None = None,
-    ) -> list[Record]:
-        """The records, newest first; with `features`, with the activations of these features only.
+    def history(self, limit: int, request_id: str | None = None) -> list[Record]:
+        """The records, newest first.
+
+        Raises:
+            Refusal: SAE_NOT_ATTACHED.
+        """
+        self._conductor.first_attachment()
+        return self._ring.newest(limit, request_id)
+
+    def chosen(self, features: Sequence[int] | None) -> tuple[int, ...] | None:
+        """The features that a client named, each once and in order; None where it named none.
 
         Raises:
             Refusal: SAE_NOT_ATTACHED, INVALID_FEATURE_INDEX.
         """
         attached = self._conductor.first_attachment()
-        records = self._ring.newest(limit, request_id)
-        if features is None:
-            return records
-        wanted = rules.chosen(features, attached.d_sae)
-        return [replace(record, activations=record.values_of(wanted)) for record in records]
+        return None if features is None else rules.chosen(features, attached.d_sae)
 
     async def statistics(
         self, features: Sequence[int] | None = None, metric: str | None = None, k: int = 10

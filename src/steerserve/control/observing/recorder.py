@@ -9,6 +9,7 @@ import asyncio
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from datetime import datetime
 
 import structlog
@@ -24,8 +25,19 @@ log = structlog.get_logger(__name__)
 WAITING_MAXIMUM = 1000
 """The most choices whose events wait to be written; the events of further choices are lost."""
 
+READ_SECONDS = 1.0
+"""The most seconds that a read waits for events that were told before it. It then answers without them."""
+
 SLOW_SECONDS = 60.0
 """The least seconds between two warnings that sensing the same cluster or circuit takes long."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Choice:
+    """The events of one choice that wait to be written."""
+
+    subject: str
+    firings: Sequence[Firing]
 
 
 class Recorder:
@@ -34,6 +46,7 @@ class Recorder:
     Attributes:
         written: the events that were written since the start.
         throttled: the events that were written and not published.
+        waiting: the choices whose events wait to be written.
 
     Args:
         counts: the metrics of this kind of sensing.
@@ -53,7 +66,9 @@ class Recorder:
         self._slow_ms = slow_ms
         self._seconds = seconds
         self._publish: Callable[[FiringRow], None] = lambda _: None
-        self._waiting: deque[tuple[str, Sequence[Firing]]] = deque()
+        # the choices that wait, and marks: a mark is done when all before it is written
+        self._line: deque[_Choice | asyncio.Future[None]] = deque()
+        self.waiting = 0
         self._writing: asyncio.Task[None] | None = None
         self._flushed: float | None = None
         self._warned: dict[str, float] = {}
@@ -73,17 +88,21 @@ class Recorder:
             self._warn(subject, overhead_ms, request)
         if not firings:
             return
-        if len(self._waiting) >= WAITING_MAXIMUM:
+        if self.waiting >= WAITING_MAXIMUM:
             self._counts.lost.inc(len(firings))
             return
-        self._waiting.append((subject, firings))
-        if self._writing is None or self._writing.done():
+        self._line.append(_Choice(subject, firings))
+        self.waiting += 1
+        if not self._is_writing:
             self._writing = asyncio.create_task(self._write(), name="sensing-recorder")
 
     async def settled(self) -> None:
-        """All events that the engine has told are written."""
-        if self._writing is not None:
-            await asyncio.wait([self._writing])
+        """All events that the engine told before this call are written."""
+        await asyncio.shield(self._mark())
+
+    async def caught_up(self) -> None:
+        """Wait for the events that the engine told before this call, at most READ_SECONDS."""
+        await asyncio.wait([self._mark()], timeout=READ_SECONDS)
 
     async def newest(
         self,
@@ -94,18 +113,46 @@ class Recorder:
         since: datetime | None = None,
     ) -> tuple[list[FiringRow], int]:
         """The newest events first, and how many events there are."""
-        await self.settled()
+        await self.caught_up()
         return await self._store.newest(limit, subject=subject, edge_key=edge_key, since=since)
 
     async def get(self, event_id: int) -> FiringRow | None:
         """One event; None where there is none."""
-        await self.settled()
+        await self.caught_up()
         return await self._store.get(event_id)
 
     async def clear(self, subject: str | None) -> int:
-        """Delete all events, or those of one cluster or circuit, and return how many there were."""
-        await self.settled()
-        return await self._store.clear(subject)
+        """Delete all events, or those of one cluster or circuit, and return how many there were. Those that wait to be
+        written are never written; a choice that is being written is written first, and then deleted."""
+        gone, kept = [], deque[_Choice | asyncio.Future[None]]()
+        for one in self._line:
+            if isinstance(one, _Choice) and subject in (None, one.subject):
+                gone.append(one)
+            else:
+                kept.append(one)
+        self._line = kept
+        self.waiting -= len(gone)
+        if self._is_writing:
+            written = asyncio.get_running_loop().create_future()
+            self._line.appendleft(written)
+            await asyncio.shield(written)
+        return sum(len(one.firings) for one in gone) + await self._store.clear(subject)
+
+    @property
+    def _is_writing(self) -> bool:
+        return self._writing is not None and not self._writing.done()
+
+    def _mark(self) -> asyncio.Future[None]:
+        """A future that is done when all events told so far are written. Several readers may share one."""
+        last = self._line[-1] if self._line else None
+        if isinstance(last, asyncio.Future):
+            return last
+        mark = asyncio.get_running_loop().create_future()
+        if self._is_writing:
+            self._line.append(mark)
+        else:
+            mark.set_result(None)
+        return mark
 
     def _warn(self, subject: str, overhead_ms: float, request: str) -> None:
         """Log that sensing took long, unless that was logged for the same cluster or circuit a moment ago."""
@@ -118,22 +165,29 @@ class Recorder:
             )
 
     async def _write(self) -> None:
-        while self._waiting:
-            subject, firings = self._waiting.popleft()
-            try:
-                rows = await self._store.add(subject, firings)
-            except Refusal as refusal:
-                self._counts.lost.inc(len(firings))
-                log.warning("firings_not_recorded", subject=subject, reason=refusal.message)
-                continue
-            except Exception:
-                # the events of other choices are still written
-                self._counts.lost.inc(len(firings))
-                log.exception("firings_not_recorded", subject=subject)
-                continue
-            self.written += len(rows)
-            self._counts.events.inc(len(rows))
-            self._flush(rows)
+        while self._line:
+            first = self._line.popleft()
+            if isinstance(first, _Choice):
+                self.waiting -= 1
+                await self._write_choice(first)
+            elif not first.done():
+                first.set_result(None)
+
+    async def _write_choice(self, choice: _Choice) -> None:
+        try:
+            rows = await self._store.add(choice.subject, choice.firings)
+        except Refusal as refusal:
+            self._counts.lost.inc(len(choice.firings))
+            log.warning("firings_not_recorded", subject=choice.subject, reason=refusal.message)
+            return
+        except Exception:
+            # the events of other choices are still written
+            self._counts.lost.inc(len(choice.firings))
+            log.exception("firings_not_recorded", subject=choice.subject)
+            return
+        self.written += len(rows)
+        self._counts.events.inc(len(rows))
+        self._flush(rows)
 
     def _flush(self, rows: Sequence[FiringRow]) -> None:
         """Publish the newest events of one choice, unless other events were published a moment ago."""

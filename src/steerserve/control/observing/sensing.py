@@ -95,9 +95,9 @@ class ClusterSensing:
         return self._arming.now is not None
 
     async def status(self) -> SensingStatus:
-        await self.recorder.settled()
+        await self.recorder.caught_up()
         armed, settings = self._arming.now, self._settings
-        enabled = [row for row in await self._documents.clusters() if row.sensing_enabled]
+        enabled = await self._documents.sensed()
         return SensingStatus(
             armed=armed is not None,
             profile_id=armed.message.subject if armed else None,
@@ -114,8 +114,8 @@ class ClusterSensing:
             max_events_per_cluster=settings.sensing_max_events_per_cluster,
             max_age_days=settings.sensing_max_age_days,
             enabled_clusters=tuple(
-                SensingIntent(row.id, row.name, row.id == self._serving.profile_id)
-                for row in enabled
+                SensingIntent(profile_id, name, profile_id == self._serving.profile_id)
+                for profile_id, name in enabled
             ),
         )
 
@@ -217,7 +217,7 @@ class ClusterSensing:
             )
         plan = rules.plan(cluster.members, cluster.sensing, self._thresholds, row.sensing_min_k)
         engine, _ = self._conductor.loaded().running()
-        settings, around = self._settings, cluster.sensing.context_tokens
+        settings, asked = self._settings, cluster.sensing.context_tokens
         armed = m.ArmedCluster(
             subject=row.id,
             title=cluster.display_token or row.name,
@@ -227,7 +227,7 @@ class ClusterSensing:
             ],
             min_k=plan.min_k,
             max_events=settings.sensing_max_events_per_request,
-            context_tokens=settings.sensing_context_tokens if around is None else around,
+            context_tokens=rules.context_tokens(asked, settings.sensing_context_tokens),
         )
         return ArmedAt(engine, (attachment,), armed, ClusterFacts(row.name, plan))
 

@@ -52,7 +52,6 @@ class Run:
     backend: str
     admitted: Admitted
     events: AsyncIterator[Started | Outcome]
-    timing: Timing
 
 
 class _Flow:
@@ -112,8 +111,12 @@ class Generation:
 
     @property
     def is_batching(self) -> bool:
-        """Whether some requests run without a slot."""
-        return self._settings.enable_continuous_batching
+        """Whether requests of the loaded model may run without a slot now."""
+        resident = self._conductor.resident
+        if resident is None or resident.phase is not residency.Phase.LOADED:
+            return False
+        may_write = resident.facts is not None and not resident.facts.is_embedding_only
+        return may_write and self._fixed(resident.row) is not None
 
     @property
     def batched_maximum(self) -> int:
@@ -151,12 +154,13 @@ class Generation:
             view = self._conductor.view(intent.lease)
             residency.may_serve(view, row.id, row.name, may_load=intent.may_load)
         self.active += 1
-        flow, backend, timing = _Flow(), self._backend(intent, row), self._metrics.request()
+        backend = batching.backend(intent, self._fixed(row))
+        flow, timing = _Flow(), self._metrics.request()
         pump = asyncio.create_task(self._pump(intent, row, profile, backend, flow, timing))
         try:
             admitted = await flow.admitted()
             mark = fingerprint(admitted.resident)
-            yield Run(model.name, mark, backend, admitted, flow.events(), timing)
+            yield Run(model.name, mark, backend, admitted, flow.events())
         finally:
             self.active -= 1
             pump.cancel()
@@ -164,15 +168,18 @@ class Generation:
 
     # ------------------------------------------------------------- inside
 
-    def _backend(self, intent: Intent, row: ModelRow) -> str:
+    def _fixed(self, row: ModelRow) -> batching.Fixed | None:
+        """The sampling parameters of the requests for this model that run without a slot; None where every request
+        takes a slot."""
         settings = self._settings
-        fixed = batching.Fixed(settings.cbm_default_temperature, settings.cbm_default_top_p)
-        is_batching = self.is_batching and row.engine == fields.CHECKPOINT
+        if not settings.enable_continuous_batching or row.engine != fields.CHECKPOINT:
+            return None
         is_monitored = settings.cbm_force_serial_monitoring and self._monitoring.key() is not None
         is_sensed = settings.sensing_force_serial and self._sensing.is_armed
         is_traced = settings.circuit_sensing_force_serial and self._circuit_sensing.armed_count > 0
-        is_observed = is_monitored or is_sensed or is_traced
-        return batching.backend(intent, fixed if is_batching else None, is_observed=is_observed)
+        if is_monitored or is_sensed or is_traced:
+            return None
+        return batching.Fixed(settings.cbm_default_temperature, settings.cbm_default_top_p)
 
     async def _named(self, intent: GenerateIntent) -> dial.Profile | None:
         """The profile that a request names. None where it names none, and where the profile is unknown and the
@@ -224,12 +231,13 @@ class Generation:
         queue = self._queue if backend == batching.SERIAL else self._batched
         try:
             async with AsyncExitStack() as held:
-                await held.enter_async_context(queue.room())
+                room = queue.room(intent.client, intent.choices)
+                place = await held.enter_async_context(room)
                 await self._check(intent)
                 resident = await held.enter_async_context(
                     self._conductor.use(row, may_load=intent.may_load, lease=intent.lease)
                 )
-                await held.enter_async_context(queue.slot())
+                await held.enter_async_context(queue.slot(place))
                 await held.enter_async_context(self._conductor.in_flight(resident))
                 timing.admitted()
                 admitted = self._planner.admit(intent, profile, resident)

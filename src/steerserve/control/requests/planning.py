@@ -15,10 +15,11 @@ from steerserve.rules.intent import (
     GenerateIntent,
     Intent,
     OutputConstraint,
+    Prompt,
     ScoreIntent,
+    TokenIds,
 )
-from steerserve.rules.provenance import ModelOrigin
-from steerserve.rules.steering_state import SteeredSite
+from steerserve.rules.steering_state import SteeredModel, SteeredSite
 from steerserve.settings import Settings
 
 
@@ -124,15 +125,16 @@ class Planner:
         attached = list(resident.attachments.values())
         otherwise, beside = dial.swept(profile, self._serving.live, attached)
         base = compare.base(intent.sweep, otherwise, attached)
-        is_own = intent.sweep.steering is not None
-        return compare.overlays(base, intent.sweep.intensities, None if is_own else beside)
+        beside_own = None if intent.sweep.has_values else beside
+        return compare.overlays(base, intent.sweep.intensities, beside_own)
 
     def _state(self, resident: Resident, overlay: compare.Overlay | None) -> str | None:
         """Which steering a request with this overlay has, from the plan that the engine gets."""
         added = steering_state.applied(self._serving.live, overlay, resident.attachments)
         sites = {key: _site(resident.attachments[key]) for key in added}
         row = resident.row
-        return steering_state.digest(ModelOrigin(row.name, row.repo_id), row.revision, sites, added)
+        model = SteeredModel(row.name, row.repo_id, row.revision, row.content_digest)
+        return steering_state.digest(model, sites, added)
 
     def _overlay(self, overlay: compare.Overlay | None) -> m.Plan:
         if overlay is None:
@@ -172,16 +174,9 @@ class Planner:
 
 
 def _site(attachment: Attachment) -> SteeredSite:
-    """What identifies an attached SAE, and where it adds. Of the overrides, only those of the scale change the added
-    vector; an override of the site is the site."""
-    said, order = attachment.order.source.overrides, attachment.order
-    scale = {
-        "normalisation": said.normalisation,
-        "norm_factor": said.norm_factor,
-        "is_centred": said.is_centred,
-    }
-    overrides = {name: value for name, value in scale.items() if value is not None}
-    return SteeredSite(order.sae_id, order.origin, order.layer, attachment.site, overrides)
+    """What identifies an attached SAE, and where it adds."""
+    order = attachment.order
+    return SteeredSite(order.sae_id, order.origin, order.layer, attachment.site, order.scale)
 
 
 def _tapped(intent: Intent, resident: Resident) -> Attachment | None:
@@ -192,14 +187,17 @@ def _tapped(intent: Intent, resident: Resident) -> Attachment | None:
     return resident.attachments[site.key]
 
 
-def _prompts(intent: GenerateIntent | ScoreIntent) -> list[m.Text | m.Chat]:
+def _prompts(intent: GenerateIntent | ScoreIntent) -> list[m.Prompt]:
+    return [_prompt(prompt, intent) for prompt in intent.prompts]
+
+
+def _prompt(prompt: Prompt, intent: GenerateIntent | ScoreIntent) -> m.Prompt:
+    if isinstance(prompt, str):
+        return m.Text(prompt, intent.has_special)
+    if isinstance(prompt, TokenIds):
+        return m.Tokens(list(prompt.ids), place=prompt.place)
     variables = dict(intent.template or {})
-    return [
-        m.Text(prompt, intent.has_special)
-        if isinstance(prompt, str)
-        else m.Chat([dict(message) for message in prompt], variables, intent.client)
-        for prompt in intent.prompts
-    ]
+    return m.Chat([dict(message) for message in prompt], variables, intent.client)
 
 
 def _constraint(wanted: OutputConstraint | None) -> m.Constraint | None:

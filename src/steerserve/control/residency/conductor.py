@@ -13,6 +13,8 @@ from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import replace
 
+import structlog
+
 from steerserve.control.bus import Bus
 from steerserve.control.residency import loading
 from steerserve.control.residency.engines import Engines
@@ -34,6 +36,8 @@ from steerserve.rules.residency import Phase, Step, UnloadStep, View
 from steerserve.settings import Settings
 from steerserve.store.catalog import Catalog, Clock, ModelRow, utc_now
 
+log = structlog.get_logger("steerserve.changes")
+
 
 class Conductor:
     """Owner of the resident slot."""
@@ -51,7 +55,7 @@ class Conductor:
         self._catalog = catalog
         self._launcher = launcher
         self._slot = Slot()
-        self.leases = Leases(settings, now, seconds)
+        self.leases = Leases(settings, bus, now, seconds)
         self.records = Records(catalog)
         self.restoring = Restoring()
         # registered first, so that every later owner finds the SAEs attached
@@ -161,7 +165,9 @@ class Conductor:
             prepared = await self._prepared(row)
             # the slot may have changed during the check of the memory
             if step() is Step.LOAD:
+                former = self.resident
                 self._turnover.begin_load(prepared)
+                _log_load(row, former)
         self.leases.note_ignored(lease)
         # while the load first unloads another model, the slot still shows that other model
         resident = self._slot.coming(row.id)
@@ -191,6 +197,14 @@ class Conductor:
         finally:
             resident.end_request()
 
+    def check_load(self, model_id: int, lease: str | None = None) -> None:
+        """Whether the slot admits a load of the management surface now. The files of the model are not looked at.
+
+        Raises:
+            Refusal: MODEL_BUSY, MODEL_ALREADY_LOADED, MODEL_LEASED.
+        """
+        residency.may_load(self.view(lease), model_id)
+
     async def load(
         self, row: ModelRow, lease: str | None = None, gpu: GpuRequest = ANYWHERE
     ) -> Resident:
@@ -200,9 +214,9 @@ class Conductor:
         Raises:
             Refusal: whatever refuses the load; nothing has changed then.
         """
-        residency.may_load(self.view(lease), row.id)
+        self.check_load(row.id, lease)
         prepared = await self._prepared(row, gpu)
-        residency.may_load(self.view(lease), row.id)
+        self.check_load(row.id, lease)
         self.leases.note_ignored(lease)
         self.restoring.keep_only(row.id)
         coming = self._turnover.begin_load(prepared)
@@ -236,6 +250,12 @@ class Conductor:
     async def settled(self) -> None:
         """Return when no load and no unload is under way."""
         await self._turnover.settled()
+
+    def note(self, row: ModelRow) -> None:
+        """The record of a model was written by somebody else. The resident model shows the record as it is then."""
+        for occupant in (self._slot.resident, self._slot.next):
+            if occupant is not None and occupant.row.id == row.id:
+                occupant.note(row)
 
     def lease(self, row: ModelRow, terms: Terms) -> Granted:
         """Lease the resident model.
@@ -329,3 +349,15 @@ class Conductor:
         if occupant is not resident or occupant is None or engine is None or engine.ended.done():
             raise Refusal("MODEL_NOT_LOADED", "the model went away meanwhile")
         return occupant
+
+
+def _log_load(row: ModelRow, former: Resident | None) -> None:
+    """The line of a load that a request to `/v1` causes. Loads of the management surface have a line as every change
+    there has."""
+    if former is None:
+        log.info("change", action="model_load", result="begun", model_id=row.id)
+    else:
+        replaced = former.row.id
+        log.info(
+            "change", action="model_swap", result="begun", model_id=row.id, replaced_id=replaced
+        )

@@ -77,6 +77,7 @@ class Engines:
             slots=settings.max_concurrent_requests,
             bounds=Bounds(settings.engine_stall_timeout, settings.load_timeout),
             drain_seconds=settings.graceful_unload_timeout,
+            wait_seconds=settings.replica_wait_s,
         )
 
     @property

@@ -15,6 +15,7 @@ from datetime import datetime, timedelta
 
 import structlog
 
+from steerserve.control.bus import Bus, LeaseChanged
 from steerserve.log import lease_ref
 from steerserve.rules import lease as rules
 from steerserve.rules import lease_status
@@ -54,10 +55,12 @@ class Leases:
     def __init__(
         self,
         settings: Settings,
+        bus: Bus,
         now: Clock = utc_now,
         seconds: Seconds = time.monotonic,
         new_id: Callable[[], str] = new_id,
     ) -> None:
+        self._bus = bus
         self._now = now
         self._seconds = seconds
         self._zero = now() - timedelta(seconds=seconds())
@@ -140,8 +143,9 @@ class Leases:
         self._keep(rules.model_unloaded(self._book, model_id, now))
 
     def restart(self) -> None:
+        """The service ends, and the lease with it. Pages are not told, so that they can say what the restart took."""
         now = self.now()
-        self._keep(rules.restart(self._book, now))
+        self._note(rules.restart(self._book, now))
 
     def note_ignored(self, lease_id: str | None) -> None:
         """Log the lease id of a request if it is not the id of the live lease. The request was not refused for a
@@ -152,6 +156,14 @@ class Leases:
     # ------------------------------------------------------------- inside
 
     def _keep(self, book: Book) -> None:
+        before = self._book.current
+        self._note(book)
+        if book.current is not before:
+            changed = book.current or before
+            assert changed is not None
+            self._bus.publish(LeaseChanged(changed.model_id))
+
+    def _note(self, book: Book) -> None:
         before, self._book = self._book, book
         ended = book.last
         if ended is not None and ended is not before.last:

@@ -58,10 +58,11 @@ async def prepare(
     """Check everything that can refuse a load, before the resident model is touched.
 
     Raises:
-        Refusal: MODEL_BUSY, DOWNLOAD_FAILED, INVALID_LOCAL_PATH, UNSUPPORTED_QUANTIZATION, GPU_NOT_FOUND,
-            INSUFFICIENT_MEMORY, SPLIT_NOT_HONOURED, INVALID_GGUF_TENSOR_SPLIT, MODEL_LOAD_FAILED.
+        Refusal: MODEL_BUSY, DOWNLOAD_CANCELLED, DOWNLOAD_FAILED, INVALID_LOCAL_PATH, UNSUPPORTED_QUANTIZATION,
+            GPU_NOT_FOUND, INSUFFICIENT_MEMORY, SPLIT_NOT_HONOURED, INVALID_GGUF_TENSOR_SPLIT, MODEL_LOAD_FAILED.
     """
-    model_status.check_load(row.status, row.local_path is not None, row.error_message)
+    is_on_disk = row.local_path is not None
+    model_status.check_load(row.status, is_on_disk, row.error_message, row.download_error)
     path = row.local_path or ""
     if launcher.has_nodes:
         return await _prepare_on_nodes(row, wanted, resident, launcher, settings)
@@ -195,7 +196,7 @@ def as_refusal(error: Exception, *, has_unloaded: bool) -> Refusal:
         return Refusal("MODEL_LOAD_FAILED", "the load took longer than LOAD_TIMEOUT")
     if not isinstance(error, Refusal):
         return Refusal("MODEL_LOAD_FAILED", "the load failed inside the service")
-    if error.code == "ENGINE_UNAVAILABLE":
+    if error.code == "ENGINE_UNAVAILABLE" and not isinstance(error, endings.NotStarted):
         return endings.gone_while(error, "the model was loaded")
     if has_unloaded and error.code != "MODEL_LOAD_FAILED":
         return Refusal("MODEL_LOAD_FAILED", error.message, cause=error.code, **error.details)

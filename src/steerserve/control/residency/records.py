@@ -51,7 +51,11 @@ class Records:
 
     async def sae(self, sae_id: str, status: str) -> None:
         change = partial(self._catalog.change_sae, sae_id)
-        await self._write(sae_id, Owed(change, {"status": status}))
+        values: dict[str, Any] = {"status": status}
+        if status == "attached":
+            # what a restart ended is there again
+            values |= {"error_message": None}
+        await self._write(sae_id, Owed(change, values))
 
     async def close(self) -> None:
         """Try no more. The next start repairs the statuses that are not written."""

@@ -39,6 +39,17 @@ class Order:
     def key(self) -> str:
         return key_of(self.sae_id, self.layer)
 
+    @property
+    def scale(self) -> dict[str, Any]:
+        """The overrides that change the added vector. An override of the site is not among them."""
+        said = self.source.overrides
+        scale = {
+            "normalisation": said.normalisation,
+            "norm_factor": said.norm_factor,
+            "is_centred": said.is_centred,
+        }
+        return {name: value for name, value in scale.items() if value is not None}
+
 
 @dataclass(frozen=True, slots=True)
 class Attachment:

@@ -33,7 +33,7 @@ from steerserve.control.residency.watching import EngineWatch
 from steerserve.engine.wire.engine import Engine
 from steerserve.engine.wire.messages import Loaded
 from steerserve.errors import Refusal
-from steerserve.rules import replicas
+from steerserve.rules import model_status, replicas
 from steerserve.rules.model_status import Event
 from steerserve.rules.replicas import ReplicaView
 from steerserve.rules.residency import Phase
@@ -116,13 +116,16 @@ class Turnover:
         for occupant in (self._slot.resident, self._slot.next):
             if occupant is None:
                 continue
+            # the record of a model that serves stays as it is: the next start says what the restart ended
+            is_serving = occupant.phase is Phase.LOADED
             event = Event.UNLOADED if occupant.ready.done() else Event.LOAD_ABANDONED
             occupant.leave()
             if not occupant.ready.done():
                 occupant.ready.set_exception(shutting_down())
             if occupant.engine is not None:
                 await occupant.engine.stop(shutting_down())
-            await self._records.model(occupant, event)
+            if not is_serving:
+                await self._records.model(occupant, event)
 
     # ------------------------------------------------------------- coming
 
@@ -216,9 +219,8 @@ class Turnover:
             )
 
     async def _fail(self, coming: Occupant, refusal: Refusal) -> None:
-        # a model that only lacked memory may be tried again by the next request
-        lacked = "INSUFFICIENT_MEMORY" in (refusal.code, refusal.details.get("cause"))
-        event = Event.LACKED_MEMORY if lacked else Event.LOAD_FAILED
+        cause = refusal.details.get("cause", refusal.code)
+        event = model_status.after_failed_load(cause)
         log.warning("model_load_failed", model=coming.row.name, reason=refusal.message)
         await self._give_up(coming, event, refusal)
 

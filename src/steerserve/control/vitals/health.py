@@ -12,6 +12,7 @@ import structlog
 
 from steerserve import __version__
 from steerserve.control.breakers import Breakers
+from steerserve.control.full_queue import FullQueue
 from steerserve.control.interventions.claims import LayerClaims
 from steerserve.control.interventions.serving import Serving
 from steerserve.control.requests.generate import Generation
@@ -36,8 +37,8 @@ from steerserve.control.vitals.views import (
     Readiness,
 )
 from steerserve.errors import Refusal
+from steerserve.rules import breaker, signs
 from steerserve.rules import replicas as replica_rules
-from steerserve.rules import signs
 from steerserve.rules.breaker import BreakerStatus
 from steerserve.rules.replicas import Strength
 from steerserve.rules.residency import Phase
@@ -47,6 +48,7 @@ from steerserve.store.db import Database
 
 log = structlog.get_logger(__name__)
 
+_NO_FAILURE = "no question to the hub has failed lately; health asks none itself, and `steerserve doctor` does"
 PING_SECONDS = 2.0
 CARDS_AGE = 5.0
 """Seconds after which a reading of the cards is too old to be shown."""
@@ -76,6 +78,7 @@ class Vitals:
         claims: LayerClaims,
         replicas: Replicas,
         nodes: NodeReadings,
+        full_queue: FullQueue,
     ) -> None:
         self._settings = settings
         self._database = database
@@ -89,6 +92,7 @@ class Vitals:
         self._claims = claims
         self._replicas = replicas
         self._nodes = nodes
+        self._full_queue = full_queue
         self._since = time.monotonic()
         self.load_failure: str | None = None
         """Why the model that is loaded at the start of the service could not be loaded; None if it could."""
@@ -141,6 +145,7 @@ class Vitals:
             active_profile=await blocks.read("active_profile", self._serving.profile),
             circuits=await blocks.read("circuits", self._claims.checked_health),
             lease=blocks.built("lease", self._conductor.leases.status),
+            ended_by_restart=self._database.ended,
             errors=blocks.errors,
         )
 
@@ -174,17 +179,17 @@ class Vitals:
         )
 
     def inference(self) -> InferenceHealth:
-        """The state of the queue. With continuous batching there are no counts of waiting and running requests."""
+        """The state of the queue. While continuous batching serves, there are no counts of waiting and running
+        requests."""
         try:
             counts = self._queue.counts()
         except Exception as error:
             # the answer must have this block even when the queue cannot be read
             return InferenceHealth(error=f"{type(error).__name__}: {error}")
-        is_batching = self._generation.is_batching
-        running = is_batching and self._is_loaded()
+        running = self._generation.is_batching
         return InferenceHealth(
             backend="cbm" if running else "queue",
-            cbm_enabled=is_batching,
+            cbm_enabled=self._settings.enable_continuous_batching,
             cbm_running=running,
             queue_pending=counts.pending,
             queue_max_concurrent=counts.max_concurrent,
@@ -195,8 +200,8 @@ class Vitals:
         )
 
     def backend(self) -> InferenceBackend:
-        """The backend that serves, and its capabilities. With continuous batching, requests that the batch refuses are
-        served serially."""
+        """The backend that serves, and its capabilities. While continuous batching serves, the requests that it does
+        not take are served serially."""
         settings, counts = self._settings, self._queue.counts()
         resident = self._conductor.resident
         facts = resident.facts if resident is not None else None
@@ -204,33 +209,32 @@ class Vitals:
         graphs = facts.cuda_graphs if facts else None
         if resident is not None and resident.engine is not None and resident.engine.graphs:
             graphs = resident.engine.graphs.cuda_graphs
-        limits = (rows.reason,) if rows is not None and not rows.are_batched else ()
-        if self._generation.is_batching:
-            return InferenceBackend(
-                "cbm",
-                "one running batch; requests of the fixed sampling parameters need no slot",
-                Capabilities(per_request_sampling_params=False, per_request_profile_override=False),
-                limitations=(
-                    "response_format is refused",
-                    "seeds are best effort",
-                    "other sampling parameters, profiles and intensities take a slot",
-                    *limits,
-                ),
-                cbm_config=FixedSampling(
-                    settings.cbm_default_temperature,
-                    settings.cbm_default_top_p,
-                    self._generation.batched_maximum,
-                ),
-                row_steps=rows,
-                seeded_rows=facts.seeded_rows if facts else None,
-                cuda_graphs=graphs,
-            )
+        limits = []
+        if settings.enable_continuous_batching:
+            limits += ["response_format is refused", "seeds are best effort"]
+        is_batching = self._generation.is_batching
+        if is_batching:
+            limits.append("other sampling parameters, profiles and intensities take a slot")
+        if rows is not None and not rows.are_batched:
+            limits.append(rows.reason)
+        queue = QueueLimits(counts.max_concurrent, counts.max_pending, counts.pending)
+        fixed = FixedSampling(
+            settings.cbm_default_temperature,
+            settings.cbm_default_top_p,
+            self._generation.batched_maximum,
+        )
         return InferenceBackend(
-            "serial",
-            "one running batch; every request takes a slot",
-            Capabilities(per_request_sampling_params=True, per_request_profile_override=True),
+            "cbm" if is_batching else "serial",
+            "one running batch; requests of the fixed sampling parameters need no slot"
+            if is_batching
+            else "one running batch; every request takes a slot",
+            Capabilities(
+                per_request_sampling_params=not is_batching,
+                per_request_profile_override=not is_batching,
+            ),
             limitations=limits,
-            queue=QueueLimits(counts.max_concurrent, counts.max_pending, counts.pending),
+            queue=None if is_batching else queue,
+            cbm_config=fixed if is_batching else None,
             row_steps=rows,
             seeded_rows=facts.seeded_rows if facts else None,
             cuda_graphs=graphs,
@@ -253,6 +257,9 @@ class Vitals:
         claims = self._claims.health()
         if claims.claims_degraded:
             components.append(Component("circuits", "degraded", "; ".join(claims.reasons)))
+        if self._full_queue.is_refusing:
+            refused = f"requests refused within two minutes, because the queue is full: {self._full_queue.refused}"
+            components.append(Component("queue", "degraded", refused))
         if self._generation.is_closing:
             components.append(Component("service", "unhealthy", "the service is shutting down"))
         return components
@@ -282,13 +289,14 @@ class Vitals:
 
     def _hub_health(self) -> Component:
         try:
-            opened = [breaker.name for breaker in self._hub.breakers() if breaker.is_open]
+            troubled = [one for one in self._hub.breakers() if breaker.is_troubled(one)]
         except Exception as error:
             # the service works without the hub, so this component is never unhealthy
             return Component("hub", "degraded", f"not known: {type(error).__name__}")
-        if opened:
-            return Component("hub", "degraded", f"left alone after failures: {', '.join(opened)}")
-        return Component("hub", "healthy")
+        if troubled:
+            failed = (f"{one.name} failed {one.failure_count} times in a row" for one in troubled)
+            return Component("hub", "degraded", "; ".join(failed))
+        return Component("hub", "healthy", _NO_FAILURE)
 
 
 class _Blocks:

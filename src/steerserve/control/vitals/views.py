@@ -14,6 +14,7 @@ from steerserve.control.residency.replicas import ReplicaFigures, ReplicaSet
 from steerserve.rules.breaker import BreakerStatus
 from steerserve.rules.lease_status import LeaseStatus
 from steerserve.rules.stepping import CudaGraphs, RowSteps, SeededRows
+from steerserve.store.db import EndedByRestart
 
 HealthStatus = Literal["healthy", "degraded", "unhealthy"]
 
@@ -84,7 +85,8 @@ class EngineHealth:
 @dataclass(frozen=True, slots=True)
 class DetailedHealth:
     """All parts of health in one answer. `errors` has the type of the exception for each block that could not be
-    built. `replicas` is None where one engine process serves."""
+    built. `replicas` is None where one engine process serves. `ended_by_restart` says what the last run served when it
+    ended; it stays until the next restart, also when a model is loaded again."""
 
     status: HealthStatus
     version: str
@@ -105,6 +107,7 @@ class DetailedHealth:
     active_profile: ServingProfile | None
     circuits: CircuitsHealth | None
     lease: LeaseStatus | None
+    ended_by_restart: EndedByRestart | None
     errors: Mapping[str, str]
 
 

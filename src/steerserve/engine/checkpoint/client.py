@@ -24,6 +24,7 @@ from steerserve.engine.wire import endings
 from steerserve.engine.wire import messages as m
 from steerserve.engine.wire.engine import Answers, Engine, Report
 from steerserve.engine.wire.mailbox import Mailbox
+from steerserve.engine.wire.tokenizing import Spelling
 from steerserve.errors import Refusal
 from steerserve.rules.signs import Sign
 
@@ -165,7 +166,7 @@ class CheckpointEngine(Engine):
 
     def generate(
         self,
-        prompts: list[m.Text | m.Chat],
+        prompts: list[m.Prompt],
         n: int,
         sampling: m.Sampling,
         plan: m.Plan,
@@ -184,7 +185,7 @@ class CheckpointEngine(Engine):
 
     def score(
         self,
-        prompts: list[m.Text | m.Chat],
+        prompts: list[m.Prompt],
         temperature: float,
         top: int | None,
         allowed: list[int] | None,
@@ -201,6 +202,12 @@ class CheckpointEngine(Engine):
         """Yield Started, then Embedded for each text; see `_stream`."""
         tokens = partial(self._prompts.tokens, prompts, 0, "input")
         return self._stream(tokens, m.Embed, len(prompts))
+
+    async def spell(self, prompt: m.Text | m.Chat, longest: int) -> Spelling:
+        return await self._prepared(lambda: self._prompts.spell(prompt, longest))
+
+    async def read_back(self, ids: list[int]) -> Spelling:
+        return await self._prepared(lambda: self._prompts.read_back(ids))
 
     async def stop(self, parting: Refusal | None = None) -> None:
         """End the process: politely, then by force. One that loads a model, or is stalled, reads no command, so it is
@@ -230,6 +237,21 @@ class CheckpointEngine(Engine):
 
     # ------------------------------------------------------------- inside
 
+    async def _prepared(self, work: Callable[[], Awaitable[Kind]]) -> Kind:
+        """The result of work of the processes that make tokens.
+
+        Raises:
+            Refusal: a refusal of the work; MODEL_NOT_LOADED, ENGINE_UNAVAILABLE.
+        """
+        try:
+            self.must_run()
+            return await work()
+        except Refusal as error:
+            if error.code != "SHUTTING_DOWN":
+                raise
+            # these processes were closed because the engine ended
+            raise self._parting or endings.gone(await self.ended) from None
+
     async def _stream(
         self,
         prompts: Callable[[], Awaitable[list[m.Tokens]]],
@@ -244,14 +266,7 @@ class CheckpointEngine(Engine):
             Refusal: the refusal of the chat template or of the engine; MODEL_NOT_LOADED when the engine had ended
                 before the request, ENGINE_UNAVAILABLE when the engine ended during the request.
         """
-        try:
-            self.must_run()
-            tokens = await prompts()
-        except Refusal as error:
-            if error.code != "SHUTTING_DOWN":
-                raise
-            # the processes that make tokens were closed because the engine ended
-            raise self._parting or endings.gone(await self.ended) from None
+        tokens = await self._prepared(prompts)
         number = next(self._ids)
         events = self._streams[number] = Mailbox[m.Started | m.Refused | m.Outcome]()
         unfinished = choices

@@ -11,7 +11,8 @@ from typing import Any, Protocol
 from steerserve.engine.checkpoint.tokenizer import TokenizerProcess
 from steerserve.engine.sandbox.templates import Templates
 from steerserve.engine.wire import messages as m
-from steerserve.engine.wire.prompts import Prompt
+from steerserve.engine.wire.prompts import check_spelled
+from steerserve.engine.wire.tokenizing import Spelling
 from steerserve.errors import Refusal
 
 
@@ -25,6 +26,10 @@ class PromptMaker(Protocol):
     async def tokens(
         self, prompts: Sequence[Any], max_tokens: int | None, field: str
     ) -> list[m.Tokens]: ...
+
+    async def spell(self, prompt: m.Text | m.Chat, longest: int) -> Spelling: ...
+
+    async def read_back(self, ids: list[int]) -> Spelling: ...
 
     async def close(self) -> None: ...
 
@@ -45,6 +50,12 @@ class TokensGiven:
     ) -> list[m.Tokens]:
         """The prompts as they are."""
         return list(prompts)
+
+    async def spell(self, _prompt: m.Text | m.Chat, _longest: int) -> Spelling:
+        raise Refusal("MODEL_NOT_LOADED", "this engine has no tokenizer")
+
+    async def read_back(self, _ids: list[int]) -> Spelling:
+        raise Refusal("MODEL_NOT_LOADED", "this engine has no tokenizer")
 
     async def close(self) -> None:
         """Nothing was opened."""
@@ -79,10 +90,11 @@ class Prompts:
         self._facts = facts
 
     async def tokens(
-        self, prompts: Sequence[Prompt | m.Tokens], max_tokens: int | None, field: str
+        self, prompts: Sequence[m.Prompt], max_tokens: int | None, field: str
     ) -> list[m.Tokens]:
-        """The tokens of the prompts, in their order. Prompts that are tokens already stay as they are: a fleet has made
-        them. `field` names prompts that are no conversations; `max_tokens` is the number that the request names.
+        """The tokens of the prompts, in their order. Prompts that are tokens already stay as they are: a client has
+        sent tokens, or a fleet has made them. `field` names prompts that are no conversations; `max_tokens` is the
+        number that the request names.
 
         Raises:
             Refusal: MODEL_NOT_LOADED, NO_CHAT_TEMPLATE, CONTEXT_LENGTH_EXCEEDED; INVALID_PARAMETER when the template or
@@ -97,6 +109,27 @@ class Prompts:
         texts = await self._templates.texts(written, self._facts.chat_template)
         context = self._facts.context_length
         return await self._tokenizer.tokens(texts, context, max_tokens, field)
+
+    async def spell(self, prompt: m.Text | m.Chat, longest: int) -> Spelling:
+        """The text of a prompt, of at most `longest` characters, with its tokens.
+
+        Raises:
+            Refusal: MODEL_NOT_LOADED, NO_CHAT_TEMPLATE, PAYLOAD_TOO_LARGE; INVALID_PARAMETER when the template or the
+                tokenizer refuses the prompt; SHUTTING_DOWN after `close`.
+        """
+        if self._facts is None:
+            raise Refusal("MODEL_NOT_LOADED", "this engine holds no model")
+        (text,) = await self._templates.texts([prompt], self._facts.chat_template)
+        check_spelled(text, longest)
+        return await self._tokenizer.spell(text)
+
+    async def read_back(self, ids: list[int]) -> Spelling:
+        """The text that these tokens stand for.
+
+        Raises:
+            Refusal: INVALID_PARAMETER for an id that is not in the vocabulary; SHUTTING_DOWN after `close`.
+        """
+        return await self._tokenizer.read_back(ids)
 
     async def close(self) -> None:
         """End the processes. Requests that wait for them are refused."""

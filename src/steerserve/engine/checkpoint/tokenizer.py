@@ -18,8 +18,8 @@ import msgspec
 
 from steerserve.engine.checkpoint.process import Child, Started
 from steerserve.engine.wire import messages as m
-from steerserve.engine.wire.prompts import NamedPrompt, too_long
-from steerserve.engine.wire.tokenizing import TextAnswer, TextQuestion
+from steerserve.engine.wire.prompts import NamedPrompt, check_ids, too_long
+from steerserve.engine.wire.tokenizing import Spelling, TextAnswer, TextQuestion
 from steerserve.errors import Refusal
 
 OPEN_SECONDS = 30.0
@@ -96,6 +96,25 @@ class TokenizerProcess:
             prompts.append(m.Tokens(row, texts[index].is_chat))
         return prompts
 
+    async def spell(self, text: m.Text) -> Spelling:
+        """A text with its tokens.
+
+        Raises:
+            Refusal: INVALID_PARAMETER when tokenizing needs more time or memory than it may take; SHUTTING_DOWN.
+        """
+        return self._spelling(await self._told([text], is_spelled=True))
+
+    async def read_back(self, ids: list[int]) -> Spelling:
+        """The text that these tokens stand for.
+
+        Raises:
+            Refusal: INVALID_PARAMETER naming the place of an id that is not in the vocabulary; as `spell`.
+        """
+        answer = await self._told([], ids=ids)
+        if answer.outside is not None:
+            check_ids(m.Tokens(ids, place="ids"), answer.outside, "INVALID_PARAMETER")
+        return self._spelling(answer)
+
     async def close(self) -> None:
         """End the process. Requests that wait for it are refused."""
         self._is_closed = True
@@ -107,8 +126,29 @@ class TokenizerProcess:
 
     # ------------------------------------------------------------- inside
 
+    async def _told(
+        self, texts: Sequence[m.Text], *, is_spelled: bool = False, ids: list[int] | None = None
+    ) -> TextAnswer:
+        try:
+            return await self._ask(texts, 0, ENCODE_SECONDS, is_spelled=is_spelled, ids=ids)
+        except Unanswered as error:
+            why = f"the model's tokenizer {error}"
+            raise Refusal("INVALID_PARAMETER", why, param="text") from None
+
+    @staticmethod
+    def _spelling(answer: TextAnswer) -> Spelling:
+        assert answer.spelling is not None
+        return answer.spelling
+
     async def _ask(
-        self, texts: Sequence[m.Text], context: int, seconds: float, *, is_trial: bool = False
+        self,
+        texts: Sequence[m.Text],
+        context: int,
+        seconds: float,
+        *,
+        is_trial: bool = False,
+        is_spelled: bool = False,
+        ids: list[int] | None = None,
     ) -> TextAnswer:
         """Raises:
         Unanswered: the process has no answer.
@@ -121,8 +161,10 @@ class TokenizerProcess:
             LONG_TOKEN * context,
             seconds,
             is_trial,
+            is_spelled,
+            ids,
         )
-        await self._turn(sum(len(text.text) for text in texts))
+        await self._turn(sum(len(text.text) for text in texts) + len(ids or ()))
         # a client that leaves does not end the process, because the next request would wait for its start
         self._exchange = asyncio.create_task(self._answer(question))
         self._exchange.add_done_callback(self._leave)

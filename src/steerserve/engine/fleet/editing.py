@@ -217,7 +217,7 @@ class Editing:
         """Hold the lock while a replica serves. The wait for one is without the lock, because a new replica needs it.
 
         Raises:
-            Refusal: the fleet has ended, or stands still.
+            Refusal: the fleet has ended or stands still, or no replica finds a place.
         """
         while True:
             self._check()
@@ -228,7 +228,7 @@ class Editing:
                         yield
                         return
             else:
-                await self._roster.change()
+                await self._roster.change_for_work()
 
     def _begin(self) -> list[AskedEngine]:
         """Raise the epoch, and return the replicas that are asked. A replica that stands still would miss the edit, so

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -19,6 +19,7 @@ from steerserve.engine.fleet.setup import Setup, SharedSae, is_same_sae
 from steerserve.engine.wire import endings
 from steerserve.engine.wire import messages as m
 from steerserve.engine.wire.engine import Answers, Engine, Report
+from steerserve.engine.wire.tokenizing import Spelling
 from steerserve.errors import Refusal
 from steerserve.rules import replicas as rules
 from steerserve.rules.signs import Activity, Bounds, Sign
@@ -35,6 +36,7 @@ class Fleet(Engine):
         slots: the requests that are meant to run at once on each replica.
         bounds: the silence after which an engine is ended, and the time of a load.
         drain_seconds: the time that the requests of a replica have that is taken away.
+        wait_seconds: how long requests and edits wait while no replica serves and none has a place.
         pause: the seconds before a replica is started again, by the number of failures in a row.
     """
 
@@ -48,6 +50,7 @@ class Fleet(Engine):
         slots: int,
         bounds: Bounds,
         drain_seconds: float,
+        wait_seconds: float,
         pause: Callable[[int], float] = rules.pause,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -55,7 +58,9 @@ class Fleet(Engine):
         self._prompts = prompts
         self._count = count
         self._least = least
-        self._roster = Roster(lambda view: self.on_replicas(view), self.must_run, slots)
+        self._roster = Roster(
+            lambda view: self.on_replicas(view), self.must_run, slots, wait_seconds
+        )
         self._editing = Editing(self._roster, self._may_edit, clock)
         self._reading = Readings(self._roster, self._editing)
         self._requests = Requests(self._roster, prompts)
@@ -179,7 +184,7 @@ class Fleet(Engine):
 
     def generate(
         self,
-        prompts: list[m.Text | m.Chat],
+        prompts: list[m.Prompt],
         n: int,
         sampling: m.Sampling,
         plan: m.Plan,
@@ -206,7 +211,7 @@ class Fleet(Engine):
 
     def score(
         self,
-        prompts: list[m.Text | m.Chat],
+        prompts: list[m.Prompt],
         temperature: float,
         top: int | None,
         allowed: list[int] | None,
@@ -224,6 +229,19 @@ class Fleet(Engine):
         return self._requests.stream(
             FleetRequest(prompts, "input", 0, lambda engine, tokens: engine.embed(tokens))
         )
+
+    async def spell(self, prompt: m.Text | m.Chat, longest: int) -> Spelling:
+        return await self._spelled(self._prompts.spell(prompt, longest))
+
+    async def read_back(self, ids: list[int]) -> Spelling:
+        return await self._spelled(self._prompts.read_back(ids))
+
+    async def _spelled(self, work: Awaitable[Spelling]) -> Spelling:
+        try:
+            return await work
+        except Refusal:
+            self.must_run()  # the processes that make tokens end with the fleet
+            raise
 
     # ------------------------------------------------------------- SAEs and steering
 

@@ -16,6 +16,7 @@ from steerserve.engine.fleet.editing import Editing
 from steerserve.engine.fleet.progress import LoadsProgress, extend
 from steerserve.engine.fleet.replica import Replica
 from steerserve.engine.fleet.roster import Roster
+from steerserve.engine.wire import endings
 from steerserve.engine.wire import messages as m
 from steerserve.engine.wire.engine import Engine, Report
 from steerserve.errors import Refusal
@@ -223,10 +224,22 @@ class Lives:
         return True
 
     async def _load(self, replica: Replica, report: Report) -> None:
-        engine = await self._launch(report)
+        engine = await self._started(report)
         replica.fill(engine, self._roster.number())
         self._effects.began(replica)
+        self._roster.tell()
         replica.load(await engine.load(report, **self._fields))
+
+    async def _started(self, report: Report) -> Engine:
+        """Raises:
+        Refusal: NotStarted, or another reason of the launch.
+        """
+        try:
+            return await self._launch(report)
+        except Refusal as error:
+            if error.code != "ENGINE_UNAVAILABLE":
+                raise
+            raise endings.NotStarted(error.message) from error
 
     async def _begin_to_serve(self, replica: Replica) -> None:
         replica.move(ReplicaState.RESTORING)

@@ -53,7 +53,7 @@ class Readings:
                 except Refusal:
                     if replica.is_alive:
                         raise
-            await self._roster.change()
+            await self._roster.change_for_work()
 
     async def statistics(
         self, features: list[int] | None, metric: str | None, k: int

@@ -60,7 +60,7 @@ class Replica:
     def move(self, state: ReplicaState, reason: str | None = None) -> None:
         """Come into a state, and announce it."""
         self.state = state
-        self.reason = reason or self.reason
+        self.reason = None if state is ReplicaState.SERVING else reason or self.reason
         self._since = datetime.now(UTC)
         self._announce(self)
 

@@ -144,7 +144,7 @@ class Requests:
                 place = rules.choose(candidates, roster.epoch, kind, roster.slots)
                 if place is not None:
                     return roster.replicas[place]
-                await roster.change()
+                await roster.change_for_work()
 
 
 async def _unless_still(

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from steerserve.engine.fleet.replica import Replica
 from steerserve.engine.wire import messages as m
 from steerserve.engine.wire.engine import Engine, Report
+from steerserve.errors import Refusal
 from steerserve.rules import replicas as rules
 from steerserve.rules.replicas import ReplicaState, ReplicaView
 
@@ -20,10 +21,15 @@ class Roster:
         announce: gets each replica that came into another state.
         check: raises the refusal of everything, once the fleet can do nothing any more.
         slots: the requests that are meant to run at once on each replica.
+        wait_seconds: how long work waits while no replica serves and none has a place.
     """
 
     def __init__(
-        self, announce: Callable[[ReplicaView], None], check: Callable[[], None], slots: int
+        self,
+        announce: Callable[[ReplicaView], None],
+        check: Callable[[], None],
+        slots: int,
+        wait_seconds: float,
     ) -> None:
         self.replicas: list[Replica] = []
         self.epoch = 0
@@ -34,6 +40,10 @@ class Roster:
         self._turns = itertools.count(1)
         self._seeded: str | None = None
         self._change = asyncio.Event()
+        self._wait_seconds = wait_seconds
+        # set while no replica serves and none has a place; after wait_seconds of that, `_is_given_up`
+        self._giving_up: asyncio.TimerHandle | None = None
+        self._is_given_up = False
 
     # ------------------------------------------------------------- replicas
 
@@ -111,7 +121,8 @@ class Roster:
     # ------------------------------------------------------------- changes
 
     def tell(self) -> None:
-        """Something has changed: let everybody look who waits."""
+        """Something has changed: wake all that wait."""
+        self._look_for_places()
         change, self._change = self._change, asyncio.Event()
         change.set()
 
@@ -123,6 +134,38 @@ class Roster:
         """
         await self._change.wait()
         self.check()
+
+    async def change_for_work(self) -> None:
+        """Wait for the next change, on behalf of work that needs a replica.
+
+        Raises:
+            Refusal: the fleet can do nothing any more; ENGINE_UNAVAILABLE while no replica has had a place for
+                `wait_seconds`.
+        """
+        if self._is_given_up:
+            reason = next((r.reason for r in self.replicas if r.reason), "no reason is known")
+            raise Refusal(
+                "ENGINE_UNAVAILABLE",
+                f"no replica serves, and none has found a place for {self._wait_seconds:g} s ({reason}); "
+                "the same request may be sent again later",
+            )
+        await self.change()
+
+    def _look_for_places(self) -> None:
+        states = [
+            (r.state, r.engine is not None and not r.engine.ended.done()) for r in self.replicas
+        ]
+        if rules.may_serve_soon(states):
+            if self._giving_up is not None:
+                self._giving_up.cancel()
+            self._giving_up, self._is_given_up = None, False
+        elif self._giving_up is None:
+            loop = asyncio.get_running_loop()
+            self._giving_up = loop.call_later(self._wait_seconds, self._give_up)
+
+    def _give_up(self) -> None:
+        self._is_given_up = True
+        self.tell()
 
     def _moved(self, replica: Replica) -> None:
         self.tell()

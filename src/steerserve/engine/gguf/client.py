@@ -32,11 +32,19 @@ from steerserve.engine.sandbox.templates import Templates
 from steerserve.engine.wire import endings
 from steerserve.engine.wire import messages as m
 from steerserve.engine.wire.engine import Answers, Engine, Report, is_stopped
-from steerserve.engine.wire.prompts import NamedPrompt, Prompt, check_length, max_tokens
+from steerserve.engine.wire.prompts import (
+    NamedPrompt,
+    check_ids,
+    check_length,
+    check_spelled,
+    max_tokens,
+)
 from steerserve.engine.wire.stops import StopStrings
+from steerserve.engine.wire.tokenizing import Spelling
 from steerserve.errors import Refusal
 from steerserve.rules.gguf_header import Header
 from steerserve.rules.signs import SIGN_SECONDS, Sign
+from steerserve.rules.text_offsets import text_offsets
 
 __all__ = ["GgufEngine", "LlamaLauncher", "Options"]
 
@@ -149,7 +157,7 @@ class GgufEngine(Engine):
 
     async def generate(
         self,
-        prompts: list[m.Text | m.Chat],
+        prompts: list[m.Prompt],
         n: int,
         sampling: m.Sampling,
         plan: m.Plan,
@@ -211,6 +219,32 @@ class GgufEngine(Engine):
             for row in rows:
                 row.drop()
 
+    async def spell(self, prompt: m.Text | m.Chat, longest: int) -> Spelling:
+        opened = self._serving()
+        try:
+            (text,) = await self._made(opened.header, [prompt])
+            assert isinstance(text, m.Text)
+            check_spelled(text, longest)
+            with self._life.tokenizing():
+                named = await opened.server.pieces(text.text, special=text.special)
+        except Lost:
+            raise await self._lost() from None
+        pieces = [piece for _, piece in named]
+        ids = [token for token, _ in named]
+        return Spelling(text.text, ids, pieces, text_offsets(text.text, pieces))
+
+    async def read_back(self, ids: list[int]) -> Spelling:
+        opened = self._serving()
+        check_ids(m.Tokens(ids, place="ids"), opened.header.vocabulary, "INVALID_PARAMETER")
+        try:
+            with self._life.tokenizing():
+                text = await opened.server.text(ids)
+                by_id = {token: await opened.server.text([token]) for token in dict.fromkeys(ids)}
+        except Lost:
+            raise await self._lost() from None
+        pieces = [by_id[token] for token in ids]
+        return Spelling(text, ids, pieces, text_offsets(text, pieces))
+
     # ------------------------------------------------------------- inside
 
     def _keep(self, process: LlamaProcess) -> None:
@@ -254,7 +288,7 @@ class GgufEngine(Engine):
     async def _rows(
         self,
         opened: Opened,
-        prompts: Sequence[Prompt],
+        prompts: Sequence[m.Prompt],
         sampling: m.Sampling,
         context: int,
         field: str = "prompt",
@@ -262,11 +296,10 @@ class GgufEngine(Engine):
         """A row for each prompt, with its tokens."""
         rows = []
         try:
-            for index, text in enumerate(await self._texts(opened.header, prompts)):
+            for index, made in enumerate(await self._made(opened.header, prompts)):
+                check_ids(made, opened.header.vocabulary, "INVALID_PARAMETER")
                 with NamedPrompt(prompts, index, field):
-                    check_length(text, opened.header.longest_token, context, sampling.max_tokens)
-                    with self._life.tokenizing():
-                        tokens = await opened.server.tokenize(text.text, special=text.special)
+                    tokens = await self._tokens(opened, made, context, sampling.max_tokens)
                     if not tokens:
                         why = "the prompt has no tokens"
                         raise Refusal("INVALID_PARAMETER", why, param="prompt")
@@ -280,10 +313,27 @@ class GgufEngine(Engine):
             raise
         return rows
 
-    async def _texts(self, header: Header, prompts: Sequence[Prompt]) -> list[m.Text]:
-        """The prompts as texts. This engine renders conversations without the variables of the client."""
+    async def _tokens(
+        self, opened: Opened, prompt: m.Text | m.Tokens, context: int, wanted: int | None
+    ) -> list[int]:
+        if isinstance(prompt, m.Tokens):
+            return prompt.ids
+        check_length(prompt, opened.header.longest_token, context, wanted)
+        with self._life.tokenizing():
+            return await opened.server.tokenize(prompt.text, special=prompt.special)
+
+    async def _made(
+        self, header: Header, prompts: Sequence[m.Prompt]
+    ) -> Sequence[m.Text | m.Tokens]:
+        """The prompts with conversations as texts. This engine renders conversations without the variables of the
+        client."""
+        given = [prompt for prompt in prompts if isinstance(prompt, m.Tokens)]
+        if given:
+            return given
         bare = [
-            m.Chat(p.messages, client=p.client) if isinstance(p, m.Chat) else p for p in prompts
+            m.Chat(p.messages, client=p.client) if isinstance(p, m.Chat) else p
+            for p in prompts
+            if not isinstance(p, m.Tokens)
         ]
         return await self._templates.texts(bare, llama_loading.chat_template(header))
 

@@ -112,6 +112,16 @@ class LlamaServer:
         body = {"content": text, "add_special": special, "parse_special": True}
         return (await self._post("/tokenize", body, _Tokenized)).tokens
 
+    async def pieces(self, text: str, *, special: bool) -> list[tuple[int, str]]:
+        """The tokens of a text, each with its own text. A token that has a part of a character has U+FFFD there."""
+        body = {"content": text, "add_special": special, "parse_special": True, "with_pieces": True}
+        answer = await self._post("/tokenize", body, _Spelled)
+        return [(one.id, _text(one.piece)) for one in answer.tokens]
+
+    async def text(self, tokens: list[int]) -> str:
+        """The text that tokens stand for."""
+        return (await self._post("/detokenize", {"tokens": tokens}, _Detokenized)).content
+
     async def embed(self, tokens: list[int]) -> bytes:
         """The mean of the last hidden layer over the tokens: little-endian float32, not normalised.
 
@@ -200,6 +210,21 @@ class _Tokenized(msgspec.Struct):
     tokens: list[int]
 
 
+class _SpelledToken(msgspec.Struct):
+    """The server writes a piece that is no whole text as its bytes."""
+
+    id: int
+    piece: str | list[int]
+
+
+class _Spelled(msgspec.Struct):
+    tokens: list[_SpelledToken]
+
+
+class _Detokenized(msgspec.Struct):
+    content: str
+
+
 class _Embedding(msgspec.Struct):
     """The server writes numbers that are not finite as null."""
 
@@ -225,6 +250,12 @@ class _Written(msgspec.Struct):
     stop_type: str = "none"
     prompt_progress: PromptProgress | None = None
     error: Any = None
+
+
+def _text(piece: str | list[int]) -> str:
+    if isinstance(piece, str):
+        return piece
+    return bytes(byte & 0xFF for byte in piece).decode("utf-8", "replace")
 
 
 async def _body(response: httpx.Response) -> bytes:

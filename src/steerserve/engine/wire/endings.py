@@ -9,6 +9,14 @@ from steerserve.errors import Refusal
 _AGAIN = "; the model has to be loaded again"
 
 
+class NotStarted(Refusal):
+    """The refusal of a load for which no engine could be started. Nothing is known against the model, so the next
+    request may load it."""
+
+    def __init__(self, why: str) -> None:
+        super().__init__("ENGINE_UNAVAILABLE", why)
+
+
 def reason(exit_code: int | None) -> str:
     """The reason why a process is gone, as a clause."""
     if exit_code is not None and exit_code < 0:

@@ -16,6 +16,7 @@ import psutil
 
 from steerserve.engine.wire import endings
 from steerserve.engine.wire import messages as m
+from steerserve.engine.wire.tokenizing import Spelling
 from steerserve.errors import Refusal
 from steerserve.rules.replicas import ReplicaView
 from steerserve.rules.sensing import History
@@ -147,7 +148,7 @@ class Engine(ABC):
     @abstractmethod
     def generate(
         self,
-        prompts: list[m.Text | m.Chat],
+        prompts: list[m.Prompt],
         n: int,
         sampling: m.Sampling,
         plan: m.Plan,
@@ -162,7 +163,7 @@ class Engine(ABC):
 
     async def score(
         self,
-        prompts: list[m.Text | m.Chat],
+        prompts: list[m.Prompt],
         temperature: float,
         top: int | None,
         allowed: list[int] | None,
@@ -182,6 +183,24 @@ class Engine(ABC):
     @abstractmethod
     def embed(self, prompts: list[m.Text]) -> Answers:
         """Yield Started, then Embedded for each text. Closing the iterator early cancels the request."""
+
+    @abstractmethod
+    async def spell(self, prompt: m.Text | m.Chat, longest: int) -> Spelling:
+        """The text of a prompt, of at most `longest` characters, with its tokens.
+
+        Raises:
+            Refusal: NO_CHAT_TEMPLATE, PAYLOAD_TOO_LARGE; INVALID_PARAMETER when the template or the tokenizer refuses
+                the prompt; what refuses commands once the engine has ended.
+        """
+
+    @abstractmethod
+    async def read_back(self, ids: list[int]) -> Spelling:
+        """The text that these tokens stand for.
+
+        Raises:
+            Refusal: INVALID_PARAMETER naming the place of an id that is not in the vocabulary; what refuses commands
+                once the engine has ended.
+        """
 
     # ------------------------------------------------------------- SAEs
 

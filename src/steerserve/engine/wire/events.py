@@ -251,13 +251,15 @@ class PromptToken(Message, frozen=True):
 
 class Scored(Message, frozen=True):
     """One scored prompt: its most probable candidate, and the candidates listed, most probable first. `prompt` has the
-    tokens of the prompt, and is empty where they are not asked for."""
+    tokens of the prompt, and is empty where they are not asked for. `prompt_text` is the text of a prompt that came as
+    token ids."""
 
     id: int
     choice: int
     best: TokenScore
     top: list[TokenScore]
     prompt: list[PromptToken] = []
+    prompt_text: str = ""
 
 
 class Embedded(Message, frozen=True):

@@ -77,6 +77,26 @@ class Continuation:
         return rendered + self._partial
 
 
+def check_ids(prompt: m.Prompt, vocabulary: int, code: str) -> None:
+    """Refuse a token that a client has sent and the model does not know. On a card, such a token would end the process.
+
+    Raises:
+        Refusal: `code`, with the place of the token in the request.
+    """
+    if not isinstance(prompt, m.Tokens) or prompt.place is None:
+        return
+    for at, token in enumerate(prompt.ids):
+        if token >= vocabulary:
+            place = f"{prompt.place}[{at}]"
+            raise Refusal(
+                code,
+                f"{place}: token id {token} is outside the vocabulary of {vocabulary} tokens",
+                param=place,
+                token_id=token,
+                vocabulary=vocabulary,
+            )
+
+
 def check_length(
     prompt: Prompt, longest_token: int, context: int, max_tokens: int | None = None
 ) -> None:
@@ -90,6 +110,21 @@ def check_length(
     least = sum(len(text or "") for text in texts) // (LENGTH_MARGIN * max(1, longest_token))
     if least > context:
         raise too_long(least, context, max_tokens)
+
+
+def check_spelled(text: m.Text, longest: int) -> None:
+    """Refuse a text that is too long to be answered token by token.
+
+    Raises:
+        Refusal: PAYLOAD_TOO_LARGE.
+    """
+    if len(text.text) > longest:
+        raise Refusal(
+            "PAYLOAD_TOO_LARGE",
+            f"the text has {len(text.text)} characters; at most {longest} can be tokenized here",
+            characters=len(text.text),
+            maximum=longest,
+        )
 
 
 def too_long(least: int, context: int, max_tokens: int | None) -> Refusal:

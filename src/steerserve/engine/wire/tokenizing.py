@@ -5,12 +5,22 @@ from __future__ import annotations
 import msgspec
 
 
+class Spelling(msgspec.Struct, frozen=True, array_like=True):
+    """A text and its tokens: their ids, the text of each token, and the character of `text` at which each begins."""
+
+    text: str
+    ids: list[int]
+    pieces: list[str]
+    offsets: list[int]
+
+
 class TextQuestion(msgspec.Struct, array_like=True):
     """Texts to tokenize, each with whether it gets the tokenizer's special tokens.
 
     `path` is the folder of the checkpoint. `longest` is the number of characters above which only the beginning of a
     text is tokenized first: a text whose beginning has more than `context` tokens is answered by that number alone. The
-    process ends itself after `seconds`. With `is_trial`, the tokens of the vocabulary are decoded too.
+    process ends itself after `seconds`. With `is_trial`, the tokens of the vocabulary are decoded too. With
+    `is_spelled` the answer has the spelling of the one text, and with `ids` that of the text that these ids stand for.
     """
 
     path: str
@@ -20,11 +30,15 @@ class TextQuestion(msgspec.Struct, array_like=True):
     longest: int
     seconds: float
     is_trial: bool = False
+    is_spelled: bool = False
+    ids: list[int] | None = None
 
 
 class TextAnswer(msgspec.Struct, array_like=True):
-    """For each text its token ids, or for a text that is too long a number of tokens that it has at least. `reason`
-    says why there is no answer."""
+    """For each text its token ids, or for a text that is too long a number of tokens that it has at least. `outside` is
+    the size of the vocabulary where the question has an id that is not in it. `reason` says why there is no answer."""
 
     rows: list[list[int] | int] = []
     reason: str | None = None
+    spelling: Spelling | None = None
+    outside: int | None = None

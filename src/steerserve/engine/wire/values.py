@@ -21,10 +21,12 @@ class Text(Message, frozen=True):
 
 
 class Tokens(Message, frozen=True):
-    """A prompt as token ids, as the engine gets it. `is_chat` says that it was a conversation."""
+    """A prompt as token ids, as the engine gets it. `is_chat` says that it was a conversation. `place` is where the
+    client's request has the ids (`prompt[1]`); None where the service has tokenized a text."""
 
     ids: list[int]
     is_chat: bool = False
+    place: str | None = None
 
 
 class ChatTemplate(Message, frozen=True):
@@ -41,6 +43,10 @@ class Chat(Message, frozen=True):
     messages: list[dict[str, Any]]
     variables: dict[str, Any] = {}
     client: str = ""
+
+
+Prompt = Text | Chat | Tokens
+"""A prompt as a client brings it."""
 
 
 class Sampling(Message, frozen=True):

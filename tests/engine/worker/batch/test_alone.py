@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from steerserve.engine.wire.messages import Echo, Overlay, ReadStatistics, Tap
@@ -14,7 +16,7 @@ from steerserve.engine.worker.batch import group as group_module
 from steerserve.engine.worker.model.checkpoint import Checkpoint
 from steerserve.engine.worker.model.plain import Memory
 from steerserve.errors import Refusal
-from tests.engine.models import ALONE
+from tests.engine.models import ALONE, save
 from tests.engine.running import (
     Answer,
     Bench,
@@ -22,6 +24,7 @@ from tests.engine.running import (
     generated,
     hooked,
     next_logits,
+    open_checkpoint,
     random_sae,
     recomputed,
     site_of,
@@ -126,6 +129,19 @@ def test_a_model_whose_later_tokens_change_earlier_ones_is_refused(loaded: Loade
         loaded("bert")
     assert refused.value.code == "MODEL_LOAD_FAILED"
     assert "later tokens change" in refused.value.message
+
+
+def test_a_model_with_a_weight_that_is_nan_is_refused_with_the_token(tmp_path: Path) -> None:
+    save("llama", tmp_path)
+    (file,) = tmp_path.glob("*.safetensors")
+    tensors = load_file(file)
+    tensors["lm_head.weight"][30] = torch.nan
+    save_file(tensors, file, {"format": "pt"})
+    with pytest.raises(Refusal) as refused:
+        open_checkpoint(tmp_path)
+    assert refused.value.code == "MODEL_LOAD_FAILED"
+    assert "NaN as the logit of 1 of" in refused.value.message
+    assert "token 30" in refused.value.message
 
 
 @pytest.mark.parametrize("variant", ["bloom", "mamba"])

@@ -416,9 +416,12 @@ def test_a_prompt_that_cannot_be_scored_is_named_among_several(
         ({17: math.nan}, [17, 18], 0),
         ({17: math.inf}, [17, 18], 0),
         ({17: -math.inf}, [17, 18], 5),
+        ({17: -math.inf}, [18, 17], 5),
+        ({17: -math.inf}, [18, 17, 19], 1),
         ({17: -math.inf}, [17], 0),
         (dict.fromkeys(range(VOCABULARY), -math.inf), None, 0),
         (dict.fromkeys(range(3, VOCABULARY), -math.inf), None, 5),
+        (dict.fromkeys(range(2, VOCABULARY), -math.inf), None, 3),
     ],
     ids=str,
 )

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import torch
 
 from steerserve.engine.wire import messages as m
-from steerserve.engine.wire.prompts import NamedPrompt, max_tokens
+from steerserve.engine.wire.prompts import NamedPrompt, check_ids, max_tokens
 from steerserve.engine.worker import memory
 from steerserve.engine.worker.model.checkpoint import Checkpoint
 from steerserve.engine.worker.model.encoder import Encoder
@@ -36,6 +36,7 @@ def rows_of(
     rows: list[BatchRow] = []
     for index, prompt in enumerate(command.prompts):
         plan = command.plans[index] if command.plans else command.plan
+        check_ids(prompt, model.input_vocabulary, "INVALID_PARAMETER")
         with NamedPrompt(command.prompts, index) as where:
             ids = _ids(prompt, model, "INVALID_PARAMETER")
             limit = max_tokens(command.sampling, len(ids), context)
@@ -81,6 +82,7 @@ def scoring_rows(command: m.Score, model: Checkpoint, context: int) -> list[Batc
     allowed = None if command.allowed is None else torch.tensor(command.allowed).to(model.device)
     rows = []
     for index, prompt in enumerate(command.prompts):
+        check_ids(prompt, model.input_vocabulary, "INVALID_SCORING_REQUEST")
         with NamedPrompt(command.prompts, index) as where:
             ids = _ids(prompt, model, "INVALID_SCORING_REQUEST")
             max_tokens(m.Sampling(max_tokens=echo.max_tokens if echo else 1), len(ids), context)
@@ -88,6 +90,8 @@ def scoring_rows(command: m.Score, model: Checkpoint, context: int) -> list[Batc
             goal = Scoring(
                 command.temperature, command.top, allowed, model.decode_token, echo is not None
             )
+            if prompt.place is not None:
+                goal.prompt_text = model.decode(ids, skip_special=False)
             row = BatchRow(command.id, index, ids, m.Suppressed(), goal, where=where)
             _check_tap(command.tap, row)
             rows.append(row)

@@ -20,7 +20,7 @@ from steerserve.engine.worker.model.agreement import Agreement, BytesByDevice, D
 from steerserve.engine.worker.model.attention import SLIDING, PartedAttention
 from steerserve.engine.worker.model.kv import CacheSlot, KvCache
 from steerserve.engine.worker.model.plain import PlainPasses, beat_per_layer
-from steerserve.engine.worker.model.transformer import Report, Transformer, configuration
+from steerserve.engine.worker.model.transformer import Report, Transformer, configuration, decode
 from steerserve.errors import Refusal
 from steerserve.rules import stepping
 from steerserve.rules.architecture import first_range, max_context
@@ -102,9 +102,7 @@ class Checkpoint(Transformer):
 
     def decode(self, ids: Sequence[int], skip_special: bool = True) -> str:
         """The text of tokens, without special tokens unless told otherwise."""
-        backend = getattr(self.tokenizer, "backend_tokenizer", None)
-        decode = self.tokenizer.decode if backend is None else backend.decode
-        return str(decode(list(ids), skip_special_tokens=skip_special))
+        return decode(self.tokenizer, ids, skip_special=skip_special)
 
     def decode_token(self, token: int) -> str:
         """The text of one token, even of a special one; empty for an id that the tokenizer does not know."""
@@ -278,10 +276,11 @@ class Checkpoint(Transformer):
 
         Raises:
             Refusal: MODEL_LOAD_FAILED when no passes give the logits of a plain pass, because every answer would be
-                wrong.
+                wrong, and when these logits are no numbers.
         """
         try:
             compared = Agreement(self)
+            self._check_numbers(compared.truth)
             try:
                 sizes = self._check_batch(compared)
             except Disagreement as why:
@@ -302,6 +301,22 @@ class Checkpoint(Transformer):
         if self.alone is not None:
             beat_per_layer(self.model, self.layers, lambda: self.pulse.beat())
         return sizes
+
+    def _check_numbers(self, logits: Tensor) -> None:
+        """Check that the logits [T, vocabulary] of a plain pass are numbers.
+
+        Raises:
+            Refusal: MODEL_LOAD_FAILED.
+        """
+        broken = logits.isnan().any(dim=0).nonzero().flatten().tolist()
+        if broken:
+            raise Refusal(
+                "MODEL_LOAD_FAILED",
+                f"the checkpoint has weights that are NaN or too large: a plain forward pass gives NaN as the logit of "
+                f"{len(broken)} of {logits.shape[-1]} tokens, the first is token {broken[0]}",
+                tokens=len(broken),
+                first_token_id=broken[0],
+            )
 
     def _check_batch(self, compared: Agreement) -> BytesByDevice:
         """Compare passes over several rows. Returns the bytes of KV per token by device.

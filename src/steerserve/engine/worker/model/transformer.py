@@ -107,6 +107,12 @@ def encode(tokenizer: Any, text: str, *, special: bool) -> list[int]:
     return list(tokenizer(text, add_special_tokens=special, verbose=False)["input_ids"])
 
 
+def decode(tokenizer: Any, ids: Sequence[int], *, skip_special: bool) -> str:
+    backend = getattr(tokenizer, "backend_tokenizer", None)
+    read = tokenizer.decode if backend is None else backend.decode
+    return str(read(list(ids), skip_special_tokens=skip_special))
+
+
 def _check_size(path: Path, kind: Any, config: Any, trust_remote_code: bool) -> None:
     """Check that the weight files can hold the parameters of the configuration, because the library makes memory for
     all parameters. A parameter takes at least 8 bits of a file, and 1 bit if it is quantized.

@@ -19,9 +19,15 @@ import msgspec
 from transformers.utils import logging as transformers_logging
 
 from steerserve.engine.wire.messages import LENGTH
-from steerserve.engine.wire.tokenizing import TextAnswer, TextQuestion
+from steerserve.engine.wire.tokenizing import Spelling, TextAnswer, TextQuestion
 from steerserve.engine.worker import memory
-from steerserve.engine.worker.model.transformer import described_error, encode, open_tokenizer
+from steerserve.engine.worker.model.transformer import (
+    decode,
+    described_error,
+    encode,
+    open_tokenizer,
+)
+from steerserve.rules.text_offsets import span_offsets, text_offsets
 
 MEMORY_BYTES = 3 << 30
 """The memory that the process may take: for the tokenizer, and for the tokens of the prompts of one request."""
@@ -53,6 +59,11 @@ def answer(question: TextQuestion) -> TextAnswer:
         tokenizer = _opened(question.path, question.trust_remote_code)
         if question.is_trial:
             _decode_all(tokenizer)
+        if question.ids is not None:
+            return _read_back(tokenizer, question.ids)
+        if question.is_spelled:
+            ((text, special),) = question.texts
+            return TextAnswer(spelling=_spelled(tokenizer, text, special))
         return TextAnswer([_row(tokenizer, question, *text) for text in question.texts])
     except MemoryError:
         return TextAnswer(reason="needs more memory than it may take")
@@ -67,6 +78,28 @@ def _row(tokenizer: Any, question: TextQuestion, text: str, special: bool) -> li
         if least > question.context:
             return least
     return encode(tokenizer, text, special=special)
+
+
+def _spelled(tokenizer: Any, text: str, special: bool) -> Spelling:
+    is_fast = bool(getattr(tokenizer, "is_fast", False))
+    made = tokenizer(
+        text, add_special_tokens=special, return_offsets_mapping=is_fast, verbose=False
+    )
+    ids = list(made["input_ids"])
+    pieces = [str(tokenizer.decode([token])) for token in ids]
+    if is_fast:
+        return Spelling(text, ids, pieces, span_offsets(text, made["offset_mapping"]))
+    return Spelling(text, ids, pieces, text_offsets(text, pieces))
+
+
+def _read_back(tokenizer: Any, ids: list[int]) -> TextAnswer:
+    """The text of these ids, or the size of the vocabulary where one of them is not in it."""
+    size = len(tokenizer)
+    if max(ids) >= size:
+        return TextAnswer(outside=size)
+    text = decode(tokenizer, ids, skip_special=False)
+    pieces = [str(tokenizer.decode([token])) for token in ids]
+    return TextAnswer(spelling=Spelling(text, ids, pieces, text_offsets(text, pieces)))
 
 
 def _decode_all(tokenizer: Any) -> None:

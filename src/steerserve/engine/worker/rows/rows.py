@@ -55,7 +55,8 @@ class Writing:
 class Scoring:
     """Scores the next token among candidates: the tokens `allowed` [k], or the whole vocabulary. All allowed tokens are
     listed, or the `top` most probable of the vocabulary; none where `top` is None. With `is_echoed` the tokens of the
-    prompt are scored too, and `prompt` has the scores so far."""
+    prompt are scored too, and `prompt` has the scores so far. `prompt_text` is the text of a prompt that came as token
+    ids."""
 
     temperature: float
     top: int | None
@@ -63,6 +64,7 @@ class Scoring:
     text_of: Callable[[int], str]
     is_echoed: bool = False
     prompt: list[PromptToken] = field(default_factory=list)
+    prompt_text: str = ""
     refusal: Refused | None = None
 
     def read_prompt(self, row: BatchRow, logits: Tensor, start: int) -> None:
@@ -117,7 +119,8 @@ class Scoring:
         scores = self._described(_largest(logprobs, max(1, wanted)), logprobs)
         if not all(score.logprob > -torch.inf for score in scores):  # NaN when all are -inf
             return row.refused(*_NO_CHANCE)
-        return Scored(row.request, row.choice, scores[0], scores[:wanted], self.prompt)
+        top = scores[:wanted]
+        return Scored(row.request, row.choice, scores[0], top, self.prompt, self.prompt_text)
 
     def _described(self, places: Tensor, logprobs: Tensor) -> list[TokenScore]:
         tokens = places if self.allowed is None else self.allowed[places]
@@ -129,10 +132,10 @@ class Scoring:
 
 def _largest(values: Tensor, count: int) -> Tensor:
     """The places [count] of the `count` largest of `values` [n], the largest value first and equal values by place."""
-    best = values.argmax()
-    rest = values.clone()
-    rest[best] = -torch.inf
-    return torch.cat([best[None], rest.topk(min(count, len(rest)) - 1).indices])
+    best = int(values.argmax())
+    rest = torch.cat([values[:best], values[best + 1 :]])
+    places = rest.topk(min(count, len(values)) - 1).indices
+    return torch.cat([places.new_tensor([best]), places + (places >= best)])
 
 
 @dataclass(slots=True)

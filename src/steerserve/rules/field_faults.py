@@ -1,0 +1,85 @@
+"""What is wrong with a field of a request, or with a setting, as a clause for people."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from steerserve.errors import Refusal
+
+_NAMED_MAXIMUM = 20
+"""The most faults that a refusal names."""
+
+_WHOLE, _NUMBER, _BOOLEAN = "must be a whole number", "must be a number", "must be true or false"
+_OBJECT = "must be an object"
+
+_CLAUSES = {
+    "missing": "is required",
+    "bool_type": _BOOLEAN,
+    "bool_parsing": _BOOLEAN,
+    "int_type": _WHOLE,
+    "int_from_float": _WHOLE,
+    "int_parsing": _WHOLE,
+    "int_parsing_size": "has too many digits",
+    "float_type": _NUMBER,
+    "float_parsing": _NUMBER,
+    "finite_number": "must be a finite number",
+    "string_type": "must be a string",
+    "list_type": "must be a list",
+    "dict_type": _OBJECT,
+    "model_type": _OBJECT,
+    "model_attributes_type": _OBJECT,
+    "literal_error": "must be {expected}",
+    "enum": "must be {expected}",
+    "greater_than": "must be above {gt}",
+    "greater_than_equal": "must be at least {ge}",
+    "less_than": "must be below {lt}",
+    "less_than_equal": "must be at most {le}",
+    "string_pattern_mismatch": "must match the pattern {pattern}",
+}
+"""By the validator's type of the fault, with the names that its context has."""
+
+_LENGTHS = {
+    "too_short": ("at least", "min_length", "item"),
+    "too_long": ("at most", "max_length", "item"),
+    "string_too_short": ("at least", "min_length", "character"),
+    "string_too_long": ("at most", "max_length", "character"),
+}
+
+
+def described(fault: Mapping[str, Any]) -> str:
+    """The clause for a fault that a validator found, as `must be at least 1`. Faults without a clause of their own have
+    the words of the validator.
+
+    Args:
+        fault: one of `ValidationError.errors()`, with its context.
+    """
+    kind, context = str(fault["type"]), fault.get("ctx", {})
+    if kind in _LENGTHS:
+        bound, limit, unit = _LENGTHS[kind]
+        count = context[limit]
+        if (bound, count) == ("at least", 1):
+            return "must not be empty"
+        return f"must have {bound} {count} {unit}{'' if count == 1 else 's'}"
+    if kind in _CLAUSES:
+        return _CLAUSES[kind].format_map({name: _plain(value) for name, value in context.items()})
+    return str(fault["msg"]).removeprefix("Value error, ")
+
+
+def refusal(faults: Sequence[Mapping[str, Any]], within: Sequence[str] = ()) -> Refusal:
+    """VALIDATION_ERROR with the first fault in its message and the first 20 in its details.
+
+    Args:
+        within: where the object is whose fields have the faults, as `["body"]`.
+    """
+    errors = [
+        {"loc": [*within, *fault["loc"]], "msg": described(fault), "type": fault["type"]}
+        for fault in faults[:_NAMED_MAXIMUM]
+    ]
+    where = ".".join(str(part) for part in errors[0]["loc"])
+    return Refusal("VALIDATION_ERROR", f"{where}: {errors[0]['msg']}", errors=errors)
+
+
+def _plain(value: object) -> object:
+    """A bound of a number without a fraction, as `2` in place of `2.0`."""
+    return int(value) if isinstance(value, float) and value.is_integer() else value

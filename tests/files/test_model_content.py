@@ -1,0 +1,74 @@
+"""The content digest of models of this machine."""
+
+from __future__ import annotations
+
+import hashlib
+import threading
+from pathlib import Path
+
+import pytest
+
+from steerserve.files.model_content import ReadingEnded, digest, stamp
+
+FILES = {"config.json": b"{}", "model.safetensors": b"weights"}
+
+
+def written(folder: Path, files: dict[str, bytes]) -> Path:
+    folder.mkdir()
+    for name, content in files.items():
+        (folder / name).write_bytes(content)
+    return folder
+
+
+def content(place: Path) -> str:
+    return digest(place, threading.Event())
+
+
+def test_the_digest_is_the_documented_one(tmp_path: Path) -> None:
+    lines = [
+        f"{hashlib.sha256(data).hexdigest()} {len(data)} {name}" for name, data in FILES.items()
+    ]
+    text = "".join(f"{line}\n" for line in sorted(lines, key=lambda line: line.split()[2]))
+    expected = hashlib.sha256(text.encode()).hexdigest()
+    assert content(written(tmp_path / "one", FILES)) == expected
+
+
+def test_the_place_hidden_files_and_folders_do_not_count(tmp_path: Path) -> None:
+    one, two = written(tmp_path / "one", FILES), written(tmp_path / "two", FILES | {".hub": b"x"})
+    written(two / "checkpoint-1", FILES)
+    assert content(one) == content(two)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"config.json": b"{ }"}, {"model.safetensors": b"Weights"}, {"more.py": b""}],
+    ids=["a byte", "as many bytes", "an empty file"],
+)
+def test_another_byte_or_file_is_another_content(tmp_path: Path, change: dict[str, bytes]) -> None:
+    one, two = written(tmp_path / "one", FILES), written(tmp_path / "two", FILES | change)
+    assert content(one) != content(two)
+
+
+def test_the_parts_of_a_gguf_model_are_its_content(tmp_path: Path) -> None:
+    parts = {f"a-{part:05d}-of-00002.gguf": b"part" for part in (1, 2)}
+    one = written(tmp_path / "one", parts)
+    two = written(tmp_path / "two", parts | {"other.gguf": b"other"})
+    first = next(iter(parts))
+    assert content(one / first) == content(two / first)
+    (two / first).write_bytes(b"Part")
+    assert content(one / first) != content(two / first)
+
+
+def test_the_stamp_tells_that_a_file_was_written(tmp_path: Path) -> None:
+    folder = written(tmp_path / "one", FILES)
+    before = stamp(folder)
+    assert stamp(folder) == before
+    (folder / "config.json").write_bytes(b"[]")
+    assert stamp(folder) != before
+
+
+def test_reading_ends_when_it_is_told_to(tmp_path: Path) -> None:
+    ended = threading.Event()
+    ended.set()
+    with pytest.raises(ReadingEnded):
+        digest(written(tmp_path / "one", FILES), ended)

@@ -1,0 +1,57 @@
+"""Whose turn it is at the slots, and who is refused by a full queue."""
+
+from __future__ import annotations
+
+import pytest
+
+from steerserve.rules.queue import Request, displaced, next_request
+
+
+def requests(text: str) -> list[Request]:
+    """`a1 b2x16` are request 1 of client a and request 2 of client b, which has 16 rows."""
+    made = []
+    for word in text.split():
+        number, _, rows = word[1:].partition("x")
+        made.append(Request(word[0], int(number), int(rows or 1)))
+    return made
+
+
+@pytest.mark.parametrize(
+    ("waiting", "running", "ended", "turn"),
+    [
+        pytest.param("", "", {}, None, id="nobody-waits"),
+        pytest.param("a3 a2 a4", "", {}, 2, id="one-client-in-the-order-of-arrival"),
+        pytest.param("a1 a2 b9", "a0", {}, 9, id="a-client-without-a-running-row-is-first"),
+        pytest.param("a1 b2", "a0 b0x16", {}, 1, id="sides-of-a-compare-count-as-rows"),
+        pytest.param("a1 b2", "a0x3 b0 b0", {}, 2, id="rows-count-and-not-requests"),
+        pytest.param("a1 a2 b3 c4", "a0 b0 c0", {"a": 8, "b": 7, "c": 6}, 4, id="turns-go-round"),
+        pytest.param("a1 b9", "", {"a": 8}, 1, id="a-newcomer-waits-for-those-whose-turn-is-due"),
+        pytest.param("a1 b7", "", {"a": 8}, 7, id="whose-request-ended-since-goes-behind"),
+    ],
+)
+def test_the_next_slot_goes_round_among_clients_by_running_rows(
+    waiting: str, running: str, ended: dict[str, int], turn: int | None
+) -> None:
+    request = next_request(requests(waiting), requests(running), ended)
+    assert (request and request.number) == turn
+
+
+@pytest.mark.parametrize(
+    ("client", "waiting", "running", "refused"),
+    [
+        pytest.param("a", "a2 a3", "a1", None, id="alone-the-arriving-one"),
+        pytest.param("b", "a2 a3", "a1", 3, id="the-newest-of-the-greedy-client"),
+        pytest.param("b", "a2", "a1", 2, id="running-requests-count-as-places"),
+        pytest.param("b", "", "a1 a2 a3", None, id="running-requests-stay"),
+        pytest.param("b", "a2", "c1", None, id="nobody-holds-more-than-the-newcomer-would"),
+        pytest.param("b", "a2 b3", "a1", None, id="equal-after-the-arrival"),
+        pytest.param("b", "a2 a4 b3", "a1 c0", 4, id="more-than-it-holds-itself"),
+        pytest.param("c", "a2 a3 b4 b5 b6", "a1 a0", 3, id="the-greediest-of-two"),
+        pytest.param("c", "a2 a3 b4 b5", "", 5, id="the-newest-of-two-equally-greedy-ones"),
+    ],
+)
+def test_a_full_queue_refuses_the_newest_request_of_the_client_with_most_places(
+    client: str, waiting: str, running: str, refused: int | None
+) -> None:
+    request = displaced(client, requests(waiting), requests(running))
+    assert (request and request.number) == refused
