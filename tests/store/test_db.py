@@ -344,6 +344,23 @@ async def test_a_file_that_is_not_the_one_that_was_opened_is_neither_read_nor_wr
     assert file_of(url).read_bytes() == content
 
 
+async def test_a_file_that_is_overwritten_during_a_read_is_told_as_overwritten(
+    database: Database, url: str
+) -> None:
+    async def overwrite_and_read() -> None:
+        async with database.read():
+            overwrite(file_of(url))
+            # the driver finds no database in the file, as a connection does that is made in this moment
+            with closing(sqlite3.connect(file_of(url))) as connection:
+                connection.execute("SELECT * FROM models")
+
+    await Catalog(database).add_model(**MODEL, status="ready")
+    with pytest.raises(Refusal) as refused:
+        await overwrite_and_read()
+    assert refused.value.details["reason"] == sqlite_file.OVERWRITTEN.reason
+    assert await database.fault() == sqlite_file.OVERWRITTEN
+
+
 async def test_a_log_of_sqlite_that_was_replaced_stops_all_and_loses_nothing(
     database: Database, url: str
 ) -> None:

@@ -175,9 +175,11 @@ class Database:
         await self._watch.admit(writes=False)
         with self._accesses.admitted():
             await self._check_place()
-            with self._watch.watching():
-                async with self._accesses.connection(self._engine) as connection:
-                    yield connection
+            async with (
+                self._watch.watching(),
+                self._accesses.connection(self._engine) as connection,
+            ):
+                yield connection
 
     @asynccontextmanager
     async def write(self, *, frees: bool = False) -> AsyncIterator[AsyncConnection]:
@@ -195,7 +197,7 @@ class Database:
                 await self._check_place()
                 if frees and self._file is not None:
                     await asyncio.to_thread(self._file.spend_reserve)
-                with self._watch.watching():
+                async with self._watch.watching():
                     await self._check_hold()
                     async with self._accesses.transaction(self._writes) as connection:
                         yield connection
@@ -205,7 +207,7 @@ class Database:
     # ------------------------------------------------------------- opening
 
     def _new_watch(self) -> Watch:
-        return Watch(self._examine, self._clock, self._url.password)
+        return Watch(self._examine, self._fault_of_place, self._clock, self._url.password)
 
     async def _begin(self) -> None:
         file, self._watch, self._accesses = self._file, self._new_watch(), Accesses()
@@ -290,10 +292,13 @@ class Database:
         """Raises:
         Refusal: DATABASE_UNAVAILABLE when the file at the path of the database is not the file that was opened.
         """
-        fault = await asyncio.to_thread(self._file.fault) if self._file else None
+        fault = await self._fault_of_place()
         if fault is not None:
             self._watch.note(fault)
             raise fault.refusal()
+
+    async def _fault_of_place(self) -> DatabaseFault | None:
+        return await asyncio.to_thread(self._file.fault) if self._file else None
 
     async def _check_hold(self) -> None:
         """Raises:

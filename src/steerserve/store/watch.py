@@ -5,8 +5,8 @@ beginning and the end of each fault to the log, one line each.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
 from dataclasses import replace
 
 import structlog
@@ -26,6 +26,7 @@ class Watch:
 
     Args:
         examine: checks the database and returns its fault; it raises what the drivers raise.
+        examine_place: returns the fault of the file at the path of the database, if any: a replaced file, for instance.
         clock: gives seconds that never go back.
         password: a text that no line of the log may have.
     """
@@ -33,10 +34,12 @@ class Watch:
     def __init__(
         self,
         examine: Callable[[], Awaitable[DatabaseFault | None]],
+        examine_place: Callable[[], Awaitable[DatabaseFault | None]],
         clock: Callable[[], float],
         password: str | None,
     ) -> None:
         self._examine = examine
+        self._examine_place = examine_place
         self._clock = clock
         self._password = password
         self._fault: DatabaseFault | None = None
@@ -99,8 +102,8 @@ class Watch:
             self._logged.add(fault.reason)
             log.error("database_fault", reason=fault.sentence, driver=fault.driver_text)
 
-    @contextmanager
-    def watching(self) -> Iterator[None]:
+    @asynccontextmanager
+    async def watching(self) -> AsyncIterator[None]:
         """A fault of the database inside the block is noted and becomes a refusal. Other exceptions pass.
 
         Raises:
@@ -109,7 +112,7 @@ class Watch:
         try:
             yield
         except Exception as error:
-            fault = self._fault_of(error)
+            fault = await self._fault_of(error)
             if fault is None:
                 raise
             self.note(fault)
@@ -152,10 +155,14 @@ class Watch:
             return await self._examine()
         except Exception as error:
             # whatever the driver raises, the database cannot be used
-            return self._fault_of(error) or DatabaseFault(
+            return await self._fault_of(error) or DatabaseFault(
                 f"a check failed with {type(error).__name__}"
             )
 
-    def _fault_of(self, error: Exception) -> DatabaseFault | None:
+    async def _fault_of(self, error: Exception) -> DatabaseFault | None:
+        """The fault behind an exception. When another program replaced the file meanwhile, the driver knows only what
+        it then could not read, so the file is asked first."""
         fault = fault_of(error)
+        if fault is not None:
+            fault = await self._examine_place() or fault
         return fault and replace(fault, driver_text=text_of(error, self._password))
