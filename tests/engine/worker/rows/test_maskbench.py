@@ -17,7 +17,7 @@ from steerserve.rules.schema_subset import check, compact
 from tests.engine import models
 from tests.engine.documents import grammars, write
 
-SAMPLE = Path(__file__).parents[2].parent / "shared" / "maskbench" / "visible.jsonl"
+SAMPLE = Path(__file__).parents[4].parent / "shared" / "maskbench" / "visible.jsonl"
 STEPS = 300
 
 pytestmark = pytest.mark.skipif(not SAMPLE.exists(), reason="the MaskBench sample is not here")
