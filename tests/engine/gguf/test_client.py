@@ -11,6 +11,7 @@ import psutil
 import pytest
 
 from steerserve.engine.gguf.client import GgufEngine, Options
+from steerserve.engine.gguf.server import LlamaServer
 from steerserve.engine.wire import messages as m
 from steerserve.errors import Refusal
 from steerserve.files import gguf
@@ -41,6 +42,32 @@ def write(tmp_path_factory: pytest.TempPathFactory) -> Write:
 async def engine(write: Write) -> AsyncIterator[GgufEngine]:
     async with loaded(write()) as (found, _):
         yield found
+
+
+# ------------------------------------------------------------- tokens
+
+
+@pytest.mark.parametrize(("kind", "most"), [("counting", 3), ("encoder", 13)])
+async def test_the_texts_of_all_tokens_take_few_questions(
+    write: Write, kind: str, most: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The separator between the tokens is an unknown word for the encoder, whose text is that of a token."""
+    asked: list[list[int]] = []
+    text = LlamaServer.text
+
+    async def counted_text(server: LlamaServer, tokens: list[int]) -> str:
+        asked.append(tokens)
+        return await text(server, tokens)
+
+    monkeypatch.setattr(LlamaServer, "text", counted_text)
+    async with loaded(write(kind=kind)) as (engine, facts):
+        ids = list(range(facts.vocabulary))
+        asked.clear()
+        found = await engine.read_back(ids * 2)
+        assert len(asked) <= most
+        assert found.ids == ids * 2
+        alone = [(await engine.read_back([token])).text for token in ids]
+        assert found.pieces == alone * 2
 
 
 # ------------------------------------------------------------- what a model is

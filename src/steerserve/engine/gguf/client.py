@@ -239,7 +239,8 @@ class GgufEngine(Engine):
         try:
             with self._life.tokenizing():
                 text = await opened.server.text(ids)
-                by_id = {token: await opened.server.text([token]) for token in dict.fromkeys(ids)}
+                distinct = list(dict.fromkeys(ids))
+                by_id = dict(zip(distinct, await opened.server.texts(distinct), strict=True))
         except Lost:
             raise await self._lost() from None
         pieces = [by_id[token] for token in ids]

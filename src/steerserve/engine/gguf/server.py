@@ -15,6 +15,7 @@ import msgspec
 
 from steerserve.engine.wire import messages as m
 from steerserve.errors import Refusal
+from steerserve.rules.text_offsets import BROKEN
 
 COLDEST = 1e-4
 """Temperatures below this are greedy, as in the checkpoint engine."""
@@ -28,6 +29,12 @@ SPARE_LINES = 1024
 """How many lines a completion may have beside one for each token of the prompt and each new token."""
 
 MESSAGE_CHARACTERS = 200
+SEPARATOR = "\u241f"
+"""The symbol for a unit separator, which hardly any token has in its text."""
+
+TEXTS_BATCH = 1000
+"""How many tokens the server is asked for at once when each is to have its own text."""
+
 LARGEST = 3.4e38
 """The largest value of a vector. Larger numbers are not finite in float32."""
 
@@ -121,6 +128,30 @@ class LlamaServer:
     async def text(self, tokens: list[int]) -> str:
         """The text that tokens stand for."""
         return (await self._post("/detokenize", {"tokens": tokens}, _Detokenized)).content
+
+    async def texts(self, tokens: list[int]) -> list[str]:
+        """The text of each token by itself. The server joins the texts of all tokens that it is asked for, so a batch
+        of tokens is sent with a separator before each."""
+        separator = await self.tokenize(SEPARATOR, special=False)
+        shown = await self.text(separator) if separator else ""
+        batch = TEXTS_BATCH if _separates(shown) else 1
+        texts: list[str] = []
+        for at in range(0, len(tokens), batch):
+            texts += await self._split(tokens[at : at + batch], separator, shown)
+        return texts
+
+    async def _split(self, tokens: list[int], separator: list[int], shown: str) -> list[str]:
+        """The text of each token; `shown` is the text of the separator. Tokens whose own text has the separator are
+        found by halving the list, and asked for one by one."""
+        if len(tokens) == 1:
+            return [await self.text(tokens)]
+        joined = await self.text([one for token in tokens for one in (*separator, token)])
+        _, *texts = joined.split(shown)
+        if len(texts) == len(tokens):
+            return texts
+        half = len(tokens) // 2
+        first = await self._split(tokens[:half], separator, shown)
+        return first + await self._split(tokens[half:], separator, shown)
 
     async def embed(self, tokens: list[int]) -> bytes:
         """The mean of the last hidden layer over the tokens: little-endian float32, not normalised.
@@ -250,6 +281,13 @@ class _Written(msgspec.Struct):
     stop_type: str = "none"
     prompt_progress: PromptProgress | None = None
     error: Any = None
+
+
+def _separates(text: str) -> bool:
+    """Whether a text joins and splits other texts without a doubt: it is whole, and no end of it is its beginning too,
+    so that it cannot appear where a text and a separator touch."""
+    ends = (text[at:] for at in range(1, len(text)))
+    return bool(text) and BROKEN not in text and not any(text.startswith(end) for end in ends)
 
 
 def _text(piece: str | list[int]) -> str:
