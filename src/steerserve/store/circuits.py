@@ -127,6 +127,12 @@ class CircuitStore:
         async with self._database.read() as connection:
             return await _known(connection, circuit_id)
 
+    async def stored(self, circuit_ids: Sequence[str]) -> list[WholeCircuit]:
+        """The circuits with these ids, in this order. An id without a circuit is left out."""
+        async with self._database.read() as connection:
+            rows = [await _found(connection, circuit_id) for circuit_id in circuit_ids]
+        return [row for row in rows if row is not None]
+
     async def document(self, circuit_id: str) -> str:
         """The JSON text of the document of a circuit, as it came.
 
@@ -291,14 +297,19 @@ async def _known(connection: AsyncConnection, circuit_id: str) -> WholeCircuit:
     """Raises:
     Refusal: CIRCUIT_NOT_FOUND.
     """
-    row = None
-    if not UNSTORABLE.search(circuit_id):
-        matching = await connection.execute(select(*_READ).where(_is(circuit_id)))
-        row = matching.mappings().first()
+    row = await _found(connection, circuit_id)
     if row is None:
         unknown = shown(circuit_id)
         raise Refusal("CIRCUIT_NOT_FOUND", f"no circuit has the id {unknown!r}", circuit_id=unknown)
-    return WholeCircuit(**row)
+    return row
+
+
+async def _found(connection: AsyncConnection, circuit_id: str) -> WholeCircuit | None:
+    if UNSTORABLE.search(circuit_id):
+        return None
+    matching = await connection.execute(select(*_READ).where(_is(circuit_id)))
+    row = matching.mappings().first()
+    return None if row is None else WholeCircuit(**row)
 
 
 def _is(circuit_id: str) -> ColumnElement[bool]:

@@ -134,6 +134,25 @@ async def test_circuits_on_disjoint_layers_are_sensed_together(world: World) -> 
     ]
 
 
+async def test_a_circuit_that_is_deleted_during_a_read_leaves_the_status_of_the_others(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await attached(world, 0, 1, 2, 3)
+    one = await serving(world, "one", 0, 1)
+    two = await serving(world, "two", 2, 3)
+    sensed = world.circuit_store.sensed
+
+    async def deleted_after() -> list[CircuitRow]:
+        rows = await sensed()
+        monkeypatch.undo()
+        await world.circuit_store.remove(one.id)
+        return rows
+
+    monkeypatch.setattr(world.circuit_store, "sensed", deleted_after)
+    status = await world.circuit_sensing.status()
+    assert [row.id for row in status.enabled_circuits] == [two.id]
+
+
 async def test_a_circuit_without_sensable_edges_is_paused_with_the_reason(world: World) -> None:
     await attached(world, 0, 1)
     made = document("rain", 0, 1)

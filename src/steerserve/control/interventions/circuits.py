@@ -69,15 +69,8 @@ class Circuits:
 
     async def active(self) -> Sequence[CircuitView]:
         """The circuits that serve, in the order of their activation."""
-        views = []
-        for circuit in self._steering.circuits:
-            try:
-                views.append(self.described(await self._store.circuit(circuit.circuit_id)))
-            except Refusal as refusal:
-                # it was deactivated and deleted meanwhile
-                if refusal.code != "CIRCUIT_NOT_FOUND":
-                    raise
-        return views
+        rows = await self._store.stored([one.circuit_id for one in self._steering.circuits])
+        return [self.described(row) for row in rows]
 
     async def detail(self, circuit_id: str) -> CircuitDetail:
         """A circuit with the range of its dial and its hazards.

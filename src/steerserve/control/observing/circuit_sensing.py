@@ -110,9 +110,9 @@ class CircuitSensing:
         await self.recorder.caught_up()
         armed, now = self._arming.now, self._serving_ids()
         enabled = await self._store.sensed()
-        serving = [
-            self._candidate(await self._store.circuit(row.id)) for row in enabled if row.id in now
-        ]
+        rows = await self._store.stored([row.id for row in enabled if row.id in now])
+        serving = [self._candidate(row) for row in rows]
+        known = {row.id for row in rows}
         circuits = armed.facts if armed is not None else ()
         lags = [circuit.max_token_lag for circuit in circuits]
         unsensable = (edge for one in serving for edge in one.plan.unsensable)
@@ -128,7 +128,10 @@ class CircuitSensing:
             events_recorded=self.recorder.written,
             ws_throttled=self.recorder.throttled,
             enabled_circuits=tuple(
-                SensingIntent(row.id, row.name, row.id in now) for row in enabled
+                SensingIntent(row.id, row.name, row.id in now)
+                for row in enabled
+                # a circuit may have been deleted between the two reads
+                if row.id not in now or row.id in known
             ),
         )
 
@@ -199,17 +202,10 @@ class CircuitSensing:
     async def _wanted(self) -> _Armed | None:
         """What is to be armed: the circuits that serve, whose sensing is enabled, and of which an edge can be
         observed."""
-        candidates = []
-        for served in self._steering.live.circuits:
-            try:
-                row = await self._store.circuit(served.circuit_id)
-            except Refusal as refusal:
-                if refusal.code != "CIRCUIT_NOT_FOUND":  # it was deleted meanwhile
-                    raise
-                continue
-            candidate = self._candidate(row)
-            if row.sensing_enabled and candidate.plan.edges:
-                candidates.append(candidate)
+        served = [circuit.circuit_id for circuit in self._steering.live.circuits]
+        rows = await self._store.stored(served)
+        sensed = (self._candidate(row) for row in rows if row.sensing_enabled)
+        candidates = [one for one in sensed if one.plan.edges]
         if not candidates:
             return None
         engine, _ = self._conductor.loaded().running()
