@@ -96,14 +96,14 @@ def test_decoding_that_stands_still_is_told_while_the_server_of_the_engine_answe
             lines = (line for line in run.iter_lines() if line)
             next(lines)
             with held(live) as release:
-                # requests that reach the standing engine are no signs of life
+                # requests that reach the standing engine are no heartbeats
                 asked = pool.submit(
                     live.post, "/v1/completions", LONG | {"max_tokens": 1, "stream": False}
                 )
                 until(lambda: readiness(live)[0] == 503)
                 message = readiness(live)[1]
                 assert message is not None
-                assert message.startswith("stalled: the engine has given no sign of life for")
+                assert message.startswith("stalled: the engine has sent no heartbeat for")
                 engine = live.data("GET", "/api/health/detailed")["engine"]
                 assert engine["is_stalled"] is True
                 assert engine["activity"] == Activity.PREFILL.name.lower()
@@ -134,7 +134,7 @@ def test_decoding_that_stands_still_for_too_long_ends_the_engine_like_a_crash(
         assert rest[-1] == "data: [DONE]"
         error = json.loads(rest[-2].removeprefix("data: "))["error"]
         assert error["code"] == "engine_unavailable"
-        assert "the engine has given no sign of life for" in error["message"]
+        assert "the engine has sent no heartbeat for" in error["message"]
         reason = live.data("GET", f"/api/models/{model_id}")["error_message"]
         assert "(it was writing)" in reason
         again = live.post("/v1/completions", LONG | {"max_tokens": 2, "stream": False})

@@ -71,7 +71,7 @@ def test_an_engine_that_stands_still_is_told_and_refuses_edits_until_it_goes_on(
             status, message = readiness(live)
             assert status == 503
             assert message is not None
-            assert message.startswith("stalled: the engine has given no sign of life for")
+            assert message.startswith("stalled: the engine has sent no heartbeat for")
             assert live.data("GET", "/api/health/detailed")["engine"]["is_stalled"] is True
             assert live.data("GET", "/api/health")["status"] == "healthy"
             for refused in (
@@ -113,7 +113,9 @@ def test_an_engine_that_stands_still_for_too_long_is_ended_like_a_crash(start: S
         until(lambda: live.data("GET", f"/api/models/{model_id}")["status"] == "ready")
         reason = live.data("GET", f"/api/models/{model_id}")["error_message"]
         # the silence began with the last sign, up to two looks before the process was seen stopped
-        said = r"the engine has given no sign of life for [12] s \(its process is stopped\), and was ended"
+        said = (
+            r"the engine has sent no heartbeat for [12] s \(its process is stopped\), and was ended"
+        )
         assert re.fullmatch(said, reason), reason
         assert live.complete("One day", max_tokens=2)["choices"]
         assert live.data("GET", "/api/saes/attachment")["sae_id"] == sae_id

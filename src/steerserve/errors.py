@@ -199,7 +199,7 @@ _ROWS = (
         "ENGINE_UNAVAILABLE",
         503,
         503,
-        "the engine ended during the request, gives no sign of life, or cannot be started on the cluster",
+        "the engine ended during the request, sends no heartbeat, or cannot be started on the cluster",
         Retry.FALLBACK,
         v1_type="server_error",
     ),

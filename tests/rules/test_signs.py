@@ -136,4 +136,4 @@ def test_a_short_bound_comes_before_every_patience() -> None:
 @pytest.mark.parametrize("activity", Activity)
 def test_a_silence_is_told_with_its_age_and_the_activity(activity: Activity) -> None:
     told = signs.described(silent(activity, 12))
-    assert told.startswith("the engine has given no sign of life for 12 s (it ")
+    assert told.startswith("the engine has sent no heartbeat for 12 s (it ")

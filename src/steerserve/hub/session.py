@@ -32,7 +32,7 @@ _BROKEN: tuple[tuple[type[Exception], str], ...] = (
     (httpx2.ProxyError, "the proxy made no connection to the hub"),
     (httpx2.TimeoutException, "the hub sent nothing for too long"),
 )
-"""Failures of the network, and what a person is told about them."""
+"""The kind of a network failure, and the sentence that the refusal has about it."""
 REDIRECTS = 5
 CERTIFICATES = httpx2.create_ssl_context()
 """The certificates to trust. The fork server reads them once, because reading them takes longer than an answer."""

@@ -24,7 +24,7 @@ class ReplicaState(StrEnum):
     DRAINING = "draining"
     """It ends after its requests, and gets no new ones."""
     STALLED = "stalled"
-    """Its engine gives no sign of life. It gets no new requests."""
+    """Its engine sends no heartbeat. It gets no new requests."""
     LOST = "lost"
     """Its engine has ended. It is started again after a pause."""
     ENDED = "ended"
@@ -266,7 +266,7 @@ class EditAnswer(StrEnum):
     ACCEPTED = "accepted"
     REFUSED = "refused"
     GONE = "gone"
-    """It ended, stands still, or did not answer in time."""
+    """It ended, is stalled, or did not answer in time."""
 
 
 def is_accepted(answers: Sequence[EditAnswer]) -> bool:

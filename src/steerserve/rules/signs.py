@@ -167,11 +167,11 @@ def described(silent: Silence) -> str:
     what = "its process is stopped" if silent.sign.is_stopped else _DOING[silent.sign.activity]
     if silent.sign.is_cut:
         what = "nothing comes from its node"
-    return f"the engine has given no sign of life for {length(silent):.0f} s ({what})"
+    return f"the engine has sent no heartbeat for {length(silent):.0f} s ({what})"
 
 
 def length(silent: Silence) -> float:
-    """The seconds without a sign of life."""
+    """The seconds without a heartbeat."""
     return max(silent.seconds, silent.stopped_seconds)
 
 

@@ -66,8 +66,9 @@ _OTHER_VERSION = DatabaseFault(
 
 @dataclass(frozen=True, slots=True)
 class EndedByRestart:
-    """What the end of the last run ended: the names of its loaded models, and the ids of its attached SAEs and of the
-    circuits that served. The live steering values, the lock and the lease of the models ended with them."""
+    """What the last run served and this run does not serve: the names of the models that were loaded, and the ids of
+    the SAEs that were attached and of the circuits that served. The live steering values, the lock and the lease of
+    these models are gone too."""
 
     models: tuple[str, ...]
     sae_ids: tuple[str, ...]
@@ -101,7 +102,7 @@ class Database:
         self._accesses = Accesses()
         self._version: str | None = None
         self.ended: EndedByRestart | None = None
-        """What the restart ended; None where nothing was served before, or before the database is open."""
+        """None while the database is not open, and where the last run served nothing."""
         self._writing = asyncio.Lock()
         self._settling: asyncio.Task[None] | None = None
 
@@ -371,7 +372,7 @@ class Database:
 
 
 async def _ended(connection: AsyncConnection) -> EndedByRestart | None:
-    """What the last run served when it ended."""
+    """What the tables say that the last run served; None for nothing."""
     asked = (
         select(models.c.name).where(models.c.status == "loaded"),
         select(saes.c.id).where(saes.c.status == "attached").order_by(saes.c.id),

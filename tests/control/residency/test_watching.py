@@ -1,4 +1,4 @@
-"""An engine that gives no sign of life: what is refused, what waits, and when the engine is ended."""
+"""An engine that sends no heartbeat: what is refused, what waits, and when the engine is ended."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ async def test_a_stalled_engine_refuses_edits_and_takes_them_again_when_it_wakes
     ):
         refusal = await refused(edit)
         assert refusal.code == "ENGINE_UNAVAILABLE"
-        assert "no sign of life for 10 s" in refusal.message
+        assert "no heartbeat for 10 s" in refusal.message
     assert world.steering.live.values == {"sae_a@1": {1: 1.0}}
     watched.alive()
     await soon(world.steering.set_values({1: 5.0}))
@@ -132,7 +132,7 @@ async def test_requests_outlast_a_stall_and_end_typed_when_it_is_too_long(
     await until(lambda: world.conductor.resident is None)
     status, reason = await world.status(row)
     assert status == "ready"
-    assert reason == "the engine has given no sign of life for 60 s (it was writing), and was ended"
+    assert reason == "the engine has sent no heartbeat for 60 s (it was writing), and was ended"
     again = world.begin(world.ask())
     (await world.launcher.stream()).complete("again")
     assert await soon(again) == "again"
@@ -152,7 +152,7 @@ async def test_a_stall_is_shown_by_health_and_turns_readiness(
     assert (state.ready, state.status) == (False, "unhealthy")
     (component,) = [c for c in state.components if c.name == "engine"]
     assert component.message is not None
-    assert component.message.startswith("stalled: the engine has given no sign of life for 20 s")
+    assert component.message.startswith("stalled: the engine has sent no heartbeat for 20 s")
     detailed = await world.vitals.detailed()
     assert detailed.engine is not None
     assert detailed.engine.is_stalled

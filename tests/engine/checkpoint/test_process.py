@@ -209,7 +209,7 @@ async def test_steering_acts_on_the_next_request_and_ends_with_it(
     assert text_of(await events(engine, words(20))) == plain
 
 
-# ---------------------------------------------------------------- signs of life
+# ---------------------------------------------------------------- heartbeats
 
 
 async def eventually(condition: Callable[[], object]) -> None:

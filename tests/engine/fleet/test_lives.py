@@ -196,7 +196,7 @@ async def test_a_silent_replica_is_stalled_then_lost_and_started_again() -> None
             lives._look(replica, one.engine(0))
     assert one.engine(0).ended.done()
     await until(lambda: len(one.crew.launchers) == 3)
-    assert "no sign of life" in (replica.reason or "")
+    assert "no heartbeat" in (replica.reason or "")
     gates[0].open.set()
     await one.serving("r1", "r2")
     assert (replica.reason, replica.restarts) == (None, 1)

@@ -37,7 +37,7 @@ async def engine(write: Write) -> AsyncIterator[GgufEngine]:
         yield found
 
 
-# ------------------------------------------------------------- signs of life
+# ------------------------------------------------------------- heartbeats
 
 
 async def test_each_answer_of_the_server_is_a_sign_and_a_stopped_process_gives_none(

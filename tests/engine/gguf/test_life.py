@@ -1,4 +1,4 @@
-"""What counts as a sign of life of a llama.cpp server, and how long its work may be silent."""
+"""What counts as a heartbeat of a llama.cpp server, and how long its work may be silent."""
 
 from __future__ import annotations
 

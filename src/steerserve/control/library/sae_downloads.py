@@ -470,6 +470,6 @@ class SaeDownloads(RecordedDownloads[str, SaePlan, Sequence[ReadSae]]):
 
 
 def _noted(look: asyncio.Task[Looked]) -> None:
-    """Take note of the outcome of a look, for which nobody may wait any more."""
+    """Read the exception of a finished look. Without this, asyncio logs it where no task waits for the look any more."""
     if not look.cancelled():
         look.exception()

@@ -26,7 +26,7 @@ WAITING_MAXIMUM = 1000
 """The most choices whose events wait to be written; the events of further choices are lost."""
 
 READ_SECONDS = 1.0
-"""The most seconds that a read waits for events that were told before it. It then answers without them."""
+"""The most seconds that a read waits until earlier events are written. It then answers without them."""
 
 SLOW_SECONDS = 60.0
 """The least seconds between two warnings that sensing the same cluster or circuit takes long."""
@@ -97,11 +97,11 @@ class Recorder:
             self._writing = asyncio.create_task(self._write(), name="sensing-recorder")
 
     async def settled(self) -> None:
-        """All events that the engine told before this call are written."""
+        """Wait until all events that `take` got before this call are written."""
         await asyncio.shield(self._mark())
 
     async def caught_up(self) -> None:
-        """Wait for the events that the engine told before this call, at most READ_SECONDS."""
+        """As `settled`, but wait at most READ_SECONDS."""
         await asyncio.wait([self._mark()], timeout=READ_SECONDS)
 
     async def newest(

@@ -12,7 +12,7 @@ this state back on the next engine. `restoring.py` calls the owners in the order
 SAEs (`reattaching.py`) first. A new owner derives from `EngineState` and calls `conductor.restoring.register(self)`;
 nothing here changes for it.
 
-`watching.py` looks for signs of life of each engine, twice a second, by `rules/signs`. A stalled engine refuses
+`watching.py` looks for heartbeats of each engine, twice a second, by `rules/signs`. A stalled engine refuses
 commands; a wait for its requests ends; an engine that is silent for too long is ended as in a crash. An engine that may
 hold something nobody knows of, because an edit of it could not be undone, is ended too.
 

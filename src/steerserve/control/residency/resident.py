@@ -127,7 +127,7 @@ class Resident(Protocol):
 
     @property
     def silence(self) -> Silence | None:
-        """For how long the engine had given no sign of life at the last look; None before the first look."""
+        """For how long the engine had sent no heartbeat at the last look; None before the first look."""
 
     @property
     def is_locked(self) -> bool: ...

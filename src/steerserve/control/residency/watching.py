@@ -1,4 +1,4 @@
-"""Looks for signs of life of one engine, from its start to its end, and acts where they stay away."""
+"""Looks for heartbeats of one engine, from its start to its end, and acts where they stay away."""
 
 from __future__ import annotations
 

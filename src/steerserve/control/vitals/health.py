@@ -48,7 +48,9 @@ from steerserve.store.db import Database
 
 log = structlog.get_logger(__name__)
 
-_NO_FAILURE = "no question to the hub has failed lately; health asks none itself, and `steerserve doctor` does"
+_NO_FAILURE = (
+    "no recent request to the hub has failed; health checks send none, `steerserve doctor` does"
+)
 PING_SECONDS = 2.0
 CARDS_AGE = 5.0
 """Seconds after which a reading of the cards is too old to be shown."""
@@ -274,7 +276,7 @@ class Vitals:
 
     def _engine_health(self) -> Component:
         """If the engine died, the component is degraded, because the next load starts another engine. If engines cannot
-        be started, or the engine gives no sign of life, it is unhealthy."""
+        be started, or the engine sends no heartbeat, it is unhealthy."""
         resident, failure = self._conductor.resident, self._starts()
         engine = self.engine()
         if engine is not None and engine.is_stalled:

@@ -70,7 +70,7 @@ class InferenceHealth:
 
 @dataclass(frozen=True, slots=True)
 class EngineHealth:
-    """What the engine is doing, and for how long it has given no sign of life. `message` says more while the engine is
+    """What the engine is doing, and for how long it has sent no heartbeat. `message` says more while the engine is
     stalled. `threads` is the number of threads that the engine computes with, and `most_threads` their number where no
     other process takes a processor; None where the engine does not say."""
 

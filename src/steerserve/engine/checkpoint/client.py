@@ -221,7 +221,7 @@ class CheckpointEngine(Engine):
             self._process.kill()
         await self.ended
 
-    # ------------------------------------------------------------- signs of life
+    # ------------------------------------------------------------- heartbeats
 
     def sign(self) -> Sign:
         return self._process.sign()

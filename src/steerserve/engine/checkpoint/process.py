@@ -56,7 +56,7 @@ class EngineProcess(Protocol):
         """Wait for the end of the process, at most for `seconds`. Only one caller may wait at a time."""
 
     def sign(self) -> Sign:
-        """The last sign of life. It can be read while the process stands still."""
+        """The last heartbeat. It can be read while the process stands still."""
 
     def reason(self) -> str:
         """Why the process ended, as a clause. Asked after `wait` has seen the end."""
@@ -90,7 +90,7 @@ class Child:
 
     Args:
         process: the process, of which nothing but this object may ask whether it has ended.
-        word: the number in which the process writes its signs of life; None where it gives none.
+        word: the number in which the process writes its heartbeats; None where it gives none.
     """
 
     def __init__(self, process: ForkServerProcess, word: ctypes.c_uint64 | None = None) -> None:
@@ -141,7 +141,7 @@ class ForkServer:
         self._context.set_forkserver_preload([PRELOAD])
 
     async def start_engine(self, log_level: str, log_format: str) -> Started:
-        """Start the process of an engine, which shares its signs of life with this process; see `start`."""
+        """Start the process of an engine, which shares its heartbeats with this process; see `start`."""
         word = self._context.RawValue(ctypes.c_uint64)
         return await self.start(ENGINE, log_level, log_format, word, word=word)
 

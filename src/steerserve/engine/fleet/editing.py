@@ -121,7 +121,7 @@ class Editing:
     """Owner of the setup. `lock` is held by an edit, and by a replica that begins to serve.
 
     Args:
-        check: raises the refusal of edits: the fleet has ended or stands still.
+        check: raises the refusal of edits: the fleet has ended or is stalled.
     """
 
     def __init__(
@@ -217,7 +217,7 @@ class Editing:
         """Hold the lock while a replica serves. The wait for one is without the lock, because a new replica needs it.
 
         Raises:
-            Refusal: the fleet has ended or stands still, or no replica finds a place.
+            Refusal: the fleet has ended or is stalled, or no replica finds a place.
         """
         while True:
             self._check()
@@ -231,8 +231,8 @@ class Editing:
                 await self._roster.change_for_work()
 
     def _begin(self) -> list[AskedEngine]:
-        """Raise the epoch, and return the replicas that are asked. A replica that stands still would miss the edit, so
-        it is lost."""
+        """Raise the epoch, and return the replicas that are asked. A stalled replica would miss the edit, so it is
+        lost."""
         self._roster.epoch += 1
         members = []
         for replica in self._roster.replicas:

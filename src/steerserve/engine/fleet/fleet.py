@@ -156,7 +156,7 @@ class Fleet(Engine):
 
     def _may_edit(self) -> None:
         """Raises:
-        Refusal: the fleet has ended or stands still.
+        Refusal: the fleet has ended or is stalled.
         """
         self.must_run()
         if self.stalled is not None:

@@ -1,4 +1,4 @@
-"""The lives of replicas: starts, signs of life, ends, starts after an end, and the way out of the fleet."""
+"""The lives of replicas: starts, heartbeats, ends, starts after an end, and the way out of the fleet."""
 
 from __future__ import annotations
 
@@ -273,7 +273,7 @@ class Lives:
             await replica.engine.stop()
         replica.move(ReplicaState.LOST, reason)
 
-    # ------------------------------------------------------------- signs of life
+    # ------------------------------------------------------------- heartbeats
 
     async def _watch(self) -> None:
         while True:

@@ -86,7 +86,7 @@ class Replica:
 
     @property
     def is_alive(self) -> bool:
-        """Whether the engine runs and gives signs of life."""
+        """Whether the engine runs and sends heartbeats."""
         engine = self.engine
         return engine is not None and not engine.ended.done() and engine.stalled is None
 

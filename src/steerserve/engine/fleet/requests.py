@@ -1,4 +1,4 @@
-"""Gives each request to a replica, and to another one when that replica ends, or stands still, before the answer has
+"""Gives each request to a replica, and to another one when that replica ends, or stalls, before the answer has
 begun."""
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class _Overtaken(Exception):
 
 
 class _Still(Exception):
-    """The engine of a request without an outcome stands still; the text says for how long."""
+    """The engine of a request without an outcome is stalled; the text says for how long."""
 
 
 class Requests:
@@ -150,12 +150,12 @@ class Requests:
 async def _unless_still(
     coming: Awaitable[m.Started | m.Outcome], engine: Engine
 ) -> m.Started | m.Outcome:
-    """The next event of a request that has no outcome yet. The wait for it ends when the engine stands still, because
+    """The next event of a request that has no outcome yet. The wait for it ends when the engine is stalled, because
     another replica can run the request.
 
     Raises:
         Refusal: the refusal of the engine.
-        _Still: the engine stands still.
+        _Still: the engine is stalled.
     """
     event = asyncio.ensure_future(coming)
     still = asyncio.ensure_future(engine.stalling.wait())

@@ -135,7 +135,7 @@ class GgufEngine(Engine):
         else:
             await self._end("the engine process ended")
 
-    # ------------------------------------------------------------- signs of life
+    # ------------------------------------------------------------- heartbeats
 
     def sign(self) -> Sign:
         return self._life.sign(is_stopped=is_stopped(self.pid))

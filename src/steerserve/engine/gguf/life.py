@@ -1,4 +1,4 @@
-"""The signs of life of a llama.cpp server: what the server was asked to do, and when it went on.
+"""The heartbeats of a llama.cpp server: what the server was asked to do, and when it went on.
 
 The server answers `/health` and `/tokenize` also while its decode loop stands still, so these answers are signs only
 while the loop has no work. Otherwise a sign is an event of the work: progress of a prompt, a token, or a vector. The

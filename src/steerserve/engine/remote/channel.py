@@ -5,7 +5,7 @@ A part is a kind, a size and a payload:
 - DATA: bytes of the engine's frames. A frame is cut into small parts, so no beat waits for the rest of a large frame.
 - CREDIT: how many more bytes of DATA the receiver takes. A sender without credit waits. So each end always reads what
   comes, beats pass an engine that reads nothing, and no end holds more than WINDOW bytes that nobody has taken yet.
-- BEAT: a sign that the sender and the network work. The node's beats carry the sign of life of the engine.
+- BEAT: a sign that the sender and the network work. The node's beats carry the heartbeat of the engine.
 - KILL: the node shall end the engine at once.
 - END: the engine has ended, with this exit code. Nothing follows.
 - ASK, ANSWER: a part of a message about files on the node, to the host and from it (`words.py`).

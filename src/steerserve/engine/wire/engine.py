@@ -39,7 +39,7 @@ def one_process() -> Refusal:
 class Engine(ABC):
     """One engine. `ended` is done when its process is gone, with the reason as a clause. `on_record` is called with
     each record of monitoring, `on_spans` and `on_edges` with what was sensed in a choice. `stalled` is the refusal of
-    commands while the engine gives no sign of life, and `stalling` is set meanwhile. `history` has the tokens that
+    commands while the engine sends no heartbeat, and `stalling` is set meanwhile. `history` has the tokens that
     sensing has reported; the replicas of a fleet share one. `node` and `address` name the node where its process runs;
     None stands for this host. `on_replicas` is called with each replica that came into another state."""
 
@@ -123,19 +123,19 @@ class Engine(ABC):
         if self.ended.done():
             raise self._parting or endings.gone_before(self.ended.result())
 
-    # ------------------------------------------------------------- signs of life
+    # ------------------------------------------------------------- heartbeats
 
     @abstractmethod
     def sign(self) -> Sign:
-        """The last sign of life. It can be read while the engine stands still."""
+        """The last heartbeat. It can be read while the engine stands still."""
 
     def stall(self, why: Refusal) -> None:
-        """The engine gives no sign of life: commands are refused with `why` from now on. Requests wait on."""
+        """The engine sends no heartbeat: commands are refused with `why` from now on. Requests wait on."""
         self.stalled = why
         self.stalling.set()
 
     def wake(self) -> None:
-        """The engine gives signs of life again."""
+        """The engine sends heartbeats again."""
         self.stalled = None
         self.stalling.clear()
 

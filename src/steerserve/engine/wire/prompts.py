@@ -78,7 +78,7 @@ class Continuation:
 
 
 def check_ids(prompt: m.Prompt, vocabulary: int, code: str) -> None:
-    """Refuse a token that a client has sent and the model does not know. On a card, such a token would end the process.
+    """Refuse a token that a client has sent and the model does not know. On a GPU, such a token would end the process.
 
     Raises:
         Refusal: `code`, with the place of the token in the request.

@@ -1,4 +1,4 @@
-"""The sign of life of the engine: one number, which the main loop writes and the control plane reads. The number stays
+"""The heartbeat of the engine: one number, which the main loop writes and the control plane reads. The number stays
 readable when the engine stands still. Only the main thread writes it, so that no other thread hides a loop that is
 stuck."""
 

@@ -1,4 +1,4 @@
-"""The engine's signs of life: what the number says before, within and after the work of the main loop."""
+"""The engine's heartbeats: what the number says before, within and after the work of the main loop."""
 
 from __future__ import annotations
 

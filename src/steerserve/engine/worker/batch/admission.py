@@ -146,7 +146,7 @@ def _ids(prompt: m.Tokens, model: Checkpoint | Encoder, empty: str) -> list[int]
     """The tokens of a prompt. `empty` is the code of the refusal of a prompt without tokens.
 
     Raises:
-        Refusal: INVALID_PARAMETER for a token that the model has no embedding for. On a card, such a token would end
+        Refusal: INVALID_PARAMETER for a token that the model has no embedding for. On a GPU, such a token would end
             the process.
     """
     if not prompt.ids:

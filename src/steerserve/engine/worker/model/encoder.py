@@ -81,7 +81,7 @@ class Encoder(Transformer):
         return (hidden * weights).sum(1) / weights.sum(1)
 
     def _beat(self, *_: Any) -> None:
-        """Each layer of a pass is a sign of life."""
+        """Each layer of a pass is a heartbeat."""
         self.pulse.beat()
 
     def _max_context(self) -> int:

@@ -34,7 +34,7 @@ Report = Callable[[str, float], None]
 class Transformer:
     """The common part of a language model and an encoder. `kind` is the library's automatic class that loads the
     weights. `output_vocabulary` is the width of the logits, 0 for a model without an output embedding. Passes give
-    their signs of life through `pulse`.
+    their heartbeats through `pulse`.
 
     Raises:
         Refusal: UNSUPPORTED_QUANTIZATION; MODEL_LOAD_FAILED for a split of a model without a list of layers.

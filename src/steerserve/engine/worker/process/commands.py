@@ -44,7 +44,7 @@ class Commands:
     """Owns the loaded model and the requests whose grammars are still being compiled.
 
     `send` sends an event at once. `wake` ends a wait of the loop, and may be called from any thread. The loaded model
-    gives its signs of life through `pulse`.
+    sends its heartbeats through `pulse`.
     """
 
     def __init__(

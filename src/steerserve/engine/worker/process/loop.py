@@ -47,7 +47,7 @@ _ACTIVITY = MappingProxyType(
 
 
 def main(link: socket.socket, log_level: str, log_format: str, word: Word) -> None:
-    """Run the engine until its socket closes or it is told to stop. Its signs of life are written into `word`."""
+    """Run the engine until its socket closes or it is told to stop. Its heartbeats are written into `word`."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     logs.configure(log_level, log_format)
