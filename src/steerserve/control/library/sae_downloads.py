@@ -470,6 +470,6 @@ class SaeDownloads(RecordedDownloads[str, SaePlan, Sequence[ReadSae]]):
 
 
 def _noted(look: asyncio.Task[Looked]) -> None:
-    """Read the exception of a finished look. Without this, asyncio logs it where no task waits for the look any more."""
+    """Read the exception of a finished look. Otherwise asyncio logs it when no task waits for the look any more."""
     if not look.cancelled():
         look.exception()
