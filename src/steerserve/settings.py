@@ -155,8 +155,8 @@ class Settings(Secrets, RequestLimits, SensingSettings, ReplicaSettings):
     )
     engine_stall_timeout: TimeLimit = Field(
         default=300.0,
-        description="Seconds without a heartbeat of the engine after which the engine is ended. Each layer of a pass is "
-        "a heartbeat; of a GGUF model, each pass.",
+        description="Seconds without a heartbeat of the engine after which the engine is ended. Each layer of a pass "
+        "is a heartbeat; of a GGUF model, each pass.",
     )
     default_max_tokens: Count = Field(
         default=512,
