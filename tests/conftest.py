@@ -12,12 +12,14 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import pytest
+import structlog
 
 # the models in tests are tiny: with one thread each they are fastest, and several engines do not wait for a core
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("TORCH_THREADS", "1")
 
 from steerserve import demo, log
+from steerserve.control.observing import circuit_sensing, recorder
 from tests import backend as backends
 from tests.circuits import attach, detach
 from tests.service import Running, add_sae, load_demo, running
@@ -88,6 +90,29 @@ def quiet_between_tests(request: pytest.FixtureRequest) -> Iterator[None]:
     log.write = write
 
 
+@pytest.fixture(scope="session", autouse=True)
+def fresh_loggers() -> Iterator[None]:
+    """No logger is cached: a cached one would keep the configuration of an earlier service of this process, and
+    `capture_logs` would not see its lines."""
+    configure = structlog.configure
+
+    def without_cache(**fields: Any) -> None:
+        configure(**fields | {"cache_logger_on_first_use": False})
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(structlog, "configure", without_cache)
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def patient_reads() -> Iterator[None]:
+    """A read of sensing waits for all earlier events, however busy this machine is."""
+    with pytest.MonkeyPatch.context() as patch:
+        for module in (recorder, circuit_sensing):
+            patch.setattr(module, "READ_SECONDS", 60.0)
+        yield
+
+
 @pytest.fixture(scope="session")
 def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
     """A service with the demo model loaded and its SAEs registered. Each test restores the state that it changes."""
@@ -95,6 +120,9 @@ def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
         load_demo(live)
         for sae in demo.saes():
             add_sae(live, sae)
+        # the digest is computed in the background, and changes the record of the model
+        while live.data("GET", "/api/models")["models"][0]["content_digest"] is None:
+            pass
         yield live
 
 

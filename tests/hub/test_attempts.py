@@ -122,7 +122,7 @@ async def test_a_server_that_ignores_the_range_sends_the_file_anew(
 async def test_a_download_that_stands_still_is_given_up(
     make_desk: MakeDesk, tiny: LoopbackHub
 ) -> None:
-    desk = make_desk(download_stall_timeout=1.0, download_attempts=2)
+    desk = make_desk(download_stall_timeout=3.0, download_attempts=2)
     job = desk.job(await desk.hub.describe("acme/tiny"))
     tiny.fault(GET + job.sha + "/model", times=1, hold=1000)
     await desk.start(1, job)

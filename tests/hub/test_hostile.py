@@ -158,7 +158,7 @@ async def test_questions_wait_in_bounded_number(
 
 
 async def test_bytes_that_drip_are_given_up(make_desk: MakeDesk, tiny: LoopbackHub) -> None:
-    desk = make_desk(download_stall_timeout=1.0, download_attempts=2)
+    desk = make_desk(download_stall_timeout=3.0, download_attempts=2)
     job = desk.job(await desk.hub.describe("acme/tiny"))
     tiny.fault(GET + job.sha + "/model", times=1, drip=1)
     await desk.start(1, job)
