@@ -181,10 +181,3 @@ def test_the_end_of_the_range_decides_which_values_are_warned_of() -> None:
             warnings
         )
         assert bool(warnings) is (named is not None)
-
-
-@pytest.mark.parametrize(
-    ("number", "name"), [(1, "n" * 120), (2, "n" * 116 + " (2)"), (50, "n" * 115 + " (50)")]
-)
-def test_a_numbered_name_keeps_within_the_longest_name(number: int, name: str) -> None:
-    assert cluster.numbered("n" * 120, number) == name

@@ -209,3 +209,11 @@ def test_a_document_refusal_has_its_details() -> None:
     with pytest.raises(DocumentRefusal) as raised:
         documents.check({"strength": 1}, members.MEMBER)
     assert raised.value.details["errors"] == [{"loc": ["body", "feature_idx"], "msg": "missing"}]
+
+
+def test_the_names_to_try_keep_within_the_longest_name() -> None:
+    names = members.names_to_try("n" * 120, 120, may_rename=True)
+    assert names[:2] == ["n" * 120, "n" * 116 + " (2)"]
+    assert names[-1] == "n" * 115 + " (50)"
+    assert len(names) == members.NAME_TRIES
+    assert members.names_to_try("rain", 120, may_rename=False) == ["rain"]

@@ -12,15 +12,12 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from steerserve.rules import documents, members
-from steerserve.rules.circuit_shape import KIND, LAYERS_MAXIMUM, NAME_MAXIMUM, SHAPE
+from steerserve.rules.circuit_shape import KIND, LAYERS_MAXIMUM, SHAPE
 from steerserve.rules.documents import DocumentFault, Place, as_number, part_of
 from steerserve.rules.evidence import rung_of
 from steerserve.rules.members import AuthoredMember, SaeReference, SensingOverrides
 from steerserve.rules.steering import MAXIMUM as VALUE_MAXIMUM
 from steerserve.rules.text import storable
-
-NAME_TRIES = 50
-"""The numbers that are tried for a name that is taken: the last one is `name (50)`."""
 
 _LISTED = 20
 """The most members that a warning lists."""
@@ -162,12 +159,6 @@ def read(document: Mapping[str, Any]) -> Circuit:
     if faults:
         raise documents.invalid(faults[: documents.FAULTS_NAMED])
     return circuit
-
-
-def numbered(name: str, number: int) -> str:
-    """The name for the attempt with this number, within the longest name: `name`, `name (2)`, and so on."""
-    suffix = f" ({number})" if number > 1 else ""
-    return name[: NAME_MAXIMUM - len(suffix)] + suffix
 
 
 def warnings(circuit: Circuit, intensity: float) -> tuple[str, ...]:

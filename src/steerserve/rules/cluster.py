@@ -25,9 +25,6 @@ BUNDLE = "mistudio.cluster-bundle"
 KINDS = (DEFINITION, BUNDLE)
 BUNDLE_MAXIMUM = 50
 NAME_MAXIMUM = 120
-NAME_TRIES = 50
-"""The numbers that are tried for a name that is taken: the last one is `name (50)`."""
-
 STEERING_MAXIMUM = 200.0
 LISTED = 20
 """The most members that a warning or a refusal lists."""
@@ -199,12 +196,6 @@ def read(document: Mapping[str, Any]) -> ImportedCluster:
         documents.written(document),
         cluster,
     )
-
-
-def numbered(name: str, number: int) -> str:
-    """The name for the attempt with this number, within the longest name: `name`, `name (2)`, and so on."""
-    suffix = f" ({number})" if number > 1 else ""
-    return name[: NAME_MAXIMUM - len(suffix)] + suffix
 
 
 # ------------------------------------------------------------- binding

@@ -40,6 +40,9 @@ LABEL_MAXIMUM = 200
 ID_MAXIMUM = 255
 """The most characters in the id of a model or an SAE."""
 
+NAME_TRIES = 50
+"""The numbers that are tried for a name that is taken: the last one is `name (50)`."""
+
 CONTEXT_TOKENS_MAXIMUM = 64
 TOKEN_LAG_MAXIMUM = 64
 EPSILON_MINIMUM = 1e-9
@@ -282,3 +285,10 @@ def _whole(value: Any, least: int = 0, most: int | None = None) -> int | None:
     if size is None or size != int(size) or size < least or (most is not None and size > most):
         return None
     return int(size)
+
+
+def names_to_try(name: str, longest: int, *, may_rename: bool) -> list[str]:
+    """The names under which a document may be stored, in the order of the attempts: its own name, and where it may be
+    renamed also `name (2)` to `name (50)`. A name has at most `longest` characters."""
+    further = (f" ({number})" for number in range(2, NAME_TRIES + 1)) if may_rename else ()
+    return [name[: longest - len(suffix)] + suffix for suffix in ("", *further)]

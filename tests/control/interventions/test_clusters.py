@@ -15,6 +15,7 @@ from steerserve.control.bus import ActiveProfileChanged
 from steerserve.control.interventions.clusters import ImportOptions
 from steerserve.errors import Refusal
 from steerserve.rules import cluster as rules
+from steerserve.rules.members import NAME_TRIES
 from steerserve.rules.steering import MANUAL
 from steerserve.store.documents import ProfileRow
 from tests.doubles import WIDTH, World, soon, until
@@ -189,9 +190,9 @@ async def test_imports_at_once_get_different_names_until_all_numbers_are_taken(
     document = rules.definition(CLUSTER)
     items = await asyncio.gather(*(world.clusters.add(document, ImportOptions()) for _ in range(6)))
     assert {item.name for item in items} == {"rain", *(f"rain ({n})" for n in range(2, 7))}
-    for _ in range(rules.NAME_TRIES - 6):
+    for _ in range(NAME_TRIES - 6):
         last = await world.clusters.add(document, ImportOptions())
-    assert last.name == f"rain ({rules.NAME_TRIES})"
+    assert last.name == f"rain ({NAME_TRIES})"
     full = await world.clusters.add(document, ImportOptions())
     assert (full.status, full.profile_id) == ("error", None)
     assert full.error is not None

@@ -14,6 +14,8 @@ from steerserve.errors import Refusal
 from steerserve.rules import binding, circuit_serving, hazards, served
 from steerserve.rules import circuit as rules
 from steerserve.rules.circuit import ImportedCircuit
+from steerserve.rules.circuit_shape import NAME_MAXIMUM
+from steerserve.rules.members import names_to_try
 from steerserve.settings import Settings
 from steerserve.store.circuits import CircuitRow, CircuitStore, NameTaken
 
@@ -136,8 +138,7 @@ class Circuits:
         """
         circuit = imported.circuit
         intensity = circuit_serving.INTENSITY if circuit.intensity is None else circuit.intensity
-        tries = rules.NAME_TRIES if on_conflict == "rename" else 1
-        names = [rules.numbered(circuit.name, number) for number in range(1, tries + 1)]
+        names = names_to_try(circuit.name, NAME_MAXIMUM, may_rename=on_conflict == "rename")
         taken = await self._store.taken_names(names)
         for name in [name for name in names if name not in taken]:
             try:

@@ -14,6 +14,7 @@ from steerserve.control.residency.conductor import Conductor
 from steerserve.errors import Refusal
 from steerserve.rules import cluster as rules
 from steerserve.rules.cluster import ImportedCluster, ReadClusters
+from steerserve.rules.members import names_to_try
 from steerserve.store.documents import Documents, ProfileRow, SliceOf
 
 OnConflict = Literal["rename", "fail"]
@@ -165,8 +166,8 @@ class Clusters:
         """Raises:
         Refusal: PROFILE_ALREADY_EXISTS.
         """
-        tries = rules.NAME_TRIES if options.on_conflict == "rename" else 1
-        names = [rules.numbered(imported.name, number) for number in range(1, tries + 1)]
+        may_rename = options.on_conflict == "rename"
+        names = names_to_try(imported.name, rules.NAME_MAXIMUM, may_rename=may_rename)
         taken = await self._documents.taken_names(names)
         refused: Refusal | None = None
         # where all names are taken, the refusal comes from the last one
