@@ -148,6 +148,8 @@ class ScriptedEngine(Engine):
         self.counted = m.Statistics(1, [], 0, 0)
         self.figures: dict[str, tuple[int, int]] = {}
         self.reserves = (0, 0)
+        self.parts: list[m.DeviceMemory] = []
+        """The parts of the memory that are measured."""
         self.kept: dict[str, m.Measured] = {}
         """The memory of each replica by its name."""
         self.loaded: dict[str, Any] | None = None
@@ -333,7 +335,7 @@ class ScriptedEngine(Engine):
     async def measure(self) -> m.Measured:
         await self._step("measure")
         kv_reserve, working = self.reserves
-        return m.Measured(1, self.figures, kv_reserve * MIB, working * MIB)
+        return m.Measured(1, self.figures, kv_reserve * MIB, working * MIB, self.parts)
 
     async def generate(
         self,

@@ -159,9 +159,15 @@ def test_a_wrong_method_is_told_every_right_one(shared: Running) -> None:
 @pytest.mark.shows("gpus.1", "gpus.13", "health.4")
 def test_the_cards_are_listed_or_the_reason_is_given(shared: Running) -> None:
     body = shared.data("GET", "/api/health/gpus")
-    assert set(body) == {"read_at", "reason", "cards", "host", "nodes", "nodes_reason"}
+    expected = ("read_at", "reason", "cards", "host", "nodes", "nodes_reason", "model_memory")
+    assert set(body) == set(expected)
     assert 0 < body["host"]["available_mb"] <= body["host"]["total_mb"]
     assert bool(body["cards"]) != (body["reason"] is not None)
+    loaded = shared.data("GET", "/api/models")["loaded_model_id"]
+    assert body["model_memory"]["model_id"] == loaded
+    assert all(
+        part["process_mb"] > part["weights_mb"] > 0 for part in body["model_memory"]["parts"]
+    )
     assert datetime.fromisoformat(body["read_at"]).utcoffset() == timedelta(0)
 
 

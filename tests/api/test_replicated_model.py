@@ -91,6 +91,9 @@ def test_every_node_is_shown_with_its_memory(two: Replicated) -> None:
     assert [node["node"] for node in report["nodes"]] == ["east", "west"]
     assert report["nodes_reason"] is None
     assert all(node["host"]["total_mb"] > 0 for node in report["nodes"])
+    parts = report["model_memory"]["parts"]
+    assert [part["replica"] for part in parts] == sorted(by_name(two.whole(2)))
+    assert all(part["process_mb"] > part["weights_mb"] > 0 for part in parts)
 
 
 def test_a_killed_replica_is_started_again_with_the_steering_and_nothing_is_refused(

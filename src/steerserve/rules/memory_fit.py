@@ -211,7 +211,8 @@ def _lacking(needs: Needs, lack: _NoRoom) -> str:
         for s in lack.shares
         if not s.fits
     )
-    return f"the model does not fit with {cache}: {figures}"
+    note = f"; {needs.note}" if needs.note else ""
+    return f"the model does not fit with {cache}: {figures}{note}"
 
 
 def _insufficient(needs: Needs, lack: _NoRoom, why: str, *, can_ever_fit: bool) -> Refusal:

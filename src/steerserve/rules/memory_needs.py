@@ -28,7 +28,7 @@ class Needs:
     `first` is the weights that run before the layers, and a tied output head. `last` is the weights that run behind
     the layers. `kv_per_token` is the KV cache of one token in one layer; the cache is made in
     whole steps of `kv_step` tokens. `kv_named` is the size of the cache of all layers where KV_CACHE_MB sets one, else
-    0.
+    0. `note` says how the weights are counted, where a reader of their size in the files would expect another size.
     """
 
     layers: tuple[int, ...]
@@ -42,6 +42,7 @@ class Needs:
     working: int = 0
     working_tokens: int = 0
     staging: int = 0
+    note: str = ""
 
     @property
     def weights(self) -> int:

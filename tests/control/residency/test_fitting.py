@@ -120,6 +120,16 @@ async def test_a_host_without_cards_uses_its_memory(weights: Weights) -> None:
     assert refused.value.details["short_devices"] == ["cpu"]
 
 
+async def test_a_refusal_says_when_weights_count_as_float32(tmp_path: Path) -> None:
+    half = checkpoint(tmp_path / "half", dtype="float16")
+    with pytest.raises(Refusal, match="its float16 weights count as float32, in which a processor"):
+        await planned(half, host=10)
+    for free, stored in (([50], half), ([], checkpoint(tmp_path / "bfloat16"))):
+        with pytest.raises(Refusal) as refused:
+            await planned(stored, *free, host=10)
+        assert "float32" not in refused.value.message
+
+
 async def test_a_card_that_is_not_there_is_refused(weights: Weights) -> None:
     for free in ((), (1000,)):
         with pytest.raises(Refusal) as refused:

@@ -12,6 +12,7 @@ import pytest
 
 from steerserve.control.vitals import cards as card_reading
 from steerserve.control.vitals.cards import CardReadings
+from steerserve.engine.wire import messages as m
 from steerserve.rules.cards import Card, CardProcess
 from steerserve.rules.units import MIB
 from tests.doubles import World, plain, soon, until
@@ -172,6 +173,38 @@ async def test_an_engine_that_does_not_answer_leaves_its_figures_null(
     world.launcher.hold("measure")
     (told,) = plain(await soon(world.vitals.gpus()))["cards"]
     assert (told["torch_measured"], told["millm_allocated_mb"]) == (True, None)
+
+
+async def test_the_memory_of_the_loaded_model_is_told_by_its_parts(world: World) -> None:
+    assert plain(await world.vitals.gpus())["model_memory"] is None
+    await world.loaded()
+    assert plain(await world.vitals.gpus())["model_memory"] is None
+    world.launcher.engine.parts = [
+        m.DeviceMemory("cuda:0", 9 * MIB, 2 * MIB, 0, 12 * MIB),
+        m.DeviceMemory("cpu", None, None, 3 * MIB + 1, None),
+    ]
+    told = plain(await world.vitals.gpus())["model_memory"]
+    assert told["model_id"] == world.resident.row.id
+    names = ("replica", "device", "weights_mb", "cache_mb", "saes_mb", "process_mb")
+    assert [[part[name] for name in names] for part in told["parts"]] == [
+        [None, "cuda:0", 9, 2, 0, 12],
+        [None, "cpu", None, None, 3, None],
+    ]
+
+
+async def test_each_replica_tells_the_parts_of_its_own_memory(world: World) -> None:
+    world.launcher.replicas = 2
+    await world.loaded()
+    part = m.DeviceMemory("cpu", 1 * MIB, 0, 0, 5 * MIB)
+    world.launcher.engine.kept = {
+        "replica-1": m.Measured(0, parts=[part]),
+        "replica-2": m.Measured(0, parts=[part]),
+    }
+    told = plain(await world.vitals.gpus())["model_memory"]["parts"]
+    assert [(one["replica"], one["process_mb"]) for one in told] == [
+        ("replica-1", 5),
+        ("replica-2", 5),
+    ]
 
 
 @pytest.mark.shows("gpus.8", "gpus.10", "gpus.11", "gpus.12")

@@ -15,6 +15,7 @@ from steerserve.engine.gguf.server import LlamaServer
 from steerserve.engine.wire import messages as m
 from steerserve.errors import Refusal
 from steerserve.files import gguf
+from steerserve.rules.units import MIB
 from tests import gguf as maker
 from tests.engine.llamas import (
     Write,
@@ -89,6 +90,11 @@ async def test_the_facts_of_a_model_are_those_of_its_header(write: Write) -> Non
         assert facts.memory_mb > 10
         assert engine.pid is not None
         process = psutil.Process(engine.pid)
+        # llama.cpp tells no parts
+        (part,) = (await engine.measure()).parts
+        assert (part.device, part.weights, part.cache, part.saes) == ("cpu", None, None, 0)
+        assert part.process is not None
+        assert part.process > 10 * MIB
     assert not process.is_running()
     assert engine.ended.done()
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import math
 import weakref
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
@@ -10,9 +11,11 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file
 from structlog.testing import CapturingLogger
 from torch import Tensor
 
+from steerserve import demo
 from steerserve.engine.checkpoint.client import CheckpointEngine, Launcher
 from steerserve.engine.wire import messages as m
 from steerserve.engine.worker import memory
@@ -26,7 +29,15 @@ from steerserve.engine.worker.process.wire import Wire
 from steerserve.engine.worker.sae import formats
 from steerserve.errors import Refusal
 from steerserve.rules.units import MIB
-from tests.engine.running import Bench, alone, generated, hooked, site_of, words
+from tests.engine.running import (
+    Bench,
+    alone,
+    generated,
+    hooked,
+    open_checkpoint,
+    site_of,
+    words,
+)
 from tests.engine.saes import arrays, config_v6, source, write
 
 
@@ -315,6 +326,54 @@ async def test_a_host_has_no_cards_to_measure_but_tells_what_it_holds(
     assert facts.memory_mb == facts.memory_by_device_mb["cpu"] > 50
     assert (facts.gpu_indices, facts.device, facts.quantization) == ([], "cpu", "float32")
     assert facts.supports_embeddings
+
+
+async def test_the_parts_of_the_memory_are_measured_where_they_lie(
+    engine: CheckpointEngine,
+) -> None:
+    facts = await engine.load(lambda _: None, path=str(demo.MODEL_DIR), **FIELDS)
+    (loaded,) = (await engine.measure()).parts
+    stored = load_file(demo.MODEL_DIR / "model.safetensors")
+    # the output head is the token embedding, and is held a second time for the products of the processor
+    head = stored["model.embed_tokens.weight"].nbytes
+    assert loaded.weights == pytest.approx(sum(t.nbytes for t in stored.values()) + head, abs=1024)
+    assert (loaded.device, loaded.cache, loaded.saes) == ("cpu", 0, 0)
+    assert loaded.process is not None
+    assert loaded.process >> 20 == pytest.approx(facts.memory_mb, rel=0.2)
+
+    sae = demo.saes()[0]
+    await engine.attach("demo", m.SaeSource(str(sae.path), sae.path.name), sae.layer, check=False)
+    prompt = m.Tokens([5] * 300)
+    async for _ in engine.generate([prompt], 1, m.Sampling(max_tokens=4), m.Follow()):
+        pass
+    (used,) = (await engine.measure()).parts
+    weights = load_file(sae.path / "sae_weights.safetensors").values()
+    assert used.saes == sum(tensor.nbytes for tensor in weights)
+    # the keys and values of the conversation are kept for its next turn
+    assert used.cache in {n * facts.kv_bytes_per_token for n in range(300, 305)}
+    assert used.weights == loaded.weights
+
+
+@pytest.mark.parametrize(("quantization", "bits"), [("Q8", 8), ("Q4", 4)])
+def test_quantized_weights_count_as_they_are_held(quantization: str, bits: int) -> None:
+    held = open_checkpoint(demo.MODEL_DIR, quantization)
+    plain = {
+        name: tuple(t.shape) for name, t in load_file(demo.MODEL_DIR / "model.safetensors").items()
+    }
+    layers = sum(math.prod(shape) for name, shape in plain.items() if "_proj" in name)
+    others = sum(math.prod(shape) for name, shape in plain.items() if "_proj" not in name)
+    head = math.prod(plain["model.embed_tokens.weight"])
+    weights = held.weights[torch.device("cpu")]
+    codes = layers * bits // 8 + 2 * (others + head)
+    scales = layers // 64 if bits == 4 else 0  # at least a byte for each block of 64 weights
+    assert codes + scales <= weights <= codes * 1.03
+
+
+def test_tensors_over_the_same_memory_count_once() -> None:
+    whole = torch.zeros(8, 8)
+    assert memory.bytes_by_device([whole, whole[:2], whole.t(), torch.zeros(1)]) == {
+        torch.device("cpu"): whole.nbytes + 4
+    }
 
 
 class Silence(Wire):

@@ -26,7 +26,7 @@ const TINY = {
   gguf_quants: [{ label: "Q4_K_M", files: [{}], total_size_bytes: 2 ** 30, is_split: false, quant_parsed: true }],
   gguf_companions: null, gguf_architecture: null, gguf_context_length: null, gguf_total_params: null,
 };
-const HOST = { read_at: "2026-01-01T00:00:00Z", reason: "no card", cards: [], host: { total_mb: 8000, available_mb: 4000 } };
+const HOST = { read_at: "2026-01-01T00:00:00Z", reason: "no card", cards: [], host: { total_mb: 8000, available_mb: 4000 }, model_memory: null };
 const HEALTH = { lease: null, inference: { in_flight: 0, queue_waiting: 0 } };
 const NONE = { count: 0, entries: [], to_restore: [] };
 
@@ -78,6 +78,15 @@ it("shows a refusal for lack of memory as a table of the cards", async () => {
   await userEvent.click(await screen.findByRole("button", { name: "Load two" }));
   const row = within(await screen.findByRole("alert")).getByRole("row", { name: /H200/ });
   expect(row.textContent).toContain("2.0 GiB");
+});
+
+it("the loaded model shows the parts of its memory, and no other model does", async () => {
+  const part = { replica: null, device: "cpu", weights_mb: 5, cache_mb: 1, saes_mb: 2, process_mb: 400 };
+  served({ "GET /api/health/gpus": { ...HOST, model_memory: { model_id: 1, parts: [part] } } });
+  showPage(<Models />);
+  const shown = await screen.findByRole("list", { name: "Memory of the loaded model" });
+  expect(screen.getByRole("listitem", { name: "one" }).contains(shown)).toBe(true);
+  expect(shown.textContent).toMatch(/other.* 392 MiB = process.* 400 MiB/);
 });
 
 it("a download shows its progress as it comes, is cancelled, and goes on where it ended", async () => {

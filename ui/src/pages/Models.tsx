@@ -32,7 +32,7 @@ export default function Models() {
         {(data) => (
           <ul className="records">
             {data.models.map((model) => (
-              <ModelRow key={model.id} model={model} loaded={loaded} lease={lease} cards={memory?.cards ?? []} />
+              <ModelRow key={model.id} model={model} loaded={loaded} lease={lease} memory={memory} />
             ))}
           </ul>
         )}

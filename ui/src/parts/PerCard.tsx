@@ -64,11 +64,6 @@ export function PerCard({ shares }: { shares: readonly Share[] }) {
           ))}
         </tbody>
       </table>
-      {shares.some(({ device }) => device === "cpu") && (
-        <p className="quiet">
-          On the processor, weights that are not bfloat16 become float32, which takes twice the memory of float16.
-        </p>
-      )}
     </div>
   );
 }

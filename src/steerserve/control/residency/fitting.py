@@ -158,7 +158,15 @@ def needs(
         ),
         working_tokens=tokens,
         staging=precision.staging_bytes(weights.tensors, held),
+        note=_widened(weights.dtype, held) if is_on_host else "",
     )
+
+
+def _widened(stored: str | None, held: Held) -> str:
+    """Says that a processor holds the weights in more bytes than the files do; empty where it does not."""
+    if stored != "float16" or held.name != "float32":
+        return ""
+    return f"its {stored} weights count as {held.name}, in which a processor computes with them"
 
 
 def machine(cards: Sequence[Card]) -> Machine:

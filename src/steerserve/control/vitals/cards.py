@@ -23,9 +23,12 @@ from steerserve.control.vitals.views import (
     CardTotals,
     CardUser,
     HostMemory,
+    MemoryParts,
+    ModelMemory,
 )
 from steerserve.engine import cards as driver
 from steerserve.engine.cards import torch_version
+from steerserve.engine.wire.messages import Measured
 from steerserve.errors import Refusal
 from steerserve.rules.cards import Card
 from steerserve.rules.fields import CHECKPOINT, GGUF
@@ -109,10 +112,12 @@ class CardReadings:
 async def report(cards: CardReadings, conductor: Conductor, nodes: NodeReadings) -> CardReport:
     """Every card of this machine, read now. Cards that hold a part of the resident model also show the memory that the
     tensor library uses. The nodes of a cluster were read a few seconds before."""
-    reading, figures, (seen, why) = await asyncio.gather(
-        cards.reading(), _figures(conductor.resident), nodes.reading()
+    asked = conductor.resident
+    reading, measured, (seen, why) = await asyncio.gather(
+        cards.reading(), _measured(asked), nodes.reading()
     )
     resident = conductor.resident
+    figures = measured[None].devices if None in measured else {}
     placed = _placed(resident)
     is_gguf = resident is not None and resident.row.engine == GGUF
     return CardReport(
@@ -130,6 +135,7 @@ async def report(cards: CardReadings, conductor: Conductor, nodes: NodeReadings)
         _host(),
         seen,
         why,
+        _model_memory(asked, measured),
     )
 
 
@@ -138,15 +144,39 @@ def _host() -> HostMemory:
     return HostMemory(int(memory.total) // MIB, int(memory.available) // MIB)
 
 
-async def _figures(resident: Resident | None) -> Mapping[str, tuple[int, int]]:
-    """Device -> the bytes that the engine's allocator uses and the bytes that it holds. Empty if the engine does not
+async def _measured(resident: Resident | None) -> Mapping[str | None, Measured]:
+    """The memory of each replica by its name, or of the one engine process under None. Empty if an engine does not
     answer in time."""
     if resident is None or resident.engine is None or resident.phase is not Phase.LOADED:
         return {}
     with suppress(TimeoutError, Refusal):
         async with asyncio.timeout(MEASURE_SECONDS):
-            return (await resident.engine.measure()).devices
+            if resident.engine.replicas():
+                return dict((await resident.engine.measure_replicas()).items())
+            return {None: await resident.engine.measure()}
     return {}
+
+
+def _model_memory(
+    resident: Resident | None, measured: Mapping[str | None, Measured]
+) -> ModelMemory | None:
+    parts = [
+        MemoryParts(
+            replica,
+            part.device,
+            _whole_mb(part.weights),
+            _whole_mb(part.cache),
+            _whole_mb(part.saes),
+            _whole_mb(part.process),
+        )
+        for replica, answer in measured.items()
+        for part in answer.parts
+    ]
+    return ModelMemory(resident.row.id, parts) if resident is not None and parts else None
+
+
+def _whole_mb(size: int | None) -> int | None:
+    return None if size is None else size // MIB
 
 
 def _placed(resident: Resident | None) -> set[int]:

@@ -189,6 +189,30 @@ class HostMemory:
 
 
 @dataclass(frozen=True, slots=True)
+class MemoryParts:
+    """The memory of the loaded model on one device (`cuda:<index>` or `cpu`), in whole MiB, measured in the process of
+    its engine. `weights_mb` is the parameters and buffers as they are held, `cache_mb` the KV cache that is allocated,
+    `saes_mb` the attached SAEs. `process_mb` is all that the process holds on the device: its resident memory on the
+    host, the memory of the tensor library on a card. It has other parts too. What an engine does not tell is null.
+    `replica` is null where one engine process serves."""
+
+    replica: str | None
+    device: str
+    weights_mb: int | None
+    cache_mb: int | None
+    saes_mb: int | None
+    process_mb: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class ModelMemory:
+    """The memory of the loaded model, by replica and device."""
+
+    model_id: int
+    parts: Sequence[MemoryParts]
+
+
+@dataclass(frozen=True, slots=True)
 class NodeReport:
     """A node of the cluster with its versions, its processor, its cards and its memory. `reason` says why it did not
     answer, or why it has no cards. What a node did not tell is None."""
@@ -209,7 +233,8 @@ class NodeReport:
 class CardReport:
     """The cards of this machine. `reason` says why there are no cards, or why some are missing. Models run in the
     memory of the `host` where there are none. `nodes` are those of the cluster on which replicas run; `nodes_reason`
-    says why they are not known."""
+    says why they are not known. `model_memory` is None without a loaded model, and if its engine did not answer in
+    time."""
 
     read_at: datetime
     reason: str | None
@@ -217,6 +242,7 @@ class CardReport:
     host: HostMemory
     nodes: Sequence[NodeReport]
     nodes_reason: str | None
+    model_memory: ModelMemory | None
 
 
 @dataclass(frozen=True, slots=True)

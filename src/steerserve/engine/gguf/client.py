@@ -135,6 +135,12 @@ class GgufEngine(Engine):
         else:
             await self._end("the engine process ended")
 
+    async def measure(self) -> m.Measured:
+        """The memory of the process."""
+        if self._opened is None:
+            return m.Measured(0)
+        return await asyncio.to_thread(llama_loading.measured, self._opened)
+
     # ------------------------------------------------------------- heartbeats
 
     def sign(self) -> Sign:

@@ -136,6 +136,14 @@ def facts(served: Opened, cache_type: str) -> m.Loaded:
     )
 
 
+def measured(served: Opened) -> m.Measured:
+    """The memory of a loaded model. llama.cpp tells no parts and no memory of cards, so only the resident memory of its
+    process is known. Blocks for milliseconds."""
+    resident = served.process.memory_mb() * MIB or None
+    cards = [m.DeviceMemory(_device(card.name), None, None, 0, None) for card in served.cards]
+    return m.Measured(0, parts=[*cards, m.DeviceMemory("cpu", None, None, 0, resident)])
+
+
 def changed(header: Header) -> str | None:
     """The name of a file that was changed or replaced after the header was read; None if all are as they were."""
     for stamp in header.stamps:

@@ -56,15 +56,30 @@ class Loaded(Message, frozen=True):
     cuda_graphs: CudaGraphs | None = None
 
 
+class DeviceMemory(Message, frozen=True):
+    """Bytes on one device, as the engine measured them. `weights` are the parameters and buffers of the model as they
+    are held, `cache` the keys and values that are allocated, `saes` the attached SAEs. `process` is all that the
+    process of the engine holds there: its resident memory on the host (`cpu`), the memory of its allocator on a card.
+    None is what the engine does not tell."""
+
+    device: str
+    weights: int | None
+    cache: int | None
+    saes: int | None
+    process: int | None
+
+
 class Measured(Message, frozen=True):
     """Memory in bytes. `devices` has the bytes allocated and reserved on each card (`cuda:N`); it is empty on a host
     without cards. `kv_reserve` is the memory that the KV cache may still take on all devices; `working` is the memory
-    that a pass takes on one device."""
+    that a pass takes on one device. `parts` names the parts of the memory on each device of the model and on the host;
+    it is empty without a model."""
 
     id: int
     devices: dict[str, tuple[int, int]] = {}
     kv_reserve: int = 0
     working: int = 0
+    parts: list[DeviceMemory] = []
 
 
 class Claims(Message, frozen=True):

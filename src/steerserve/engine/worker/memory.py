@@ -6,11 +6,13 @@ import ctypes
 import gc
 import re
 import resource
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from typing import Any
 
 import psutil
 import torch
+from torch import Tensor, nn
 
 from steerserve.errors import Refusal
 
@@ -49,6 +51,35 @@ def measured(devices: Sequence[torch.device]) -> dict[str, tuple[int, int]]:
         for d in devices
         if d.type == "cuda"
     }
+
+
+def tensors_in(value: Any, depth: int) -> Iterator[Tensor]:
+    """The tensors within a value, in its lists, mappings and fields, at most `depth` levels deep."""
+    if isinstance(value, Tensor):
+        yield value
+    elif depth and not isinstance(value, (nn.Module, str, type)):
+        if isinstance(value, Mapping):
+            inner: Any = value.values()
+        elif isinstance(value, (list, tuple)):
+            inner = value
+        else:
+            inner = getattr(value, "__dict__", {}).values()
+        for each in inner:
+            yield from tensors_in(each, depth - 1)
+
+
+def bytes_by_device(tensors: Iterable[Tensor]) -> dict[torch.device, int]:
+    """The bytes of the tensors on each device. Of tensors that begin at the same address, the largest counts."""
+    largest: dict[tuple[torch.device, int], int] = {}
+    for tensor in tensors:
+        # a weight in the layout of the processor's kernels has no address
+        has_address = tensor.layout == torch.strided
+        place = tensor.device, tensor.data_ptr() if has_address else id(tensor)
+        largest[place] = max(tensor.nbytes, largest.get(place, 0))
+    sizes: dict[torch.device, int] = {}
+    for (where, _), size in largest.items():
+        sizes[where] = sizes.get(where, 0) + size
+    return sizes
 
 
 def is_exhausted(error: BaseException) -> bool:

@@ -1,6 +1,7 @@
 import type { Cards } from "../../api/queries";
 import { Facts } from "../../parts/Facts";
 import { MemoryBar } from "../../parts/MemoryBar";
+import { ModelMemory } from "../../parts/ModelMemory";
 import { count, mebibytes } from "../../rules/bytes";
 
 type Card = Cards["cards"][number];
@@ -28,6 +29,12 @@ export function CardList({ report }: { report: Cards }) {
           used={report.host.total_mb - report.host.available_mb}
         />
       </article>
+      {report.model_memory && (
+        <article className="card" aria-label="Loaded model">
+          <h3>Loaded model</h3>
+          <ModelMemory parts={report.model_memory.parts} />
+        </article>
+      )}
       {nodes.map((node) => (
         <NodeMemory key={`${node.node} ${node.address}`} node={node} />
       ))}

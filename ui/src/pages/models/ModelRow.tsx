@@ -6,6 +6,7 @@ import { attachments, health, type Cards, type Health } from "../../api/queries"
 import { Confirm } from "../../parts/Confirm";
 import { ErrorNotice } from "../../parts/ErrorNotice";
 import { Facts, type Fact } from "../../parts/Facts";
+import { ModelMemory } from "../../parts/ModelMemory";
 import { notify } from "../../parts/Notices";
 import { Status } from "../../parts/Status";
 import { TokenField, useToken } from "../../parts/TokenField";
@@ -20,12 +21,12 @@ export function ModelRow({
   model,
   loaded,
   lease,
-  cards,
+  memory,
 }: {
   model: Model;
   loaded: Model | undefined;
   lease: Health["lease"] | undefined;
-  cards: Cards["cards"];
+  memory: Cards | undefined;
 }) {
   const client = useQueryClient();
   const [gpu, setGpu] = useState("auto");
@@ -60,6 +61,7 @@ export function ModelRow({
     else setLost(words);
   };
   const error = work.error ?? lock.error ?? deletion.error;
+  const held = memory?.model_memory?.model_id === model.id && model.status === "loaded" ? memory.model_memory : null;
   const isTokenNeeded = action === "resume" && needsToken(work.error);
   return (
     <li className="record" aria-label={model.name} data-current={model.status === "loaded" || undefined}>
@@ -84,6 +86,7 @@ export function ModelRow({
         </p>
       )}
       <Facts facts={factsOf(model)} />
+      {held !== null && <ModelMemory parts={held.parts} />}
       <ModelProgress model={model} />
       {model.replicas && <Replicas model={model} replicas={model.replicas} />}
       {model.error_message !== null && error === null && (
@@ -93,7 +96,7 @@ export function ModelRow({
       {isTokenNeeded && <TokenField field={token.field} why="The repository is gated." />}
       <ModelDetails
         model={model}
-        cards={cards}
+        cards={memory?.cards ?? []}
         gpu={gpu}
         onGpu={setGpu}
         isLocking={lock.isPending}
@@ -129,9 +132,9 @@ export function ModelRow({
   );
 }
 
-const PROCESS = "What the process of the model held when the load was done: weights, buffers and libraries.";
+const PROCESS = "All that the engine’s process held when the load was done: weights, buffers and libraries.";
 const ESTIMATE = "What the weights will take, by an estimate. The check before a load decides.";
-const KV = "What the tokens of all running requests take at most.";
+const KV = "What the tokens of all running requests may take. It is allocated as they need it.";
 
 function factsOf(model: Model): Fact[] {
   const isHeld = model.memory_footprint !== null;
@@ -140,7 +143,7 @@ function factsOf(model: Model): Fact[] {
     ["precision", precisionOf(model), "The precision of the record, and the type in which the model is held."],
     ["on disk", model.disk_size_mb > 0 ? mebibytes(model.disk_size_mb) : null],
     isHeld
-      ? ["memory of its process", bytes(model.memory_footprint), PROCESS]
+      ? ["memory after the load", bytes(model.memory_footprint), PROCESS]
       : ["memory, estimated", model.estimated_memory_mb > 0 ? `≈ ${mebibytes(model.estimated_memory_mb)}` : null, ESTIMATE],
     ...(model.kv_cache_mb === null ? [] : [["KV cache, at most", mebibytes(model.kv_cache_mb), KV] as const]),
     ["engine", model.engine === "gguf" ? "llama.cpp" : model.engine],

@@ -91,6 +91,13 @@ class HookedSaes:
         """By key, the number of forward passes since the SAE was attached in which its delta was added."""
         return {key: attachment.applied for key, attachment in self._attachments.items()}
 
+    def tensors(self) -> Iterator[Tensor]:
+        """The tensors of the attached SAEs, with the copies that reading activations needs."""
+        for attachment in self._attachments.values():
+            yield from attachment.sae.tensors()
+            if attachment.reader is not None:
+                yield from attachment.reader.tensors()
+
     def attach(self, key: str, sae: Sae, site: Site) -> None:
         """Hook the SAE to its site. An SAE that is at `key` already is detached first."""
         if key in self._attachments:

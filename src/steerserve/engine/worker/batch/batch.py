@@ -9,6 +9,9 @@ stays within `kv_tokens`; rows that do not fit wait, and join in the order in wh
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Iterator
+
+from torch import Tensor
 
 from steerserve.engine.worker.attached.hooks import HookedSaes
 from steerserve.engine.worker.batch.graphs import DecodeGraphs
@@ -42,8 +45,8 @@ class Batch:
         self._observers = observers
         self._kv_tokens = kv_tokens
         self._shares_seeded = shares_seeded
-        prefixes = Prefixes(prefix_tokens) if prefix_tokens else None
-        self._shared = self._group(prefixes, step_seconds)
+        self._prefixes = Prefixes(prefix_tokens) if prefix_tokens else None
+        self._shared = self._group(self._prefixes, step_seconds)
         self._alone = self._group(None, None, model.alone) if model.alone else None
         self._seeded: dict[int, Group] = {}
         self._waiting: deque[tuple[list[BatchRow], bool]] = deque()
@@ -56,6 +59,13 @@ class Batch:
     def kv_held(self) -> int:
         """The number of tokens of cache that are allocated."""
         return sum(group.cache.tokens for group in self._groups())
+
+    def cache_tensors(self) -> Iterator[Tensor]:
+        """The keys and values that are allocated, for rows and for kept prefixes."""
+        for group in self._groups():
+            yield from group.cache.tensors()
+        if self._prefixes is not None:
+            yield from self._prefixes.tensors()
 
     def add(self, rows: list[BatchRow], *, is_seeded: bool) -> None:
         """Add the rows of a request. They join once there is room: one by one, or all at once where they have a group

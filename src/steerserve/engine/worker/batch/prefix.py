@@ -8,11 +8,12 @@ tokens; the entry that was used longest ago is dropped first.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
+from torch import Tensor
 
 from steerserve.engine.worker.model.kv import Held
 
@@ -38,6 +39,12 @@ class Prefixes:
         self._entries: OrderedDict[int, Entry] = OrderedDict()
         self._next = 0
         self.tokens = 0
+
+    def tensors(self) -> Iterator[Tensor]:
+        """The keys and values of all entries."""
+        for entry in self._entries.values():
+            for pair in entry.held.values():
+                yield from pair
 
     def find(self, steering: Hashable, prompt: list[int]) -> tuple[Entry, int] | None:
         """The entry with the longest prefix in common with a prompt, and the length of that prefix.

@@ -5,7 +5,7 @@ It knows nothing of requests or sampling. A model sees it as its `past_key_value
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
 from typing import Any
@@ -134,6 +134,11 @@ class KvCache:
     def tokens(self) -> int:
         """The number of tokens for which room is held."""
         return sum(shelf.room * shelf.capacity for shelf in self._shelves.values())
+
+    def tensors(self) -> Iterator[Tensor]:
+        """The keys and values that are allocated."""
+        for shelf in self._shelves.values():
+            yield from (*shelf.keys.values(), *shelf.values.values())
 
     @property
     def bytes_by_device(self) -> dict[torch.device, int]:

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor, nn
 from transformers import DynamicCache
 
+from steerserve.engine.worker import memory
 from steerserve.engine.worker.model.kv import CacheSlot
 from steerserve.engine.worker.model.layers import decoder_layers
 from steerserve.engine.worker.pulse import Pulse
@@ -74,6 +75,11 @@ class PlainSlot(CacheSlot):
     carried: dict[str, Any] = field(default_factory=dict)
     held: dict[Place, Tensor | None] = field(default_factory=dict)
 
+    def tensors(self) -> Iterator[Tensor]:
+        """The tensors that are held for the row between passes."""
+        carried = [v for name, v in self.carried.items() if name != "position_ids"]
+        return memory.tensors_in([carried, self.held], _DEPTH)
+
 
 class PlainCache:
     """The rows that are stepped alone. `limit` is not used, because no room is made ahead of its use. Each row counts
@@ -90,6 +96,10 @@ class PlainCache:
     def tokens(self) -> int:
         """The number of tokens for which room is held."""
         return sum(slot.capacity + self._state_tokens for slot in self._slots)
+
+    def tensors(self) -> Iterator[Tensor]:
+        """The tensors that are held for all rows."""
+        return (tensor for slot in self._slots for tensor in slot.tensors())
 
     def open(self, capacity: int) -> PlainSlot:
         """Room for a row of `capacity` tokens."""
@@ -280,27 +290,7 @@ def beat_per_layer(model: nn.Module, layers: int, beat: Callable[[], None]) -> N
 
 def bytes_by_device(slot: PlainSlot) -> dict[torch.device, int]:
     """By device, the bytes of the tensors that are held for a row between passes."""
-    carried = [v for name, v in slot.carried.items() if name != "position_ids"]
-    sizes: dict[torch.device, int] = {}
-    for tensor in {id(t): t for t in _tensors([carried, slot.held], _DEPTH)}.values():
-        size = tensor.numel() * tensor.element_size()
-        sizes[tensor.device] = sizes.get(tensor.device, 0) + size
-    return sizes
-
-
-def _tensors(value: Any, depth: int) -> Iterator[Tensor]:
-    """The tensors within a value, in its lists, mappings and fields."""
-    if isinstance(value, Tensor):
-        yield value
-    elif depth and not isinstance(value, (nn.Module, str, type)):
-        if isinstance(value, Mapping):
-            inner: Any = value.values()
-        elif isinstance(value, (list, tuple)):
-            inner = value
-        else:
-            inner = getattr(value, "__dict__", {}).values()
-        for each in inner:
-            yield from _tensors(each, depth - 1)
+    return memory.bytes_by_device(slot.tensors())
 
 
 def held_by_modules(model: nn.Module) -> dict[Place, Tensor | None]:

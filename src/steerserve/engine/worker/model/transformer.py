@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from transformers import AutoConfig, AutoTokenizer
 
 from steerserve.engine.wire.messages import LOADING_WEIGHTS
@@ -22,6 +23,9 @@ SHOWN = 4
 
 PREPARATION_BYTES = 3 << 30
 """The most memory that reading the configuration and the tokenizer may take."""
+
+_SCALES_DEPTH = 3
+"""How deep the scales of a quantized parameter may lie within its fields."""
 
 WEIGHTS = ("*.safetensors", "*.bin")
 LINE_CHARACTERS = 200
@@ -91,6 +95,17 @@ class Transformer:
     def devices(self) -> list[torch.device]:
         """The devices of the model's tensors. The first is the device on which a pass begins."""
         return list(dict.fromkeys([self.device, *(p.device for p in self.model.parameters())]))
+
+    @cached_property
+    def weights(self) -> dict[torch.device, int]:
+        """By device, the bytes of the parameters and buffers as they are held, with the scales of quantized
+        parameters. Measured once, because they stay as they are."""
+        return memory.bytes_by_device(self._tensors())
+
+    def _tensors(self) -> Iterator[Tensor]:
+        for tensor in (*self.model.parameters(), *self.model.buffers()):
+            yield tensor
+            yield from memory.tensors_in(vars(tensor), _SCALES_DEPTH)
 
     def encode(self, text: str, *, special: bool) -> list[int]:
         """The tokens of a text of the service itself. Texts of clients are tokenized in a process of their own."""

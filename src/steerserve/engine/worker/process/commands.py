@@ -105,7 +105,8 @@ class Commands:
         loaded = self.loaded
         devices = memory.measured(loaded.model.devices if loaded is not None else [])
         room = self._room()
-        return m.Measured(command.id, devices, room.kv_reserve, room.working)
+        parts = loaded.memory_parts() if loaded is not None else []
+        return m.Measured(command.id, devices, room.kv_reserve, room.working, parts)
 
     def stop(self, _: m.Stop) -> None:
         self.is_stopped = True

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from steerserve.engine.wire import messages as m
 from steerserve.engine.worker import memory
@@ -82,6 +84,10 @@ class LoadedModel:
         """The memory for SAEs beside the model, as it is now."""
         return SaeRoom.beside(self.model, self.kv_tokens, self.batch.kv_held, self._working)
 
+    def memory_parts(self) -> list[m.DeviceMemory]:
+        """The memory of the model on its devices and on the host, measured now."""
+        return _measured(self.model, self.batch.cache_tensors(), self.saes.tensors())
+
     def _check_room(self, device: torch.device, size: int) -> None:
         self.room.check(device, size)
 
@@ -116,6 +122,10 @@ class LoadedEncoder:
         self.context = model.model_max_context
         self.batch = Passes(model)
 
+    def memory_parts(self) -> list[m.DeviceMemory]:
+        """The memory of the model on its devices and on the host, measured now."""
+        return _measured(self.model, (), ())
+
     def facts(self, command: m.Load) -> m.Loaded:
         """The facts that the control plane gets about the model."""
         return _facts(
@@ -145,6 +155,22 @@ def load(command: m.Load, report: Report) -> LoadedModel | LoadedEncoder:
     if is_embedding_only((config.architectures or [None])[0]):
         return LoadedEncoder(Encoder(path, **options))
     return LoadedModel(Checkpoint(path, **options), command)
+
+
+def _measured(
+    model: Checkpoint | Encoder, cache: Iterable[Tensor], saes: Iterable[Tensor]
+) -> list[m.DeviceMemory]:
+    cached, attached = memory.bytes_by_device(cache), memory.bytes_by_device(saes)
+    return [
+        m.DeviceMemory(
+            str(device),
+            model.weights.get(device, 0),
+            cached.get(device, 0),
+            attached.get(device, 0),
+            memory.held(device),
+        )
+        for device in dict.fromkeys([*model.devices, torch.device("cpu")])
+    ]
 
 
 def _facts(command: m.Load, model: Checkpoint | Encoder, **more: Any) -> m.Loaded:

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from steerserve.engine.worker import memory
 from steerserve.engine.worker.model import packing
 from steerserve.errors import Refusal
 
@@ -112,6 +113,10 @@ class Sae:
         gate = [self.gate.b_gate, self.gate.b_mag, self.gate.r_mag] if self.gate else []
         held = [self.W_enc, self.b_enc, self.b_dec, self.threshold, *gate]
         return sum(_bytes(t) for t in held if t is not None)
+
+    def tensors(self) -> Iterator[Tensor]:
+        """All tensors that are held, with the packed copy of W_enc."""
+        return memory.tensors_in({f.name: getattr(self, f.name) for f in fields(self)}, 2)
 
     # ------------------------------------------------------------ devices
 
