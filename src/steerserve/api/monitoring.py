@@ -176,8 +176,8 @@ def router(monitoring: Monitoring, labels_of: LabelsOf) -> APIRouter:
 
 
 def within(name: str, bodies: Iterable[Mapping[str, Any]], count: int) -> dict[str, Any]:
-    """The first of `count` bodies, as a list under `name`: at least one, and of more those that have at most ANSWER_BYTES
-    in all. `left_out` counts the other bodies, where there are any."""
+    """The first of `count` bodies, as a list under `name`: at least one, and of more those that have at most
+    ANSWER_BYTES in all. `left_out` counts the other bodies, where there are any."""
     taken: list[msgspec.Raw] = []
     size = 0
     for body in bodies:
