@@ -2,7 +2,8 @@
 
 `specification.txt` has the sentences. Each line is an id, a kind and the sentence, separated by tabs; a line with `#`
 is a heading. A `promise` says what the service does; a `remark` speaks about the text of the specification. A test
-names the sentences that it shows in a marker: `@pytest.mark.shows("models.3", "envelope.1")`.
+names the sentences that it shows in a marker: `@pytest.mark.shows("models.3", "envelope.1")`. `NOT_SHOWN` has the
+promises without a test, each with the reason.
 """
 
 from __future__ import annotations
@@ -18,6 +19,20 @@ TESTS = FOLDER.parent / "tests"
 PROMISE = "promise"
 REMARK = "remark"
 MARKER = "shows"
+
+NOT_SHOWN = {
+    "general-errors.12": (
+        "Not shown, because no request can end this way. Every index is compared with the width of its SAE: in a "
+        "request before its stream begins (`v1/test_sae_steering.py::test_a_wrong_value_is_refused_by_its_place`), in "
+        "an operator's change before the engine is told "
+        "(`api/test_steering.py::test_a_bad_index_in_a_batch_changes_nothing`). An SAE is not detached or replaced "
+        "before the streams in flight have ended "
+        "(`api/test_attachments.py::test_a_detach_waits_for_requests_in_flight_and_not_for_the_queue`). A stream that "
+        "fails for another reason ends with an error event and `[DONE]` "
+        "(`test_stalls.py::test_an_engine_that_stands_still_for_too_long_is_ended_like_a_crash`)."
+    ),
+}
+"""The id of a promise -> why no test shows it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +99,8 @@ def _row(sentence: Sentence, tests: Mapping[str, list[str]]) -> str:
     listed = "<br>".join(f"`{one.removeprefix('tests/')}`" for one in tests.get(sentence.id, []))
     if sentence.kind == REMARK:
         listed = "a remark about the text"
+    elif sentence.id in NOT_SHOWN:
+        listed = NOT_SHOWN[sentence.id]
     text = sentence.text.replace("|", "\\|")
     return f"| {sentence.id} | {text} | {listed} |"
 
@@ -92,5 +109,6 @@ _HEAD = (
     "# Specification coverage",
     "",
     "Each sentence of the specification, and each row of its tables, with the tests in `tests/` that show it.",
-    "`make docs` writes this page from `specification.txt` and from the markers `shows` of the tests.",
+    "`make docs` writes this page from `specification.txt` and from the markers `shows` of the tests. A promise that no",
+    "test shows has the reason in place of tests.",
 )

@@ -9,12 +9,14 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
 import pytest
 
 from steerserve import demo
 from tests.circuits import document, imported
 from tests.conftest import Start
-from tests.service import Running, add_sae, running
+from tests.sae.checkpoints import saelens
+from tests.service import JSON, Running, add_sae, running
 
 CLUSTER = {"members": [{"feature_idx": 1, "strength": 1}]}
 LISTS = ("profiles", "clusters", "circuits")
@@ -160,3 +162,32 @@ def test_the_history_of_monitoring_is_bounded_in_bytes(steered: Running) -> None
         before = {str(one["feature_idx"]): one["label"] for one in kept}
         steered.data("POST", f"/api/saes/{sae_id}/labels", before)
     steered.data("POST", "/api/monitoring/enable", {"enabled": False})
+
+
+def test_the_statistics_of_monitoring_are_bounded_in_bytes(shared: Running, tmp_path: Path) -> None:
+    # every feature is active at every token
+    width, hidden = 9000, 192
+    rows = np.random.default_rng(0).normal(size=(width, hidden)).astype(np.float32)
+    bias = np.full(width, 1e4, np.float32)
+    wide = {"W_enc": rows.T, "b_enc": bias, "W_dec": rows, "b_dec": np.zeros(hidden, np.float32)}
+    path = saelens(tmp_path, p=wide).path
+    sae_id = shared.data("POST", "/api/saes/download", {"local_path": str(path)}, 202)["sae_id"]
+    for first in range(0, width, 3000):
+        long = {str(feature): "\U0001f40b" * 490 for feature in range(first, first + 3000)}
+        body = json.dumps(long, ensure_ascii=False).encode()
+        sent = shared.http.post(f"/api/saes/{sae_id}/labels", content=body, headers=JSON)
+        assert sent.json()["success"]
+    shared.data("POST", f"/api/saes/{sae_id}/attach", {"layer": 1})
+    shared.data("POST", "/api/monitoring/configure", {})
+    shared.complete("One day", max_tokens=1)
+    answer = shared.http.get("/api/monitoring/statistics")
+    found = json.loads(answer.content)["data"]
+    taken = len(found["features"])
+    assert len(answer.content) < 2**24 + 10_000
+    assert [one["feature_idx"] for one in found["features"]] == list(range(taken))
+    assert taken + found["left_out"] == width
+    assert found["left_out"] > 0
+    rest = shared.data("GET", f"/api/monitoring/statistics?features={taken},{width - 1}")
+    assert [one["feature_idx"] for one in rest["features"]] == [taken, width - 1]
+    shared.data("POST", f"/api/saes/{sae_id}/detach")
+    shared.data("DELETE", f"/api/saes/{sae_id}")

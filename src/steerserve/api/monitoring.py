@@ -36,7 +36,7 @@ from steerserve.rules.monitoring import Record
 from steerserve.rules.sensing import as_mapping
 
 ANSWER_BYTES = 2**24
-"""The most bytes of the records in one answer."""
+"""The most bytes of the records, or of the features, in one answer."""
 
 LabelsOf = Callable[[str], Awaitable[Mapping[int, str]]]
 """An SAE's id -> the labels of its features."""
@@ -66,8 +66,9 @@ class Top(RequestBody):
 
 def router(monitoring: Monitoring, labels_of: LabelsOf) -> APIRouter:
     routes = APIRouter(tags=["monitoring"])
-    # one large answer at a time, so that many requests take the memory of one
-    answering = asyncio.Lock()
+    # one large answer of a kind at a time, so that many requests take the memory of one; records can be read while
+    # statistics wait for the engine
+    listing, counting = asyncio.Lock(), asyncio.Lock()
 
     @routes.get("/api/monitoring", response_model=Answer[MonitoringReport])
     async def get_state() -> Response:
@@ -103,18 +104,16 @@ def router(monitoring: Monitoring, labels_of: LabelsOf) -> APIRouter:
         records = monitoring.history(limit, request_id)
         labels = {sae_id: await labels_of(sae_id) for sae_id in {one.sae_id for one in records}}
 
-        def written() -> Iterator[bytes]:
+        def bodies() -> Iterator[dict[str, Any]]:
             for one in records:
                 values = one.activations if wanted is None else one.values_of(wanted)
-                yield encoded(record(replace(one, activations=values), labels[one.sae_id]))
+                yield record(replace(one, activations=values), labels[one.sae_id])
 
         def answer() -> Response:
-            parts = within(written(), ANSWER_BYTES)
-            found = {"records": [msgspec.Raw(part) for part in parts], "total": len(parts)}
-            left_out = len(records) - len(parts)
-            return success(found | ({"left_out": left_out} if left_out else {}))
+            found = within("records", bodies(), len(records))
+            return success(found | {"total": len(found["records"])})
 
-        async with answering:
+        async with listing:
             return await asyncio.to_thread(answer)
 
     @routes.get("/api/monitoring/contexts", response_model=Answer[FeatureContexts])
@@ -141,13 +140,18 @@ def router(monitoring: Monitoring, labels_of: LabelsOf) -> APIRouter:
 
     @routes.get("/api/monitoring/statistics", response_model=Answer[MonitoringStatistics])
     async def statistics(features: Annotated[str | None, Query()] = None) -> Response:
-        counted = await monitoring.statistics(rules.parse_features(features))
-        labels = await labels_of(counted.sae_id)
+        """The features in the order of their indices. `left_out`, where it is there, counts the features with larger
+        indices for which an answer of 16 MiB has no room; a request that names them in `features` has them."""
+        asked = rules.parse_features(features)
+        async with counting:
+            counted = await monitoring.statistics(asked)
+            labels = await labels_of(counted.sae_id)
 
-        def answer() -> Response:
-            return success(statistics_of(counted, labels))
+            def answer() -> Response:
+                bodies = (feature(one, labels) for one in counted.features)
+                found = within("features", bodies, len(counted.features))
+                return success(found | totals(counted))
 
-        async with answering:
             return await asyncio.to_thread(answer)
 
     @routes.delete("/api/monitoring/statistics", response_model=Answer[Cleared])
@@ -161,7 +165,8 @@ def router(monitoring: Monitoring, labels_of: LabelsOf) -> APIRouter:
         labels = await labels_of(counted.sae_id)
         return success(
             {
-                **statistics_of(counted, labels),
+                "features": [feature(one, labels) for one in counted.features],
+                **totals(counted),
                 "metric": body.metric,
                 "k": body.k,
             }
@@ -170,16 +175,18 @@ def router(monitoring: Monitoring, labels_of: LabelsOf) -> APIRouter:
     return routes
 
 
-def within(parts: Iterable[bytes], most: int) -> list[bytes]:
-    """The first parts that have at most `most` bytes in all. The first part is taken in any case."""
-    taken: list[bytes] = []
+def within(name: str, bodies: Iterable[Mapping[str, Any]], count: int) -> dict[str, Any]:
+    """The first of `count` bodies, as a list under `name`: at least one, and of more those that have at most
+    ANSWER_BYTES in all. `left_out` counts the other bodies, where there are any."""
+    taken: list[msgspec.Raw] = []
     size = 0
-    for part in parts:
+    for body in bodies:
+        part = encoded(body)
         size += len(part)
-        if taken and size > most:
-            break
-        taken.append(part)
-    return taken
+        if taken and size > ANSWER_BYTES:
+            return {name: taken, "left_out": count - len(taken)}
+        taken.append(msgspec.Raw(part))
+    return {name: taken}
 
 
 def state(current: State) -> dict[str, Any]:
@@ -230,9 +237,9 @@ def activation(pair: rules.Activation, labels: Labels) -> dict[str, Any]:
     return body | {"label": labels[index]} if index in labels else body
 
 
-def statistics_of(counted: Counted, labels: Labels) -> dict[str, Any]:
+def totals(counted: Counted) -> dict[str, Any]:
+    """The figures over all features."""
     return {
-        "features": [feature(one, labels) for one in counted.features],
         "total_activations": counted.activations,
         "tokens": counted.tokens,
         "lost_requests": counted.lost_requests,

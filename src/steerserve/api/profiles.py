@@ -252,9 +252,9 @@ def router(profiles: Profiles, serving: Serving, reader: DocumentReader) -> APIR
     async def import_profile(request: Request) -> Response:
         """Save an exported document as a profile. A document of another kind is refused with status 200 and `success:
         false`."""
-        content = await reader.read(rules.parse, await import_body(request))
+        # one turn of the reader, so that no parsed document waits in memory for a second turn
+        imported = await reader.read(rules.parse, await import_body(request))
         try:
-            imported = await reader.read(rules.read, content)
             row = await profiles.add_document(imported, _checked(imported))
         except Refusal as refusal:
             if refusal.code != "VALIDATION_ERROR":

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import Any
 
-from steerserve.errors import Refusal
+from steerserve.errors import DocumentRefusal, Refusal
 from steerserve.rules import cluster, documents, provenance
 from steerserve.rules.attachment import ClusterChoice, Sae, SaeChoice
 from steerserve.rules.cluster import Cluster
@@ -146,11 +146,37 @@ def site(profile: Profile, attached: Sequence[Sae], param: str | None = None) ->
 # ------------------------------------------------------------- importing
 
 
-def parse(body: bytes) -> Any:
-    """The JSON of the body of an import, which `read` reads.
+@dataclass(frozen=True, slots=True)
+class ImportedProfile:
+    """An imported profile: its checked values, its other fields as the document has them, and the origin of the SAE and
+    the model that the document was made for."""
+
+    steering: dict[int, float]
+    fields: dict[str, Any]
+    warnings: tuple[str, ...]
+    origin: Origin | None = None
+
+
+def parse(body: bytes) -> ImportedProfile:
+    """The profile in the body of an import.
 
     Raises:
-        Refusal: PAYLOAD_TOO_LARGE; VALIDATION_ERROR for a body that is not JSON or is nested too deep.
+        Refusal: PAYLOAD_TOO_LARGE; VALIDATION_ERROR for a body that is not JSON or is nested too deep;
+            IS_CLUSTER_DOCUMENT.
+        DocumentRefusal: VALIDATION_ERROR as `read`.
+    """
+    content = _json(body)
+    try:
+        return read(content)
+    except Refusal as refusal:
+        if refusal.code != "VALIDATION_ERROR":
+            raise
+        raise DocumentRefusal(refusal.code, refusal.message, **refusal.details) from None
+
+
+def _json(body: bytes) -> Any:
+    """Raises:
+    Refusal: PAYLOAD_TOO_LARGE, VALIDATION_ERROR.
     """
     if len(body) > DOCUMENT_BYTES:
         raise Refusal(
@@ -162,17 +188,6 @@ def parse(body: bytes) -> Any:
         why = f"the document is nested deeper than {documents.DEPTH_MAXIMUM} objects and lists"
         raise documents.malformed(why)
     return documents.read_json(body)
-
-
-@dataclass(frozen=True, slots=True)
-class ImportedProfile:
-    """An imported profile: its checked values, its other fields as the document has them, and the origin of the SAE and
-    the model that the document was made for."""
-
-    steering: dict[int, float]
-    fields: dict[str, Any]
-    warnings: tuple[str, ...]
-    origin: Origin | None = None
 
 
 def read(body: Any) -> ImportedProfile:

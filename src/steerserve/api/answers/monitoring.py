@@ -104,10 +104,8 @@ class FeatureFigures(TypedDict):
     label: NotRequired[str]
 
 
-class MonitoringStatistics(TypedDict):
-    """The figures of the features. `total_activations` counts the active features of all `tokens`. `lost_requests`
-    are the completions whose tokens are missing, because their replica ended by itself. `since` is when counting
-    began, null for an SAE that was never monitored."""
+class CountedFeatures(TypedDict):
+    """The figures of features, and the figures over all features."""
 
     features: list[FeatureFigures]
     total_activations: int
@@ -116,7 +114,16 @@ class MonitoringStatistics(TypedDict):
     since: Instant | None
 
 
-class TopFeatures(MonitoringStatistics):
+class MonitoringStatistics(CountedFeatures):
+    """The figures of the features. `left_out` counts the features that fit the request and not the answer, where there
+    are such features. `total_activations` counts the active features of all `tokens`. `lost_requests` are the
+    completions whose tokens are missing, because their replica ended by itself. `since` is when counting began, null
+    for an SAE that was never monitored."""
+
+    left_out: NotRequired[int]
+
+
+class TopFeatures(CountedFeatures):
     """The `k` features with the largest values of a figure."""
 
     metric: Literal["mean", "max", "active_ratio", "count"]
