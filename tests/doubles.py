@@ -346,6 +346,7 @@ class ScriptedEngine(Engine):
         tap: m.Tap | None = None,
         label: str | None = None,
         plans: Sequence[m.Plan] = (),
+        client: str = "",
     ) -> AsyncGenerator[m.Started | m.Piece, None]:
         stream = Stream(prompts, n, sampling, plan)
         stream.constraint, stream.tap, stream.label = constraint, tap, label
@@ -371,7 +372,9 @@ class ScriptedEngine(Engine):
             self._launcher.log.append("generated")
             stream.over.set()
 
-    async def embed(self, prompts: list[m.Text]) -> AsyncGenerator[m.Started | m.Outcome, None]:
+    async def embed(
+        self, prompts: list[m.Text], client: str = ""
+    ) -> AsyncGenerator[m.Started | m.Outcome, None]:
         yield m.Started(1, [3] * len(prompts))
         for choice in range(len(prompts)):
             yield m.Embedded(1, choice, bytes(4 * HIDDEN))

@@ -1,10 +1,12 @@
-"""Whose turn it is at the slots, and who is refused by a full queue."""
+"""Whose turn it is at the slots and at the batch, and who is refused by a full queue."""
 
 from __future__ import annotations
 
+from collections import Counter
+
 import pytest
 
-from steerserve.rules.queue import Request, displaced, next_request
+from steerserve.rules.queue import Request, displaced, keeps_slot, next_request
 
 
 def requests(text: str) -> list[Request]:
@@ -14,6 +16,14 @@ def requests(text: str) -> list[Request]:
         number, _, rows = word[1:].partition("x")
         made.append(Request(word[0], int(number), int(rows or 1)))
     return made
+
+
+def rows(running: str) -> Counter[str]:
+    """The number of rows of each client."""
+    counted: Counter[str] = Counter()
+    for request in requests(running):
+        counted[request.client] += request.rows
+    return counted
 
 
 @pytest.mark.parametrize(
@@ -32,8 +42,42 @@ def requests(text: str) -> list[Request]:
 def test_the_next_slot_goes_round_among_clients_by_running_rows(
     waiting: str, running: str, ended: dict[str, int], turn: int | None
 ) -> None:
-    request = next_request(requests(waiting), requests(running), ended)
+    request = next_request(requests(waiting), rows(running), ended)
     assert (request and request.number) == turn
+
+
+@pytest.mark.parametrize(
+    ("waiting", "running", "turn"),
+    [
+        pytest.param("a1", "a0", None, id="not-a-client-that-runs"),
+        pytest.param("a1 b2", "a0x16 b0", None, id="not-the-one-with-fewest-running-rows"),
+        pytest.param("a1 b2 c3", "a0 b0", 3, id="a-client-without-running-rows"),
+    ],
+)
+def test_a_kept_slot_goes_to_a_client_without_running_rows(
+    waiting: str, running: str, turn: int | None
+) -> None:
+    request = next_request(requests(waiting), rows(running), {}, only_new=True)
+    assert (request and request.number) == turn
+
+
+@pytest.mark.parametrize(
+    ("free", "slots", "running", "recent", "is_kept"),
+    [
+        pytest.param(1, 8, "a0x112", "b", True, id="the-last-slot-for-a-recent-client"),
+        pytest.param(2, 8, "a0x96", "b", False, id="not-the-last-but-one"),
+        pytest.param(1, 8, "a0x112", "a", False, id="a-client-that-is-alone-gets-all-slots"),
+        pytest.param(1, 8, "a0x112", "", False, id="no-client-was-here-lately"),
+        pytest.param(1, 8, "a0x112 b0", "b", False, id="the-recent-client-has-a-slot"),
+        pytest.param(1, 8, "a0x112 b0", "b c", True, id="the-second-recent-client-has-none"),
+        pytest.param(1, 8, "a0x8", "b", False, id="no-more-rows-than-slots"),
+        pytest.param(1, 1, "", "b", False, id="the-only-slot"),
+    ],
+)
+def test_the_last_slot_is_kept_for_another_recent_client_while_many_rows_run(
+    free: int, slots: int, running: str, recent: str, is_kept: bool
+) -> None:
+    assert keeps_slot(free, slots, rows(running), recent.split()) == is_kept
 
 
 @pytest.mark.parametrize(
