@@ -114,6 +114,7 @@ class Stream:
         self.constraint: m.Constraint | None = None
         self.tap: m.Tap | None = None
         self.label: str | None = None
+        self.client = ""
         self.plans: list[m.Plan] = []
         self.over = asyncio.Event()
         self.was_cancelled = False
@@ -350,7 +351,7 @@ class ScriptedEngine(Engine):
     ) -> AsyncGenerator[m.Started | m.Piece, None]:
         stream = Stream(prompts, n, sampling, plan)
         stream.constraint, stream.tap, stream.label = constraint, tap, label
-        stream.plans = list(plans)
+        stream.plans, stream.client = list(plans), client
         unfinished = stream.choices
         self._streams.append(stream)
         try:

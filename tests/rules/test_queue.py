@@ -6,7 +6,7 @@ from collections import Counter
 
 import pytest
 
-from steerserve.rules.queue import Request, displaced, keeps_slot, next_request
+from steerserve.rules.queue import Request, displaced, next_request, rows_limit
 
 
 def requests(text: str) -> list[Request]:
@@ -49,35 +49,37 @@ def test_the_next_slot_goes_round_among_clients_by_running_rows(
 @pytest.mark.parametrize(
     ("waiting", "running", "turn"),
     [
-        pytest.param("a1", "a0", None, id="not-a-client-that-runs"),
-        pytest.param("a1 b2", "a0x16 b0", None, id="not-the-one-with-fewest-running-rows"),
-        pytest.param("a1 b2 c3", "a0 b0", 3, id="a-client-without-running-rows"),
+        pytest.param("a1", "a0x9", None, id="not-a-client-above-the-limit"),
+        pytest.param(
+            "a1 b2", "a0x16 b0x9", None, id="not-the-one-with-fewest-rows-above-the-limit"
+        ),
+        pytest.param("a1 b2", "a0x9 b0x8", 2, id="a-client-at-the-limit"),
+        pytest.param("a1 b2 c3", "a0x9 b0", 3, id="a-client-without-running-rows-first"),
     ],
 )
-def test_a_kept_slot_goes_to_a_client_without_running_rows(
+def test_clients_above_the_limit_of_rows_get_no_slot(
     waiting: str, running: str, turn: int | None
 ) -> None:
-    request = next_request(requests(waiting), rows(running), {}, only_new=True)
+    request = next_request(requests(waiting), rows(running), {}, rows_limit=8)
     assert (request and request.number) == turn
 
 
 @pytest.mark.parametrize(
-    ("free", "slots", "running", "recent", "is_kept"),
+    ("free", "slots", "running", "recent", "limit"),
     [
-        pytest.param(1, 8, "a0x112", "b", True, id="the-last-slot-for-a-recent-client"),
-        pytest.param(2, 8, "a0x96", "b", False, id="not-the-last-but-one"),
-        pytest.param(1, 8, "a0x112", "a", False, id="a-client-that-is-alone-gets-all-slots"),
-        pytest.param(1, 8, "a0x112", "", False, id="no-client-was-here-lately"),
-        pytest.param(1, 8, "a0x112 b0", "b", False, id="the-recent-client-has-a-slot"),
-        pytest.param(1, 8, "a0x112 b0", "b c", True, id="the-second-recent-client-has-none"),
-        pytest.param(1, 8, "a0x8", "b", False, id="no-more-rows-than-slots"),
-        pytest.param(1, 1, "", "b", False, id="the-only-slot"),
+        pytest.param(1, 8, "a0x112", "b", 8, id="the-last-slot-beside-a-recent-client"),
+        pytest.param(2, 8, "a0x96", "b", None, id="not-the-last-but-one"),
+        pytest.param(1, 8, "a0x112", "a", None, id="a-client-that-is-alone-gets-all-slots"),
+        pytest.param(1, 8, "a0x112", "", None, id="no-client-was-here-lately"),
+        pytest.param(1, 8, "a0x112 b0", "b", None, id="the-recent-client-has-a-slot"),
+        pytest.param(1, 8, "a0x112 b0", "b c", 8, id="the-second-recent-client-has-none"),
+        pytest.param(1, 1, "", "b", 1, id="the-only-slot-goes-to-any-client-without-rows"),
     ],
 )
-def test_the_last_slot_is_kept_for_another_recent_client_while_many_rows_run(
-    free: int, slots: int, running: str, recent: str, is_kept: bool
+def test_the_last_slot_is_kept_from_clients_with_many_rows_beside_a_recent_client(
+    free: int, slots: int, running: str, recent: str, limit: int | None
 ) -> None:
-    assert keeps_slot(free, slots, rows(running), recent.split()) == is_kept
+    assert rows_limit(free, slots, rows(running), recent.split()) == limit
 
 
 @pytest.mark.parametrize(

@@ -10,8 +10,8 @@ rows in the running batch as it has choices.
 (3) The requests of one client are served in the order of their arrival.
 (4) A full queue takes a request in place of another one where a client with a waiting request would still hold more
     places than the arriving client. The newest waiting request of the client that holds most places then goes.
-(5) The last free slot is kept for a client without running rows while more rows run than there are slots, and another
-    client than the running ones had a request in the last RECENT_SECONDS. A client that is alone gets every slot.
+(5) A client with more running rows than there are slots does not get the last free slot while another client than the
+    running ones had a request in the last RECENT_SECONDS. A client that is alone gets every slot.
 
 The rows that have a slot and wait for room in the batch follow (1) to (3) too. A turn is then when rows of the client
 join the batch.
@@ -46,16 +46,20 @@ def next_request(
     running: Mapping[str, int],
     turns: Mapping[str, int],
     *,
-    only_new: bool = False,
+    rows_limit: int | None = None,
 ) -> Request | None:
     """The request that is next. None where no request waits. `running` has the number of running rows of each client
-    that has any, and `turns` the moments of the last turns of clients. With `only_new` it is None, too, where only
-    clients with running rows wait."""
+    that has any, and `turns` the moments of the last turns of clients. Clients with more than `rows_limit` running rows
+    get no turn."""
     oldest: dict[str, Request] = {}
     for request in sorted(waiting, key=lambda request: request.number):
         oldest.setdefault(request.client, request)  # (3)
     return min(
-        (one for one in oldest.values() if not (only_new and running.get(one.client))),
+        (
+            request
+            for request in oldest.values()
+            if rows_limit is None or running.get(request.client, 0) <= rows_limit
+        ),
         key=lambda request: (
             running.get(request.client, 0),  # (1)
             max(request.number, turns.get(request.client, 0)),  # (2)
@@ -64,11 +68,13 @@ def next_request(
     )
 
 
-def keeps_slot(free: int, slots: int, running: Mapping[str, int], recent: Iterable[str]) -> bool:
-    """Whether only a client without running rows gets the next free slot. `recent` has the clients whose requests ended
-    in the last RECENT_SECONDS."""
-    is_full = free == 1 and sum(running.values()) > slots
-    return is_full and any(client not in running for client in recent)  # (5)
+def rows_limit(
+    free: int, slots: int, running: Mapping[str, int], recent: Iterable[str]
+) -> int | None:
+    """The most running rows of a client that may get the next slot, where `free` of the slots are free. None where any
+    client may get it. `recent` has the clients whose requests ended in the last RECENT_SECONDS."""
+    is_kept = free == 1 and any(client not in running for client in recent)
+    return slots if is_kept else None  # (5)
 
 
 def displaced(

@@ -211,8 +211,8 @@ class Queue:
             running, slots = self._running_rows(), self._max_concurrent
             since = self._clock() - rules.RECENT_SECONDS
             recent = (client for client, ended in self._recent.items() if ended > since)
-            is_kept = rules.keeps_slot(slots - len(self._running), slots, running, recent)
-            request = rules.next_request(line, running, self._ended, only_new=is_kept)
+            limit = rules.rows_limit(slots - len(self._running), slots, running, recent)
+            request = rules.next_request(line, running, self._ended, rows_limit=limit)
             if request is None:
                 return
             place = line[request]

@@ -59,8 +59,8 @@ class Batch:
         return sum(group.cache.tokens for group in self._groups())
 
     def add(self, rows: list[BatchRow], *, is_seeded: bool, client: str = "") -> None:
-        """Add the rows of a request of a client. They join once there is room: one by one, or all at once where they have a group
-        of their own."""
+        """Add the rows of a request of a client. They join once there is room: one by one, or all at once where they
+        have a group of their own."""
         if is_seeded and not self._shares_seeded:
             together = [row for row in rows if self._home(row) is self._shared]
             if together:
