@@ -36,6 +36,7 @@ CHAT = {
 }
 POLITE: dict[str, Any] = {**CHAT, "max_tokens": 8}
 SIDES = 16
+PROMPTS = 128
 GREEDY_PAUSE = 0.5
 """Seconds after which a refused request of the greedy client comes again."""
 
@@ -58,6 +59,11 @@ def loads() -> dict[str, Greedy]:
     }
     return {
         "50 compares of 16 sides": Greedy("/api/compare", compare, 50),
+        "20 completions of 128 prompts": Greedy(
+            "/v1/completions",
+            {"model": demo.MODEL_NAME, "prompt": ["One day"] * PROMPTS, "max_tokens": 64},
+            20,
+        ),
         "150 chats": Greedy("/v1/chat/completions", {**CHAT, "max_tokens": 64}, 150),
     }
 

@@ -114,6 +114,7 @@ class Stream:
         self.constraint: m.Constraint | None = None
         self.tap: m.Tap | None = None
         self.label: str | None = None
+        self.client = ""
         self.plans: list[m.Plan] = []
         self.over = asyncio.Event()
         self.was_cancelled = False
@@ -348,10 +349,11 @@ class ScriptedEngine(Engine):
         tap: m.Tap | None = None,
         label: str | None = None,
         plans: Sequence[m.Plan] = (),
+        client: str = "",
     ) -> AsyncGenerator[m.Started | m.Piece, None]:
         stream = Stream(prompts, n, sampling, plan)
         stream.constraint, stream.tap, stream.label = constraint, tap, label
-        stream.plans = list(plans)
+        stream.plans, stream.client = list(plans), client
         unfinished = stream.choices
         self._streams.append(stream)
         try:
@@ -373,7 +375,9 @@ class ScriptedEngine(Engine):
             self._launcher.log.append("generated")
             stream.over.set()
 
-    async def embed(self, prompts: list[m.Text]) -> AsyncGenerator[m.Started | m.Outcome, None]:
+    async def embed(
+        self, prompts: list[m.Text], client: str = ""
+    ) -> AsyncGenerator[m.Started | m.Outcome, None]:
         yield m.Started(1, [3] * len(prompts))
         for choice in range(len(prompts)):
             yield m.Embedded(1, choice, bytes(4 * HIDDEN))

@@ -194,6 +194,7 @@ class Bench:
         tap: Tap | None = None,
         ids: list[int] | None = None,
         label: str | None = None,
+        client: str = "",
         **sampling: Any,
     ) -> Answer:
         """Add a request, greedy unless told otherwise; the answer of its first choice.
@@ -219,7 +220,7 @@ class Bench:
         rows = rows_of(command, self.model, self.context, self.kv_tokens)
         self.observers.begin(command, rows, self.steering)
         self.answers.update({(request, row.choice): Answer(row) for row in rows})
-        self.batch.add(rows, is_seeded=wanted.seed is not None)
+        self.batch.add(rows, is_seeded=wanted.seed is not None, client=client)
         return self.answers[request, 0]
 
     def score(
@@ -338,7 +339,7 @@ class Bench:
 
     def live_rows(self, request: int) -> list[BatchRow]:
         """The rows a request has anywhere in the batch."""
-        waiting = [row for rows, _ in self.batch._waiting for row in rows]
+        waiting = self.batch._waiting.rows
         held = [row for group in self.batch._groups() for row in group.all_rows()]
         return [row for row in [*waiting, *held] if row.request == request]
 

@@ -1,10 +1,12 @@
-"""Whose turn it is at the slots, and who is refused by a full queue."""
+"""Whose turn it is at the slots and at the batch, and who is refused by a full queue."""
 
 from __future__ import annotations
 
+from collections import Counter
+
 import pytest
 
-from steerserve.rules.queue import Request, displaced, next_request
+from steerserve.rules.queue import Request, displaced, next_request, rows_limit
 
 
 def requests(text: str) -> list[Request]:
@@ -14,6 +16,14 @@ def requests(text: str) -> list[Request]:
         number, _, rows = word[1:].partition("x")
         made.append(Request(word[0], int(number), int(rows or 1)))
     return made
+
+
+def rows(running: str) -> Counter[str]:
+    """The number of rows of each client."""
+    counted: Counter[str] = Counter()
+    for request in requests(running):
+        counted[request.client] += request.rows
+    return counted
 
 
 @pytest.mark.parametrize(
@@ -32,8 +42,44 @@ def requests(text: str) -> list[Request]:
 def test_the_next_slot_goes_round_among_clients_by_running_rows(
     waiting: str, running: str, ended: dict[str, int], turn: int | None
 ) -> None:
-    request = next_request(requests(waiting), requests(running), ended)
+    request = next_request(requests(waiting), rows(running), ended)
     assert (request and request.number) == turn
+
+
+@pytest.mark.parametrize(
+    ("waiting", "running", "turn"),
+    [
+        pytest.param("a1", "a0x9", None, id="not-a-client-above-the-limit"),
+        pytest.param(
+            "a1 b2", "a0x16 b0x9", None, id="not-the-one-with-fewest-rows-above-the-limit"
+        ),
+        pytest.param("a1 b2", "a0x9 b0x8", 2, id="a-client-at-the-limit"),
+        pytest.param("a1 b2 c3", "a0x9 b0", 3, id="a-client-without-running-rows-first"),
+    ],
+)
+def test_clients_above_the_limit_of_rows_get_no_slot(
+    waiting: str, running: str, turn: int | None
+) -> None:
+    request = next_request(requests(waiting), rows(running), {}, rows_limit=8)
+    assert (request and request.number) == turn
+
+
+@pytest.mark.parametrize(
+    ("free", "slots", "running", "recent", "limit"),
+    [
+        pytest.param(1, 8, "a0x112", "b", 8, id="the-last-slot-beside-a-recent-client"),
+        pytest.param(2, 8, "a0x96", "b", None, id="not-the-last-but-one"),
+        pytest.param(1, 8, "a0x112", "a", None, id="a-client-that-is-alone-gets-all-slots"),
+        pytest.param(1, 8, "a0x112", "", None, id="no-client-was-here-lately"),
+        pytest.param(1, 8, "a0x112 b0", "b", None, id="the-recent-client-has-a-slot"),
+        pytest.param(1, 8, "a0x112 b0", "b c", 8, id="the-second-recent-client-has-none"),
+        pytest.param(1, 1, "", "b", 1, id="the-only-slot-goes-to-any-client-without-rows"),
+    ],
+)
+def test_the_last_slot_is_kept_from_clients_with_many_rows_beside_a_recent_client(
+    free: int, slots: int, running: str, recent: str, limit: int | None
+) -> None:
+    assert rows_limit(free, slots, rows(running), recent.split()) == limit
 
 
 @pytest.mark.parametrize(

@@ -1,14 +1,20 @@
-"""The queue of inference requests: which waiting request gets the next slot, and which request a full queue refuses.
+"""Turns of clients: which waiting request gets the next slot, which waiting rows join the batch next, and which
+request a full queue refuses.
 
 Clients take turns, so that a client with many requests, or with large ones, delays only itself. A request has as many
 rows in the running batch as it has choices.
 
 (1) The next slot goes to the client with the fewest running rows.
-(2) Of several such clients it goes to the one that has waited longest for its turn: since its last request ended, or
-    since its oldest waiting request came.
+(2) Of several such clients it goes to the one that has waited longest for its turn: since its last turn, or since its
+    oldest waiting request came. A turn at the slots is when a request of the client gives its slot back.
 (3) The requests of one client are served in the order of their arrival.
 (4) A full queue takes a request in place of another one where a client with a waiting request would still hold more
     places than the arriving client. The newest waiting request of the client that holds most places then goes.
+(5) A client with more running rows than there are slots does not get the last free slot while another client than the
+    running ones had a request in the last RECENT_SECONDS. A client that is alone gets every slot.
+
+The rows that have a slot and wait for room in the batch follow (1) to (3) too. A turn is then when rows of the client
+join the batch.
 """
 
 from __future__ import annotations
@@ -17,13 +23,16 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
+RECENT_SECONDS = 300.0
+"""How long the last free slot is kept for a client after its last request."""
+
 
 @dataclass(frozen=True, slots=True)
 class Request:
     """A request in the queue.
 
     Attributes:
-        number: the moment of its arrival, in a count of arrivals and ended requests.
+        number: the moment of its arrival, in a count of arrivals and turns.
         rows: the rows that it has in the running batch once it runs.
     """
 
@@ -33,24 +42,39 @@ class Request:
 
 
 def next_request(
-    waiting: Iterable[Request], running: Iterable[Request], ended: Mapping[str, int]
+    waiting: Iterable[Request],
+    running: Mapping[str, int],
+    turns: Mapping[str, int],
+    *,
+    rows_limit: int | None = None,
 ) -> Request | None:
-    """The request that gets the next free slot. None where no request waits. `ended` has the moments at which the
-    last requests of clients gave their slots back."""
-    rows: Counter[str] = Counter()
-    for request in running:
-        rows[request.client] += request.rows
+    """The request that is next. None where no request waits. `running` has the number of running rows of each client
+    that has any, and `turns` the moments of the last turns of clients. Clients with more than `rows_limit` running rows
+    get no turn."""
     oldest: dict[str, Request] = {}
     for request in sorted(waiting, key=lambda request: request.number):
         oldest.setdefault(request.client, request)  # (3)
     return min(
-        oldest.values(),
+        (
+            request
+            for request in oldest.values()
+            if rows_limit is None or running.get(request.client, 0) <= rows_limit
+        ),
         key=lambda request: (
-            rows[request.client],  # (1)
-            max(request.number, ended.get(request.client, 0)),  # (2)
+            running.get(request.client, 0),  # (1)
+            max(request.number, turns.get(request.client, 0)),  # (2)
         ),
         default=None,
     )
+
+
+def rows_limit(
+    free: int, slots: int, running: Mapping[str, int], recent: Iterable[str]
+) -> int | None:
+    """The most running rows of a client that may get the next slot, where `free` of the slots are free. None where any
+    client may get it. `recent` has the clients whose requests ended in the last RECENT_SECONDS."""
+    is_kept = free == 1 and any(client not in running for client in recent)
+    return slots if is_kept else None  # (5)
 
 
 def displaced(

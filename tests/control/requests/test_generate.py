@@ -52,10 +52,12 @@ async def test_what_was_asked_for_reaches_the_engine(world: World) -> None:
     await world.loaded()
     conversation = ({"role": "user", "content": "hi"},)
     sampling = SamplingParameters(0.5, 0.9, 1.2, 7, ("END",), 42)
-    wanted = GenerateIntent(("text", conversation), sampling, n=2)
+    wanted = GenerateIntent(("text", conversation), sampling, n=2, client="a key")
     async with world.opened(wanted):
         stream = await world.launcher.stream()
-    assert stream.prompts == [m.Text("text"), m.Chat([{"role": "user", "content": "hi"}])]
+    chat = m.Chat([{"role": "user", "content": "hi"}], {}, "a key")
+    assert stream.prompts == [m.Text("text"), chat]
+    assert stream.client == "a key"
     assert stream.choices == 4
     assert stream.sampling == m.Sampling(0.5, 0.9, 1.2, 7, 512, ["END"], 42)
     assert stream.plan == m.Follow()

@@ -9,6 +9,7 @@ import pytest
 
 from steerserve.control.requests.queue import Queue
 from steerserve.errors import Refusal
+from steerserve.rules.queue import RECENT_SECONDS
 from steerserve.settings import Settings
 from tests.doubles import soon, until
 
@@ -302,6 +303,34 @@ async def test_the_next_slot_is_that_of_the_client_with_fewer_running_rows() -> 
     for request in greedy[1:]:
         await request.leave()
     assert (queue.counts().pending, queue.counts().holding) == (0, 0)
+
+
+async def test_the_last_slot_waits_for_a_client_that_was_here_lately() -> None:
+    clock = Clock()
+    queue = Queue(2, 9, 50, clock)
+    first = Held(queue, "polite")
+    await until(lambda: first.has_slot)
+    await first.leave()
+    greedy = [Held(queue, "greedy", rows=16) for _ in range(4)]
+    await until(lambda: queue.counts().pending == 4)
+    assert holders(greedy) == [True, False, False, False]
+    again = Held(queue, "polite")
+    await until(lambda: again.has_slot)
+    await again.leave()
+    assert holders(greedy) == [True, False, False, False]
+    clock.now = RECENT_SECONDS
+    await greedy[0].leave()
+    await until(lambda: holders(greedy) == [True, True, True, False])
+    for request in greedy[1:]:
+        await request.leave()
+
+
+async def test_a_client_alone_gets_every_slot() -> None:
+    queue = Queue(2, 9, 50, Clock())
+    requests = [Held(queue, "greedy", rows=16) for _ in range(5)]
+    for running, request in zip((2, 3, 4, 5, 5), requests, strict=True):
+        await until(lambda running=running: sum(holders(requests)) == running)
+        await request.leave()
 
 
 async def test_a_full_queue_takes_a_polite_client_in_place_of_the_newest_greedy_request() -> None:

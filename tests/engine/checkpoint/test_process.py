@@ -21,6 +21,7 @@ from steerserve.engine.checkpoint.client import CheckpointEngine, Launcher
 from steerserve.engine.checkpoint.prompts import TokensGiven
 from steerserve.engine.ray.cluster import RayCluster
 from steerserve.engine.wire import messages as m
+from steerserve.engine.worker.batch.group import ROWS_MAXIMUM
 from steerserve.engine.worker.model.checkpoint import Checkpoint
 from steerserve.errors import Refusal
 from steerserve.rules.signs import Activity
@@ -105,6 +106,29 @@ def text_of(found: Pieces, choice: int = 0) -> str:
 
 def truth(model: Checkpoint, prompt: str, max_tokens: int = 16) -> str:
     return model.decode(generated(model, prompt, max_tokens)).rstrip("\ufffd")
+
+
+async def test_rows_of_clients_take_turns_at_joining_the_batch(engine: CheckpointEngine) -> None:
+    prompts = [m.Text(words(9))] * (2 * ROWS_MAXIMUM)
+    wide = engine.generate([*prompts], 1, GREEDY, m.Follow(), client="greedy")
+    assert isinstance(await anext(wide), m.Started)
+    asked = [
+        engine.generate([m.Text(words(9))], 1, GREEDY, m.Follow(), client="polite"),
+        engine.score([m.Text(words(9))], 1.0, 1, None, client="scoring"),
+        engine.embed([m.Text(words(9))], client="embedding"),
+    ]
+    finished = []
+
+    async def finish(name: str, stream: AsyncIterator[Any]) -> None:
+        async for event in stream:
+            if not isinstance(event, m.Started) and m.is_last(event):
+                finished.append(name)
+
+    names = ["polite", "scoring", "embedding"]
+    await asyncio.gather(
+        finish("greedy", wide), *(finish(*one) for one in zip(names, asked, strict=True))
+    )
+    assert max(finished.index(name) for name in names) < len(prompts) * 3 // 4
 
 
 async def inspect_code(engine: CheckpointEngine, path: Path) -> str | None:

@@ -82,7 +82,7 @@ class Planner:
         engine, tap = admitted.resident.held(), self._tap(intent, admitted.tapped)
         match intent:
             case EmbedIntent():
-                return engine.embed([m.Text(text) for text in intent.prompts])
+                return engine.embed([m.Text(text) for text in intent.prompts], intent.client)
             case ScoreIntent():
                 return engine.score(
                     _prompts(intent),
@@ -91,6 +91,7 @@ class Planner:
                     None if intent.allowed is None else list(intent.allowed),
                     tap,
                     self._echo(intent),
+                    intent.client,
                 )
             case GenerateIntent():
                 return engine.generate(
@@ -102,6 +103,7 @@ class Planner:
                     tap=tap,
                     label=intent.answer_id or None,
                     plans=[self._overlay(overlay) for overlay in admitted.overlays],
+                    client=intent.client,
                 )
 
     # ------------------------------------------------------------- inside

@@ -7,7 +7,7 @@ import itertools
 import math
 import statistics
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -84,6 +84,8 @@ class Queue:
         self._running: set[_Place] = set()
         # when a client with places last gave a slot back, in the count of arrivals and ended requests
         self._ended: dict[str, int] = {}
+        # when the last requests of clients ended, the latest last
+        self._recent: dict[str, float] = {}
         self._count = itertools.count(1)
         self._durations: deque[float] = deque(maxlen=window)
         self._clock = clock
@@ -186,7 +188,16 @@ class Queue:
     def _give_back(self, place: _Place) -> None:
         self._running.discard(place)
         self._ended[place.request.client] = next(self._count)
+        self._note_recent(place.request.client)
         self._hand_out()
+
+    def _note_recent(self, client: str) -> None:
+        """Remember that a request of a client ends now. No more clients are remembered than there are slots: fewer than
+        that run while a slot is free, so one of the remembered clients does not run."""
+        self._recent.pop(client, None)
+        self._recent[client] = self._clock()
+        while len(self._recent) > self._max_concurrent:
+            del self._recent[next(iter(self._recent))]
 
     def _hand_out(self) -> None:
         """Give the free slots to those whose turn it is."""
@@ -197,8 +208,11 @@ class Queue:
                 for place in self._places
                 if place.turn is not None and not place.turn.done()
             }
-            running = (place.request for place in self._running)
-            request = rules.next_request(line, running, self._ended)
+            running, slots = self._running_rows(), self._max_concurrent
+            since = self._clock() - rules.RECENT_SECONDS
+            recent = (client for client, ended in self._recent.items() if ended > since)
+            limit = rules.rows_limit(slots - len(self._running), slots, running, recent)
+            request = rules.next_request(line, running, self._ended, rows_limit=limit)
             if request is None:
                 return
             place = line[request]
@@ -206,6 +220,13 @@ class Queue:
             self._running.add(place)
             assert place.turn is not None
             place.turn.set_result(None)
+
+    def _running_rows(self) -> Counter[str]:
+        """The number of running rows of each client that has any."""
+        rows: Counter[str] = Counter()
+        for place in self._running:
+            rows[place.request.client] += place.request.rows
+        return rows
 
     def _estimate(self) -> float | None:
         """The median of the last durations, times the requests before a new one, divided by the slots. None while too

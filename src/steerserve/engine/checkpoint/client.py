@@ -175,11 +175,14 @@ class CheckpointEngine(Engine):
         tap: m.Tap | None = None,
         label: str | None = None,
         plans: Sequence[m.Plan] = (),
+        client: str = "",
     ) -> Answers:
         fields = (n, sampling, plan, constraint, tap, label, list(plans))
         return self._stream(
             partial(self._prompts.tokens, prompts, sampling.max_tokens, "prompt"),
-            lambda number, tokens: m.Generate(number, tokens, *fields, self.reported(tokens)),
+            lambda number, tokens: m.Generate(
+                number, tokens, *fields, self.reported(tokens), client
+            ),
             len(prompts) * n,
         )
 
@@ -191,17 +194,21 @@ class CheckpointEngine(Engine):
         allowed: list[int] | None,
         tap: m.Tap | None = None,
         echo: m.Echo | None = None,
+        client: str = "",
     ) -> Answers:
+        fields = (temperature, top, allowed, tap, echo, client)
         return self._stream(
             partial(self._prompts.tokens, prompts, echo.max_tokens if echo else 1, "prompt"),
-            lambda number, tokens: m.Score(number, tokens, temperature, top, allowed, tap, echo),
+            lambda number, tokens: m.Score(number, tokens, *fields),
             len(prompts),
         )
 
-    def embed(self, prompts: list[m.Text]) -> Answers:
+    def embed(self, prompts: list[m.Text], client: str = "") -> Answers:
         """Yield Started, then Embedded for each text; see `_stream`."""
         tokens = partial(self._prompts.tokens, prompts, 0, "input")
-        return self._stream(tokens, m.Embed, len(prompts))
+        return self._stream(
+            tokens, lambda number, made: m.Embed(number, made, client), len(prompts)
+        )
 
     async def spell(self, prompt: m.Text | m.Chat, longest: int) -> Spelling:
         return await self._prepared(lambda: self._prompts.spell(prompt, longest))

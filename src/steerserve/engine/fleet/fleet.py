@@ -193,13 +193,22 @@ class Fleet(Engine):
         tap: m.Tap | None = None,
         label: str | None = None,
         plans: Sequence[m.Plan] = (),
+        client: str = "",
     ) -> Answers:
         """Run the request on the replica with the least work, see `Requests.stream`."""
 
         def begin(engine: Engine, tokens: list[Any]) -> Answers:
             self._reading.note(engine)
             return engine.generate(
-                tokens, n, sampling, plan, constraint=constraint, tap=tap, label=label, plans=plans
+                tokens,
+                n,
+                sampling,
+                plan,
+                constraint=constraint,
+                tap=tap,
+                label=label,
+                plans=plans,
+                client=client,
             )
 
         named = sampling.max_tokens
@@ -217,17 +226,18 @@ class Fleet(Engine):
         allowed: list[int] | None,
         tap: m.Tap | None = None,
         echo: m.Echo | None = None,
+        client: str = "",
     ) -> Answers:
         def begin(engine: Engine, tokens: list[Any]) -> Answers:
-            return engine.score(tokens, temperature, top, allowed, tap, echo)
+            return engine.score(tokens, temperature, top, allowed, tap, echo, client)
 
         return self._requests.stream(
             FleetRequest(prompts, "prompt", echo.max_tokens if echo else 1, begin)
         )
 
-    def embed(self, prompts: list[m.Text]) -> Answers:
+    def embed(self, prompts: list[m.Text], client: str = "") -> Answers:
         return self._requests.stream(
-            FleetRequest(prompts, "input", 0, lambda engine, tokens: engine.embed(tokens))
+            FleetRequest(prompts, "input", 0, lambda engine, tokens: engine.embed(tokens, client))
         )
 
     async def spell(self, prompt: m.Text | m.Chat, longest: int) -> Spelling:

@@ -172,9 +172,11 @@ class GgufEngine(Engine):
         tap: m.Tap | None = None,
         label: str | None = None,
         plans: Sequence[m.Plan] = (),
+        client: str = "",
     ) -> Answers:
         """Yield Started, then the pieces of each choice until its `finish`. Closing the iterator early cancels the
-        request. `label` and `plans` have no effect, because they are about SAEs.
+        request. `label` and `plans` have no effect, because they are about SAEs. `client` has none, because llama.cpp
+        serves rows in the order of their arrival.
 
         Raises:
             Refusal: CONTEXT_LENGTH_EXCEEDED, NO_CHAT_TEMPLATE, INVALID_PARAMETER (an empty prompt, messages that the
@@ -200,7 +202,7 @@ class GgufEngine(Engine):
             for row in rows:
                 row.drop()
 
-    async def embed(self, prompts: list[m.Text]) -> Answers:
+    async def embed(self, prompts: list[m.Text], client: str = "") -> Answers:
         """Yield Started, then Embedded for each text, in order. Closing the iterator early cancels the request.
 
         Raises:

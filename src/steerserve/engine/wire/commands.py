@@ -137,7 +137,7 @@ class Generate(Message, frozen=True):
     """Complete each prompt `n` times; choice `prompt * n + i` is completion `i` of the prompt. `plans`, where not
     empty, has a plan for each prompt in place of `plan`. `label` names the request in records of monitoring and in
     events of sensing; a request without a label is neither monitored nor sensed. `reported` says what sensing leaves
-    out of the prompts."""
+    out of the prompts. The rows of each `client` take turns with the rows of other clients at joining the batch."""
 
     id: int
     prompts: list[Tokens]
@@ -149,6 +149,7 @@ class Generate(Message, frozen=True):
     label: str | None = None
     plans: list[Plan] = []
     reported: Reported | None = None
+    client: str = ""
 
 
 class Score(Message, frozen=True):
@@ -156,7 +157,7 @@ class Score(Message, frozen=True):
 
     The candidates are the tokens `allowed`, or the whole vocabulary. The answer lists all allowed tokens, or the `top`
     most probable of the vocabulary; where `top` is None it lists none. Logits are divided by `temperature`. With an
-    `echo` the tokens of the prompts are scored too.
+    `echo` the tokens of the prompts are scored too. `client` is as in `Generate`.
     """
 
     id: int
@@ -166,13 +167,15 @@ class Score(Message, frozen=True):
     allowed: list[int] | None = None
     tap: Tap | None = None
     echo: Echo | None = None
+    client: str = ""
 
 
 class Embed(Message, frozen=True):
-    """Compute a vector for each text, unsteered."""
+    """Compute a vector for each text, unsteered. `client` is as in `Generate`."""
 
     id: int
     prompts: list[Tokens]
+    client: str = ""
 
 
 class Cancel(Message, frozen=True):

@@ -157,9 +157,10 @@ class Engine(ABC):
         tap: m.Tap | None = None,
         label: str | None = None,
         plans: Sequence[m.Plan] = (),
+        client: str = "",
     ) -> Answers:
         """Yield Started, then the pieces of each choice until its `finish`. Closing the iterator early cancels the
-        request."""
+        request. `client` is the client whose request it is (`rules/clients.py`)."""
 
     async def score(
         self,
@@ -169,6 +170,7 @@ class Engine(ABC):
         allowed: list[int] | None,
         tap: m.Tap | None = None,
         echo: m.Echo | None = None,
+        client: str = "",
     ) -> Answers:
         """Yield Started, then Scored for each prompt. Closing the iterator early cancels the request.
 
@@ -181,7 +183,7 @@ class Engine(ABC):
         yield
 
     @abstractmethod
-    def embed(self, prompts: list[m.Text]) -> Answers:
+    def embed(self, prompts: list[m.Text], client: str = "") -> Answers:
         """Yield Started, then Embedded for each text. Closing the iterator early cancels the request."""
 
     @abstractmethod

@@ -8,7 +8,7 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from steerserve.engine.wire.messages import Suppressed
+from steerserve.engine.wire.messages import Piece, Suppressed
 from steerserve.engine.worker.batch import group as group_module
 from steerserve.engine.worker.model.checkpoint import Checkpoint
 from steerserve.errors import Refusal
@@ -115,6 +115,34 @@ def test_rows_without_room_wait_and_all_finish_with_their_own_text(llama: Checkp
     assert [a.text for a in answers] == [
         alone(llama, prompt, max_tokens=limit).text for _, prompt, limit in asked
     ]
+
+
+def test_waiting_rows_join_by_the_turns_of_clients_and_keep_their_text(llama: Checkpoint) -> None:
+    bench = Bench(llama, kv_tokens=4 * 64)
+    bench.ask(1, words(20), n=16, client="greedy", temperature=1.0)
+    bench.step()
+    bench.ask(2, words(30), client="polite")
+    bench.ask(3, words(30, 9), client="polite")
+    bench.ask(4, words(9), n=2, client="seeded", temperature=1.0, seed=7)
+    while any(bench.live_rows(request) for request in (2, 3, 4)):
+        bench.step()
+    assert len(bench.live_rows(1)) >= 8
+    bench.run()
+    assert bench.texts(2) == [alone(llama, words(30)).text]
+    assert bench.texts(3) == [alone(llama, words(30, 9)).text]
+    seeded = Bench(llama)
+    seeded.ask(4, words(9), n=2, temperature=1.0, seed=7)
+    assert bench.texts(4) == seeded.run().texts(4)
+
+
+def test_clients_with_equally_many_running_rows_take_turns(llama: Checkpoint) -> None:
+    bench = Bench(llama, kv_tokens=64)
+    for request, client in enumerate(("a", "a", "a", "b", "b")):
+        bench.ask(request, words(20), client=client, max_tokens=4)
+    ended: list[int] = []
+    while not bench.batch.is_idle:
+        ended += [out.id for out in bench.step() if isinstance(out, Piece) and out.finish]
+    assert ended == [0, 3, 1, 4, 2]
 
 
 def test_seeded_and_unseeded_rows_share_one_bound_on_memory(llama: Checkpoint) -> None:

@@ -300,9 +300,10 @@ def encoding(encoder_folder: Folder) -> Encoding:
     return of
 
 
-def add(passes: Passes, model: Encoder, request: int, texts: list[str]) -> None:
+def add(passes: Passes, model: Encoder, request: int, texts: list[str], client: str = "") -> None:
     command = Embed(request, [Tokens(model.encode(text, special=True)) for text in texts])
-    passes.add(shortest_first(pooling_rows(command, model, model.model_max_context)))
+    rows = shortest_first(pooling_rows(command, model, model.model_max_context))
+    passes.add(rows, client=client)
 
 
 def run(passes: Passes) -> list[Any]:
@@ -409,6 +410,19 @@ def test_requests_to_an_encoder_share_passes_and_keep_their_vectors(encoding: En
     assert {request for request, _ in found} == {1, 3}
     for (request, choice), vector in found.items():
         assert close(vector, encoder_mean(model, asked[request][choice]))
+
+
+def test_clients_take_turns_at_the_places_in_a_pass_of_an_encoder(
+    encoding: Encoding, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = encoding("bert")
+    passes = Passes(model)
+    add(passes, model, 1, ["a"] * 8, client="greedy")
+    add(passes, model, 2, ["a"] * 2, client="polite")
+    (row,) = pooling_rows(Embed(3, [Tokens(model.encode("a", special=True))]), model, CONTEXT)
+    monkeypatch.setattr(passes_module, "PASS_TOKENS", 4 * len(row.prompt))
+    assert [outcome.id for outcome in passes.step()] == [1, 2, 1, 2]
+    assert [outcome.id for outcome in run(passes)] == [1] * 6
 
 
 @pytest.fixture

@@ -3,12 +3,12 @@
 All rows share one group where the logits of a row do not depend on the other rows (`model/invariance.py`). Otherwise
 the rows of each seeded request are a group of their own, with passes of its own. Rows that the passes of the batch
 cannot serve (`model/plain.py`) are a group whose rows are stepped one at a time. The KV memory of all groups together
-stays within `kv_tokens`; rows that do not fit wait, and join in the order in which they came.
+stays within `kv_tokens`; rows that do not fit wait, and clients take turns at joining (`batch/waiting.py`).
 """
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter
 from collections.abc import Iterator
 
 from torch import Tensor
@@ -17,6 +17,7 @@ from steerserve.engine.worker.attached.hooks import HookedSaes
 from steerserve.engine.worker.batch.graphs import DecodeGraphs
 from steerserve.engine.worker.batch.group import Group
 from steerserve.engine.worker.batch.prefix import Prefixes
+from steerserve.engine.worker.batch.waiting import WaitingRows
 from steerserve.engine.worker.model.checkpoint import Checkpoint
 from steerserve.engine.worker.model.plain import PlainPasses
 from steerserve.engine.worker.observing.observers import Observers
@@ -49,7 +50,7 @@ class Batch:
         self._shared = self._group(self._prefixes, step_seconds)
         self._alone = self._group(None, None, model.alone) if model.alone else None
         self._seeded: dict[int, Group] = {}
-        self._waiting: deque[tuple[list[BatchRow], bool]] = deque()
+        self._waiting = WaitingRows()
 
     @property
     def is_idle(self) -> bool:
@@ -67,18 +68,19 @@ class Batch:
         if self._prefixes is not None:
             yield from self._prefixes.tensors()
 
-    def add(self, rows: list[BatchRow], *, is_seeded: bool) -> None:
-        """Add the rows of a request. They join once there is room: one by one, or all at once where they have a group
-        of their own."""
+    def add(self, rows: list[BatchRow], *, is_seeded: bool, client: str = "") -> None:
+        """Add the rows of a request of a client. They join once there is room: one by one, or all at once where they
+        have a group of their own."""
         if is_seeded and not self._shares_seeded:
             together = [row for row in rows if self._home(row) is self._shared]
             if together:
-                self._waiting.append((together, True))
+                self._waiting.add(together, client, is_seeded=True)
             rows = [row for row in rows if self._home(row) is not self._shared]
-        self._waiting.extend(([row], False) for row in rows)
+        for row in rows:
+            self._waiting.add([row], client)
 
     def cancel(self, request: int) -> None:
-        self._waiting = deque(entry for entry in self._waiting if entry[0][0].request != request)
+        self._waiting.cancel(request)
         for group in self._lasting():
             group.drop(request)
         self._seeded.pop(request, None)
@@ -101,15 +103,20 @@ class Batch:
         return outcomes
 
     def _admit(self) -> None:
-        """Let rows join in the order in which they came, as long as there is room."""
-        while self._waiting:
-            rows, is_seeded = self._waiting[0]
-            group = self._group(None, None) if is_seeded else self._home(rows[0])
+        """Let rows join, clients in turns, as long as there is room. Rows that have no room let no others overtake
+        them."""
+        running: Counter[str] = Counter()
+        if self._waiting:
+            running.update(row.client for group in self._groups() for row in group.all_rows())
+        while (joining := self._waiting.next(running)) is not None:
+            rows = joining.rows
+            group = self._group(None, None) if joining.is_seeded else self._home(rows[0])
             if not group.may_join(rows, self._room_of(group)):
                 break
-            self._waiting.popleft()
+            self._waiting.take(joining)
             group.join(rows)
-            if is_seeded:
+            running[joining.request.client] += len(rows)
+            if joining.is_seeded:
                 self._seeded[rows[0].request] = group
         for group in self._groups():
             group.cache.limit = self._room_of(group)

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter
 
 import structlog
 
 from steerserve.engine.worker import memory
+from steerserve.engine.worker.batch.waiting import WaitingRows
 from steerserve.engine.worker.model.encoder import Encoder
 from steerserve.engine.worker.rows.rows import BatchRow, Ending, embedded, settled
 
@@ -17,31 +18,37 @@ log = structlog.get_logger(__name__)
 
 
 class Passes:
-    """The texts that wait to be embedded, and the passes over them. An encoder has this in place of a `Batch`."""
+    """The texts that wait to be embedded, and the passes over them. An encoder has this in place of a `Batch`. Clients
+    take turns at the places in a pass."""
 
     def __init__(self, model: Encoder) -> None:
         self._model = model
-        self._waiting: deque[BatchRow] = deque()
+        self._waiting = WaitingRows()
 
     @property
     def is_idle(self) -> bool:
         return not self._waiting
 
-    def add(self, rows: list[BatchRow], *, is_seeded: bool = False) -> None:
-        self._waiting.extend(rows)
+    def add(self, rows: list[BatchRow], *, is_seeded: bool = False, client: str = "") -> None:
+        for row in rows:
+            self._waiting.add([row], client)
 
     def cancel(self, request: int) -> None:
-        self._waiting = deque(row for row in self._waiting if row.request != request)
+        self._waiting.cancel(request)
 
     def step(self) -> list[Ending]:
         """One forward pass over as many texts as fit in it."""
-        rows = [self._waiting.popleft()]
-        width = len(rows[0].prompt)
-        while self._waiting:
-            widest = max(width, len(self._waiting[0].prompt))
-            if (len(rows) + 1) * widest > PASS_TOKENS:
+        rows: list[BatchRow] = []
+        taken: Counter[str] = Counter()
+        width = 0
+        while (joining := self._waiting.next(taken)) is not None:
+            (row,) = joining.rows
+            widest = max(width, len(row.prompt))
+            if rows and (len(rows) + 1) * widest > PASS_TOKENS:
                 break
-            rows.append(self._waiting.popleft())
+            self._waiting.take(joining)
+            rows.append(row)
+            taken[row.client] += 1
             width = widest
         try:
             vectors = self._model.pooled([row.prompt for row in rows])

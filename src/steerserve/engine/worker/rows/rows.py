@@ -165,7 +165,8 @@ def embedded(row: BatchRow, vector: Tensor) -> Embedded | Refused:
 class BatchRow:
     """One row, from its prompt to its end. `version` is the version of the steering when its prefill began. `where`
     names its prompt in refusals of a request with several prompts. `label` names it in records of monitoring; a row
-    without a label is not monitored. `slot` is its room in the cache, from its first pass to its end."""
+    without a label is not monitored. `slot` is its room in the cache, from its first pass to its end. `client` is the
+    client whose request it belongs to."""
 
     request: int
     choice: int
@@ -180,6 +181,7 @@ class BatchRow:
     filled: int = 0
     version: int | None = None
     slot: CacheSlot | None = None
+    client: str = ""
 
     @property
     def name(self) -> RowName:
